@@ -1,0 +1,44 @@
+"""Any PyTorch training job as five swappable stages: instance -> network -> startup -> runner -> terminal.
+
+The public names are imported when they are first used, so importing ``pipeline`` imports no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.context import Context as Context
+    from pipeline.context import EngineMode as EngineMode
+    from pipeline.hookspecs import hookimpl as hookimpl
+    from pipeline.stages.base import InstanceBase as InstanceBase
+    from pipeline.stages.base import NetworkBase as NetworkBase
+    from pipeline.stages.base import RunnerBase as RunnerBase
+    from pipeline.stages.base import StartupBase as StartupBase
+    from pipeline.stages.base import TerminalBase as TerminalBase
+    from pipeline.trainer import GeneralTrainer as GeneralTrainer
+    from pipeline.training.brain import Brain as Brain
+    from pipeline.training.brain import Stage as Stage
+    from pipeline.training.optim_scheduler import OptimScheduler as OptimScheduler
+    from pipeline.training.updater import Updater as Updater
+    from pipeline.training.updater import UpdaterBase as UpdaterBase
+    from pipeline.training.updater import UpdaterState as UpdaterState
+
+_HOMES = {
+    "pipeline.context": ("Context", "EngineMode"),
+    "pipeline.hookspecs": ("hookimpl",),
+    "pipeline.stages.base": ("InstanceBase", "NetworkBase", "RunnerBase", "StartupBase", "TerminalBase"),
+    "pipeline.trainer": ("GeneralTrainer",),
+    "pipeline.training.brain": ("Brain", "Stage"),
+    "pipeline.training.optim_scheduler": ("OptimScheduler",),
+    "pipeline.training.updater": ("Updater", "UpdaterBase", "UpdaterState"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = list(_HOME_OF)  # noqa: PLE0604 - the keys are str
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'pipeline' has no attribute '{name}'")
+    return getattr(import_module(_HOME_OF[name]), name)

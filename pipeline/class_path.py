@@ -1,0 +1,212 @@
+"""A class path -> a checked class.
+
+``{workspace}/file.py`` (the class named after its place), ``{workspace}/file.py:AnyName``, ``package.module:Name``,
+``package.module.Name``, a bare ``Name`` where a place has a module of its own (``Adam`` among optimizers, ``AUC`` among
+metrics), and from Python the class itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pipeline import source
+from pipeline.errors import ClassPathError, nearest, one_of
+from pipeline.workspaces import package_name
+
+_OURS = f"{Path(__file__).parent}{os.sep}"
+
+
+@dataclass(frozen=True)
+class ClassPath:
+    """Where a class is: ``module`` can be imported and has ``name``; ``file`` is set for a workspace file."""
+
+    text: str
+    module: str
+    name: str
+    file: Path | None = None
+
+
+def parse(text: str, *, name: str = "", folder: Path | None = None, workspace: Path | None = None, module: str = "") -> ClassPath:
+    """Split a class path; nothing is imported.
+
+    Args:
+        text: the class path, ``{workspace}`` already replaced.
+        name: the class meant where the path names only a file.
+        folder: what a relative file path is relative to.
+        workspace: the root of the package to which files in it belong.
+        module: the module in which a bare name is looked up.
+
+    Raises:
+        ClassPathError: it has none of the forms, or there is no such file.
+    """
+    if left := re.search(r"\{(\w*)\}", text):
+        raise ClassPathError(f"'{text}': unknown placeholder '{left[0]}'{one_of(left[1], ['workspace', 'run_dir'])}")
+    if "\\" in text:
+        raise ClassPathError(f"'{text}': write folders with '/', on every system: '{text.replace(chr(92), '/')}'")
+    path, colon, attribute = text.partition(":")
+    if path.endswith(".py") or "/" in path:
+        return _parse_file(text, path, attribute if colon else name, folder, workspace)
+    if not colon:
+        path, _, attribute = path.rpartition(".")
+    path = path or module
+    if not path or not all(part.isidentifier() for part in f"{path}.{attribute}".split(".")):
+        raise ClassPathError(f"'{text}' is no class path; write '{{workspace}}/file.py', '{{workspace}}/file.py:Name' or 'package.module:Name'")
+    return ClassPath(text, path, attribute)
+
+
+def _parse_file(text: str, path: str, name: str, folder: Path | None, workspace: Path | None) -> ClassPath:
+    if folder is None and not Path(path).is_absolute():
+        raise ClassPathError(f"'{text}': a relative path needs a config file or a workspace; give the config a 'workspace', or an absolute path")
+    file = ((folder or Path()) / path).resolve()
+    if file.suffix != ".py":
+        raise ClassPathError(f"'{text}': '{file.name}' is not a .py file{nearest(file.name, _python_files(file.parent))}")
+    if file.is_dir():
+        raise ClassPathError(f"'{text}': {file} is a folder; name the .py file in it")
+    if not file.is_file():
+        raise ClassPathError(f"'{text}': no such file: {file}{one_of(file.name, _python_files(file.parent))}")
+    if not name.isidentifier():
+        raise ClassPathError(f"'{text}': '{name}' is no class name; write '{{workspace}}/{file.name}:Name'")
+    root = workspace.resolve() if workspace and file.is_relative_to(workspace.resolve()) else file.parent
+    parts = file.relative_to(root).with_suffix("").parts
+    if any("." in part for part in parts):
+        raise ClassPathError(f"'{text}': Python cannot import '{file.name}' for the dot in its name or folder; rename it")
+    return ClassPath(text, ".".join([package_name(root), *parts]), name, file)
+
+
+def _python_files(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.glob("*.py")) if folder.is_dir() else []
+
+
+def define(path: ClassPath) -> source.Definition | None:
+    """The class or function as source, nothing imported; None where that cannot be told.
+
+    Raises:
+        ClassPathError: there is certainly no such module or name.
+    """
+    if source.find_spec(path.module) is None:
+        raise ClassPathError(_no_module(path))
+    try:
+        module = source.read(path.module)
+    except SyntaxError as error:
+        place = f"{path.file or path.module}:{error.lineno}:{error.offset}"
+        raise ClassPathError(f"'{path.text}': {place}: {error.msg}: {(error.text or '').strip()}; mend the file", error) from error
+    try:
+        return source.define(module, path.name) if module else None
+    except source.NotDefinedError as error:
+        raise ClassPathError(_no_name(path, module)) from error
+
+
+def _no_module(path: ClassPath) -> str:
+    package, _, last = path.module.rpartition(".")
+    if package and source.find_spec(package):
+        return f"'{path.text}': '{package}' has no module '{last}'; check the spelling"
+    top = path.module.partition(".")[0]
+    return f"'{path.text}': there is no module '{path.module}'; check the spelling, or install the package that has '{top}'"
+
+
+def _no_name(path: ClassPath, module: source.Module | None) -> str:
+    where = path.file.name if path.file else path.module
+    names = [*source.classes(module), *source.functions(module)] if module else []
+    if not path.file:
+        names = [*names, *(module.bindings if module else ())]
+        return f"'{path.text}': {where} has no '{path.name}'{nearest(path.name, names) or '; check the spelling'}"
+    defined = ", ".join(names) or "no class"
+    hint = nearest(path.name, names) or (f"; write ':{names[0]}' after the file, or name the class {path.name}" if names else f"; define {path.name} in it")
+    return f"'{path.text}': {where} defines no '{path.name}'; it defines {defined}{hint}"
+
+
+def load(path: ClassPath) -> Any:
+    """Import and return what the path names.
+
+    Raises:
+        ClassPathError: no such module or name, or the user's file failed; then ``user_error`` is what it raised.
+    """
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(path.module)
+    except Exception as error:
+        raise _import_failed(path, error) from error
+    if not hasattr(module, path.name):
+        define(path)
+        raise ClassPathError(f"'{path.text}': {path.module} has no '{path.name}' after it was imported; check the spelling")
+    return getattr(module, path.name)
+
+
+def _import_failed(path: ClassPath, error: Exception) -> ClassPathError:
+    user_error = error.with_traceback(user_frames(error.__traceback__))
+    where = path.file or path.module
+    if not isinstance(error, ModuleNotFoundError):
+        frames = traceback.extract_tb(user_error.__traceback__)
+        place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else where
+        return ClassPathError(f"'{path.text}': importing {where} failed at {place}: {type(error).__name__}: {error}; mend the file", user_error)
+    missing = error.name or ""
+    if missing.startswith("pipeline.workspaces."):
+        last = missing.rpartition(".")[2]
+        return ClassPathError(f"'{path.text}': {where} imports '.{last}', which its workspace does not have; check the name and the number of dots", user_error)
+    if path.file and (path.file.parent / f"{missing.partition('.')[0]}.py").is_file():
+        return ClassPathError(f"'{path.text}': {where} imports its neighbour '{missing}' absolutely; write `from .{missing} import …`", user_error)
+    if source.find_spec(path.module) is None:
+        return ClassPathError(_no_module(path))
+    return ClassPathError(f"'{path.text}': {where} needs the package '{missing}', which is not installed; pip install it", user_error)
+
+
+def user_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame on that belongs to the user: not to the import system, not to us."""
+    first = trace
+    while first and (first.tb_frame.f_code.co_filename.startswith((_OURS, "<frozen importlib")) or "/importlib/" in first.tb_frame.f_code.co_filename):
+        first = first.tb_next
+    return first or trace
+
+
+def load_class(path: ClassPath | type, base: type) -> type:
+    """The class, imported and checked: a concrete subclass of ``base``.
+
+    Raises:
+        ClassPathError: it is no class, derives from something else, or leaves a method abstract.
+    """
+    found = load(path) if isinstance(path, ClassPath) else path
+    text = path.text if isinstance(path, ClassPath) else describe(path)
+    if not isinstance(found, type):
+        raise ClassPathError(f"'{text}' is a {type(found).__name__}, not a class; name a subclass of {describe(base)}")
+    if not issubclass(found, base):
+        raise ClassPathError(wrong_base(text, found.__name__, describe(base)))
+    if inspect.isabstract(found):
+        raise ClassPathError(left_abstract(text, found.__name__, sorted(found.__abstractmethods__)))
+    return found
+
+
+def describe(cls: type) -> str:
+    """``module:Name``, the class path of a class."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def wrong_base(text: str, name: str, base: str) -> str:
+    """The message for a class of the wrong kind."""
+    return f"'{text}': {name} does not derive from {base}; write `class {name}({base.rpartition(':')[2]})`"
+
+
+def left_abstract(text: str, name: str, methods: Iterable[str]) -> str:
+    """The message for a class that leaves methods of its base abstract."""
+    return f"'{text}': {name} does not define {', '.join(methods)}; define it, spelt exactly so"
+
+
+def wrong_arguments(taken: source.Parameters, given: Iterable[str], what: str) -> dict[str, str]:
+    """What is wrong with arguments given by name: argument -> message; the missing ones come under ``""``."""
+    faults = {}
+    for name in given:
+        if name not in taken.names and not taken.any_name:
+            accepted = one_of(name, taken.names) if taken.names else "; it takes no arguments"
+            faults[name] = f"{what} has no argument '{name}'{accepted}"
+    missing = [name for name in taken.required if name not in given]
+    if missing:
+        faults[""] = f"{what} needs the argument{'s' if len(missing) > 1 else ''} {', '.join(missing)}; add {'them' if len(missing) > 1 else 'it'}"
+    return faults

@@ -1,0 +1,51 @@
+"""The command line: one module per command, loaded when it is called."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+COMMANDS = {
+    "check": "Name every mistake of a config, without running anything.",
+    "run": "Run a config.",
+    "show": "Print the resolved config, each value with where it came from.",
+}
+"""Command -> what it does; each is in the module of its name."""
+
+
+class _Commands(click.Group):
+    """A group that imports a command only to run it, so that ``--help`` is quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"pipeline.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from pipeline.errors import one_of  # only for a mistyped command
+
+            ctx.fail(f"there is no command '{args[0]}'{one_of(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="five-stage-pipeline", prog_name="pipeline")
+def group() -> None:
+    """Run PyTorch training jobs as five swappable stages: instance, network, startup, runner, terminal."""
+
+
+def main() -> NoReturn:
+    """The command ``pipeline``."""
+    sys.exit(group(prog_name="pipeline", standalone_mode=True))

@@ -1,0 +1,42 @@
+"""What the commands have in common: the config, the overrides, and how faults are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from pipeline.errors import ConfigError, ExitCode
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def config_and_overrides(function: _F) -> _F:
+    """``CONFIG [KEY=VALUE…]``, also as ``-m CONFIG`` and ``-o KEY=VALUE``."""
+    function = click.argument("words", nargs=-1, metavar="CONFIG [KEY=VALUE]…")(function)
+    function = click.option("-o", "--override", "options", multiple=True, metavar="KEY=VALUE", help="Set a value, e.g. runner.train_runner.epochs=3.")(function)
+    return click.option("-m", "--model", "config", metavar="CONFIG", help="The config; the same as naming it first.")(function)
+
+
+def split(config: str | None, words: Sequence[str], options: Sequence[str]) -> tuple[str, list[str]]:
+    """(config, overrides) of a command line.
+
+    Raises:
+        click.UsageError: there is no config, or two.
+    """
+    overrides = [word for word in words if "=" in word]
+    named = [word for word in words if "=" not in word]
+    if config:
+        named.insert(0, config)
+    if len(named) != 1:
+        raise click.UsageError("name a config" if not named else f"name one config, not {len(named)}: {' '.join(named)}; an override has the form KEY=VALUE")
+    return named[0], overrides + list(options)
+
+
+def refuse(error: ConfigError) -> ExitCode:
+    """Show the faults on stderr; the exit code for them."""
+    click.echo(str(error), err=True)
+    count = len(error.faults)
+    click.echo(f"{count} fault{'s' if count > 1 else ''}; nothing was run", err=True)
+    return ExitCode.USAGE

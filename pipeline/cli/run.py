@@ -1,0 +1,61 @@
+"""``pipeline run``."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from pipeline import log
+from pipeline.cli import COMMANDS
+from pipeline.cli.arguments import config_and_overrides, refuse, split
+from pipeline.errors import ClassPathError, ConfigError, ExitCode, PipelineError
+from pipeline.trainer import GeneralTrainer
+
+
+@click.command("run", help=COMMANDS["run"])
+@config_and_overrides
+@click.option("--nproc", type=click.IntRange(min=1), default=1, help="Processes to start; more than 1 is not yet possible.")
+@click.option("-q", "--quiet", is_flag=True, help="Log warnings and errors only.")
+@click.option("-v", "--verbose", is_flag=True, help="Log details too.")
+def command(config: str | None, words: Sequence[str], options: Sequence[str], nproc: int, quiet: bool, verbose: bool) -> None:
+    """Exit codes: see the README."""
+    path, overrides = split(config, words, options)
+    log.to_stderr("WARNING" if quiet else "DEBUG" if verbose else "INFO")
+    if nproc > 1:
+        click.echo(f"--nproc {nproc}: several processes are not yet possible; leave it out", err=True)
+        sys.exit(ExitCode.USAGE)
+    sys.exit(_run(path, overrides))
+
+
+def _run(path: str, overrides: Sequence[str]) -> ExitCode:
+    try:
+        trainer = GeneralTrainer(path, overrides)
+    except ConfigError as error:
+        return refuse(error)
+    try:
+        trainer.run()
+    except PipelineError as error:
+        if trainer.outcome is ExitCode.USAGE:
+            return _not_started(error)
+    except KeyboardInterrupt:
+        # Nothing more may be interrupted: the run is closed and has said so.
+        return ExitCode.INTERRUPTED
+    except BaseException:
+        if trainer.outcome in {ExitCode.USAGE, ExitCode.BUG}:
+            traceback.print_exc()
+            click.echo("this is a bug of ours: please report it with the lines above", err=True)
+            return ExitCode.BUG
+    return trainer.outcome
+
+
+def _not_started(error: PipelineError) -> ExitCode:
+    """What came before the first stage: nobody has logged it."""
+    click.echo(str(error), err=True)
+    if isinstance(error, ClassPathError) and error.user_error:
+        click.echo("".join(traceback.format_exception(error.user_error, chain=False)).rstrip(), err=True)
+    return ExitCode(error.exit_code)
+
+

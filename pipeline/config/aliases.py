@@ -1,0 +1,108 @@
+"""Keys that the ancestors named twice or thrice: each alias becomes the canonical key. And keys that are still to come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pipeline.config.tree import Node
+from pipeline.errors import Fault
+
+_PRECISIONS = {"32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
+
+
+class Alias(NamedTuple):
+    """Another name for ``canonical``; ``convert`` turns its value into the canonical one (None: cannot)."""
+
+    canonical: str
+    convert: Callable[[Any], Any] = lambda value: value
+
+
+def _every(unit: str) -> Callable[[Any], Any]:
+    return lambda value: f"{value} {unit}" if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _precision(name: str) -> Callable[[Any], Any]:
+    return lambda value: {True: name, False: "fp32"}.get(value, value) if isinstance(value, bool) else value
+
+
+RUNNER_ALIASES: dict[str, Alias] = {
+    "use_amp": Alias("precision", _precision("fp16")),
+    "auto_mix_prec": Alias("precision", _precision("fp16")),
+    "bfloat16_mix_prec": Alias("precision", _precision("bf16")),
+    "grad_accumulation_factor": Alias("accum_grad"),
+    "max_grad_norm": Alias("grad_clip"),
+    "max_iteration": Alias("max_steps"),
+    "save_checkpoint_interval": Alias("save_interval", _every("epoch")),
+    "save_step_interval": Alias("save_interval"),
+    "ckpt_interval_minutes": Alias("save_interval", _every("minute")),
+    "ckpt_interval_steps": Alias("save_interval"),
+}
+ADDING = {"save_interval"}
+"""Canonical keys that hold a list, to which each alias adds."""
+
+NOT_YET: dict[str, tuple[str, ...]] = {
+    "runner": (
+        "precision", "eval_precision", "accum_grad", "optimizer_step_limit", "save_inference_interval",
+        "save_inference_path", "deterministic", "compile", "jit", "debug", "limit_batches", "overfit_batches",
+        "valid_interval", "keep_last", "keep_best", "save_checkpoint_path", "save_step_path", "noprogressbar",
+        "profile_training",
+    ),
+    "phase": ("optim_schedulers", "updater", "model_of", "modules", "watch"),
+    "dataset": ("data_converter", "sparse_slots", "dense_slots"),
+}  # fmt: skip
+"""Keys with a fixed meaning that nothing implements yet; they are refused, since a setting is never ignored."""
+
+_CLUSTER = ("local_cluster_train", "cluster_train")
+
+
+def use_canonical_keys(tree: Node) -> list[Fault]:
+    """Rename the aliases in ``tree`` and take out what is not there yet, with a fault for each."""
+    faults: list[Fault] = []
+    for section, keys in NOT_YET.items():
+        items = tree.child(section)
+        for address, item in _items(items, section):
+            if section == "runner":
+                faults += _rename(item, address)
+                faults += _no_cluster(item, address)
+            faults += [_not_yet(item.value.pop(key), f"{address}.{key}") for key in keys if key in item.value]
+    return faults
+
+
+def _items(items: Node | None, section: str) -> list[tuple[str, Node]]:
+    if items is None or not isinstance(items.value, list):
+        return []
+    return [(f"{section}.{part}", item) for part, item in items.children() if isinstance(item.value, dict)]
+
+
+def _rename(item: Node, address: str) -> list[Fault]:
+    faults = []
+    for alias, (canonical, convert) in RUNNER_ALIASES.items():
+        node = item.value.pop(alias, None)
+        if node is None:
+            continue
+        node.value = convert(node.value)
+        if canonical == "precision":
+            node.value = _PRECISIONS.get(str(node.value), node.value)
+        present = item.value.get(canonical)
+        if present is None:
+            item.value[canonical] = node
+        elif canonical in ADDING:
+            both = [*(present.value if isinstance(present.value, list) else [present]), node]
+            item.value[canonical] = Node(both, present.origin, present.key)
+        else:
+            faults.append((node.key or node.origin).fault(f"{address}.{alias}", f"means the same as '{canonical}', which is set too; keep one"))
+    return faults
+
+
+def _not_yet(node: Node, address: str) -> Fault:
+    return (node.key or node.origin).fault(address, "not yet: nothing reads this key so far; remove it")
+
+
+def _no_cluster(item: Node, address: str) -> list[Fault]:
+    kind = item.value.get("class")
+    if kind is None or kind.value not in _CLUSTER:
+        return []
+    del item.value["class"]
+    item.value["class"] = Node("train", kind.origin, kind.key)
+    return [kind.origin.fault(f"{address}.class", f"'{kind.value}' is not yet possible: several processes come later; use train")]

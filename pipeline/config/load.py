@@ -1,0 +1,215 @@
+"""A config file or dict, its bases and the command line's overrides -> one resolved, validated Config."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pipeline.config import bases, schema, yaml_text
+from pipeline.config.references import References
+from pipeline.config.tree import DEFAULT, Node, Origin, from_plain
+from pipeline.errors import ConfigError, Fault, nearest, one_of
+
+Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
+"""A config as the user gives it: the path of a file, or a dict."""
+
+_PATH_KEYS = re.compile(r"(runner\.[^.]+\.(\w+_class_path|trainer_class|init_model_path)|dataset\.[^.]+\.(class_path|collate_fn)|phase\.[^.]+\.model)")
+
+
+class Config:
+    """A resolved config: every default filled in, every value with its origin.
+
+    Attributes:
+        tree: all values with their origins.
+        settings: the same as typed objects (:class:`pipeline.config.schema.ConfigSchema`).
+        path: the file; None for a dict.
+        workspace: the folder that ``{workspace}`` stands for; None for a dict without one.
+        sources: the files of user code that it names, and their neighbours; filled in by the check.
+    """
+
+    def __init__(self, tree: Node, settings: schema.ConfigSchema, path: Path | None, workspace: Path | None) -> None:
+        self.tree = tree
+        self.settings = settings
+        self.path = path
+        self.workspace = workspace
+        self.sources: list[Path] = []
+
+    @property
+    def name(self) -> str:
+        """The file's stem, or its folder's name for ``config.yaml``; ``config`` for a dict."""
+        if self.path is None:
+            return "config"
+        return self.path.resolve().parent.name if self.path.name == "config.yaml" else self.path.stem
+
+    @property
+    def runners(self) -> list[schema.RunnerSchema]:
+        """The runners that ``mode`` names, in its order."""
+        named = {runner.name: runner for runner in self.settings.runner}
+        return [named[name] for name in self.settings.mode or named]
+
+    def phases(self, runner: schema.RunnerSchema) -> list[schema.PhaseSchema]:
+        """The phases of a runner, in the order in which they are trained."""
+        named = {phase.name: phase for phase in self.settings.phase}
+        return [named[name] for name in (named if runner.phases is None else runner.phases)]
+
+    def get(self, address: str, default: Any = None) -> Any:
+        """The plain value at a dotted address such as ``runner.train_runner.epochs``."""
+        node = self.tree.find(address)
+        return default if node is None else node.plain()
+
+    def origin(self, address: str) -> Origin:
+        """Where the value at an address was written; the nearest enclosing one's place if it was not."""
+        while address:
+            node = self.tree.find(address)
+            if node and node.origin is not DEFAULT:
+                return node.origin
+            address = address.rpartition(".")[0]
+        return self.tree.origin
+
+    def plain(self, *, expanded: bool = True) -> dict[str, Any]:
+        """The config as a new dict; ``expanded=False`` keeps ``${env:…}`` unexpanded."""
+        values: dict[str, Any] = self.tree.plain(expanded=expanded)
+        return values
+
+    def in_run(self, run_dir: Path) -> Config:
+        """The same config with ``{run_dir}`` replaced."""
+        tree = self.tree.copy()
+        for _, node in tree.walk():
+            if isinstance(node.value, str):
+                node.value = node.value.replace("{run_dir}", str(run_dir))
+        settings, _ = schema.validate(tree)
+        assert settings, "replacing a placeholder in strings keeps a config valid"
+        return Config(tree, settings, self.path, self.workspace)
+
+
+class Draft:
+    """A config on its way: the tree as far as it got, and the faults found so far.
+
+    Attributes:
+        tree: the merged and resolved tree, complete with defaults as far as it is valid; None if it could not be read.
+        faults: what is wrong with it.
+        config: the finished config; None while there are faults.
+    """
+
+    def __init__(self, source: Source, overrides: Sequence[str] = ()) -> None:
+        self.faults: list[Fault] = []
+        self.tree: Node | None = None
+        self.path = None if isinstance(source, Mapping) else Path(source)
+        self.workspace: Path | None = None
+        self.config: Config | None = None
+        try:
+            self.tree = self._read(source)
+        except ConfigError as error:
+            self.faults += error.faults
+            return
+        for override in overrides:
+            self._override(self.tree, override)
+        self._resolve(self.tree)
+        settings, faults = schema.validate(self.tree)
+        self.faults += faults
+        if settings and not self.faults:
+            self.config = Config(self.tree, settings, self.path, self.workspace)
+
+    def _read(self, source: Source) -> Node:
+        if isinstance(source, Mapping):
+            return from_plain(dict(source), Origin("dict"))
+        return bases.read(Path(source))
+
+    def _override(self, tree: Node, override: str) -> None:
+        address, equals, text = override.partition("=")
+        folder = self.path.resolve().parent if self.path else None
+        origin = Origin(f"override '{override}'", folder)
+        if not equals or not address:
+            self.faults.append(origin.fault("", "is no override; write KEY=VALUE, e.g. runner.train_runner.epochs=3"))
+            return
+        try:
+            value = yaml_text.parse(text, origin)
+        except ConfigError as error:
+            self.faults += [origin.fault(address, fault.message) for fault in error.faults]
+            return
+        *parents, last = address.split(".")
+        node = tree
+        for depth, part in enumerate(parents, 1):
+            below = node.child(part)
+            if below is None and isinstance(node.value, dict) and depth > 1:
+                below = node.value[part] = Node({}, origin, origin)
+            if below is None or not isinstance(below.value, dict | list):
+                known = one_of(part, [name for name, _ in node.children()])
+                self.faults.append(origin.fault(address, f"there is no '{'.'.join(parents[:depth])}' to set this in{known}"))
+                return
+            node = below
+        self._set(node, last, value, address, origin)
+
+    def _set(self, node: Node, part: str, value: Node, address: str, origin: Origin) -> None:
+        value.key = origin
+        if isinstance(node.value, dict):
+            node.value[part] = value
+            return
+        index = next((i for i, (name, _) in enumerate(node.children()) if name == part), None)
+        if index is None:
+            known = one_of(part, [name for name, _ in node.children()])
+            self.faults.append(origin.fault(address, f"there is no '{part}' in this list{known}"))
+        else:
+            node.value[index] = value
+
+    def _resolve(self, tree: Node) -> None:
+        references = References(tree)
+        references.resolve(tree)
+        self.faults += references.faults
+        self.workspace = self._workspace(tree)
+        for address, node in tree.walk():
+            if isinstance(node.value, str):
+                node.value = self._placeholders(node.value, node.origin, address)
+                if _PATH_KEYS.fullmatch(address):
+                    node.value = _absolute(node.value, node.origin)
+        self._plugin_keys(tree)
+
+    def _workspace(self, tree: Node) -> Path | None:
+        given = tree.child("workspace")
+        own = self.path.resolve().parent if self.path else None
+        if given is None or not isinstance(given.value, str):
+            if given is None and own:
+                tree.value["workspace"] = Node(str(own), DEFAULT)
+            return own
+        if given.origin.folder is None and not Path(given.value).is_absolute():
+            self.faults.append(given.origin.fault("workspace", f"'{given.value}' is relative, and a dict has no folder; give an absolute path"))
+            return None
+        folder = ((given.origin.folder or Path()) / given.value).resolve()
+        if not folder.is_dir():
+            self.faults.append(given.origin.fault("workspace", f"no such folder: {folder}; check the path"))
+        given.value = str(folder)
+        return folder
+
+    def _placeholders(self, text: str, origin: Origin, address: str) -> str:
+        if "{workspace}" in text and self.workspace is None:
+            self.faults.append(origin.fault(address, f"'{text}' needs a workspace; give the config one: workspace: /a/folder"))
+            return text
+        return text.replace("{workspace}", str(self.workspace))
+
+    def _plugin_keys(self, tree: Node) -> None:
+        """A plugin with arguments is a key: ``{"{workspace}/my_plugin.py": {every: 5}}``."""
+        plugins = tree.child("plugins")
+        for item in plugins.value if plugins and isinstance(plugins.value, list) else ():
+            if isinstance(item.value, dict):
+                item.value = {
+                    _absolute(self._placeholders(name, item.origin, "plugins"), item.origin): child
+                    for name, child in item.value.items()
+                }
+            elif isinstance(item.value, str):
+                item.value = _absolute(item.value, item.origin)
+
+
+def _absolute(path: str, origin: Origin) -> str:
+    """A relative file path made absolute; it belongs to the file that wrote it."""
+    is_file = "/" in path or path.partition(":")[0].endswith(".py")
+    if not is_file or origin.folder is None or path.startswith(("/", "{")):
+        return path
+    return str(origin.folder.resolve() / path)
+
+
+def unknown_name(what: str, name: str, known: Sequence[str]) -> str:
+    """The message for a reference to a runner, phase, dataset or plugin that isn't there."""
+    return f"there is no {what} '{name}'{nearest(name, known) or ('; there are ' + ', '.join(known) if known else '; add one')}"

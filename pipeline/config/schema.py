@@ -1,0 +1,203 @@
+"""Every key of a config: its type, its default and its meaning. The only place where a default stands."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from pipeline.config.aliases import use_canonical_keys
+from pipeline.config.explain import explain
+from pipeline.config.tree import DEFAULT, Node, from_plain
+from pipeline.errors import Fault
+
+_T = TypeVar("_T", bound=BaseModel)
+_UNITS = ("iteration", "epoch", "second", "minute")
+
+
+class Interval(NamedTuple):
+    """Every ``count`` iterations, epochs, seconds or minutes."""
+
+    count: int
+    unit: str
+
+    @classmethod
+    def parse(cls, value: Any) -> Interval:
+        """``100`` (iterations), ``"2 epoch"``.
+
+        Raises:
+            ValueError: it has neither form, or is not positive.
+        """
+        found = re.fullmatch(r"(\d+)(?: (\w+?)s?)?", str(value)) if isinstance(value, int | str) and not isinstance(value, bool) else None
+        if not found or int(found[1]) < 1 or (found[2] or "iteration") not in _UNITS:
+            raise ValueError(f"is {value!r}; write a positive number of iterations, or '2 epoch', '30 second', '10 minute'; null for never")
+        return cls(int(found[1]), found[2] or "iteration")
+
+
+def _intervals(value: Any) -> Any:
+    for each in value if isinstance(value, list) else [value]:
+        if each is not None:
+            Interval.parse(each)
+    return value
+
+
+def _names(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _class_path(value: Any) -> Any:
+    if callable(value) or (isinstance(value, str) and value):
+        return value
+    raise ValueError(f"is {value!r}; write a class path such as '{{workspace}}/file.py:Name' or 'package.module:Name'")
+
+
+def _device(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(r"auto|cpu|gpu|cuda(:\d+)?", value):
+        return value
+    raise ValueError(f"is {value!r}; write auto, cpu, gpu, cuda or cuda:N")
+
+
+def _runner_class(value: Any) -> Any:
+    return value.lower().removeprefix("single_") if isinstance(value, str) else value
+
+
+def _no_repeat(value: Any) -> Any:
+    names = value if isinstance(value, list) else []
+    repeated = sorted({str(name) for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"names {', '.join(repeated)} twice; name each once")
+    return value
+
+
+ClassPathValue = Annotated[Any, BeforeValidator(_class_path)]
+Names = Annotated[list[str], BeforeValidator(_no_repeat), BeforeValidator(_names)]
+Intervals = Annotated[int | str | list[int | str] | None, BeforeValidator(_intervals)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+Arguments = dict[str, Any]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())
+
+
+class DatasetSchema(_Section):
+    """One item of ``dataset``."""
+
+    name: Name
+    class_path: ClassPathValue = Field(description="a torch Dataset or IterableDataset")
+    args: Arguments = Field(default_factory=dict, description="keyword arguments of the dataset class")
+    batch_size: int = Field(1, gt=0, description="samples per batch and process")
+    shuffle: bool = Field(False, description="a new order each epoch, from the runner's seed")
+    drop_last: bool = Field(False, description="leave out the last batch if it is short")
+    num_workers: int = Field(0, ge=0, description="processes that load data; 0 loads in this one")
+    multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = Field(None, description="how workers start; null leaves it to Python")
+    collate_fn: ClassPathValue | None = Field(None, description="function that makes a batch of a list of samples; null is torch's")
+
+
+class PhaseSchema(_Section):
+    """One item of ``phase``: a model with its data."""
+
+    name: Name
+    model: ClassPathValue | None = Field(None, description="an nn.Module or a Brain (class Model)")
+    model_args: Arguments = Field(default_factory=dict, description="keyword arguments of the model, over those from hyper_parameters")
+    loss: ClassPathValue | None = Field(None, description="function or module (predictions, target) -> scalar; a Brain brings its own")
+    metrics: dict[str, dict[str, Any]] = Field(default_factory=dict, description="name -> {class, args}")
+    dataset_name: str | None = Field(None, description="the data that is trained on")
+    valid_dataset_name: str | None = Field(None, description="the data that is evaluated after each epoch, and by an infer runner")
+
+
+class RunnerSchema(_Section):
+    """One item of ``runner``."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    name: Name
+    kind: Annotated[Literal["train", "infer"], BeforeValidator(_runner_class)] = Field(alias="class", description="train or infer; single_train and single_infer mean the same")
+    device: Annotated[str, BeforeValidator(_device)] = Field("auto", description="auto, cpu, gpu, cuda or cuda:N")
+    epochs: int | None = Field(None, gt=0, description="passes over all phases; with max_steps, whichever comes first")
+    max_steps: int | None = Field(None, gt=0, description="iterations over all phases")
+    print_interval: int | None = Field(50, gt=0, description="iterations between two reports; null for none")
+    save_interval: Intervals = Field("1 epoch", description="how often a checkpoint is saved; null only at the end")
+    init_model_path: str | None = Field(None, description="a checkpoint or .safetensors file that gives the first weights")
+    write_predictions: bool = Field(False, description="an infer runner writes predictions.jsonl")
+    seed: int | None = Field(0, ge=0, lt=2**32, description="of weights and order of data; null leaves them to chance")
+    grad_clip: float | None = Field(None, gt=0, description="largest norm of the gradients of one optimizer; null does not clip")
+    nonfinite_patience: int = Field(3, ge=0, description="non-finite losses that are discarded before the run ends with exit code 5")
+    phases: Names | None = Field(None, description="names of the phases, in order; null is all")
+    trainer_class: ClassPathValue = Field("pipeline.trainer:GeneralTrainer", description="GeneralTrainer or a subclass")
+    max_stage_repeats: int = Field(100, gt=0, description="how often one stage may be entered")
+    instance_class_path: ClassPathValue = "pipeline.stages.instance:Instance"
+    network_class_path: ClassPathValue = "pipeline.stages.network:Network"
+    startup_class_path: ClassPathValue = "pipeline.stages.startup:Startup"
+    runner_class_path: ClassPathValue = "pipeline.stages.runner:Runner"
+    terminal_class_path: ClassPathValue = "pipeline.stages.terminal:Terminal"
+    instance_args: Arguments = Field(default_factory=dict)
+    network_args: Arguments = Field(default_factory=dict)
+    startup_args: Arguments = Field(default_factory=dict)
+    runner_args: Arguments = Field(default_factory=dict)
+    terminal_args: Arguments = Field(default_factory=dict)
+
+    @property
+    def intervals(self) -> list[Interval]:
+        """``save_interval`` as a list."""
+        values = self.save_interval if isinstance(self.save_interval, list) else [self.save_interval]
+        return [Interval.parse(value) for value in values if value is not None]
+
+
+class ConfigSchema(_Section):
+    """The config."""
+
+    workspace: str | None = Field(None, description="folder that {workspace} stands for; default: the config's own")
+    mode: Names | None = Field(None, description="the runners to run, in order; null is all")
+    output_dir: str = Field("runs", description="where run directories go, relative to where the command runs")
+    plugins: list[str | type | dict[str, Any]] = Field(default_factory=list, description="added to the default plugins; {name: false} removes one")
+    hyper_parameters: dict[str, Any] = Field(default_factory=dict, description="free, but for `optimizer`")
+    dataset: list[DatasetSchema] = Field(default_factory=list)
+    runner: list[RunnerSchema] = Field(min_length=1)
+    phase: list[PhaseSchema] = Field(default_factory=list)
+
+
+DEFAULT_PLUGINS = ("progress_bar", "metric_log")
+SECTIONS: dict[str, type[BaseModel]] = {"dataset": DatasetSchema, "runner": RunnerSchema, "phase": PhaseSchema}
+
+
+def validate(tree: Node) -> tuple[ConfigSchema | None, list[Fault]]:
+    """The typed config, or the faults; aliases and defaults are worked into ``tree``."""
+    faults = use_canonical_keys(tree)
+    faults += _repeated_names(tree)
+    try:
+        settings = ConfigSchema.model_validate(tree.plain())
+    except ValidationError as error:
+        return None, faults + explain(error, tree, ConfigSchema, SECTIONS)
+    _fill_defaults(tree, settings)
+    return settings, faults
+
+
+def _repeated_names(tree: Node) -> list[Fault]:
+    faults = []
+    for section in SECTIONS:
+        items = tree.child(section)
+        first: dict[str, Node] = {}
+        for item in items.value if items and isinstance(items.value, list) else ():
+            if item.name in first:
+                where = first[item.name].origin
+                faults.append(item.origin.fault(f"{section}.{item.name}", f"the name is taken, first by {where}; give each its own"))
+            first[item.name] = item
+    return faults
+
+
+def _fill_defaults(node: Node, settings: BaseModel) -> None:
+    """Add what the config left out, marked as default."""
+    for name, info in type(settings).model_fields.items():
+        value, key = getattr(settings, name), info.alias or name
+        written = node.child(key)
+        if written is None:
+            node.value[key] = from_plain(value, DEFAULT)
+        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
+            for item, below in zip(written.value, value, strict=True):
+                _fill_defaults(item, below)
+        elif isinstance(value, list) and isinstance(written.value, str):
+            written.value = [Node(written.value, written.origin)]
+        elif isinstance(value, str) and isinstance(written.value, str):
+            written.value = value

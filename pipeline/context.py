@@ -1,0 +1,167 @@
+"""The one dict that all five stages share, and the one table of the keys that the framework puts there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipeline.errors import ContextError, nearest
+
+
+class EngineMode(Enum):
+    """Where a runner runs; the names and numbers are PaddleRec's."""
+
+    SINGLE = 1
+    CLUSTER = 2
+    LOCAL_CLUSTER = 3
+
+
+class ContextKey(NamedTuple):
+    """A key that the framework sets: its type and meaning, and who writes it (``trainer`` or a stage)."""
+
+    name: str
+    type: str
+    writer: str
+    meaning: str
+
+
+KEYS: tuple[ContextKey, ...] = (
+    ContextKey("status", "str", "trainer", "the stage to enter next; a stage that writes it jumps or repeats"),
+    ContextKey("is_exit", "bool", "trainer", "True ends the run after the current stage; terminal still runs"),
+    ContextKey("config_yaml", "str | None", "trainer", "path of the config file; None where a dict was given"),
+    ContextKey("config", "Config", "trainer", "the resolved config: `get(address, default)`"),
+    ContextKey("env", "dict", "trainer", "the plain dict of the config; `env['phase']` holds the runner's phases"),
+    ContextKey("runner_name", "str", "trainer", "name of the runner that is running"),
+    ContextKey("phases", "list[dict]", "trainer", "the phases of this runner, in order"),
+    ContextKey("hyper_parameters", "dict", "trainer", "the config's `hyper_parameters`"),
+    ContextKey("engine", "EngineMode", "trainer", "SINGLE, LOCAL_CLUSTER or CLUSTER"),
+    ContextKey("is_fleet", "bool", "trainer", "whether several processes train together"),
+    ContextKey("fleet_mode", "str", "trainer", "how they do: '' for a single process"),
+    ContextKey("is_infer", "bool", "trainer", "whether the runner's class is `infer`"),
+    ContextKey("device", "torch.device", "trainer", "where models and batches go"),
+    ContextKey("rank", "int", "trainer", "number of this process among all, from 0"),
+    ContextKey("local_rank", "int", "trainer", "number of this process on its machine, from 0"),
+    ContextKey("world_size", "int", "trainer", "how many processes there are"),
+    ContextKey("hooks", "pluggy.HookRelay", "trainer", "calls the plugins: `hooks.before_epoch(context=context)`"),
+    ContextKey("run_dir", "Path", "trainer", "the run directory"),
+    ContextKey("checkpointer", "Checkpointer", "trainer", "saves and loads this runner's checkpoints"),
+    ContextKey("train_state", "dict", "trainer", "{iteration, update, epoch, samples, phase_index}, all counted from 0"),
+    ContextKey("resources", "ExitStack", "trainer", "what is closed at the end, whatever happens, last opened first"),
+    ContextKey("dataset", "dict", "network", "dataset name -> loader"),
+    ContextKey("model", "dict", "network", "phase name -> {model, brain, optim_schedulers, updater}"),
+    ContextKey("current_epoch", "int", "runner", "the epoch that is running, from 0"),
+    ContextKey("metrics", "dict", "runner", "the newest numbers: phase name -> {metric: value}"),
+    ContextKey("error", "BaseException", "trainer", "what ended the run, after a failure"),
+)
+_WRITERS = {key.name: key.writer for key in KEYS}
+
+
+class Access(NamedTuple):
+    """One use of a key: by which stage, at ``file:line``, ``action`` being ``read`` or ``write``."""
+
+    stage: str
+    key: str
+    action: str
+    where: str
+
+
+class Context(dict[str, Any]):
+    """The shared dict, which remembers who read and wrote which key.
+
+    The record is kept beside the data, never in it, and each (stage, key, action, place) once, so it does not grow
+    with the number of steps. A loop works on locals and pays nothing.
+
+    Attributes:
+        stage: name of what is running: ``trainer`` or one of the five stages; the trainer sets it.
+        accesses: every use so far, in order.
+    """
+
+    def __init__(self, *args: Any, **values: Any) -> None:
+        super().__init__()
+        self.stage = "trainer"
+        self.accesses: dict[Access, None] = {}
+        self._wrote: set[str] = set()
+        self.update(*args, **values)
+
+    def enter(self, stage: str) -> None:
+        """From now on, uses count as ``stage``'s."""
+        self.stage = stage
+        self._wrote = set()
+
+    def wrote(self, key: str) -> bool:
+        """Whether the stage that runs now has written ``key``, whatever the value."""
+        return key in self._wrote
+
+    def record(self) -> list[dict[str, str]]:
+        """The uses as plain data, for ``context.json``."""
+        return [access._asdict() for access in self.accesses]
+
+    def _note(self, keys: Iterable[str], action: str) -> str:
+        # Two frames up is the line that touched the context.
+        frame = sys._getframe(2)
+        where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        for key in keys:
+            self.accesses[Access(self.stage, key, action, where)] = None
+            if action == "write":
+                self._wrote.add(key)
+        return where
+
+    def __getitem__(self, key: str) -> Any:
+        """The value, or a ContextError that says who read the key and who was to write it."""
+        where = self._note((key,), "read")
+        if not dict.__contains__(self, key):
+            raise ContextError(self._missing(key, where))
+        return super().__getitem__(key)
+
+    def _missing(self, key: str, where: str) -> str:
+        written = ", ".join(self) or "nothing"
+        owed = f" (it is {_WRITERS[key]}'s to write)" if key in _WRITERS else ""
+        hint = nearest(key, self) or f"; write it in an earlier stage: context['{key}'] = …"
+        return f"context['{key}'] was read by {self.stage} ({where}) but nothing wrote it{owed}; written so far: {written}{hint}"
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value, or ``default``."""
+        self._note((key,), "read")
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        """Whether the key is there; counts as a read."""
+        self._note((str(key),), "read")
+        return super().__contains__(key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Write a key."""
+        self._note((key,), "write")
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        """Remove a key; counts as a write."""
+        where = self._note((key,), "write")
+        if not dict.__contains__(self, key):
+            raise ContextError(self._missing(key, where))
+        super().__delitem__(key)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """The value, written first where there is none."""
+        self._note((key,), "read" if dict.__contains__(self, key) else "write")
+        return super().setdefault(key, default)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Remove a key and return its value; counts as a write."""
+        where = self._note((key,), "write")
+        if not default and not dict.__contains__(self, key):
+            raise ContextError(self._missing(key, where))
+        return super().pop(key, *default)
+
+    def update(self, *args: Any, **values: Any) -> None:
+        """Write several keys."""
+        new: dict[str, Any] = dict(*args, **values)
+        self._note(new, "write")
+        super().update(new)
+
+    def __iter__(self) -> Iterator[str]:
+        """The keys, without counting as a read of each."""
+        return super().__iter__()

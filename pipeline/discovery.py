@@ -1,0 +1,183 @@
+"""Which plugins a run has, and in what order: the defaults, then those that the config names."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pluggy
+
+from pipeline import class_path, hookspecs, source
+from pipeline.class_path import ClassPath
+from pipeline.config.load import unknown_name
+from pipeline.config.schema import DEFAULT_PLUGINS
+from pipeline.config.tree import DEFAULT, Node, Origin
+from pipeline.errors import ClassPathError, Fault, PluginError, one_of
+
+GROUP = "pipeline.plugins"
+HOOKS = {name: inspect.signature(spec) for name, spec in vars(hookspecs).items() if hasattr(spec, "pipeline_spec")}
+"""Hook -> its arguments, in calling order."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plugin that a run has: its name, its class, its arguments, and where the config names it."""
+
+    name: str
+    target: ClassPath | type
+    args: dict[str, Any] = field(default_factory=dict)
+    origin: Origin = DEFAULT
+
+
+@cache
+def installed() -> dict[str, str]:
+    """Plugin name -> class path, for the plugins that installed packages offer (entry-point group ``pipeline.plugins``)."""
+    return {point.name: point.value for point in entry_points(group=GROUP)}
+
+
+def chosen(tree: Node, workspace: Path | None) -> tuple[list[Plugin], list[Fault]]:
+    """The plugins of a config, in calling order, and what is wrong with how it names them."""
+    plugins: dict[str, Plugin] = {}
+    faults: list[Fault] = []
+    for name in DEFAULT_PLUGINS:
+        plugins[name] = Plugin(name, class_path.parse(installed().get(name, f"pipeline_plugins.{name}:Plugin")))
+    for text, args, origin in _items(tree):
+        try:
+            plugin = _plugin(text, args, origin, workspace)
+        except ClassPathError as error:
+            faults.append(origin.fault("plugins", str(error)))
+            continue
+        if args is not False:
+            plugins[plugin.name] = plugin
+        elif plugins.pop(plugin.name, None) is None:
+            faults.append(origin.fault("plugins", f"'{text}: false' removes a plugin that is not there{one_of(plugin.name, plugins)}"))
+    return list(plugins.values()), faults
+
+
+def _items(tree: Node) -> list[tuple[Any, Any, Origin]]:
+    node = tree.child("plugins")
+    found: list[tuple[Any, Any, Origin]] = []
+    for item in node.value if node and isinstance(node.value, list) else ():
+        if isinstance(item.value, dict):
+            found += [(name, child.plain(), child.key or child.origin) for name, child in item.value.items()]
+        else:
+            found.append((item.value, None, item.origin))
+    return found
+
+
+def _plugin(text: Any, args: Any, origin: Origin, workspace: Path | None) -> Plugin:
+    if args not in (None, True, False) and not isinstance(args, dict):
+        raise ClassPathError(f"'{text}': its arguments are {args!r}; write a mapping, or false to remove it")
+    keywords = args if isinstance(args, dict) else {}
+    if not isinstance(text, str):
+        return Plugin(text.__name__, text, keywords, origin)
+    if text.isidentifier():
+        if text not in installed():
+            raise ClassPathError(unknown_name("plugin", text, sorted(installed())))
+        return Plugin(text, class_path.parse(installed()[text]), keywords, origin)
+    path = class_path.parse(text, name="Plugin", workspace=workspace)
+    name = path.file.stem if path.file and path.name == "Plugin" else path.name
+    return Plugin(name, path, keywords, origin)
+
+
+def faults_of(plugin: Plugin) -> list[Fault]:
+    """What is wrong with a plugin's class and arguments, from its source alone."""
+    if isinstance(plugin.target, type):
+        return []
+    try:
+        definition = class_path.define(plugin.target)
+    except ClassPathError as error:
+        return [plugin.origin.fault("plugins", str(error))]
+    if definition is None:
+        return []
+    messages = _wrong_hooks(definition)
+    taken = source.parameters(definition)
+    if taken:
+        messages += class_path.wrong_arguments(taken, plugin.args, f"plugin '{plugin.name}'").values()
+    return [plugin.origin.fault("plugins", message) for message in messages]
+
+
+def _wrong_hooks(definition: source.Definition) -> list[str]:
+    messages, hooks = [], 0
+    above, complete = source.ancestry(definition)
+    for name, node in {name: node for each in reversed(above) for name, node in source.methods(each).items()}.items():
+        marked = any("hookimpl" in ast.unparse(mark) for mark in node.decorator_list)
+        arguments = [argument.arg for argument in node.args.args[1:]]
+        messages += _wrong_hook(f"{definition.name}.{name} ({definition.module.file.name}:{node.lineno})", name, arguments, marked)
+        hooks += marked
+    if complete and not hooks and not messages:
+        messages.append(_no_hook(f"{definition.name} ({definition.place})"))
+    return messages
+
+
+def _wrong_hook(place: str, name: str, arguments: Sequence[str], marked: bool) -> list[str]:
+    if not marked:
+        return [f"{place} is named like a hook but not marked; write @hookimpl above it"] if name in HOOKS else []
+    if name not in HOOKS:
+        return [f"{place}: there is no hook '{name}'{one_of(name, HOOKS)}"]
+    known = HOOKS[name].parameters
+    return [f"{place}: the hook has no argument '{argument}'{one_of(argument, known)}" for argument in arguments if argument not in known]
+
+
+def _no_hook(place: str) -> str:
+    return f"{place} has no hook; mark a method such as before_epoch with @hookimpl (from pipeline import hookimpl)"
+
+
+def load(plugins: Sequence[Plugin]) -> pluggy.PluginManager:
+    """Build the plugins and register them, so that they are called in the given order.
+
+    Raises:
+        PluginError: a plugin cannot be built, or one of its hooks does not exist.
+        ClassPathError: its class cannot be loaded.
+    """
+    manager = pluggy.PluginManager("pipeline")
+    manager.add_hookspecs(hookspecs)
+    # pluggy calls the one registered last first.
+    for plugin in reversed(plugins):
+        manager.register(_build(plugin), plugin.name)
+    return manager
+
+
+def _build(plugin: Plugin) -> object:
+    cls = class_path.load_class(plugin.target, object)
+    messages, hooks = [], 0
+    for name, method in inspect.getmembers(cls, inspect.isfunction):
+        marked = hasattr(method, "pipeline_impl")
+        arguments = list(inspect.signature(method).parameters)[1:]
+        messages += _wrong_hook(f"{plugin.origin}: plugin '{plugin.name}': {cls.__name__}.{name}", name, arguments, marked)
+        hooks += marked
+    if not hooks and not messages:
+        messages.append(_no_hook(f"{plugin.origin}: plugin '{plugin.name}': {cls.__name__}"))
+    if messages:
+        raise PluginError("\n".join(messages))
+    try:
+        inspect.signature(cls).bind(**plugin.args)
+    except TypeError as error:
+        raise PluginError(f"{plugin.origin}: plugin '{plugin.name}': {error}; its arguments are {inspect.signature(cls)}") from error
+    return cls(**plugin.args)
+
+
+def culprit(manager: pluggy.PluginManager, error: BaseException) -> str | None:
+    """``plugin 'x', hook before_epoch``, for the plugin in whose hook an error was raised; None if it was none."""
+    running = set()
+    trace = error.__traceback__
+    while trace:
+        running.add(trace.tb_frame.f_code)
+        trace = trace.tb_next
+    for hook in HOOKS:
+        for implementation in getattr(manager.hook, hook).get_hookimpls():
+            if getattr(implementation.function, "__code__", None) in running:
+                return f"plugin '{implementation.plugin_name}', hook {hook}"
+    return None
+
+
+def plain_callable(hooks: pluggy.HookRelay, name: str) -> Callable[..., Any] | None:
+    """A hook resolved once, for the hot loop: None where nobody implements it, which then costs nothing."""
+    caller: Callable[..., Any] = getattr(hooks, name)
+    return caller if caller.get_hookimpls() else None  # type: ignore[attr-defined]

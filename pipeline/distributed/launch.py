@@ -1,0 +1,43 @@
+"""Where a run computes: the device, the hardware it is on, and how many processes there are."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from pipeline.errors import ConfigError, Fault
+
+
+def device(name: str) -> torch.device:
+    """The device that a runner's ``device`` means: ``auto`` and ``gpu`` take the first GPU, ``auto`` else the CPU.
+
+    Raises:
+        ConfigError: the machine has no such device.
+    """
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    found = torch.device("cuda" if name in {"auto", "gpu"} else name)
+    count = torch.cuda.device_count()
+    if (found.index or 0) >= count:
+        raise ConfigError(f"device: '{name}': this machine has {count} GPU{'' if count == 1 else 's'}; write cpu or auto")
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """What ``environment.json`` says of the machine."""
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {"torch_threads": torch.get_num_threads(), "gpus": gpus, "cuda": torch.version.cuda}
+
+
+def refuse_several_processes() -> None:
+    """Several processes come later; until then, being one of several would silently train several models.
+
+    Raises:
+        ConfigError: a launcher has started more than one.
+    """
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    if world_size != "1":
+        message = "several processes are not yet possible; start one, without a launcher"
+        raise ConfigError([Fault(f"environment WORLD_SIZE={world_size}", 0, 0, "", message)])

@@ -1,0 +1,71 @@
+"""What happens when a stage fails: it is logged, the plugins and terminal's ``abort`` are told, everything is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from loguru import logger
+
+from pipeline.class_path import user_frames
+from pipeline.discovery import culprit
+from pipeline.errors import ExitCode, PipelineError
+from pipeline.opening import OpenRunner
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """What a run that an error ended leaves with."""
+    if isinstance(error, PipelineError):
+        return ExitCode(error.exit_code)
+    return ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else ExitCode.FAILED
+
+
+def handle(error: BaseException, runner: OpenRunner, resources: ExitStack) -> None:
+    """Say what failed, give ``abort`` its turn, and close the resources; an error on the way is logged beside the first."""
+    context, stage = runner.context, runner.context.stage
+    headline = describe(error, stage, runner)
+    error.add_note(headline)
+    log_error(error, headline)
+    context.enter("trainer")
+    context["error"] = error
+    if stage != "trainer":
+        _also("on_stage_error", lambda: runner.hooks.on_stage_error(name=stage, context=context, error=error))
+    if stage != "terminal":
+        _also("abort", lambda: _abort(runner, error))
+    _also("after_pipeline", lambda: runner.hooks.after_pipeline(context=context))
+    _also("closing the resources", resources.close)
+    code = exit_code(error)
+    state = "interrupted" if code == ExitCode.INTERRUPTED else "failed"
+    runner.directory.write_status(state, exit_code=code, reason=headline, train_state=context["train_state"], error=f"{type(error).__name__}: {error}")
+
+
+def describe(error: BaseException, stage: str, runner: OpenRunner) -> str:
+    """The first line: which stage, which class, which line of the config, or which plugin."""
+    place = "the trainer" if stage == "trainer" else runner.place(stage)
+    plugin = culprit(runner.plugins, error)
+    place = f"{plugin}, in {place}" if plugin else place
+    if isinstance(error, KeyboardInterrupt):
+        return f"runner '{runner.settings.name}': interrupted in {place}"
+    return f"runner '{runner.settings.name}': {place} failed: {type(error).__name__}: {error}"
+
+
+def log_error(error: BaseException, headline: str) -> None:
+    """The headline; under it, for what user code raised, its own traceback without frames of ours before it."""
+    if isinstance(error, PipelineError | KeyboardInterrupt):
+        logger.error(headline)
+    else:
+        logger.opt(exception=error.with_traceback(user_frames(error.__traceback__))).error(headline)
+
+
+def _abort(runner: OpenRunner, error: BaseException) -> None:
+    if hasattr(runner.classes["terminal"], "abort"):
+        terminal: Any = runner.build("terminal")
+        terminal.abort(runner.context, error)
+
+
+def _also(what: str, act: Callable[[], object]) -> None:
+    try:
+        act()
+    except Exception as second:  # the first error is the one that counts
+        logger.opt(exception=second).error(f"{what} failed as well: {type(second).__name__}: {second}")

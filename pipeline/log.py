@@ -1,0 +1,57 @@
+"""Where log lines go: to stderr, and in full to the run's ``log.txt``. Standard logging and warnings join them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from loguru import logger
+
+_STDERR_FORMAT = "<green>{time:HH:mm:ss}</green> <level>{level: <7}</level> {message}"
+_FILE_FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} {level: <7} rank {extra[rank]} {name}:{line} {message}"
+
+
+class _ToLoguru(logging.Handler):
+    """Passes the records of standard logging on."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log it under its own level and logger name."""
+        level = record.levelname if record.levelname in {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"} else record.levelno
+        logger.patch(lambda entry: entry.update(name=record.name, line=record.lineno)).opt(exception=record.exc_info).log(level, record.getMessage())
+
+
+def to_stderr(level: str) -> None:
+    """Make stderr the only place for log lines, from ``level`` up; the command line calls this once.
+
+    The stream is looked up at each line: a progress bar puts its own in place while it is shown.
+    """
+    logger.remove()
+    logger.configure(extra={"rank": 0})
+    logger.add(lambda line: sys.stderr.write(line), level=level, format=_STDERR_FORMAT, colorize=sys.stderr.isatty(), diagnose=False, backtrace=False)
+
+
+@contextmanager
+def to_file(path: Path, rank: int) -> Iterator[None]:
+    """Write every line to ``path`` as well, and catch standard logging and warnings, until the block ends."""
+    show, handlers, level = warnings.showwarning, logging.root.handlers[:], logging.root.level
+    logger.configure(extra={"rank": rank})
+    sink = logger.add(path, level="DEBUG", format=_FILE_FORMAT, diagnose=False, backtrace=False, encoding="utf-8")
+    logging.root.handlers, warnings.showwarning = [_ToLoguru()], _log_warning
+    logging.root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.root.handlers, warnings.showwarning = handlers, show
+        logging.root.setLevel(level)
+        logger.remove(sink)
+
+
+def _log_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+) -> None:
+    logger.warning(f"{filename}:{lineno}: {category.__name__}: {message}")

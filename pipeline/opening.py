@@ -1,0 +1,194 @@
+"""What stands before the first stage: the run directory and the log of a run; classes, plugins and context of a runner."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pluggy
+import torch
+import yaml
+
+from pipeline import class_path, discovery, log
+from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.config.load import Config
+from pipeline.config.schema import RunnerSchema
+from pipeline.context import Context, EngineMode
+from pipeline.distributed import launch
+from pipeline.errors import ClassPathError, ExitCode, PluginError
+from pipeline.run_directory import RunDirectory
+from pipeline.stages.base import METHODS, StageBase
+
+
+@dataclass
+class OpenRun:
+    """A run with its directory made and its classes loaded.
+
+    Attributes:
+        config: the config, ``{run_dir}`` replaced.
+        directory: the run directory.
+        trainer_classes: runner name -> the class that trains it, in the order of ``mode``.
+        stage_classes: runner name -> stage -> class.
+        devices: runner name -> device.
+        record: runner name -> the accesses of its context.
+    """
+
+    config: Config
+    directory: RunDirectory
+    trainer_classes: dict[str, Any]
+    stage_classes: dict[str, dict[str, type[StageBase]]]
+    devices: dict[str, torch.device]
+    record: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+
+    def keep_record(self, context: Context) -> None:
+        """Bring ``context.json`` up to date with a runner's accesses."""
+        self.record[str(dict.get(context, "runner_name"))] = context.record()
+        self.directory.write_json("context.json", self.record)
+
+    def finish(self, context: Context) -> None:
+        """Say in ``status.json`` that all is done."""
+        self.directory.write_status("done", exit_code=ExitCode.DONE, train_state=context["train_state"])
+
+
+@dataclass
+class OpenRunner:
+    """A runner that is ready for its first stage.
+
+    Attributes:
+        settings: its part of the config.
+        context: the context.
+        classes: stage -> class.
+        plugins: the plugins of this runner.
+        directory: the run directory.
+    """
+
+    settings: RunnerSchema
+    context: Context
+    classes: dict[str, type[StageBase]]
+    plugins: pluggy.PluginManager
+    directory: RunDirectory
+
+    @property
+    def hooks(self) -> pluggy.HookRelay:
+        """What calls the plugins."""
+        return self.plugins.hook
+
+    def build(self, stage: str) -> StageBase:
+        """The stage, built with its ``<stage>_args``."""
+        arguments: dict[str, Any] = getattr(self.settings, f"{stage}_args")
+        cls: Any = self.classes[stage]
+        built: StageBase = cls(self.context, **arguments)
+        return built
+
+    def call(self, stage: str, built: StageBase) -> None:
+        """Call the method of a built stage."""
+        getattr(built, METHODS[stage][1])(self.context)
+
+    def place(self, stage: str) -> str:
+        """``startup (tdm_startup.Startup, config.yaml:12)``, for messages."""
+        config: Config = dict.__getitem__(self.context, "config")
+        origin = config.origin(f"runner.{self.settings.name}.{stage}_class_path")
+        cls = self.classes.get(stage)
+        return f"{stage} ({cls.__module__.rpartition('.')[2]}.{cls.__name__}, {origin})" if cls else f"{stage} ({origin})"
+
+    def tell_status(self) -> None:
+        """Say in ``status.json`` that the runner is running."""
+        self.directory.write_status("running", train_state=dict.__getitem__(self.context, "train_state"))
+
+
+@contextmanager
+def open_run(config: Config, trainer_base: type) -> Iterator[OpenRun]:
+    """Load every class, then make the run directory, lock it, and log into it until the block ends.
+
+    Raises:
+        ClassPathError: a class cannot be loaded; no directory was made.
+        ConfigError: a device is not there, or several processes were started.
+        StorageError: the directory cannot be made.
+    """
+    launch.refuse_several_processes()
+    devices = {runner.name: launch.device(runner.device) for runner in config.runners}
+    trainer_classes = {runner.name: _load(config, runner, "trainer_class", "Trainer", trainer_base) for runner in config.runners}
+    stage_classes = {runner.name: _stage_classes(config, runner) for runner in config.runners}
+    directory = RunDirectory(Path(config.settings.output_dir), config.name)
+    with directory.locked(), log.to_file(directory.path / "log.txt", rank=0):
+        directory.write("config.yaml", _text(config))
+        directory.keep_command(config.path, config.workspace)
+        directory.keep_environment(config.workspace, launch.hardware())
+        directory.keep_sources(config.sources, config.workspace)
+        yield OpenRun(config.in_run(directory.path), directory, trainer_classes, stage_classes, devices)
+
+
+def _stage_classes(config: Config, runner: RunnerSchema) -> dict[str, type[StageBase]]:
+    return {stage: _load(config, runner, f"{stage}_class_path", stage.capitalize(), base) for stage, (base, _) in METHODS.items()}
+
+
+def _load(config: Config, runner: RunnerSchema, key: str, name: str, base: type) -> Any:
+    path = getattr(runner, key)
+    try:
+        if isinstance(path, str):
+            path = class_path.parse(path, name=name, workspace=config.workspace)
+        return class_path.load_class(path, base)
+    except ClassPathError as error:
+        address = f"runner.{runner.name}.{key}"
+        raise ClassPathError(f"{config.origin(address)}: {address}: {error}", error.user_error) from error
+
+
+def _text(config: Config) -> str:
+    return yaml.safe_dump(_writable(config.plain(expanded=False)), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _writable(value: Any) -> Any:
+    """Classes and other objects given from Python, as text."""
+    if isinstance(value, dict):
+        return {str(name): _writable(child) for name, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(child) for child in value]
+    if isinstance(value, type):
+        return class_path.describe(value)
+    return value if isinstance(value, str | int | float | bool | None) else repr(value)
+
+
+def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:
+    """Load the plugins of a runner and fill its context with what the trainer writes.
+
+    Raises:
+        PluginError: a plugin cannot be loaded.
+    """
+    config = run.config
+    settings = next(runner for runner in config.runners if runner.name == name)
+    chosen, faults = discovery.chosen(config.tree, config.workspace)
+    if faults:
+        raise PluginError("\n".join(map(str, faults)))
+    plugins = discovery.load(chosen)
+    folder = run.directory.path / name
+    folder.mkdir(exist_ok=True)
+    env = copy.deepcopy(config.plain())
+    env["phase"] = [phase for phase in env["phase"] if phase["name"] in {each.name for each in config.phases(settings)}]
+    context = Context(
+        status="uninit",
+        is_exit=False,
+        config_yaml=str(config.path) if config.path else None,
+        config=config,
+        env=env,
+        runner_name=name,
+        phases=env["phase"],
+        hyper_parameters=env["hyper_parameters"],
+        engine=EngineMode.SINGLE,
+        is_fleet=False,
+        fleet_mode="",
+        is_infer=settings.kind == "infer",
+        device=run.devices[name],
+        rank=0,
+        local_rank=0,
+        world_size=1,
+        hooks=plugins.hook,
+        run_dir=run.directory.path,
+        checkpointer=Checkpointer(folder / "checkpoints"),
+        train_state={"iteration": 0, "update": 0, "epoch": 0, "samples": 0, "phase_index": 0},
+        resources=resources,
+    )
+    return OpenRunner(settings, context, run.stage_classes[name], plugins, run.directory)

@@ -1,0 +1,165 @@
+"""The folder that a run leaves: what was run, where, with what, and how it ended."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import secrets
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import LockedError, StorageError
+
+_PACKAGES = ("five-stage-pipeline", "torch", "pyyaml", "pluggy", "loguru", "pydantic", "click", "rich", "safetensors", "numpy")
+_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG",
+    "WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "LANG", "TZ",
+)  # fmt: skip
+"""The environment variables that are kept; no others, since they hold secrets."""
+
+
+class RunDirectory:
+    """One run's folder.
+
+    Attributes:
+        path: absolute; ``<output_dir>/<config name>/<UTC stamp>-<id>``.
+    """
+
+    def __init__(self, output_dir: Path, config_name: str) -> None:
+        """Make the folder, and point ``latest`` beside it at it.
+
+        Raises:
+            StorageError: the storage refuses.
+        """
+        parent = output_dir.resolve() / config_name
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            self.path = _new_folder(parent)
+            _point(parent / "latest", self.path.name)
+        except OSError as error:
+            raise StorageError(f"{error.filename or parent}: cannot be made: {error.strerror}; free or repair the storage, or set output_dir") from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder's lock, which the system frees when the process ends, however it ends.
+
+        Raises:
+            LockedError: another process holds it.
+        """
+        with open(self.path / "lock", "a+", encoding="utf-8") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                lock.seek(0)
+                raise LockedError(f"{self.path}: is in use by {lock.read().strip()}; wait for it, or stop it") from error
+            lock.truncate(0)
+            lock.write(f"host {socket.gethostname()}, pid {os.getpid()}, since {_now()}\n")
+            lock.flush()
+            yield
+
+    def write(self, name: str, content: str) -> None:
+        """Put a whole file in place: a reader sees the old one or the new one."""
+        temporary = self.path / f".{name}.tmp"
+        temporary.write_text(content, encoding="utf-8")
+        temporary.replace(self.path / name)
+
+    def write_json(self, name: str, content: Any) -> None:
+        """The same, as JSON."""
+        self.write(name, json.dumps(content, indent=2, default=str) + "\n")
+
+    def keep_command(self, config: Path | None, workspace: Path | None) -> None:
+        """``command.txt``: the command line, and what a resume needs to find the code again."""
+        lines = {"command": shlex.join(sys.argv), "folder": os.getcwd(), "config": config and config.resolve(), "workspace": workspace}
+        self.write("command.txt", "".join(f"{name}: {value}\n" for name, value in lines.items()))
+
+    def keep_environment(self, workspace: Path | None, hardware: Mapping[str, Any]) -> None:
+        """``environment.json``: versions, hardware, the state of the workspace's repository, some variables."""
+        self.write_json(
+            "environment.json",
+            {
+                "time": _now(),
+                "host": socket.gethostname(),
+                "platform": platform.platform(),
+                "python": sys.version,
+                "packages": {name: _version(name) for name in _PACKAGES},
+                "hardware": {"cpus": os.cpu_count(), **hardware},
+                "git": _git_state(workspace) if workspace else None,
+                "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+            },
+        )
+
+    def keep_sources(self, files: Iterable[Path], workspace: Path | None) -> None:
+        """Copy files of user code to ``workspace/``, under the same names; those elsewhere to ``workspace/_elsewhere``."""
+        for file in files:
+            inside = workspace is not None and file.is_relative_to(workspace)
+            kept = self.path / "workspace" / (file.relative_to(workspace or "/") if inside else Path("_elsewhere", *file.parts[1:]))
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, kept)
+
+    def write_status(self, state: str, *, exit_code: int | None = None, reason: str = "", resumable: bool = False, train_state: Mapping[str, int], error: str | None = None) -> None:
+        """``status.json``: how the run stands."""
+        self.write_json(
+            "status.json",
+            {
+                "state": state,
+                "exit_code": exit_code,
+                "reason": reason,
+                "resumable": resumable,
+                "iteration": train_state.get("iteration", 0),
+                "epoch": train_state.get("epoch", 0),
+                "error": error,
+            },
+        )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _new_folder(parent: Path) -> Path:
+    """A folder that nobody has: two runs of the same second get two."""
+    while True:
+        folder = parent / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+
+
+def _point(link: Path, target: str) -> None:
+    temporary = link.with_name(f".latest-{target}")
+    temporary.symlink_to(target)
+    temporary.replace(link)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit and whether there are uncommitted changes; None outside a repository, or without git."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--", "."))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

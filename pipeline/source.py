@@ -1,0 +1,330 @@
+"""What a Python file defines, read from its source: nothing is imported and nothing is run.
+
+Each question has three answers: yes, no, and *cannot tell* (None). Only a certain no may become a fault.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import tokenize
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import TypeAlias
+
+import pipeline.workspaces  # noqa: F401 - registers the finder of workspace modules
+
+ClassNode: TypeAlias = ast.ClassDef
+FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class NotDefinedError(LookupError):
+    """A module that certainly doesn't define a name; the argument is the module."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """A parsed source file. ``name`` is its dotted name, ``bindings`` what each top-level name is bound to."""
+
+    name: str
+    file: Path
+    is_package: bool
+    bindings: dict[str, ast.AST] = field(repr=False)
+    stars: tuple[str, ...] = field(repr=False)
+
+    def __hash__(self) -> int:
+        """By file: one module is parsed once."""
+        return hash(self.file)
+
+    def absolute(self, node: ast.ImportFrom) -> str:
+        """The dotted name of the module that ``from … import`` names."""
+        if not node.level:
+            return node.module or ""
+        package = self.name.split(".")
+        drop = node.level - (1 if self.is_package else 0)
+        return ".".join(package[: len(package) - drop] + ([node.module] if node.module else []))
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A class or function as it stands in a source file."""
+
+    node: ClassNode | FunctionNode
+    module: Module
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.node.name
+
+    @property
+    def place(self) -> str:
+        """``file.py:14``."""
+        return f"{self.module.file.name}:{self.node.lineno}"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters that a call by keyword may or must give; ``any_name`` where ``**kwargs`` takes the rest."""
+
+    names: tuple[str, ...]
+    required: tuple[str, ...]
+    any_name: bool
+
+    def without(self, given: Sequence[str]) -> Parameters:
+        """The same, less those that the caller gives anyway."""
+        return Parameters(
+            tuple(name for name in self.names if name not in given),
+            tuple(name for name in self.required if name not in given),
+            self.any_name,
+        )
+
+
+def find_spec(dotted: str) -> ModuleSpec | None:
+    """The spec of a module, found without importing its parents (``importlib.util.find_spec`` would import them)."""
+    spec: ModuleSpec | None = None
+    path: list[str] | None = None
+    parts = dotted.split(".")
+    for depth, part in enumerate(parts, 1):
+        spec = _first_spec(".".join(parts[:depth]), path)
+        if spec is None or (depth < len(parts) and spec.submodule_search_locations is None):
+            return None
+        if spec.submodule_search_locations is not None:
+            path = _locations(spec, part, path)
+    return spec
+
+
+def _first_spec(name: str, path: list[str] | None) -> ModuleSpec | None:
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, path)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _locations(spec: ModuleSpec, part: str, parents: list[str] | None) -> list[str]:
+    try:
+        return list(spec.submodule_search_locations or ())
+    except KeyError:
+        # A namespace package within another asks sys.modules for its parent, which isn't imported.
+        return [folder for base in parents or () if os.path.isdir(folder := os.path.join(base, part))]
+
+
+@lru_cache(maxsize=1024)
+def _parse(name: str, file: Path, is_package: bool, modified: int) -> Module:
+    with tokenize.open(file) as source:
+        tree = ast.parse(source.read(), filename=str(file))
+    bindings: dict[str, ast.AST] = {}
+    stars: list[str] = []
+    module = Module(name, file, is_package, bindings, ())
+    for statement in _top_level(tree.body):
+        if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
+            stars.append(module.absolute(statement))
+        bindings.update(dict.fromkeys(_names(statement), statement))
+    return Module(name, file, is_package, bindings, tuple(stars))
+
+
+def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        yield statement
+        for block in ("body", "orelse", "finalbody"):
+            if isinstance(statement, ast.If | ast.Try | ast.With | ast.For | ast.While):
+                yield from _top_level(getattr(statement, block, []))
+        for handler in getattr(statement, "handlers", []):
+            yield from _top_level(handler.body)
+
+
+def _names(statement: ast.stmt) -> Iterator[str]:
+    if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield statement.name
+    elif isinstance(statement, ast.ImportFrom | ast.Import):
+        yield from (alias.asname or alias.name.partition(".")[0] for alias in statement.names)
+    elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        yield from (node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
+
+
+def read(name: str) -> Module | None:
+    """The parsed module; None where there is no Python source to read (built in, compiled, not found).
+
+    Raises:
+        SyntaxError: the file is no Python; also for bytes that are no text.
+    """
+    spec = find_spec(name)
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return None
+    file = Path(spec.origin)
+    return _parse(name, file, spec.submodule_search_locations is not None, file.stat().st_mtime_ns)
+
+
+def classes(module: Module) -> list[str]:
+    """The names of the classes that the file itself defines."""
+    return [name for name, node in module.bindings.items() if isinstance(node, ast.ClassDef)]
+
+
+def functions(module: Module) -> list[str]:
+    """The names of the functions that the file itself defines."""
+    return [name for name, node in module.bindings.items() if isinstance(node, ast.FunctionDef)]
+
+
+def define(module: Module, name: str, depth: int = 0) -> Definition | None:
+    """What ``name`` (dotted for an attribute of a module) is in ``module``, imports followed; None: cannot tell.
+
+    Raises:
+        NotDefinedError: the module certainly has no such name.
+    """
+    first, _, rest = name.partition(".")
+    node = module.bindings.get(first)
+    if depth > 20:
+        return None
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return None if rest else Definition(node, module)
+    if isinstance(node, ast.ImportFrom):
+        return _imported(module, node, first, rest, depth)
+    if isinstance(node, ast.Import):
+        return _attribute(node, first, rest, depth)
+    if node is None:
+        return _starred(module, name, depth)
+    return None
+
+
+def _imported(module: Module, node: ast.ImportFrom, first: str, rest: str, depth: int) -> Definition | None:
+    original = next(alias.name for alias in node.names if (alias.asname or alias.name) == first)
+    home = module.absolute(node)
+    if rest:
+        submodule = _quiet_read(f"{home}.{original}")
+        return define(submodule, rest, depth + 1) if submodule else None
+    source = _quiet_read(home)
+    return define(source, original, depth + 1) if source else None
+
+
+def _attribute(node: ast.Import, first: str, rest: str, depth: int) -> Definition | None:
+    """``import torch.nn as nn; nn.Module`` and ``import torch; torch.nn.Module``."""
+    alias = next(a for a in node.names if (a.asname or a.name.partition(".")[0]) == first)
+    dotted = f"{alias.name if alias.asname else first}.{rest}"
+    home, _, last = dotted.rpartition(".")
+    module = _quiet_read(home)
+    return define(module, last, depth + 1) if module else None
+
+
+def _starred(module: Module, name: str, depth: int) -> Definition | None:
+    certain = "__getattr__" not in module.bindings
+    for star in module.stars:
+        source = _quiet_read(star)
+        try:
+            if source:
+                return define(source, name, depth + 1)
+        except NotDefinedError:
+            continue
+        certain = False
+    if certain and not (module.is_package and find_spec(f"{module.name}.{name.partition('.')[0]}")):
+        raise NotDefinedError(module)
+    return None
+
+
+def _quiet_read(name: str) -> Module | None:
+    try:
+        return read(name)
+    except (SyntaxError, OSError, ValueError):
+        return None
+
+
+def ancestry(definition: Definition) -> tuple[list[Definition], bool]:
+    """The class and its bases, nearest first, and whether that is all of them."""
+    found, complete = [definition], True
+    assert isinstance(definition.node, ast.ClassDef)
+    for base in definition.node.bases:
+        expression = base.value if isinstance(base, ast.Subscript) else base
+        name = ast.unparse(expression)
+        if name in {"object", "ABC", "abc.ABC", "Generic", "Protocol"}:
+            continue
+        parent = _parent(definition.module, name)
+        if parent is None:
+            complete = False
+            continue
+        above, whole = ancestry(parent)
+        complete = complete and whole
+        found += [each for each in above if each not in found]
+    return found, complete
+
+
+def _parent(module: Module, name: str) -> Definition | None:
+    try:
+        parent = define(module, name)
+    except NotDefinedError:
+        return None
+    return parent if parent and isinstance(parent.node, ast.ClassDef) else None
+
+
+def is_subclass(definition: Definition, base: str) -> bool | None:
+    """Whether a class derives from ``module:Name``; None: cannot tell."""
+    above, complete = ancestry(definition)
+    if any(f"{each.module.name}:{each.name}" == base for each in above):
+        return True
+    return False if complete else None
+
+
+def methods(definition: Definition) -> dict[str, FunctionNode]:
+    """The methods that the class itself defines."""
+    return {node.name: node for node in definition.node.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def abstract_methods(definition: Definition) -> list[str]:
+    """The abstract methods that nobody implements; empty where that cannot be told."""
+    above, complete = ancestry(definition)
+    if not complete:
+        return []
+    left: list[str] = []
+    for each in reversed(above):
+        for name, node in methods(each).items():
+            left = [other for other in left if other != name]
+            if any("abstractmethod" in ast.unparse(decorator) for decorator in node.decorator_list):
+                left.append(name)
+    return left
+
+
+def parameters(definition: Definition) -> Parameters | None:
+    """What a call of the class or function takes; None: cannot tell."""
+    if not isinstance(definition.node, ast.ClassDef):
+        return None if definition.node.decorator_list else _parameters(definition.node, skip=0)
+    above, complete = ancestry(definition)
+    for each in above:
+        node = each.node
+        if isinstance(node, ast.ClassDef) and (node.decorator_list or node.keywords or "__new__" in methods(each)):
+            return None
+        constructor = methods(each).get("__init__")
+        if constructor:
+            return None if constructor.decorator_list else _parameters(constructor, skip=1)
+        if each is definition and not complete and len(above) == 1:
+            return None
+    return Parameters((), (), any_name=False) if complete else None
+
+
+def _parameters(node: FunctionNode, skip: int) -> Parameters:
+    arguments = node.args
+    positional = [argument.arg for argument in arguments.posonlyargs + arguments.args][skip:]
+    optional = len(arguments.defaults)
+    required = positional[: len(positional) - optional] if optional else list(positional)
+    keywords = [argument.arg for argument in arguments.kwonlyargs]
+    required += [name for name, value in zip(keywords, arguments.kw_defaults, strict=True) if value is None]
+    return Parameters(tuple(positional + keywords), tuple(required), arguments.kwarg is not None)
+
+
+def neighbours(module: Module) -> Iterator[Module]:
+    """The module and the files that it imports relatively, and theirs."""
+    seen, waiting = {module.file}, [module]
+    while waiting:
+        current = waiting.pop()
+        yield current
+        for statement in current.bindings.values():
+            if isinstance(statement, ast.ImportFrom) and statement.level:
+                home = current.absolute(statement)
+                for name in [home, *(f"{home}.{alias.name}" for alias in statement.names)]:
+                    found = _quiet_read(name)
+                    if found and found.file not in seen:
+                        seen.add(found.file)
+                        waiting.append(found)

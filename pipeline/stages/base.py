@@ -1,0 +1,80 @@
+"""The five base classes. A stage of your own derives from one of these, or from the default stage in this package.
+
+Each stage is built as ``Class(context, **args)`` right before it runs; ``args`` are the ``<stage>_args`` of the runner.
+``reads`` and ``writes`` name the context keys that a stage needs and leaves; they are optional, and the trainer holds a
+stage to what it declares. A stage may write ``context["status"]`` to name the stage that follows it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pipeline.context import Context
+
+
+class StageBase(ABC):
+    """What the five have in common."""
+
+    reads: ClassVar[tuple[str, ...]] = ()
+    writes: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, context: Context) -> None:  # noqa: B027 - a stage without arguments needs no constructor
+        """Keep nothing: what a stage knows is in the context."""
+
+
+class InstanceBase(StageBase):
+    """Everything that must stand before the model: data, environment, seed."""
+
+    @abstractmethod
+    def instance(self, context: Context) -> None:
+        """Prepare the run."""
+
+
+class NetworkBase(StageBase):
+    """Builds what is trained and what it is trained on: writes ``dataset`` and ``model``."""
+
+    @abstractmethod
+    def build_network(self, context: Context) -> None:
+        """Build data and models."""
+
+
+class StartupBase(StageBase):
+    """Gives the models their first weights."""
+
+    @abstractmethod
+    def startup(self, context: Context) -> None:
+        """Initialize or load weights."""
+
+    def load(self, context: Context) -> None:
+        """Load the weights that the runner's ``init_model_path`` names; without one, nothing."""
+        path = context["config"].get(f"runner.{context['runner_name']}.init_model_path")
+        if path:
+            context["checkpointer"].load_weights(path, context["model"])
+
+
+class RunnerBase(StageBase):
+    """Trains or evaluates: writes ``current_epoch`` and ``metrics``."""
+
+    @abstractmethod
+    def run(self, context: Context) -> None:
+        """Run the training or the evaluation."""
+
+
+class TerminalBase(StageBase):
+    """What is done once, after success. A subclass may also define ``abort(context, error)``, run after a failure instead."""
+
+    @abstractmethod
+    def terminal(self, context: Context) -> None:
+        """Finish the run."""
+
+
+METHODS = {
+    "instance": (InstanceBase, "instance"),
+    "network": (NetworkBase, "build_network"),
+    "startup": (StartupBase, "startup"),
+    "runner": (RunnerBase, "run"),
+    "terminal": (TerminalBase, "terminal"),
+}
+"""Stage -> its base class and the method that the trainer calls; in the order in which they run."""

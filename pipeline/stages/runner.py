@@ -1,0 +1,69 @@
+"""The default runner stage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TextIO
+
+from torch import Tensor
+
+from pipeline.config.load import Config
+from pipeline.config.schema import PhaseSchema
+from pipeline.context import Context
+from pipeline.stages.base import RunnerBase
+from pipeline.training.brain import Stage
+from pipeline.training.loop import Training, watched
+from pipeline.training.metrics import build_metrics
+
+
+class Runner(RunnerBase):
+    """Trains (``class: train``), or evaluates once (``class: infer``)."""
+
+    reads = ("dataset", "model")
+    writes = ("current_epoch", "metrics")
+
+    def run(self, context: Context) -> None:
+        """Train or evaluate every phase of the runner."""
+        if context["is_infer"]:
+            self.infer(context)
+        else:
+            Training(context).run()
+
+    def infer(self, context: Context) -> None:
+        """Evaluate every phase on its ``valid_dataset_name``, else on its ``dataset_name``."""
+        config: Config = context["config"]
+        runner = next(each for each in config.runners if each.name == context["runner_name"])
+        context["current_epoch"] = 0
+        context["metrics"] = {}
+        for phase in config.phases(runner):
+            context["metrics"][phase.name] = self.evaluate(phase, context, write=runner.write_predictions)
+
+    def evaluate(self, phase: PhaseSchema, context: Context, *, write: bool) -> dict[str, float]:
+        """The numbers of one phase; with ``write``, its predictions go to a file as they come."""
+        loader = context["dataset"][phase.valid_dataset_name or phase.dataset_name]
+        brain, metrics = context["model"][phase.name]["brain"], build_metrics(phase.metrics)
+        if not write:
+            return watched(context, phase.name, brain, loader, Stage.TEST, metrics)
+        path: Path = context["run_dir"] / context["runner_name"] / f"{phase.name}_predictions.jsonl"
+        with open(path, "w", encoding="utf-8") as file:
+            return watched(context, phase.name, brain, loader, Stage.TEST, metrics, _Predictions(file))
+
+
+class _Predictions:
+    """Writes one JSON line per sample: its index in the order of the loader, prediction and target."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+        self.index = 0
+
+    def __call__(self, predictions: Any, target: Any) -> None:
+        """Write a batch; reading the numbers makes a GPU wait, once per batch."""
+        for prediction, wanted in zip(_rows(predictions), _rows(target), strict=True):
+            self.file.write(json.dumps({"index": self.index, "prediction": prediction, "target": wanted}) + "\n")
+            self.index += 1
+
+
+def _rows(values: Any) -> list[Any]:
+    rows = values.tolist() if isinstance(values, Tensor) else list(values)
+    return rows if isinstance(rows, list) else [rows]

@@ -1,0 +1,128 @@
+"""GeneralTrainer: the five stages in order. Read this file first.
+
+A config names one or more runners. Each goes through instance -> network -> startup -> runner -> terminal; each stage
+is a class that the config names by its path, and all of them share one context. The trainer owns the order. What it
+sets up before the first stage is in ``opening.py``, what it does when one fails in ``failure.py``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import ClassVar
+
+from pipeline import contracts, failure, opening
+from pipeline.check import checked
+from pipeline.config.load import Config, Source
+from pipeline.context import Context
+from pipeline.errors import ExitCode, StageError, one_of
+from pipeline.opening import OpenRun, OpenRunner
+
+
+class GeneralTrainer:
+    """Runs a config.
+
+    Args:
+        config: the path of a YAML file, or a dict; in a dict a class may stand wherever a class path may.
+        overrides: ``"runner.train_runner.epochs=3"`` and the like.
+
+    Attributes:
+        config: the resolved config.
+        contexts: runner name -> its context, once it has run.
+        outcome: the exit code that the run has earned so far.
+
+    Raises:
+        ConfigError: the config has faults; it lists all of them, and nothing was run.
+    """
+
+    statuses: ClassVar[Mapping[str, str]] = {
+        "uninit": "instance",
+        "network_pass": "network",
+        "startup_pass": "startup",
+        "train_pass": "runner",
+        "terminal_pass": "terminal",
+    }
+    """Status -> stage. A subclass may add statuses that lead to a method of its own, which takes the context."""
+
+    def __init__(self, config: Source | Config, overrides: Sequence[str] = ()) -> None:
+        self.config = config if isinstance(config, Config) else checked(config, overrides)
+        self.contexts: dict[str, Context] = {}
+        self.outcome = ExitCode.USAGE
+
+    def run(self) -> Context:
+        """Run every runner of ``mode`` in order, and return the context of the last.
+
+        Raises:
+            PipelineError: what the config, a class path, data or the storage caused.
+            Exception: whatever a stage raised, as it raised it.
+        """
+        with opening.open_run(self.config, GeneralTrainer) as run:
+            self.outcome = ExitCode.BUG
+            for name, trainer_class in run.trainer_classes.items():
+                trainer = self if isinstance(self, trainer_class) else trainer_class(run.config)
+                try:
+                    self.contexts[name] = trainer.run_runner(name, run)
+                except BaseException as error:
+                    self.outcome = failure.exit_code(error)
+                    raise
+            run.finish(self.contexts[name])
+        self.outcome = ExitCode.DONE
+        return self.contexts[name]
+
+    def run_runner(self, name: str, run: OpenRun) -> Context:
+        """Take one runner through its stages; its resources are closed whatever happens, last opened first."""
+        resources = ExitStack()
+        runner = opening.open_runner(name, run, resources)
+        try:
+            runner.hooks.before_pipeline(context=runner.context)
+            self.stages(runner)
+            runner.context.enter("trainer")
+            runner.hooks.after_pipeline(context=runner.context)
+            resources.close()
+        except BaseException as error:
+            failure.handle(error, runner, resources)
+            raise
+        finally:
+            run.keep_record(runner.context)
+        return runner.context
+
+    def stages(self, runner: OpenRunner) -> None:
+        """Go from stage to stage, as their order or the status says, until terminal has run, once."""
+        context = runner.context
+        stage, entered = self.statuses[context["status"]], Counter[str]()
+        while True:
+            entered[stage] += 1
+            if entered[stage] > runner.settings.max_stage_repeats:
+                raise StageError(f"{stage} was to be entered more than {runner.settings.max_stage_repeats} times; check where context['status'] leads, or raise max_stage_repeats")
+            self.enter(stage, runner)
+            if stage == "terminal":
+                return
+            stage = "terminal" if context.get("is_exit") else self.next_stage(stage, context)
+
+    def enter(self, stage: str, runner: OpenRunner) -> None:
+        """Run one stage: build its class and call its method, with the plugins told before and after."""
+        context = runner.context
+        runner.tell_status()
+        context.enter(stage)
+        runner.hooks.before_stage(name=stage, context=context)
+        if stage in runner.classes:
+            built = runner.build(stage)
+            contracts.check_reads(built, runner.place(stage), context)
+            runner.call(stage, built)
+            contracts.check_writes(built, runner.place(stage), context)
+        else:
+            getattr(self, stage)(context)
+        if stage == "terminal" and context.wrote("status"):
+            raise StageError(f"{runner.place(stage)} wrote context['status'] = {context['status']!r}, but nothing follows terminal; take that out")
+        runner.hooks.after_stage(name=stage, context=context)
+
+    def next_stage(self, stage: str, context: Context) -> str:
+        """The stage that the status leads to, if the stage wrote one; else the next in order."""
+        if not context.wrote("status"):
+            order = list(self.statuses.values())
+            context["status"] = list(self.statuses)[order.index(stage) + 1]
+        status = context["status"]
+        if status not in self.statuses:
+            raise StageError(f"{stage} wrote context['status'] = {status!r}, which is no status{one_of(str(status), self.statuses)}")
+        return self.statuses[status]

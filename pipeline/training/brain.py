@@ -1,0 +1,178 @@
+"""What is computed for a batch: forward, objectives, and one training or evaluation step. Names are SpeechBrain's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.context import Context
+from pipeline.discovery import plain_callable
+from pipeline.errors import DataError, DivergedError
+from pipeline.training.metrics import Mean
+from pipeline.training.optim_scheduler import OptimScheduler
+from pipeline.training.optimize import optimize
+
+Losses = dict[str, Tensor]
+
+
+class Stage(Enum):
+    """The pass in which a batch is computed."""
+
+    TRAIN = auto()
+    VALID = auto()
+    TEST = auto()
+
+
+class Brain:
+    """Computes predictions and losses; a subclass defines ``compute_forward`` and ``compute_objectives``.
+
+    Args:
+        modules: name -> module, all that is trained and saved; available as ``self.modules.<name>``.
+
+    Attributes:
+        train_loss: mean of the finite training losses since it was last reset.
+        nonfinite: how many batches in a row were discarded for a loss that is not finite.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module] | None = None) -> None:
+        self.modules = nn.ModuleDict(dict(modules or {}))
+        self.train_loss = Mean()
+        self.nonfinite = 0
+        self._phase = ""
+        self._patience = 0
+        self._context: Context | None = None
+        self._train_state: Mapping[str, int] = {"iteration": 0, "epoch": 0}
+        self._optim_schedulers: list[OptimScheduler] = []
+        self._before_batch: Callable[..., Any] | None = None
+        self._after_batch: Callable[..., Any] | None = None
+
+    def bind(self, phase: str, optim_schedulers: Mapping[str, OptimScheduler], context: Context, patience: int) -> None:
+        """Make this Brain train ``phase`` of a run.
+
+        Args:
+            phase: its name, for messages.
+            optim_schedulers: name -> the schedulers that its losses drive.
+            context: the run's; its hooks are resolved here, once.
+            patience: how many non-finite losses in a row are discarded before training ends.
+        """
+        self._phase, self._patience, self._context = phase, patience, context
+        self._train_state = context["train_state"]
+        self._optim_schedulers = list(optim_schedulers.values())
+        self._before_batch = plain_callable(context["hooks"], "before_batch")
+        self._after_batch = plain_callable(context["hooks"], "after_batch")
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        """The predictions for a batch."""
+        raise NotImplementedError(f"{type(self).__name__} does not define compute_forward(batch, stage)")
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor | Losses:
+        """The loss, a scalar tensor that is a mean over samples; or several by name, ``loss`` being the one trained on."""
+        raise NotImplementedError(f"{type(self).__name__} does not define compute_objectives(predictions, batch, stage)")
+
+    def fit_batch(self, batch: Any) -> Tensor:
+        """One training step.
+
+        Returns:
+            The loss, detached, on its device; not finite where the step was discarded.
+        """
+        if self._before_batch:
+            self._before_batch(context=self._context, batch=batch)
+        predictions = self.compute_forward(batch, Stage.TRAIN)
+        losses = self._losses(self.compute_objectives(predictions, batch, Stage.TRAIN))
+        if optimize(losses, self._optim_schedulers, self._train_state["epoch"]):
+            self.nonfinite = 0
+            self.train_loss.add(losses["loss"].detach(), self.count_samples(batch))
+        else:
+            self._discarded(losses["loss"])
+        if self._after_batch:
+            self._after_batch(context=self._context, batch=batch, predictions=predictions, losses=losses)
+        return losses["loss"].detach()
+
+    def evaluate_batch(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
+        """Predictions and losses of one batch, without training."""
+        predictions = self.compute_forward(batch, stage)
+        return predictions, self._losses(self.compute_objectives(predictions, batch, stage))
+
+    def count_samples(self, batch: Any) -> int:
+        """How many samples a batch holds: the length of the first tensor in it."""
+        if isinstance(batch, Tensor):
+            return batch.shape[0]
+        parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+        for part in parts:
+            if count := self.count_samples(part):
+                return count
+        return 0
+
+    def target(self, batch: Any) -> Any:
+        """What the metrics compare the predictions with."""
+        return split(batch)[1]
+
+    def _losses(self, losses: Tensor | Losses) -> Losses:
+        named = {"loss": losses} if isinstance(losses, Tensor) else losses
+        if not isinstance(named, dict) or not isinstance(named.get("loss"), Tensor):
+            raise DataError(f"phase.{self._phase}: compute_objectives returned {_shape(losses)}; return a scalar tensor, or a dict with 'loss'")
+        if named["loss"].dim():
+            raise DataError(f"phase.{self._phase}: the loss has shape {tuple(named['loss'].shape)}; return a scalar, e.g. its mean()")
+        return named
+
+    def _discarded(self, loss: Tensor) -> None:
+        self.nonfinite += 1
+        if self.nonfinite > self._patience:
+            iteration = self._train_state["iteration"] + 2 - self.nonfinite
+            raise DivergedError(
+                f"phase.{self._phase}: 'loss' is {loss.item()} since iteration {iteration}, {self.nonfinite} times in a row; "
+                "lower the learning rate, set grad_clip, or check the data; none of these batches changed the weights"
+            )
+
+
+class ModuleBrain(Brain):
+    """The Brain around a plain module and a loss function.
+
+    Args:
+        module: called with the batch's inputs, by position or name.
+        loss: ``loss(predictions, target)`` -> scalar.
+    """
+
+    def __init__(self, module: nn.Module, loss: Callable[[Any, Any], Tensor]) -> None:
+        super().__init__({"model": module})
+        self.module = module
+        self.loss = loss
+        self._names = [name for name, each in inspect.signature(module.forward).parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        """The module's output for the batch's inputs."""
+        inputs = {name: batch[name] for name in self._names if name in batch} if isinstance(batch, Mapping) else split(batch)[0]
+        if isinstance(inputs, Mapping):
+            return self.module(**inputs)
+        return self.module(*inputs) if isinstance(inputs, list | tuple) else self.module(inputs)
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
+        """The loss of the predictions."""
+        return self.loss(predictions, split(batch)[1])
+
+
+def split(batch: Any) -> tuple[Any, Any]:
+    """(inputs, target) of a batch: a pair, or a mapping with ``target`` or ``label``.
+
+    Raises:
+        DataError: it is neither.
+    """
+    if isinstance(batch, Mapping):
+        for name in ("target", "label"):
+            if name in batch:
+                return {key: value for key, value in batch.items() if key != name}, batch[name]
+        raise DataError(f"a batch with the keys {', '.join(map(str, batch))} has neither 'target' nor 'label'; name one so, or write a Brain")
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise DataError(f"a batch is {_shape(batch)}, not (inputs, target) and not a mapping; return a pair from the dataset, or write a Brain")
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__} of {len(value)}" if isinstance(value, list | tuple | dict) else f"a {type(value).__name__}"

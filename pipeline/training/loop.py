@@ -1,0 +1,232 @@
+"""The loop over epochs, phases and batches. This is what happens when a model is trained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from pipeline.config.schema import Interval, PhaseSchema, RunnerSchema
+from pipeline.context import Context
+from pipeline.data.loader import set_epoch, to_device
+from pipeline.errors import DataError
+from pipeline.training.brain import Brain, Stage
+from pipeline.training.metrics import Mean, Metric, build_metrics
+from pipeline.training.triggers import NEVER, Triggers
+
+Observer = Callable[[Any, Any], None]
+"""Called with (predictions, target) of each evaluated batch."""
+
+
+def train_pass(loader: Iterable[Any], update: Callable[[Any], Any], state: dict[str, int], due: int, on_due: Callable[[int], int]) -> int:
+    """Train on every batch of a loader. The hot loop.
+
+    Args:
+        loader: the batches, on their device.
+        update: trains on one of them.
+        state: the counters; ``iteration`` and ``update`` are kept up to date.
+        due: the next iteration after which something has to be done.
+        on_due: does it, and returns the next one; 0 ends the pass.
+
+    Returns:
+        The next iteration at which something is due; 0 where the training is over.
+    """
+    iteration = state["iteration"]
+    for batch in loader:
+        update(batch)
+        iteration += 1
+        state["iteration"] = state["update"] = iteration
+        if iteration >= due:
+            due = on_due(iteration)
+            if not due:
+                break
+    return due
+
+
+class Training:
+    """The training of one runner.
+
+    Args:
+        context: after network and startup.
+
+    Attributes:
+        judges: phase -> name -> the metric that judges its validation passes.
+        metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
+    """
+
+    def __init__(self, context: Context) -> None:
+        config = context["config"]
+        self.context = context
+        self.hooks = context["hooks"]
+        self.device: torch.device = context["device"]
+        self.models: dict[str, dict[str, Any]] = context["model"]
+        self.loaders: dict[str, Any] = context["dataset"]
+        self.state: dict[str, int] = context["train_state"]
+        self.runner: RunnerSchema = next(each for each in config.runners if each.name == context["runner_name"])
+        self.phases: list[PhaseSchema] = config.phases(self.runner)
+        start = self.state["iteration"]
+        print_interval = self.runner.print_interval
+        self.printing = Triggers([Interval(print_interval, "iteration")] if print_interval else [], start)
+        self.saving = Triggers(self.runner.intervals, start)
+        self.judges = {phase.name: build_metrics(phase.metrics) for phase in self.phases}
+        self.metrics: dict[str, dict[str, float]] = {}
+
+    def run(self) -> None:
+        """All epochs, and a checkpoint at the end."""
+        for epoch in range(self.state["epoch"], self.runner.epochs or NEVER):
+            self.context["current_epoch"] = epoch
+            self.hooks.before_epoch(context=self.context)
+            over = self.epoch(epoch)
+            self.hooks.after_epoch(context=self.context)
+            if self.saving.fires_after(epoch + 1):
+                self.save()
+            if over:
+                break
+        self.save()
+
+    def epoch(self, epoch: int) -> bool:
+        """Train every phase on its data, evaluating each after it; True when the training is over."""
+        self.context["metrics"] = self.metrics = {}
+        over = False
+        for index, phase in enumerate(self.phases):
+            self.state["phase_index"] = index
+            over = self.train(phase, epoch)
+            if phase.valid_dataset_name:
+                self.metrics[phase.name] |= self.validate(phase)
+            if over:
+                break
+        self.state.update(epoch=epoch + 1, phase_index=0)
+        return over
+
+    def validate(self, phase: PhaseSchema) -> dict[str, float]:
+        """Evaluate a phase between two epochs; its numbers come with ``valid_`` before their names."""
+        loader, brain = self.loaders[phase.valid_dataset_name or ""], self.models[phase.name]["brain"]
+        numbers = watched(self.context, phase.name, brain, loader, Stage.VALID, self.judges[phase.name])
+        return {f"valid_{name}": value for name, value in numbers.items()}
+
+    def train(self, phase: PhaseSchema, epoch: int) -> bool:
+        """One pass over a phase's data; True when the last iteration is done."""
+        entry = self.models[phase.name]
+        loader = self.loaders[phase.dataset_name or ""]
+        brain, updater = entry["brain"], entry["updater"]
+        set_epoch(loader, epoch)
+        brain.modules.train()
+        brain.train_loss.reset()
+        report = _Report(self.context, phase.name, brain)
+        before = self.state["iteration"]
+        due = train_pass(on(loader, self.device), updater.update, self.state, self._next_look(), partial(self.on_due, report))
+        if self.state["iteration"] == before:
+            raise DataError(f"phase.{phase.name}: '{phase.dataset_name}' gave no batch in epoch {epoch}; check the dataset, or drop_last with few samples")
+        updater.state.iteration += self.state["iteration"] - before
+        updater.state.epoch = epoch + 1
+        self.metrics[phase.name] = report.epoch_numbers()
+        return not due
+
+    def on_due(self, report: _Report, iteration: int) -> int:
+        """Print or save where it is time to; the next iteration to look at, 0 at the end."""
+        if self.printing.fires(iteration):
+            report.print()
+        if self.runner.max_steps and iteration >= self.runner.max_steps:
+            return 0
+        if self.saving.fires(iteration):
+            self.save()
+        return self._next_look()
+
+    def _next_look(self) -> int:
+        return min(self.printing.next_look(), self.saving.next_look(), self.runner.max_steps or NEVER)
+
+    def save(self) -> None:
+        """Save a checkpoint of this moment."""
+        path = self.context["checkpointer"].save(self.models, self.state, self.metrics)
+        self.hooks.after_checkpoint_saved(context=self.context, path=path)
+
+
+class _Report:
+    """The training numbers of one pass: since the last print, and over the whole of it."""
+
+    def __init__(self, context: Context, phase: str, brain: Brain) -> None:
+        self.context, self.phase, self.brain = context, phase, brain
+        self.epoch_loss = Mean()
+        self.since, self.samples = time.perf_counter(), 0
+
+    def _close(self) -> float:
+        """Read the loss since the last time: on a GPU this waits for the work so far."""
+        recent = self.brain.train_loss
+        loss, self.samples = recent.compute(), recent.count
+        if recent.count:
+            self.epoch_loss.add(torch.tensor(loss, dtype=torch.float64), recent.count)
+        recent.reset()
+        return loss
+
+    def print(self) -> None:
+        """Tell the plugins."""
+        numbers = {"loss": self._close()}
+        now = time.perf_counter()
+        numbers["samples_per_second"] = self.samples / (now - self.since)
+        self.since = now
+        self.context["hooks"].on_print_interval(context=self.context, phase=self.phase, metrics=numbers)
+
+    def epoch_numbers(self) -> dict[str, float]:
+        """The numbers of the pass, weighted by samples."""
+        self._close()
+        self.context["train_state"]["samples"] += self.epoch_loss.count
+        return {"loss": self.epoch_loss.compute()}
+
+
+def on(loader: Iterable[Any], device: torch.device) -> Iterable[Any]:
+    """The batches of a loader, on a device; the loader itself where they are there already."""
+    return loader if device.type == "cpu" else (to_device(batch, device) for batch in loader)
+
+
+@contextmanager
+def evaluating(brain: Brain) -> Any:
+    """Modules in evaluation mode and no gradients, until the block ends."""
+    brain.modules.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        brain.modules.train()
+
+
+def evaluate(brain: Brain, batches: Iterable[Any], stage: Stage, metrics: Mapping[str, Metric], observe: Observer | None = None) -> dict[str, float]:
+    """One pass without training.
+
+    Args:
+        brain: computes predictions and losses.
+        batches: on their device.
+        stage: VALID or TEST.
+        metrics: name -> metric; reset first.
+        observe: called with every batch's predictions and target.
+
+    Returns:
+        ``loss`` and the metrics by name.
+    """
+    loss = Mean()
+    for metric in metrics.values():
+        metric.reset()
+    with evaluating(brain):
+        for batch in batches:
+            predictions, losses = brain.evaluate_batch(batch, stage)
+            loss.add(losses["loss"], brain.count_samples(batch))
+            target = brain.target(batch) if metrics or observe else None
+            for metric in metrics.values():
+                metric.update(predictions, target)
+            if observe:
+                observe(predictions, target)
+    if not loss.count:
+        raise DataError("the evaluated dataset gave no batch; check it")
+    return {"loss": loss.compute(), **{name: float(metric.compute()) for name, metric in metrics.items()}}
+
+
+def watched(context: Context, phase: str, brain: Brain, loader: Any, stage: Stage, metrics: Mapping[str, Metric], observe: Observer | None = None) -> dict[str, float]:
+    """Evaluate a phase with the plugins told before and after."""
+    hooks = context["hooks"]
+    hooks.before_validation(context=context, phase=phase)
+    numbers = evaluate(brain, on(loader, context["device"]), stage, metrics, observe)
+    hooks.after_validation(context=context, phase=phase, metrics=numbers)
+    return numbers

@@ -1,0 +1,79 @@
+"""Writes every number to ``metrics.jsonl``, every timing to ``timing.jsonl``, and logs a line per epoch."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from loguru import logger
+
+from pipeline import hookimpl
+from pipeline.context import Context
+
+_TIMINGS = {"samples_per_second"}
+
+
+class MetricLog:
+    """One JSON object a line: {event, epoch, iteration, phase, and the numbers}.
+
+    ``metrics.jsonl`` holds only what two equal runs have alike; whatever depends on the clock goes to ``timing.jsonl``.
+    A number that is not finite is written as null.
+    """
+
+    def __init__(self) -> None:
+        self.metrics: TextIO
+        self.timing: TextIO
+        self.epoch_began = 0.0
+
+    @hookimpl
+    def before_pipeline(self, context: Context) -> None:
+        """Open the files, to be closed with the run."""
+        folder: Path = context["run_dir"] / context["runner_name"]
+        # Line by line, so that what a killed run had measured is there.
+        self.metrics = context["resources"].enter_context(open(folder / "metrics.jsonl", "a", buffering=1, encoding="utf-8"))
+        self.timing = context["resources"].enter_context(open(folder / "timing.jsonl", "a", buffering=1, encoding="utf-8"))
+
+    @hookimpl
+    def before_epoch(self) -> None:
+        """Look at the clock."""
+        self.epoch_began = time.perf_counter()
+
+    @hookimpl
+    def on_print_interval(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
+        """Write the training numbers of the interval."""
+        self._write("train", context, phase, metrics)
+
+    @hookimpl
+    def after_validation(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
+        """Write the numbers of a validation pass; those of an infer runner get their line too."""
+        self._write("evaluate" if context["is_infer"] else "validate", context, phase, metrics)
+        if context["is_infer"]:
+            logger.info(f"{context['runner_name']}  {phase}  {_line(metrics)}")
+
+    @hookimpl
+    def after_epoch(self, context: Context) -> None:
+        """Write and log the numbers of the epoch."""
+        seconds = time.perf_counter() - self.epoch_began
+        for phase, metrics in context["metrics"].items():
+            self._write("epoch", context, phase, metrics)
+            logger.info(f"epoch {context['current_epoch']} done in {seconds:.1f} s  {phase}  {_line(metrics)}")
+        self._record(self.timing, "epoch", context, {"seconds": seconds})
+
+    def _write(self, event: str, context: Context, phase: str, numbers: dict[str, float]) -> None:
+        timings = {name: value for name, value in numbers.items() if name in _TIMINGS}
+        metrics = {name: value for name, value in numbers.items() if name not in _TIMINGS}
+        self._record(self.metrics, event, context, {"phase": phase, **metrics})
+        if timings:
+            self._record(self.timing, event, context, {"phase": phase, **timings})
+
+    def _record(self, file: TextIO, event: str, context: Context, values: dict[str, Any]) -> None:
+        where = {"event": event, "epoch": context["current_epoch"], "iteration": context["train_state"]["iteration"]}
+        finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()}
+        file.write(json.dumps({**where, **finite}) + "\n")
+
+
+def _line(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())

@@ -1,0 +1,77 @@
+"""Shows how far an epoch is: a bar in a terminal, a line per ``print_interval`` elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from loguru import logger
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from pipeline import hookimpl
+from pipeline.context import Context
+
+
+class ProgressBar:
+    """Moves at each ``print_interval``, so a step that prints nothing costs nothing.
+
+    Args:
+        live: whether to draw a bar; None decides by whether stderr is a terminal.
+    """
+
+    def __init__(self, live: bool | None = None) -> None:
+        self.live = sys.stderr.isatty() if live is None else live
+        self.progress: Progress | None = None
+        self.task = TaskID(0)
+        self.epoch_started_at = 0
+
+    @hookimpl
+    def before_pipeline(self, context: Context) -> None:
+        """Have the bar taken down at the end, however the run ends."""
+        context["resources"].callback(self.stop)
+
+    @hookimpl
+    def before_epoch(self, context: Context) -> None:
+        """Start a bar for the epoch."""
+        self.stop()
+        self.epoch_started_at = context["train_state"]["iteration"]
+        if not self.live:
+            return
+        columns = (TextColumn("epoch {task.fields[epoch]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+        self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.task = self.progress.add_task("", total=_batches(context), epoch=context["current_epoch"])
+        self.progress.start()
+
+    @hookimpl
+    def on_print_interval(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
+        """Move the bar, or log a line."""
+        done = context["train_state"]["iteration"] - self.epoch_started_at
+        text = f"{phase} {'  '.join(f'{name} {value:.4g}' for name, value in metrics.items())}"
+        if self.progress:
+            self.progress.update(self.task, completed=done, description=text)
+        else:
+            logger.info(f"epoch {context['current_epoch']}  batch {done}/{_batches(context) or '?'}  {text}")
+
+    @hookimpl
+    def after_epoch(self) -> None:
+        """Take the bar away; the epoch's own line is the metric log's."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Take the bar away, if there is one."""
+        if self.progress:
+            self.progress.stop()
+            self.progress = None
+
+
+def _batches(context: Context) -> int | None:
+    """How many batches an epoch has; None where a loader has no length."""
+    total = 0
+    for phase in context["phases"]:
+        loader: Any = context["dataset"].get(phase["dataset_name"])
+        try:
+            total += len(loader)
+        except TypeError:
+            return None
+    return total
