@@ -100,8 +100,9 @@ class Context(dict[str, Any]):
         return [access._asdict() for access in self.accesses]
 
     def _note(self, keys: Iterable[str], action: str) -> str:
-        # Two frames up is the line that touched the context.
         frame = sys._getframe(2)
+        while frame.f_code.co_filename == __file__ and frame.f_back:
+            frame = frame.f_back
         where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         for key in keys:
             self.accesses[Access(self.stage, key, action, where)] = None

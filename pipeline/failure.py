@@ -25,8 +25,9 @@ def handle(error: BaseException, runner: OpenRunner, resources: ExitStack) -> No
     """Say what failed, give ``abort`` its turn, and close the resources; an error on the way is logged beside the first."""
     context, stage = runner.context, runner.context.stage
     headline = describe(error, stage, runner)
-    error.add_note(headline)
     log_error(error, headline)
+    # For whoever calls from Python; after the log, which has the headline as its first line.
+    error.add_note(headline)
     context.enter("trainer")
     context["error"] = error
     if stage != "trainer":

@@ -47,7 +47,7 @@ class ProgressBar:
     def on_print_interval(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
         """Move the bar, or log a line."""
         done = context["train_state"]["iteration"] - self.epoch_started_at
-        text = f"{phase} {'  '.join(f'{name} {value:.4g}' for name, value in metrics.items())}"
+        text = f"{phase} {'  '.join(f'{name} {_number(value)}' for name, value in metrics.items())}"
         if self.progress:
             self.progress.update(self.task, completed=done, description=text)
         else:
@@ -63,6 +63,10 @@ class ProgressBar:
         if self.progress:
             self.progress.stop()
             self.progress = None
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4f}"
 
 
 def _batches(context: Context) -> int | None:

@@ -14,7 +14,7 @@ import torch
 from loguru import logger
 from torch import Tensor, nn
 
-from pipeline.checkpoint import files, manifest
+from pipeline.checkpoint import files, manifest, tensors
 from pipeline.errors import CheckpointError, StorageError
 
 _STEP = re.compile(r"step-(\d{12})")
@@ -44,7 +44,7 @@ class Checkpointer:
         final = self.folder / f"step-{train_state['iteration']:012d}"
         if final.exists():
             return final
-        contents = {f"{phase}.safetensors": _encode(module_of(entry)) for phase, entry in models.items()}
+        contents = {f"{phase}.safetensors": tensors.encode(module_of(entry).state_dict()) for phase, entry in models.items()}
         contents["state.json"] = json.dumps({"train_state": dict(train_state), "metrics": metrics}, indent=1).encode()
         temporary = self.folder / f".tmp-{final.name}-{uuid.uuid4().hex[:8]}"
         try:
@@ -74,10 +74,10 @@ class Checkpointer:
         """
         saved = _read(Path(path))
         for phase, entry in models.items():
-            tensors = saved.get(phase) or (next(iter(saved.values())) if len(saved) == len(models) == 1 else None)
-            if tensors is None:
+            weights = saved.get(phase) or (next(iter(saved.values())) if len(saved) == len(models) == 1 else None)
+            if weights is None:
                 raise CheckpointError(f"{path}: has no weights for phase '{phase}', but for {', '.join(saved)}; name the phase as it was when trained")
-            _load_into(module_of(entry), tensors, f"{path}: phase '{phase}'")
+            _load_into(module_of(entry), weights, f"{path}: phase '{phase}'")
         logger.info(f"weights of {', '.join(models)} loaded from {path}")
 
 
@@ -85,18 +85,6 @@ def module_of(entry: Mapping[str, Any]) -> nn.Module:
     """What is saved of a phase: the module that the config names, or all modules of its Brain."""
     model = entry["model"]
     return model if isinstance(model, nn.Module) else entry["brain"].modules
-
-
-def _encode(module: nn.Module) -> bytes:
-    """Its state in the safetensors format; a tensor that shares memory with another is written out on its own."""
-    tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, value in module.state_dict().items():
-        tensor = value.detach().cpu().contiguous()
-        storage = tensor.untyped_storage().data_ptr()
-        tensors[name] = tensor.clone() if storage in seen else tensor
-        seen.add(storage)
-    return safetensors.torch.save(tensors)
 
 
 def _read(path: Path) -> dict[str, dict[str, Tensor]]:
@@ -115,15 +103,15 @@ def _read(path: Path) -> dict[str, dict[str, Tensor]]:
         raise CheckpointError(f"{path}: is no safetensors data ({error}); use another file") from error
 
 
-def _load_into(module: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
+def _load_into(module: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
     own = module.state_dict()
-    faults = [f"has no '{name}'" for name in own if name not in tensors]
-    faults += [f"has '{name}', which the model does not" for name in tensors if name not in own]
-    for name in own.keys() & tensors.keys():
-        if own[name].shape != tensors[name].shape:
-            faults.append(f"'{name}' has shape {tuple(tensors[name].shape)}, the model's has {tuple(own[name].shape)}")
+    faults = [f"has no '{name}'" for name in own if name not in weights]
+    faults += [f"has '{name}', which the model does not" for name in weights if name not in own]
+    for name in own.keys() & weights.keys():
+        if own[name].shape != weights[name].shape:
+            faults.append(f"'{name}' has shape {tuple(weights[name].shape)}, the model's has {tuple(own[name].shape)}")
     if faults:
         more = f", and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise CheckpointError(f"{where}: does not fit the model: {'; '.join(sorted(faults)[:5])}{more}; load it into the model that it was saved from")
     with torch.no_grad():
-        module.load_state_dict(dict(tensors))
+        module.load_state_dict(dict(weights))

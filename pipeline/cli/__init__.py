@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib import import_module
 from typing import NoReturn
 
@@ -48,4 +49,6 @@ def group() -> None:
 
 def main() -> NoReturn:
     """The command ``pipeline``."""
+    # torch says so on import wherever numpy is not installed; we don't need it.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     sys.exit(group(prog_name="pipeline", standalone_mode=True))

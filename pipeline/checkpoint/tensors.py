@@ -1,0 +1,44 @@
+"""Tensors -> the safetensors format: the header's length, a JSON header, then the raw numbers, one tensor after the other.
+
+Written here because the library's own writer needs numpy; the library reads it.
+Source: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import CheckpointError
+
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64", torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+
+
+def encode(tensors: Mapping[str, Tensor]) -> bytes:
+    """The bytes of a safetensors file; tensors that share memory are each written out.
+
+    Raises:
+        CheckpointError: a tensor's type has no name in the format.
+    """
+    header: dict[str, dict[str, object]] = {}
+    buffers: list[bytes] = []
+    end = 0
+    for name, value in tensors.items():
+        if value.dtype not in _DTYPES:
+            raise CheckpointError(f"'{name}' has dtype {value.dtype}, which cannot be saved; convert it, or register it with persistent=False")
+        tensor = value.detach().cpu().contiguous()
+        buffers.append(ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b"")
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _DTYPES[value.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *buffers])
