@@ -35,7 +35,7 @@ _HOMES = {
     "pipeline.training.updater": ("Updater", "UpdaterBase", "UpdaterState"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = list(_HOME_OF)  # noqa: PLE0604 - the keys are str
+__all__ = list(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:

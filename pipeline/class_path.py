@@ -35,7 +35,9 @@ class ClassPath:
     file: Path | None = None
 
 
-def parse(text: str, *, name: str = "", folder: Path | None = None, workspace: Path | None = None, module: str = "") -> ClassPath:
+def parse(
+    text: str, *, name: str = "", folder: Path | None = None, workspace: Path | None = None, module: str = ""
+) -> ClassPath:
     """Split a class path; nothing is imported.
 
     Args:
@@ -59,16 +61,22 @@ def parse(text: str, *, name: str = "", folder: Path | None = None, workspace: P
         path, _, attribute = path.rpartition(".")
     path = path or module
     if not path or not all(part.isidentifier() for part in f"{path}.{attribute}".split(".")):
-        raise ClassPathError(f"'{text}' is no class path; write '{{workspace}}/file.py', '{{workspace}}/file.py:Name' or 'package.module:Name'")
+        raise ClassPathError(
+            f"'{text}' is no class path; write '{{workspace}}/file.py', '{{workspace}}/file.py:Name' or 'package.module:Name'"
+        )
     return ClassPath(text, path, attribute)
 
 
 def _parse_file(text: str, path: str, name: str, folder: Path | None, workspace: Path | None) -> ClassPath:
     if folder is None and not Path(path).is_absolute():
-        raise ClassPathError(f"'{text}': a relative path needs a config file or a workspace; give the config a 'workspace', or an absolute path")
+        raise ClassPathError(
+            f"'{text}': a relative path needs a config file or a workspace; give the config a 'workspace', or an absolute path"
+        )
     file = ((folder or Path()) / path).resolve()
     if file.suffix != ".py":
-        raise ClassPathError(f"'{text}': '{file.name}' is not a .py file{nearest(file.name, _python_files(file.parent))}")
+        raise ClassPathError(
+            f"'{text}': '{file.name}' is not a .py file{nearest(file.name, _python_files(file.parent))}"
+        )
     if file.is_dir():
         raise ClassPathError(f"'{text}': {file} is a folder; name the .py file in it")
     if not file.is_file():
@@ -78,7 +86,9 @@ def _parse_file(text: str, path: str, name: str, folder: Path | None, workspace:
     root = workspace.resolve() if workspace and file.is_relative_to(workspace.resolve()) else file.parent
     parts = file.relative_to(root).with_suffix("").parts
     if any("." in part for part in parts):
-        raise ClassPathError(f"'{text}': Python cannot import '{file.name}' for the dot in its name or folder; rename it")
+        raise ClassPathError(
+            f"'{text}': Python cannot import '{file.name}' for the dot in its name or folder; rename it"
+        )
     return ClassPath(text, ".".join([package_name(root), *parts]), name, file)
 
 
@@ -98,7 +108,9 @@ def define(path: ClassPath) -> source.Definition | None:
         module = source.read(path.module)
     except SyntaxError as error:
         place = f"{path.file or path.module}:{error.lineno}:{error.offset}"
-        raise ClassPathError(f"'{path.text}': {place}: {error.msg}: {(error.text or '').strip()}; mend the file", error) from error
+        raise ClassPathError(
+            f"'{path.text}': {place}: {error.msg}: {(error.text or '').strip()}; mend the file", error
+        ) from error
     try:
         return source.define(module, path.name) if module else None
     except source.NotDefinedError as error:
@@ -120,7 +132,11 @@ def _no_name(path: ClassPath, module: source.Module | None) -> str:
         names = [*names, *(module.bindings if module else ())]
         return f"'{path.text}': {where} has no '{path.name}'{nearest(path.name, names) or '; check the spelling'}"
     defined = ", ".join(names) or "no class"
-    hint = nearest(path.name, names) or (f"; write ':{names[0]}' after the file, or name the class {path.name}" if names else f"; define {path.name} in it")
+    hint = nearest(path.name, names) or (
+        f"; write ':{names[0]}' after the file, or name the class {path.name}"
+        if names
+        else f"; define {path.name} in it"
+    )
     return f"'{path.text}': {where} defines no '{path.name}'; it defines {defined}{hint}"
 
 
@@ -137,7 +153,9 @@ def load(path: ClassPath) -> Any:
         raise _import_failed(path, error) from error
     if not hasattr(module, path.name):
         define(path)
-        raise ClassPathError(f"'{path.text}': {path.module} has no '{path.name}' after it was imported; check the spelling")
+        raise ClassPathError(
+            f"'{path.text}': {path.module} has no '{path.name}' after it was imported; check the spelling"
+        )
     return getattr(module, path.name)
 
 
@@ -147,22 +165,36 @@ def _import_failed(path: ClassPath, error: Exception) -> ClassPathError:
     if not isinstance(error, ModuleNotFoundError):
         frames = traceback.extract_tb(user_error.__traceback__)
         place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else where
-        return ClassPathError(f"'{path.text}': importing {where} failed at {place}: {type(error).__name__}: {error}; mend the file", user_error)
+        return ClassPathError(
+            f"'{path.text}': importing {where} failed at {place}: {type(error).__name__}: {error}; mend the file",
+            user_error,
+        )
     missing = error.name or ""
     if missing.startswith("pipeline.workspaces."):
         last = missing.rpartition(".")[2]
-        return ClassPathError(f"'{path.text}': {where} imports '.{last}', which its workspace does not have; check the name and the number of dots", user_error)
+        return ClassPathError(
+            f"'{path.text}': {where} imports '.{last}', which its workspace does not have; check the name and the number of dots",
+            user_error,
+        )
     if path.file and (path.file.parent / f"{missing.partition('.')[0]}.py").is_file():
-        return ClassPathError(f"'{path.text}': {where} imports its neighbour '{missing}' absolutely; write `from .{missing} import …`", user_error)
+        return ClassPathError(
+            f"'{path.text}': {where} imports its neighbour '{missing}' absolutely; write `from .{missing} import …`",
+            user_error,
+        )
     if source.find_spec(path.module) is None:
         return ClassPathError(_no_module(path))
-    return ClassPathError(f"'{path.text}': {where} needs the package '{missing}', which is not installed; pip install it", user_error)
+    return ClassPathError(
+        f"'{path.text}': {where} needs the package '{missing}', which is not installed; pip install it", user_error
+    )
 
 
 def user_frames(trace: TracebackType | None) -> TracebackType | None:
     """The traceback from the first frame on that belongs to the user: not to the import system, not to us."""
     first = trace
-    while first and (first.tb_frame.f_code.co_filename.startswith((_OURS, "<frozen importlib")) or "/importlib/" in first.tb_frame.f_code.co_filename):
+    while first and (
+        first.tb_frame.f_code.co_filename.startswith((_OURS, "<frozen importlib"))
+        or "/importlib/" in first.tb_frame.f_code.co_filename
+    ):
         first = first.tb_next
     return first or trace
 
@@ -180,7 +212,7 @@ def load_class(path: ClassPath | type, base: type) -> type:
     if not issubclass(found, base):
         raise ClassPathError(wrong_base(text, found.__name__, describe(base)))
     if inspect.isabstract(found):
-        raise ClassPathError(left_abstract(text, found.__name__, sorted(found.__abstractmethods__)))
+        raise ClassPathError(left_abstract(text, found.__name__, sorted(getattr(found, "__abstractmethods__", ()))))
     return found
 
 
@@ -208,5 +240,7 @@ def wrong_arguments(taken: source.Parameters, given: Iterable[str], what: str) -
             faults[name] = f"{what} has no argument '{name}'{accepted}"
     missing = [name for name in taken.required if name not in given]
     if missing:
-        faults[""] = f"{what} needs the argument{'s' if len(missing) > 1 else ''} {', '.join(missing)}; add {'them' if len(missing) > 1 else 'it'}"
+        faults[""] = (
+            f"{what} needs the argument{'s' if len(missing) > 1 else ''} {', '.join(missing)}; add {'them' if len(missing) > 1 else 'it'}"
+        )
     return faults

@@ -48,7 +48,9 @@ KEYS: tuple[ContextKey, ...] = (
     ContextKey("hooks", "pluggy.HookRelay", "trainer", "calls the plugins: `hooks.before_epoch(context=context)`"),
     ContextKey("run_dir", "Path", "trainer", "the run directory"),
     ContextKey("checkpointer", "Checkpointer", "trainer", "saves and loads this runner's checkpoints"),
-    ContextKey("train_state", "dict", "trainer", "{iteration, update, epoch, samples, phase_index}, all counted from 0"),
+    ContextKey(
+        "train_state", "dict", "trainer", "{iteration, update, epoch, samples, phase_index}, all counted from 0"
+    ),
     ContextKey("resources", "ExitStack", "trainer", "what is closed at the end, whatever happens, last opened first"),
     ContextKey("dataset", "dict", "network", "dataset name -> loader"),
     ContextKey("model", "dict", "network", "phase name -> {model, brain, optim_schedulers, updater}"),

@@ -17,11 +17,14 @@ def check_reads(stage: StageBase, place: str, context: Context) -> None:
     Raises:
         ContextError: a key is missing.
     """
-    missing = [key for key in stage.reads if key not in context.keys()]
+    written = list(context)
+    missing = [key for key in stage.reads if key not in written]
     if missing:
         key = missing[0]
-        hint = nearest(key, context.keys()) or "; write it in an earlier stage, or take it out of `reads`"
-        raise ContextError(f"{place} declares that it reads context['{key}'], which nothing wrote; written so far: {', '.join(context)}{hint}")
+        hint = nearest(key, written) or "; write it in an earlier stage, or take it out of `reads`"
+        raise ContextError(
+            f"{place} declares that it reads context['{key}'], which nothing wrote; written so far: {', '.join(context)}{hint}"
+        )
 
 
 def check_writes(stage: StageBase, place: str, context: Context) -> None:
@@ -30,9 +33,12 @@ def check_writes(stage: StageBase, place: str, context: Context) -> None:
     Raises:
         ContextError: a key is missing.
     """
-    missing = [key for key in stage.writes if key not in context.keys()]
+    written = list(context)
+    missing = [key for key in stage.writes if key not in written]
     if missing:
-        raise ContextError(f"{place} declares that it writes context['{missing[0]}'] but did not; write it, or take it out of `writes`")
+        raise ContextError(
+            f"{place} declares that it writes context['{missing[0]}'] but did not; write it, or take it out of `writes`"
+        )
 
 
 def declared(definition: source.Definition, attribute: str) -> tuple[str, ...] | None:
@@ -40,7 +46,13 @@ def declared(definition: source.Definition, attribute: str) -> tuple[str, ...] |
     above, _ = source.ancestry(definition)
     for each in above:
         for node in each.node.body:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+            targets = (
+                node.targets
+                if isinstance(node, ast.Assign)
+                else [node.target]
+                if isinstance(node, ast.AnnAssign)
+                else []
+            )
             if any(isinstance(target, ast.Name) and target.id == attribute for target in targets):
                 return _literal(node)
     return None
@@ -69,8 +81,13 @@ def unwritten(stages: Mapping[str, source.Definition | None], given: frozenset[s
         reads = declared(definition, "reads") if definition else None
         missing = [key for key in reads or () if key not in written]
         if missing and definition:
-            hint = nearest(missing[0], written) or f"; written by then: {', '.join(sorted(written - given)) or 'nothing but what the trainer writes'}"
-            faults[stage] = f"{definition.name} ({definition.place}) reads context['{missing[0]}']; no earlier stage writes it{hint}"
+            hint = (
+                nearest(missing[0], written)
+                or f"; written by then: {', '.join(sorted(written - given)) or 'nothing but what the trainer writes'}"
+            )
+            faults[stage] = (
+                f"{definition.name} ({definition.place}) reads context['{missing[0]}']; no earlier stage writes it{hint}"
+            )
         writes = declared(definition, "writes") if definition else None
         if not writes:
             break

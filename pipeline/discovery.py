@@ -56,7 +56,11 @@ def chosen(tree: Node, workspace: Path | None) -> tuple[list[Plugin], list[Fault
         if args is not False:
             plugins[plugin.name] = plugin
         elif plugins.pop(plugin.name, None) is None:
-            faults.append(origin.fault("plugins", f"'{text}: false' removes a plugin that is not there{one_of(plugin.name, plugins)}"))
+            faults.append(
+                origin.fault(
+                    "plugins", f"'{text}: false' removes a plugin that is not there{one_of(plugin.name, plugins)}"
+                )
+            )
     return list(plugins.values()), faults
 
 
@@ -109,7 +113,9 @@ def _wrong_hooks(definition: source.Definition) -> list[str]:
     for name, node in {name: node for each in reversed(above) for name, node in source.methods(each).items()}.items():
         marked = any("hookimpl" in ast.unparse(mark) for mark in node.decorator_list)
         arguments = [argument.arg for argument in node.args.args[1:]]
-        messages += _wrong_hook(f"{definition.name}.{name} ({definition.module.file.name}:{node.lineno})", name, arguments, marked)
+        messages += _wrong_hook(
+            f"{definition.name}.{name} ({definition.module.file.name}:{node.lineno})", name, arguments, marked
+        )
         hooks += marked
     if complete and not hooks and not messages:
         messages.append(_no_hook(f"{definition.name} ({definition.place})"))
@@ -122,7 +128,11 @@ def _wrong_hook(place: str, name: str, arguments: Sequence[str], marked: bool) -
     if name not in HOOKS:
         return [f"{place}: there is no hook '{name}'{one_of(name, HOOKS)}"]
     known = HOOKS[name].parameters
-    return [f"{place}: the hook has no argument '{argument}'{one_of(argument, known)}" for argument in arguments if argument not in known]
+    return [
+        f"{place}: the hook has no argument '{argument}'{one_of(argument, known)}"
+        for argument in arguments
+        if argument not in known
+    ]
 
 
 def _no_hook(place: str) -> str:
@@ -150,7 +160,9 @@ def _build(plugin: Plugin) -> object:
     for name, method in inspect.getmembers(cls, inspect.isfunction):
         marked = hasattr(method, "pipeline_impl")
         arguments = list(inspect.signature(method).parameters)[1:]
-        messages += _wrong_hook(f"{plugin.origin}: plugin '{plugin.name}': {cls.__name__}.{name}", name, arguments, marked)
+        messages += _wrong_hook(
+            f"{plugin.origin}: plugin '{plugin.name}': {cls.__name__}.{name}", name, arguments, marked
+        )
         hooks += marked
     if not hooks and not messages:
         messages.append(_no_hook(f"{plugin.origin}: plugin '{plugin.name}': {cls.__name__}"))
@@ -159,7 +171,9 @@ def _build(plugin: Plugin) -> object:
     try:
         inspect.signature(cls).bind(**plugin.args)
     except TypeError as error:
-        raise PluginError(f"{plugin.origin}: plugin '{plugin.name}': {error}; its arguments are {inspect.signature(cls)}") from error
+        raise PluginError(
+            f"{plugin.origin}: plugin '{plugin.name}': {error}; its arguments are {inspect.signature(cls)}"
+        ) from error
     return cls(**plugin.args)
 
 
@@ -179,5 +193,5 @@ def culprit(manager: pluggy.PluginManager, error: BaseException) -> str | None:
 
 def plain_callable(hooks: pluggy.HookRelay, name: str) -> Callable[..., Any] | None:
     """A hook resolved once, for the hot loop: None where nobody implements it, which then costs nothing."""
-    caller: Callable[..., Any] = getattr(hooks, name)
-    return caller if caller.get_hookimpls() else None  # type: ignore[attr-defined]
+    caller: pluggy.HookCaller = getattr(hooks, name)
+    return caller if caller.get_hookimpls() else None

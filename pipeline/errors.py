@@ -44,7 +44,7 @@ class PipelineError(Exception):
         exit_code: what the command line leaves with when this error ends it.
     """
 
-    exit_code = ExitCode.FAILED
+    exit_code: ExitCode = ExitCode.FAILED
 
 
 @dataclass(frozen=True)

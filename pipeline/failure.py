@@ -17,7 +17,7 @@ from pipeline.opening import OpenRunner
 def exit_code(error: BaseException) -> ExitCode:
     """What a run that an error ended leaves with."""
     if isinstance(error, PipelineError):
-        return ExitCode(error.exit_code)
+        return error.exit_code
     return ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else ExitCode.FAILED
 
 
@@ -38,17 +38,26 @@ def handle(error: BaseException, runner: OpenRunner, resources: ExitStack) -> No
     _also("closing the resources", resources.close)
     code = exit_code(error)
     state = "interrupted" if code == ExitCode.INTERRUPTED else "failed"
-    runner.directory.write_status(state, exit_code=code, reason=headline, train_state=context["train_state"], error=f"{type(error).__name__}: {error}")
+    runner.directory.write_status(
+        state,
+        exit_code=code,
+        reason=headline,
+        train_state=context["train_state"],
+        error=f"{type(error).__name__}: {error}",
+    )
 
 
 def describe(error: BaseException, stage: str, runner: OpenRunner) -> str:
     """The first line: which stage, which class, which line of the config, or which plugin."""
-    place = "the trainer" if stage == "trainer" else runner.place(stage)
+    name = f"runner '{runner.settings.name}'"
     plugin = culprit(runner.plugins, error)
+    if stage == "trainer" and isinstance(error, PipelineError):
+        return f"{name}: {error}"
+    place = "between two stages" if stage == "trainer" else runner.place(stage)
     place = f"{plugin}, in {place}" if plugin else place
     if isinstance(error, KeyboardInterrupt):
-        return f"runner '{runner.settings.name}': interrupted in {place}"
-    return f"runner '{runner.settings.name}': {place} failed: {type(error).__name__}: {error}"
+        return f"{name}: interrupted in {place}"
+    return f"{name}: {place} failed: {type(error).__name__}: {error}"
 
 
 def log_error(error: BaseException, headline: str) -> None:

@@ -37,7 +37,10 @@ def before_epoch(context: Context) -> None:
 
 @hookspec
 def before_batch(context: Context, batch: Any) -> None:
-    """A training batch, already on its device, is about to be used."""
+    """A training batch, already on its device, is about to be used.
+
+    Here and in ``after_batch``, ``context["train_state"]["iteration"]`` counts the batches before this one.
+    """
 
 
 @hookspec

@@ -21,8 +21,12 @@ class _ToLoguru(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log it under its own level and logger name."""
-        level = record.levelname if record.levelname in {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"} else record.levelno
-        logger.patch(lambda entry: entry.update(name=record.name, line=record.lineno)).opt(exception=record.exc_info).log(level, record.getMessage())
+        level = (
+            record.levelname
+            if record.levelname in {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
+            else record.levelno
+        )
+        logger.opt(exception=record.exc_info).log(level, f"{record.name}: {record.getMessage()}")
 
 
 def to_stderr(level: str) -> None:
@@ -32,7 +36,18 @@ def to_stderr(level: str) -> None:
     """
     logger.remove()
     logger.configure(extra={"rank": 0})
-    logger.add(lambda line: sys.stderr.write(line), level=level, format=_STDERR_FORMAT, colorize=sys.stderr.isatty(), diagnose=False, backtrace=False)
+    logger.add(
+        _write_to_stderr,
+        level=level,
+        format=_STDERR_FORMAT,
+        colorize=sys.stderr.isatty(),
+        diagnose=False,
+        backtrace=False,
+    )
+
+
+def _write_to_stderr(line: str) -> None:
+    sys.stderr.write(line)
 
 
 @contextmanager
@@ -52,6 +67,11 @@ def to_file(path: Path, rank: int) -> Iterator[None]:
 
 
 def _log_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
 ) -> None:
     logger.warning(f"{filename}:{lineno}: {category.__name__}: {message}")

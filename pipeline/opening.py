@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ import pluggy
 import torch
 import yaml
 
-from pipeline import class_path, discovery, log
+from pipeline import class_path, contracts, discovery, log
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.config.load import Config
 from pipeline.config.schema import RunnerSchema
@@ -49,9 +49,10 @@ class OpenRun:
         self.record[str(dict.get(context, "runner_name"))] = context.record()
         self.directory.write_json("context.json", self.record)
 
-    def finish(self, context: Context) -> None:
-        """Say in ``status.json`` that all is done."""
-        self.directory.write_status("done", exit_code=ExitCode.DONE, train_state=context["train_state"])
+    def finish(self, contexts: Mapping[str, Context]) -> None:
+        """Say in ``status.json`` that all is done, with the counters of the runner that trained furthest."""
+        furthest = max((context["train_state"] for context in contexts.values()), key=lambda state: state["iteration"])
+        self.directory.write_status("done", exit_code=ExitCode.DONE, train_state=furthest)
 
 
 @dataclass
@@ -84,16 +85,25 @@ class OpenRunner:
         built: StageBase = cls(self.context, **arguments)
         return built
 
-    def call(self, stage: str, built: StageBase) -> None:
-        """Call the method of a built stage."""
+    def run_stage(self, stage: str) -> None:
+        """Build the stage and call its method; it is held to the keys that it declares.
+
+        Raises:
+            ContextError: a key that it reads is not there before, or one that it writes is not there after.
+        """
+        place, built = self.place(stage), self.build(stage)
+        contracts.check_reads(built, place, self.context)
         getattr(built, METHODS[stage][1])(self.context)
+        contracts.check_writes(built, place, self.context)
 
     def place(self, stage: str) -> str:
         """``startup (tdm_startup.Startup, config.yaml:12)``, for messages."""
         config: Config = dict.__getitem__(self.context, "config")
         origin = config.origin(f"runner.{self.settings.name}.{stage}_class_path")
         cls = self.classes.get(stage)
-        return f"{stage} ({cls.__module__.rpartition('.')[2]}.{cls.__name__}, {origin})" if cls else f"{stage} ({origin})"
+        return (
+            f"{stage} ({cls.__module__.rpartition('.')[2]}.{cls.__name__}, {origin})" if cls else f"{stage} ({origin})"
+        )
 
     def tell_status(self) -> None:
         """Say in ``status.json`` that the runner is running."""
@@ -111,7 +121,9 @@ def open_run(config: Config, trainer_base: type) -> Iterator[OpenRun]:
     """
     launch.refuse_several_processes()
     devices = {runner.name: launch.device(runner.device) for runner in config.runners}
-    trainer_classes = {runner.name: _load(config, runner, "trainer_class", "Trainer", trainer_base) for runner in config.runners}
+    trainer_classes = {
+        runner.name: _load(config, runner, "trainer_class", "Trainer", trainer_base) for runner in config.runners
+    }
     stage_classes = {runner.name: _stage_classes(config, runner) for runner in config.runners}
     directory = RunDirectory(Path(config.settings.output_dir), config.name)
     with directory.locked(), log.to_file(directory.path / "log.txt", rank=0):
@@ -123,7 +135,10 @@ def open_run(config: Config, trainer_base: type) -> Iterator[OpenRun]:
 
 
 def _stage_classes(config: Config, runner: RunnerSchema) -> dict[str, type[StageBase]]:
-    return {stage: _load(config, runner, f"{stage}_class_path", stage.capitalize(), base) for stage, (base, _) in METHODS.items()}
+    return {
+        stage: _load(config, runner, f"{stage}_class_path", stage.capitalize(), base)
+        for stage, (base, _) in METHODS.items()
+    }
 
 
 def _load(config: Config, runner: RunnerSchema, key: str, name: str, base: type) -> Any:

@@ -21,7 +21,18 @@ from typing import Any
 
 from pipeline.errors import LockedError, StorageError
 
-_PACKAGES = ("five-stage-pipeline", "torch", "pyyaml", "pluggy", "loguru", "pydantic", "click", "rich", "safetensors", "numpy")
+_PACKAGES = (
+    "five-stage-pipeline",
+    "torch",
+    "pyyaml",
+    "pluggy",
+    "loguru",
+    "pydantic",
+    "click",
+    "rich",
+    "safetensors",
+    "numpy",
+)
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG",
     "WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "LANG", "TZ",
@@ -48,7 +59,9 @@ class RunDirectory:
             self.path = _new_folder(parent)
             _point(parent / "latest", self.path.name)
         except OSError as error:
-            raise StorageError(f"{error.filename or parent}: cannot be made: {error.strerror}; free or repair the storage, or set output_dir") from error
+            raise StorageError(
+                f"{error.filename or parent}: cannot be made: {error.strerror}; free or repair the storage, or set output_dir"
+            ) from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -62,7 +75,9 @@ class RunDirectory:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 lock.seek(0)
-                raise LockedError(f"{self.path}: is in use by {lock.read().strip()}; wait for it, or stop it") from error
+                raise LockedError(
+                    f"{self.path}: is in use by {lock.read().strip()}; wait for it, or stop it"
+                ) from error
             lock.truncate(0)
             lock.write(f"host {socket.gethostname()}, pid {os.getpid()}, since {_now()}\n")
             lock.flush()
@@ -80,7 +95,12 @@ class RunDirectory:
 
     def keep_command(self, config: Path | None, workspace: Path | None) -> None:
         """``command.txt``: the command line, and what a resume needs to find the code again."""
-        lines = {"command": shlex.join(sys.argv), "folder": os.getcwd(), "config": config and config.resolve(), "workspace": workspace}
+        lines = {
+            "command": shlex.join(sys.argv),
+            "folder": os.getcwd(),
+            "config": config and config.resolve(),
+            "workspace": workspace,
+        }
         self.write("command.txt", "".join(f"{name}: {value}\n" for name, value in lines.items()))
 
     def keep_environment(self, workspace: Path | None, hardware: Mapping[str, Any]) -> None:
@@ -103,11 +123,24 @@ class RunDirectory:
         """Copy files of user code to ``workspace/``, under the same names; those elsewhere to ``workspace/_elsewhere``."""
         for file in files:
             inside = workspace is not None and file.is_relative_to(workspace)
-            kept = self.path / "workspace" / (file.relative_to(workspace or "/") if inside else Path("_elsewhere", *file.parts[1:]))
+            kept = (
+                self.path
+                / "workspace"
+                / (file.relative_to(workspace or "/") if inside else Path("_elsewhere", *file.parts[1:]))
+            )
             kept.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, kept)
 
-    def write_status(self, state: str, *, exit_code: int | None = None, reason: str = "", resumable: bool = False, train_state: Mapping[str, int], error: str | None = None) -> None:
+    def write_status(
+        self,
+        state: str,
+        *,
+        exit_code: int | None = None,
+        reason: str = "",
+        resumable: bool = False,
+        train_state: Mapping[str, int],
+        error: str | None = None,
+    ) -> None:
         """``status.json``: how the run stands."""
         self.write_json(
             "status.json",

@@ -115,7 +115,7 @@ def _locations(spec: ModuleSpec, part: str, parents: list[str] | None) -> list[s
 
 
 @lru_cache(maxsize=1024)
-def _parse(name: str, file: Path, is_package: bool, modified: int) -> Module:
+def _parse(name: str, file: Path, is_package: bool, _modified: int) -> Module:
     with tokenize.open(file) as source:
         tree = ast.parse(source.read(), filename=str(file))
     bindings: dict[str, ast.AST] = {}
@@ -270,7 +270,9 @@ def is_subclass(definition: Definition, base: str) -> bool | None:
 
 def methods(definition: Definition) -> dict[str, FunctionNode]:
     """The methods that the class itself defines."""
-    return {node.name: node for node in definition.node.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return {
+        node.name: node for node in definition.node.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
 
 
 def abstract_methods(definition: Definition) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import ClassVar
 
-from pipeline import contracts, failure, opening
+from pipeline import failure, opening
 from pipeline.check import checked
 from pipeline.config.load import Config, Source
 from pipeline.context import Context
@@ -66,7 +66,7 @@ class GeneralTrainer:
                 except BaseException as error:
                     self.outcome = failure.exit_code(error)
                     raise
-            run.finish(self.contexts[name])
+            run.finish(self.contexts)
         self.outcome = ExitCode.DONE
         return self.contexts[name]
 
@@ -89,40 +89,48 @@ class GeneralTrainer:
 
     def stages(self, runner: OpenRunner) -> None:
         """Go from stage to stage, as their order or the status says, until terminal has run, once."""
-        context = runner.context
+        context, limit = runner.context, runner.settings.max_stage_repeats
         stage, entered = self.statuses[context["status"]], Counter[str]()
-        while True:
+        while stage:
             entered[stage] += 1
-            if entered[stage] > runner.settings.max_stage_repeats:
-                raise StageError(f"{stage} was to be entered more than {runner.settings.max_stage_repeats} times; check where context['status'] leads, or raise max_stage_repeats")
-            self.enter(stage, runner)
-            if stage == "terminal":
-                return
-            stage = "terminal" if context.get("is_exit") else self.next_stage(stage, context)
+            if entered[stage] > limit:
+                remedy = "check what it writes to context['status'], or raise max_stage_repeats"
+                raise StageError(f"{runner.place(stage)} was to be entered more than {limit} times; {remedy}")
+            wrote_status = self.enter(stage, runner)
+            stage = self.next_stage(stage, wrote_status, runner)
 
-    def enter(self, stage: str, runner: OpenRunner) -> None:
-        """Run one stage: build its class and call its method, with the plugins told before and after."""
+    def enter(self, stage: str, runner: OpenRunner) -> bool:
+        """Run one stage, with the plugins told before and after; True if it wrote the status."""
         context = runner.context
         runner.tell_status()
         context.enter(stage)
         runner.hooks.before_stage(name=stage, context=context)
         if stage in runner.classes:
-            built = runner.build(stage)
-            contracts.check_reads(built, runner.place(stage), context)
-            runner.call(stage, built)
-            contracts.check_writes(built, runner.place(stage), context)
+            runner.run_stage(stage)
         else:
             getattr(self, stage)(context)
-        if stage == "terminal" and context.wrote("status"):
-            raise StageError(f"{runner.place(stage)} wrote context['status'] = {context['status']!r}, but nothing follows terminal; take that out")
         runner.hooks.after_stage(name=stage, context=context)
+        wrote_status = context.wrote("status")
+        context.enter("trainer")
+        return wrote_status
 
-    def next_stage(self, stage: str, context: Context) -> str:
-        """The stage that the status leads to, if the stage wrote one; else the next in order."""
-        if not context.wrote("status"):
-            order = list(self.statuses.values())
-            context["status"] = list(self.statuses)[order.index(stage) + 1]
+    def next_stage(self, stage: str, wrote_status: bool, runner: OpenRunner) -> str:
+        """What follows a stage: what the status says if it wrote one, else the next in order; ``""`` after terminal."""
+        context, order = runner.context, list(runner.classes)
+        if stage == "terminal":
+            if wrote_status:
+                status = context["status"]
+                raise StageError(
+                    f"{runner.place(stage)} wrote context['status'] = {status!r}, and nothing follows; take it out"
+                )
+            return ""
+        if context["is_exit"]:
+            return "terminal"
+        if not wrote_status and stage in order:
+            following = order[order.index(stage) + 1]
+            context["status"] = next(status for status, each in self.statuses.items() if each == following)
         status = context["status"]
         if status not in self.statuses:
-            raise StageError(f"{stage} wrote context['status'] = {status!r}, which is no status{one_of(str(status), self.statuses)}")
+            known = one_of(str(status), self.statuses)
+            raise StageError(f"{runner.place(stage)} wrote context['status'] = {status!r}, which is no status{known}")
         return self.statuses[status]

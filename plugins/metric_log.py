@@ -32,9 +32,8 @@ class MetricLog:
     def before_pipeline(self, context: Context) -> None:
         """Open the files, to be closed with the run."""
         folder: Path = context["run_dir"] / context["runner_name"]
-        # Line by line, so that what a killed run had measured is there.
-        self.metrics = context["resources"].enter_context(open(folder / "metrics.jsonl", "a", buffering=1, encoding="utf-8"))
-        self.timing = context["resources"].enter_context(open(folder / "timing.jsonl", "a", buffering=1, encoding="utf-8"))
+        self.metrics = self._open(folder / "metrics.jsonl", context)
+        self.timing = self._open(folder / "timing.jsonl", context)
 
     @hookimpl
     def before_epoch(self) -> None:
@@ -62,6 +61,11 @@ class MetricLog:
             logger.info(f"epoch {context['current_epoch']} done in {seconds:.1f} s  {phase}  {_line(metrics)}")
         self._record(self.timing, "epoch", context, {"seconds": seconds})
 
+    def _open(self, path: Path, context: Context) -> TextIO:
+        # Line by line, so that what a killed run had measured is there.
+        file: TextIO = context["resources"].enter_context(path.open("a", buffering=1, encoding="utf-8"))
+        return file
+
     def _write(self, event: str, context: Context, phase: str, numbers: dict[str, float]) -> None:
         timings = {name: value for name, value in numbers.items() if name in _TIMINGS}
         metrics = {name: value for name, value in numbers.items() if name not in _TIMINGS}
@@ -71,7 +75,10 @@ class MetricLog:
 
     def _record(self, file: TextIO, event: str, context: Context, values: dict[str, Any]) -> None:
         where = {"event": event, "epoch": context["current_epoch"], "iteration": context["train_state"]["iteration"]}
-        finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()}
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
         file.write(json.dumps({**where, **finite}) + "\n")
 
 

@@ -38,7 +38,13 @@ class ProgressBar:
         self.epoch_started_at = context["train_state"]["iteration"]
         if not self.live:
             return
-        columns = (TextColumn("epoch {task.fields[epoch]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+        columns = (
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+        )
         self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
         self.task = self.progress.add_task("", total=_batches(context), epoch=context["current_epoch"])
         self.progress.start()

@@ -1,0 +1,1 @@
+"""Weights on disk: written whole, verified when read."""

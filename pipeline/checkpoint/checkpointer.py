@@ -30,7 +30,9 @@ class Checkpointer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def save(self, models: Mapping[str, Mapping[str, Any]], train_state: Mapping[str, int], metrics: Mapping[str, Any]) -> Path:
+    def save(
+        self, models: Mapping[str, Mapping[str, Any]], train_state: Mapping[str, int], metrics: Mapping[str, Any]
+    ) -> Path:
         """Write a checkpoint and return its path once the disk has it; one of the same step is kept as it is.
 
         Args:
@@ -44,13 +46,18 @@ class Checkpointer:
         final = self.folder / f"step-{train_state['iteration']:012d}"
         if final.exists():
             return final
-        contents = {f"{phase}.safetensors": tensors.encode(module_of(entry).state_dict()) for phase, entry in models.items()}
+        contents = {
+            f"{phase}.safetensors": tensors.encode(module_of(entry).state_dict()) for phase, entry in models.items()
+        }
         contents["state.json"] = json.dumps({"train_state": dict(train_state), "metrics": metrics}, indent=1).encode()
         temporary = self.folder / f".tmp-{final.name}-{uuid.uuid4().hex[:8]}"
         try:
             files.make_folder(temporary)
             hashes = {name: files.write(temporary / name, content) for name, content in contents.items()}
-            files.write(temporary / manifest.NAME, manifest.encode(hashes, {name: len(content) for name, content in contents.items()}))
+            files.write(
+                temporary / manifest.NAME,
+                manifest.encode(hashes, {name: len(content) for name, content in contents.items()}),
+            )
             files.sync_folder(temporary)
             files.move_into_place(temporary, final)
         except OSError as error:
@@ -76,7 +83,9 @@ class Checkpointer:
         for phase, entry in models.items():
             weights = saved.get(phase) or (next(iter(saved.values())) if len(saved) == len(models) == 1 else None)
             if weights is None:
-                raise CheckpointError(f"{path}: has no weights for phase '{phase}', but for {', '.join(saved)}; name the phase as it was when trained")
+                raise CheckpointError(
+                    f"{path}: has no weights for phase '{phase}', but for {', '.join(saved)}; name the phase as it was when trained"
+                )
             _load_into(module_of(entry), weights, f"{path}: phase '{phase}'")
         logger.info(f"weights of {', '.join(models)} loaded from {path}")
 
@@ -98,7 +107,11 @@ def _read(path: Path) -> dict[str, dict[str, Tensor]]:
     else:
         raise CheckpointError(f"{path}: is neither a checkpoint folder nor a .safetensors file; convert it")
     try:
-        return {Path(name).stem: safetensors.torch.load(content) for name, content in contents.items() if name.endswith(".safetensors")}
+        return {
+            Path(name).stem: safetensors.torch.load(content)
+            for name, content in contents.items()
+            if name.endswith(".safetensors")
+        }
     except safetensors.SafetensorError as error:
         raise CheckpointError(f"{path}: is no safetensors data ({error}); use another file") from error
 
@@ -112,6 +125,8 @@ def _load_into(module: nn.Module, weights: Mapping[str, Tensor], where: str) -> 
             faults.append(f"'{name}' has shape {tuple(weights[name].shape)}, the model's has {tuple(own[name].shape)}")
     if faults:
         more = f", and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise CheckpointError(f"{where}: does not fit the model: {'; '.join(sorted(faults)[:5])}{more}; load it into the model that it was saved from")
+        raise CheckpointError(
+            f"{where}: does not fit the model: {'; '.join(sorted(faults)[:5])}{more}; load it into the model that it was saved from"
+        )
     with torch.no_grad():
         module.load_state_dict(dict(weights))

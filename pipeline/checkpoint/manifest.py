@@ -33,10 +33,14 @@ def read_verified(folder: Path) -> dict[str, bytes]:
         if Path(name).name != name or not path.is_file() or path.is_symlink():
             raise CheckpointError(f"{path}: is missing or no regular file, but {NAME} lists it; use another checkpoint")
         if path.stat().st_size != entry["size"]:
-            raise CheckpointError(f"{path}: has {path.stat().st_size} bytes, not the {entry['size']} that were written; use another checkpoint")
+            raise CheckpointError(
+                f"{path}: has {path.stat().st_size} bytes, not the {entry['size']} that were written; use another checkpoint"
+            )
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-            raise CheckpointError(f"{path}: is damaged: its SHA-256 is not the one that was written; use another checkpoint")
+            raise CheckpointError(
+                f"{path}: is damaged: its SHA-256 is not the one that was written; use another checkpoint"
+            )
         contents[name] = content
     return contents
 
@@ -46,9 +50,13 @@ def _entries(folder: Path) -> dict[str, dict[str, Any]]:
         manifest = json.loads((folder / NAME).read_bytes())
         files: dict[str, dict[str, Any]] = manifest["files"]
         if manifest["format"] != FORMAT or not all({"size", "sha256"} <= set(entry) for entry in files.values()):
-            raise CheckpointError(f"{folder / NAME}: format {manifest['format']!r} is not {FORMAT}; use the version that wrote it")
+            raise CheckpointError(
+                f"{folder / NAME}: format {manifest['format']!r} is not {FORMAT}; use the version that wrote it"
+            )
     except OSError as error:
-        raise CheckpointError(f"{folder}: is no checkpoint: its {NAME} cannot be read ({error.strerror}); name a step-… folder or a .safetensors file") from error
+        raise CheckpointError(
+            f"{folder}: is no checkpoint: its {NAME} cannot be read ({error.strerror}); name a step-… folder or a .safetensors file"
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder / NAME}: is damaged ({error}); use another checkpoint") from error
     return files

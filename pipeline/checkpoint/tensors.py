@@ -34,7 +34,9 @@ def encode(tensors: Mapping[str, Tensor]) -> bytes:
     end = 0
     for name, value in tensors.items():
         if value.dtype not in _DTYPES:
-            raise CheckpointError(f"'{name}' has dtype {value.dtype}, which cannot be saved; convert it, or register it with persistent=False")
+            raise CheckpointError(
+                f"'{name}' has dtype {value.dtype}, which cannot be saved; convert it, or register it with persistent=False"
+            )
         tensor = value.detach().cpu().contiguous()
         buffers.append(ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b"")
         start, end = end, end + tensor.nbytes

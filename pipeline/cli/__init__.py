@@ -9,6 +9,8 @@ from typing import NoReturn
 
 import click
 
+from pipeline.errors import one_of
+
 COMMANDS = {
     "check": "Name every mistake of a config, without running anything.",
     "run": "Run a config.",
@@ -29,10 +31,10 @@ class _Commands(click.Group):
         command: click.Command = import_module(f"pipeline.cli.{cmd_name}").command
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from pipeline.errors import one_of  # only for a mistyped command
-
             ctx.fail(f"there is no command '{args[0]}'{one_of(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
 

@@ -15,8 +15,17 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def config_and_overrides(function: _F) -> _F:
     """``CONFIG [KEY=VALUE…]``, also as ``-m CONFIG`` and ``-o KEY=VALUE``."""
     function = click.argument("words", nargs=-1, metavar="CONFIG [KEY=VALUE]…")(function)
-    function = click.option("-o", "--override", "options", multiple=True, metavar="KEY=VALUE", help="Set a value, e.g. runner.train_runner.epochs=3.")(function)
-    return click.option("-m", "--model", "config", metavar="CONFIG", help="The config; the same as naming it first.")(function)
+    function = click.option(
+        "-o",
+        "--override",
+        "options",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Set a value, e.g. runner.train_runner.epochs=3.",
+    )(function)
+    return click.option("-m", "--model", "config", metavar="CONFIG", help="The config; the same as naming it first.")(
+        function
+    )
 
 
 def split(config: str | None, words: Sequence[str], options: Sequence[str]) -> tuple[str, list[str]]:
@@ -30,7 +39,11 @@ def split(config: str | None, words: Sequence[str], options: Sequence[str]) -> t
     if config:
         named.insert(0, config)
     if len(named) != 1:
-        raise click.UsageError("name a config" if not named else f"name one config, not {len(named)}: {' '.join(named)}; an override has the form KEY=VALUE")
+        raise click.UsageError(
+            "name a config"
+            if not named
+            else f"name one config, not {len(named)}: {' '.join(named)}; an override has the form KEY=VALUE"
+        )
     return named[0], overrides + list(options)
 
 

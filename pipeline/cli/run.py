@@ -17,10 +17,14 @@ from pipeline.trainer import GeneralTrainer
 
 @click.command("run", help=COMMANDS["run"])
 @config_and_overrides
-@click.option("--nproc", type=click.IntRange(min=1), default=1, help="Processes to start; more than 1 is not yet possible.")
+@click.option(
+    "--nproc", type=click.IntRange(min=1), default=1, help="Processes to start; more than 1 is not yet possible."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Log warnings and errors only.")
 @click.option("-v", "--verbose", is_flag=True, help="Log details too.")
-def command(config: str | None, words: Sequence[str], options: Sequence[str], nproc: int, quiet: bool, verbose: bool) -> None:
+def command(
+    config: str | None, words: Sequence[str], options: Sequence[str], nproc: int, quiet: bool, verbose: bool
+) -> None:
     """Exit codes: see the README."""
     path, overrides = split(config, words, options)
     log.to_stderr("WARNING" if quiet else "DEBUG" if verbose else "INFO")
@@ -56,6 +60,4 @@ def _not_started(error: PipelineError) -> ExitCode:
     click.echo(str(error), err=True)
     if isinstance(error, ClassPathError) and error.user_error:
         click.echo("".join(traceback.format_exception(error.user_error, chain=False)).rstrip(), err=True)
-    return ExitCode(error.exit_code)
-
-
+    return error.exit_code

@@ -39,7 +39,11 @@ def _lines(node: Node, depth: int) -> Iterator[tuple[str, str]]:
             yield from _entry(f"{indent}{_scalar(name)}:", child, depth + 1)
     else:
         for child in node.value:
-            below = list(_lines(child, depth + 1)) if _is_block(child) else [(f"{indent}  {_value(child)}", str(child.origin))]
+            below = (
+                list(_lines(child, depth + 1))
+                if _is_block(child)
+                else [(f"{indent}  {_value(child)}", str(child.origin))]
+            )
             text, origin = below[0]
             yield f"{indent}- {text.strip()}", origin
             yield from below[1:]

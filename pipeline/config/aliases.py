@@ -91,7 +91,11 @@ def _rename(item: Node, address: str) -> list[Fault]:
             both = [*(present.value if isinstance(present.value, list) else [present]), node]
             item.value[canonical] = Node(both, present.origin, present.key)
         else:
-            faults.append((node.key or node.origin).fault(f"{address}.{alias}", f"means the same as '{canonical}', which is set too; keep one"))
+            faults.append(
+                (node.key or node.origin).fault(
+                    f"{address}.{alias}", f"means the same as '{canonical}', which is set too; keep one"
+                )
+            )
     return faults
 
 
@@ -105,4 +109,8 @@ def _no_cluster(item: Node, address: str) -> list[Fault]:
         return []
     del item.value["class"]
     item.value["class"] = Node("train", kind.origin, kind.key)
-    return [kind.origin.fault(f"{address}.class", f"'{kind.value}' is not yet possible: several processes come later; use train")]
+    return [
+        kind.origin.fault(
+            f"{address}.class", f"'{kind.value}' is not yet possible: several processes come later; use train"
+        )
+    ]

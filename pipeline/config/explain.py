@@ -20,9 +20,17 @@ _EXPECTED = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
+_BOUNDS = {
+    "greater_than": "greater than",
+    "greater_than_equal": "at least",
+    "less_than": "less than",
+    "less_than_equal": "at most",
+}
 
 
-def explain(error: ValidationError, tree: Node, schema: type[BaseModel], sections: dict[str, type[BaseModel]]) -> list[Fault]:
+def explain(
+    error: ValidationError, tree: Node, schema: type[BaseModel], sections: dict[str, type[BaseModel]]
+) -> list[Fault]:
     """The faults of a config, in the order of the file."""
     faults: dict[tuple[str, str], Fault] = {}
     for detail in error.errors():
@@ -43,7 +51,9 @@ def _fault(detail: dict[str, Any], tree: Node, schema: type[BaseModel], sections
     kind, last = detail["type"], str(detail["loc"][-1]) if detail["loc"] else ""
     if kind == "extra_forbidden":
         known = [info.alias or name for name, info in model.model_fields.items()]
-        return (node.key or node.origin).fault(address, f"unknown key{nearest(last, known) or f'; known: {_listed(known)}'}")
+        return (node.key or node.origin).fault(
+            address, f"unknown key{nearest(last, known) or f'; known: {_listed(known)}'}"
+        )
     if kind == "missing":
         return node.origin.fault(f"{address}.{last}" if address else last, f"required key is missing; add `{last}:`")
     return node.origin.fault(address, _message(detail, node))
@@ -69,9 +79,8 @@ def _message(detail: dict[str, Any], node: Node) -> str:
     if kind == "literal_error":
         allowed = [word.strip("' ") for word in str(context["expected"]).replace(" or ", ",").split(",")]
         return f"is {shown}{one_of(str(value), allowed)}"
-    if kind in {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}:
-        bound = next(iter(context.values()))
-        return f"is {shown}; it must be {kind.replace('_', ' ').replace('equal', 'or equal to').replace('than or', 'than or')} {bound}".replace("than than", "than")
+    if kind in _BOUNDS:
+        return f"is {shown}; it must be {_BOUNDS[kind]} {next(iter(context.values()))}"
     if kind == "string_pattern_mismatch":
         return f"is {shown}; use letters, digits, '_' and '-' only"
     if kind == "too_short":
@@ -80,10 +89,15 @@ def _message(detail: dict[str, Any], node: Node) -> str:
 
 
 def _kind(value: Any) -> str:
-    return {"str": "string", "int": "whole number", "float": "fraction", "bool": "truth value", "NoneType": "null", "dict": "mapping"}.get(type(value).__name__, type(value).__name__)
+    return {
+        "str": "string",
+        "int": "whole number",
+        "float": "fraction",
+        "bool": "truth value",
+        "NoneType": "null",
+        "dict": "mapping",
+    }.get(type(value).__name__, type(value).__name__)
 
 
 def _listed(known: list[str]) -> str:
     return ", ".join(known) if len(known) < 12 else f"{', '.join(known[:12])}, …"
-
-

@@ -16,7 +16,9 @@ from pipeline.errors import ConfigError, Fault, nearest, one_of
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 """A config as the user gives it: the path of a file, or a dict."""
 
-_PATH_KEYS = re.compile(r"(runner\.[^.]+\.(\w+_class_path|trainer_class|init_model_path)|dataset\.[^.]+\.(class_path|collate_fn)|phase\.[^.]+\.model)")
+_PATH_KEYS = re.compile(
+    r"(runner\.[^.]+\.(\w+_class_path|trainer_class|init_model_path)|dataset\.[^.]+\.(class_path|collate_fn)|phase\.[^.]+\.model)"
+)
 
 
 class Config:
@@ -138,7 +140,9 @@ class Draft:
                 below = node.value[part] = Node({}, origin, origin)
             if below is None or not isinstance(below.value, dict | list):
                 known = one_of(part, [name for name, _ in node.children()])
-                self.faults.append(origin.fault(address, f"there is no '{'.'.join(parents[:depth])}' to set this in{known}"))
+                self.faults.append(
+                    origin.fault(address, f"there is no '{'.'.join(parents[:depth])}' to set this in{known}")
+                )
                 return
             node = below
         self._set(node, last, value, address, origin)
@@ -175,7 +179,11 @@ class Draft:
                 tree.value["workspace"] = Node(str(own), DEFAULT)
             return own
         if given.origin.folder is None and not Path(given.value).is_absolute():
-            self.faults.append(given.origin.fault("workspace", f"'{given.value}' is relative, and a dict has no folder; give an absolute path"))
+            self.faults.append(
+                given.origin.fault(
+                    "workspace", f"'{given.value}' is relative, and a dict has no folder; give an absolute path"
+                )
+            )
             return None
         folder = ((given.origin.folder or Path()) / given.value).resolve()
         if not folder.is_dir():
@@ -185,7 +193,9 @@ class Draft:
 
     def _placeholders(self, text: str, origin: Origin, address: str) -> str:
         if "{workspace}" in text and self.workspace is None:
-            self.faults.append(origin.fault(address, f"'{text}' needs a workspace; give the config one: workspace: /a/folder"))
+            self.faults.append(
+                origin.fault(address, f"'{text}' needs a workspace; give the config one: workspace: /a/folder")
+            )
             return text
         return text.replace("{workspace}", str(self.workspace))
 

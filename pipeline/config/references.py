@@ -59,7 +59,11 @@ class References:
         if found is None:
             return match[0]
         if isinstance(found.value, dict | list):
-            self._fault(node, address, f"'{match[0]}' is a {type(found.value).__name__} and cannot stand within a string; refer to one value of it")
+            self._fault(
+                node,
+                address,
+                f"'{match[0]}' is a {type(found.value).__name__} and cannot stand within a string; refer to one value of it",
+            )
         return str(found.value)
 
     def _lookup(self, target: str, node: Node, address: str) -> Node | None:

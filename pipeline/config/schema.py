@@ -17,9 +17,9 @@ _UNITS = ("iteration", "epoch", "second", "minute")
 
 
 class Interval(NamedTuple):
-    """Every ``count`` iterations, epochs, seconds or minutes."""
+    """Every ``length`` iterations, epochs, seconds or minutes."""
 
-    count: int
+    length: int
     unit: str
 
     @classmethod
@@ -29,9 +29,15 @@ class Interval(NamedTuple):
         Raises:
             ValueError: it has neither form, or is not positive.
         """
-        found = re.fullmatch(r"(\d+)(?: (\w+?)s?)?", str(value)) if isinstance(value, int | str) and not isinstance(value, bool) else None
+        found = (
+            re.fullmatch(r"(\d+)(?: (\w+?)s?)?", str(value))
+            if isinstance(value, int | str) and not isinstance(value, bool)
+            else None
+        )
         if not found or int(found[1]) < 1 or (found[2] or "iteration") not in _UNITS:
-            raise ValueError(f"is {value!r}; write a positive number of iterations, or '2 epoch', '30 second', '10 minute'; null for never")
+            raise ValueError(
+                f"is {value!r}; write a positive number of iterations, or '2 epoch', '30 second', '10 minute'; null for never"
+            )
         return cls(int(found[1]), found[2] or "iteration")
 
 
@@ -91,8 +97,12 @@ class DatasetSchema(_Section):
     shuffle: bool = Field(False, description="a new order each epoch, from the runner's seed")
     drop_last: bool = Field(False, description="leave out the last batch if it is short")
     num_workers: int = Field(0, ge=0, description="processes that load data; 0 loads in this one")
-    multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = Field(None, description="how workers start; null leaves it to Python")
-    collate_fn: ClassPathValue | None = Field(None, description="function that makes a batch of a list of samples; null is torch's")
+    multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = Field(
+        None, description="how workers start; null leaves it to Python"
+    )
+    collate_fn: ClassPathValue | None = Field(
+        None, description="function that makes a batch of a list of samples; null is torch's"
+    )
 
 
 class PhaseSchema(_Section):
@@ -100,11 +110,17 @@ class PhaseSchema(_Section):
 
     name: Name
     model: ClassPathValue | None = Field(None, description="an nn.Module or a Brain (class Model)")
-    model_args: Arguments = Field(default_factory=dict, description="keyword arguments of the model, over those from hyper_parameters")
-    loss: ClassPathValue | None = Field(None, description="function or module (predictions, target) -> scalar; a Brain brings its own")
+    model_args: Arguments = Field(
+        default_factory=dict, description="keyword arguments of the model, over those from hyper_parameters"
+    )
+    loss: ClassPathValue | None = Field(
+        None, description="function or module (predictions, target) -> scalar; a Brain brings its own"
+    )
     metrics: dict[str, dict[str, Any]] = Field(default_factory=dict, description="name -> {class, args}")
     dataset_name: str | None = Field(None, description="the data that is trained on")
-    valid_dataset_name: str | None = Field(None, description="the data that is evaluated after each epoch, and by an infer runner")
+    valid_dataset_name: str | None = Field(
+        None, description="the data that is evaluated after each epoch, and by an infer runner"
+    )
 
 
 class RunnerSchema(_Section):
@@ -113,17 +129,25 @@ class RunnerSchema(_Section):
     model_config = ConfigDict(populate_by_name=True)
 
     name: Name
-    kind: Annotated[Literal["train", "infer"], BeforeValidator(_runner_class)] = Field(alias="class", description="train or infer; single_train and single_infer mean the same")
+    kind: Annotated[Literal["train", "infer"], BeforeValidator(_runner_class)] = Field(
+        alias="class", description="train or infer; single_train and single_infer mean the same"
+    )
     device: Annotated[str, BeforeValidator(_device)] = Field("auto", description="auto, cpu, gpu, cuda or cuda:N")
     epochs: int | None = Field(None, gt=0, description="passes over all phases; with max_steps, whichever comes first")
     max_steps: int | None = Field(None, gt=0, description="iterations over all phases")
     print_interval: int | None = Field(50, gt=0, description="iterations between two reports; null for none")
     save_interval: Intervals = Field("1 epoch", description="how often a checkpoint is saved; null only at the end")
-    init_model_path: str | None = Field(None, description="a checkpoint or .safetensors file that gives the first weights")
+    init_model_path: str | None = Field(
+        None, description="a checkpoint or .safetensors file that gives the first weights"
+    )
     write_predictions: bool = Field(False, description="an infer runner writes predictions.jsonl")
     seed: int | None = Field(0, ge=0, lt=2**32, description="of weights and order of data; null leaves them to chance")
-    grad_clip: float | None = Field(None, gt=0, description="largest norm of the gradients of one optimizer; null does not clip")
-    nonfinite_patience: int = Field(3, ge=0, description="non-finite losses that are discarded before the run ends with exit code 5")
+    grad_clip: float | None = Field(
+        None, gt=0, description="largest norm of the gradients of one optimizer; null does not clip"
+    )
+    nonfinite_patience: int = Field(
+        3, ge=0, description="non-finite losses that are discarded before the run ends with exit code 5"
+    )
     phases: Names | None = Field(None, description="names of the phases, in order; null is all")
     trainer_class: ClassPathValue = Field("pipeline.trainer:GeneralTrainer", description="GeneralTrainer or a subclass")
     max_stage_repeats: int = Field(100, gt=0, description="how often one stage may be entered")
@@ -151,7 +175,9 @@ class ConfigSchema(_Section):
     workspace: str | None = Field(None, description="folder that {workspace} stands for; default: the config's own")
     mode: Names | None = Field(None, description="the runners to run, in order; null is all")
     output_dir: str = Field("runs", description="where run directories go, relative to where the command runs")
-    plugins: list[str | type | dict[str, Any]] = Field(default_factory=list, description="added to the default plugins; {name: false} removes one")
+    plugins: list[str | type | dict[str, Any]] = Field(
+        default_factory=list, description="added to the default plugins; {name: false} removes one"
+    )
     hyper_parameters: dict[str, Any] = Field(default_factory=dict, description="free, but for `optimizer`")
     dataset: list[DatasetSchema] = Field(default_factory=list)
     runner: list[RunnerSchema] = Field(min_length=1)
@@ -182,7 +208,11 @@ def _repeated_names(tree: Node) -> list[Fault]:
         for item in items.value if items and isinstance(items.value, list) else ():
             if item.name in first:
                 where = first[item.name].origin
-                faults.append(item.origin.fault(f"{section}.{item.name}", f"the name is taken, first by {where}; give each its own"))
+                faults.append(
+                    item.origin.fault(
+                        f"{section}.{item.name}", f"the name is taken, first by {where}; give each its own"
+                    )
+                )
             first[item.name] = item
     return faults
 

@@ -20,7 +20,6 @@ MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
 MAX_DEPTH = 64
 
-_BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NUMBERS = "-+.0123456789"
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
@@ -29,12 +28,11 @@ _NULL = re.compile(r"~|null|Null|NULL|")
 _TAG = "tag:yaml.org,2002:"
 
 
-class _Loader(_BASE):  # type: ignore[misc]
+class _Loader(yaml.SafeLoader):
     """PyYAML's safe composer, with the core schema's scalars."""
 
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
-
+_Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("bool", _BOOL, "tTfF"),
     ("int", _INT, _NUMBERS),
@@ -56,7 +54,14 @@ def read(path: Path, where: str) -> Node:
         if path.is_dir():
             raise ConfigError([origin.fault("", "is a folder, not a config file; name the file in it")])
         if path.stat().st_size > MAX_BYTES:
-            raise ConfigError([origin.fault("", f"has {path.stat().st_size} bytes, more than the {MAX_BYTES} of a config; name the right file")])
+            raise ConfigError(
+                [
+                    origin.fault(
+                        "",
+                        f"has {path.stat().st_size} bytes, more than the {MAX_BYTES} of a config; name the right file",
+                    )
+                ]
+            )
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError([origin.fault("", f"cannot be read: {error.strerror}; check the path")]) from error
@@ -124,7 +129,9 @@ class _Builder:
         self.count += 1
         if self.count > MAX_NODES or depth > MAX_DEPTH:
             limit = f"{MAX_NODES} values" if self.count > MAX_NODES else f"{MAX_DEPTH} levels"
-            raise ConfigError([place.fault("", f"more than {limit} once its aliases are expanded; make the config smaller")])
+            raise ConfigError(
+                [place.fault("", f"more than {limit} once its aliases are expanded; make the config smaller")]
+            )
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
             return Node(self.mapping(node, depth), place, key)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
@@ -148,7 +155,9 @@ class _Builder:
             key = str(key_node.value)
             if key in values:
                 first = values[key].key
-                self.faults.append(place.fault(key, f"duplicate key, first on line {first.line if first else '?'}; remove one"))
+                self.faults.append(
+                    place.fault(key, f"duplicate key, first on line {first.line if first else '?'}; remove one")
+                )
             values[key] = self.build(value_node, depth + 1, place)
         return merged | values
 
@@ -161,7 +170,9 @@ class _Builder:
             if isinstance(below, dict):
                 merged = below | merged
             else:
-                self.faults.append(self.place(part).fault("<<", "merges something that is not a mapping; name a mapping"))
+                self.faults.append(
+                    self.place(part).fault("<<", "merges something that is not a mapping; name a mapping")
+                )
         return merged
 
     def scalar(self, node: yaml.ScalarNode, place: Origin) -> Any:

@@ -1,0 +1,1 @@
+"""Datasets -> batches on a device."""

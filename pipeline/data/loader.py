@@ -50,7 +50,13 @@ class EpochSampler(Sampler[int]):
         return iter(torch.randperm(self.length, generator=generator).tolist())
 
 
-def build_loader(dataset: Dataset[Any], settings: DatasetSchema, seed: int | None, device: torch.device, collate: Callable[[list[Any]], Any] | None) -> DataLoader[Any]:
+def build_loader(
+    dataset: Dataset[Any],
+    settings: DatasetSchema,
+    seed: int | None,
+    device: torch.device,
+    collate: Callable[[list[Any]], Any] | None,
+) -> DataLoader[Any]:
     """The loader of one item of ``dataset:``.
 
     Raises:
@@ -60,9 +66,12 @@ def build_loader(dataset: Dataset[Any], settings: DatasetSchema, seed: int | Non
     sampler = None
     if isinstance(dataset, IterableDataset):
         if settings.shuffle:
-            raise DataError(f"{where}: shuffle: true needs a dataset with indices, and {type(dataset).__name__} is an IterableDataset; shuffle in the dataset itself")
+            kind = f"{type(dataset).__name__} is an IterableDataset"
+            raise DataError(f"{where}: shuffle: true needs indices, and {kind}; shuffle in the dataset itself")
     elif not isinstance(dataset, Sized):
-        raise DataError(f"{where}: {type(dataset).__name__} has no length; give it __len__, or make it an IterableDataset")
+        raise DataError(
+            f"{where}: {type(dataset).__name__} has no length; give it __len__, or make it an IterableDataset"
+        )
     elif len(dataset) == 0:
         raise DataError(f"{where}: {type(dataset).__name__} has no samples; check its arguments {settings.args}")
     else:
@@ -82,8 +91,9 @@ def build_loader(dataset: Dataset[Any], settings: DatasetSchema, seed: int | Non
 def set_epoch(loader: Any, epoch: int) -> None:
     """Tell a loader's sampler, and an IterableDataset that wants to know, which epoch comes next."""
     for part in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
-        if hasattr(part, "set_epoch"):
-            part.set_epoch(epoch)
+        tell = getattr(part, "set_epoch", None)
+        if tell:
+            tell(epoch)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

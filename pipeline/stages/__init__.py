@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pipeline.stages.terminal import Terminal as Terminal
 
 _HOMES = {name: f"pipeline.stages.{name.lower()}" for name in ("Instance", "Network", "Startup", "Runner", "Terminal")}
-__all__ = list(_HOMES)  # noqa: PLE0604 - the keys are str
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> type:

@@ -20,7 +20,7 @@ class StageBase(ABC):
     reads: ClassVar[tuple[str, ...]] = ()
     writes: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, context: Context) -> None:  # noqa: B027 - a stage without arguments needs no constructor
+    def __init__(self, context: Context) -> None:
         """Keep nothing: what a stage knows is in the context."""
 
 

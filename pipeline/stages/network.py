@@ -13,7 +13,7 @@ from pipeline.config.load import Config
 from pipeline.config.schema import DatasetSchema, PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.loader import build_loader
-from pipeline.errors import ConfigError
+from pipeline.errors import ClassPathError, ConfigError
 from pipeline.stages.base import NetworkBase
 from pipeline.training.brain import Brain, ModuleBrain
 from pipeline.training.optim_scheduler import Constant, OptimScheduler
@@ -30,7 +30,11 @@ class Network(NetworkBase):
         config: Config = context["config"]
         runner = next(each for each in config.runners if each.name == context["runner_name"])
         phases = config.phases(runner)
-        context["dataset"] = {each.name: self.build_dataset(each, runner, context) for each in config.settings.dataset if each.name in self.needed(phases, runner)}
+        context["dataset"] = {
+            each.name: self.build_dataset(each, runner, context)
+            for each in config.settings.dataset
+            if each.name in self.needed(phases, runner)
+        }
         context["model"] = {phase.name: self.build_phase(phase, runner, context) for phase in phases}
 
     def needed(self, phases: list[PhaseSchema], runner: RunnerSchema) -> set[str | None]:
@@ -44,7 +48,9 @@ class Network(NetworkBase):
         address = f"dataset.{settings.name}"
         dataset_class = load(settings.class_path, f"{address}.class_path", "Dataset", context["config"])
         dataset = dataset_class(**settings.args)
-        collate = settings.collate_fn and load(settings.collate_fn, f"{address}.collate_fn", "collate", context["config"])
+        collate = settings.collate_fn and load(
+            settings.collate_fn, f"{address}.collate_fn", "collate", context["config"]
+        )
         return build_loader(dataset, settings, runner.seed, context["device"], collate)
 
     def build_phase(self, phase: PhaseSchema, runner: RunnerSchema, context: Context) -> dict[str, Any]:
@@ -52,7 +58,9 @@ class Network(NetworkBase):
         model = self.build_model(phase, context)
         brain = model if isinstance(model, Brain) else self.wrap(model, phase, context["config"])
         brain.modules.to(context["device"])
-        optim_schedulers = {} if context["is_infer"] else {"main": self.build_optim_scheduler(brain.modules, runner, context)}
+        optim_schedulers = (
+            {} if context["is_infer"] else {"main": self.build_optim_scheduler(brain.modules, runner, context)}
+        )
         brain.bind(phase.name, optim_schedulers, context, runner.nonfinite_patience)
         return {"model": model, "brain": brain, "optim_schedulers": optim_schedulers, "updater": Updater(brain)}
 
@@ -63,18 +71,31 @@ class Network(NetworkBase):
         taken = inspect.signature(model_class).parameters
         filled = {name: value for name, value in context["hyper_parameters"].items() if name in taken}
         arguments = filled | phase.model_args
-        missing = [name for name, each in taken.items() if each.default is each.empty and each.kind is not each.VAR_POSITIONAL and each.kind is not each.VAR_KEYWORD and name not in arguments]
+        missing = [
+            name
+            for name, each in taken.items()
+            if each.default is each.empty
+            and each.kind is not each.VAR_POSITIONAL
+            and each.kind is not each.VAR_KEYWORD
+            and name not in arguments
+        ]
         if missing:
-            raise ConfigError(f"{address}: {model_class.__name__} needs {', '.join(missing)}; add it to hyper_parameters or model_args")
+            raise ConfigError(
+                f"{address}: {model_class.__name__} needs {', '.join(missing)}; add it to hyper_parameters or model_args"
+            )
         model = model_class(**arguments)
         if not isinstance(model, nn.Module | Brain):
-            raise ConfigError(f"{address}: {model_class.__name__} made a {type(model).__name__}; name an nn.Module or a Brain")
+            raise ConfigError(
+                f"{address}: {model_class.__name__} made a {type(model).__name__}; name an nn.Module or a Brain"
+            )
         return model
 
     def wrap(self, module: nn.Module, phase: PhaseSchema, config: Config) -> Brain:
         """The Brain around a plain module."""
         if phase.loss is None:
-            raise ConfigError(f"phase.{phase.name}.loss: {type(module).__name__} is a plain module and needs a loss; add `loss:`")
+            raise ConfigError(
+                f"phase.{phase.name}.loss: {type(module).__name__} is a plain module and needs a loss; add `loss:`"
+            )
         loss = load(phase.loss, f"phase.{phase.name}.loss", "Loss", config)
         return ModuleBrain(module, loss() if isinstance(loss, type) else loss)
 
@@ -98,7 +119,5 @@ def load(path: Any, address: str, name: str, config: Config) -> Any:
     try:
         parsed: ClassPath = class_path.parse(path, name=name, workspace=config.workspace)
         return class_path.load(parsed)
-    except class_path.ClassPathError as error:
-        raise class_path.ClassPathError(f"{config.origin(address)}: {address}: {error}", error.user_error) from error
-
-
+    except ClassPathError as error:
+        raise ClassPathError(f"{config.origin(address)}: {address}: {error}", error.user_error) from error

@@ -37,5 +37,7 @@ class Startup(StartupBase):
         folder = context["run_dir"] / trained / "checkpoints"
         newest = Checkpointer(folder).newest()
         if newest is None:
-            raise CheckpointError(f"{folder}: the runner '{trained}' saved no checkpoint; let its runner stage save one, or set init_model_path")
+            raise CheckpointError(
+                f"{folder}: the runner '{trained}' saved no checkpoint; let its runner stage save one, or set init_model_path"
+            )
         context["checkpointer"].load_weights(newest, context["model"])

@@ -19,7 +19,11 @@ class Terminal(TerminalBase):
         """Finish the runner."""
         folder: Path = context["run_dir"] / context["runner_name"]
         metrics = context.get("metrics") or {}
-        results = {"metrics": _finite(metrics), "train_state": context["train_state"], "checkpoint": self.newest(context)}
+        results = {
+            "metrics": _finite(metrics),
+            "train_state": context["train_state"],
+            "checkpoint": self.newest(context),
+        }
         (folder / "results.json").write_text(json.dumps(results, indent=2, default=str) + "\n", encoding="utf-8")
         logger.info(f"{context['runner_name']} done; results in {folder}")
 

@@ -72,7 +72,9 @@ class Brain:
 
     def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor | Losses:
         """The loss, a scalar tensor that is a mean over samples; or several by name, ``loss`` being the one trained on."""
-        raise NotImplementedError(f"{type(self).__name__} does not define compute_objectives(predictions, batch, stage)")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define compute_objectives(predictions, batch, stage)"
+        )
 
     def fit_batch(self, batch: Any) -> Tensor:
         """One training step.
@@ -115,9 +117,13 @@ class Brain:
     def _losses(self, losses: Tensor | Losses) -> Losses:
         named = {"loss": losses} if isinstance(losses, Tensor) else losses
         if not isinstance(named, dict) or not isinstance(named.get("loss"), Tensor):
-            raise DataError(f"phase.{self._phase}: compute_objectives returned {_shape(losses)}; return a scalar tensor, or a dict with 'loss'")
+            raise DataError(
+                f"phase.{self._phase}: compute_objectives returned {_shape(losses)}; return a scalar tensor, or a dict with 'loss'"
+            )
         if named["loss"].dim():
-            raise DataError(f"phase.{self._phase}: the loss has shape {tuple(named['loss'].shape)}; return a scalar, e.g. its mean()")
+            raise DataError(
+                f"phase.{self._phase}: the loss has shape {tuple(named['loss'].shape)}; return a scalar, e.g. its mean()"
+            )
         return named
 
     def _discarded(self, loss: Tensor) -> None:
@@ -142,11 +148,19 @@ class ModuleBrain(Brain):
         super().__init__({"model": module})
         self.module = module
         self.loss = loss
-        self._names = [name for name, each in inspect.signature(module.forward).parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
+        self._names = [
+            name
+            for name, each in inspect.signature(module.forward).parameters.items()
+            if each.kind is each.POSITIONAL_OR_KEYWORD
+        ]
 
     def compute_forward(self, batch: Any, stage: Stage) -> Any:
         """The module's output for the batch's inputs."""
-        inputs = {name: batch[name] for name in self._names if name in batch} if isinstance(batch, Mapping) else split(batch)[0]
+        inputs = (
+            {name: batch[name] for name in self._names if name in batch}
+            if isinstance(batch, Mapping)
+            else split(batch)[0]
+        )
         if isinstance(inputs, Mapping):
             return self.module(**inputs)
         return self.module(*inputs) if isinstance(inputs, list | tuple) else self.module(inputs)
@@ -166,13 +180,21 @@ def split(batch: Any) -> tuple[Any, Any]:
         for name in ("target", "label"):
             if name in batch:
                 return {key: value for key, value in batch.items() if key != name}, batch[name]
-        raise DataError(f"a batch with the keys {', '.join(map(str, batch))} has neither 'target' nor 'label'; name one so, or write a Brain")
+        raise DataError(
+            f"a batch with the keys {', '.join(map(str, batch))} has neither 'target' nor 'label'; name one so, or write a Brain"
+        )
     if isinstance(batch, list | tuple) and len(batch) == 2:
         return batch[0], batch[1]
-    raise DataError(f"a batch is {_shape(batch)}, not (inputs, target) and not a mapping; return a pair from the dataset, or write a Brain")
+    raise DataError(
+        f"a batch is {_shape(batch)}, not (inputs, target) and not a mapping; return a pair from the dataset, or write a Brain"
+    )
 
 
 def _shape(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
-    return f"a {type(value).__name__} of {len(value)}" if isinstance(value, list | tuple | dict) else f"a {type(value).__name__}"
+    return (
+        f"a {type(value).__name__} of {len(value)}"
+        if isinstance(value, list | tuple | dict)
+        else f"a {type(value).__name__}"
+    )

@@ -22,7 +22,9 @@ Observer = Callable[[Any, Any], None]
 """Called with (predictions, target) of each evaluated batch."""
 
 
-def train_pass(loader: Iterable[Any], update: Callable[[Any], Any], state: dict[str, int], due: int, on_due: Callable[[int], int]) -> int:
+def train_pass(
+    loader: Iterable[Any], update: Callable[[Any], Any], state: dict[str, int], due: int, on_due: Callable[[int], int]
+) -> int:
     """Train on every batch of a loader. The hot loop.
 
     Args:
@@ -118,9 +120,12 @@ class Training:
         brain.train_loss.reset()
         report = _Report(self.context, phase.name, brain)
         before = self.state["iteration"]
-        due = train_pass(on(loader, self.device), updater.update, self.state, self._next_look(), partial(self.on_due, report))
+        due = train_pass(
+            on(loader, self.device), updater.update, self.state, self._next_look(), partial(self.on_due, report)
+        )
         if self.state["iteration"] == before:
-            raise DataError(f"phase.{phase.name}: '{phase.dataset_name}' gave no batch in epoch {epoch}; check the dataset, or drop_last with few samples")
+            nothing = f"'{phase.dataset_name}' gave no batch in epoch {epoch}"
+            raise DataError(f"phase.{phase.name}: {nothing}; check the dataset, or drop_last with few samples")
         updater.state.iteration += self.state["iteration"] - before
         updater.state.epoch = epoch + 1
         self.metrics[phase.name] = report.epoch_numbers()
@@ -193,7 +198,9 @@ def evaluating(brain: Brain) -> Any:
         brain.modules.train()
 
 
-def evaluate(brain: Brain, batches: Iterable[Any], stage: Stage, metrics: Mapping[str, Metric], observe: Observer | None = None) -> dict[str, float]:
+def evaluate(
+    brain: Brain, batches: Iterable[Any], stage: Stage, metrics: Mapping[str, Metric], observe: Observer | None = None
+) -> dict[str, float]:
     """One pass without training.
 
     Args:
@@ -223,7 +230,15 @@ def evaluate(brain: Brain, batches: Iterable[Any], stage: Stage, metrics: Mappin
     return {"loss": loss.compute(), **{name: float(metric.compute()) for name, metric in metrics.items()}}
 
 
-def watched(context: Context, phase: str, brain: Brain, loader: Any, stage: Stage, metrics: Mapping[str, Metric], observe: Observer | None = None) -> dict[str, float]:
+def watched(
+    context: Context,
+    phase: str,
+    brain: Brain,
+    loader: Any,
+    stage: Stage,
+    metrics: Mapping[str, Metric],
+    observe: Observer | None = None,
+) -> dict[str, float]:
     """Evaluate a phase with the plugins told before and after."""
     hooks = context["hooks"]
     hooks.before_validation(context=context, phase=phase)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pipeline import class_path
-from pipeline.check import METRICS
+from pipeline.phase_check import METRICS
 
 
 class Metric(Protocol):
@@ -43,7 +43,8 @@ class Mean:
     """The mean of a number per batch, weighted by samples; kept on the device until it is read."""
 
     def __init__(self) -> None:
-        self.reset()
+        self.total: Tensor | float = 0.0
+        self.count = 0
 
     def add(self, value: Tensor, count: int) -> None:
         """Take in a scalar that is a mean over ``count`` samples."""
@@ -56,8 +57,7 @@ class Mean:
 
     def reset(self) -> None:
         """Start again."""
-        self.total: Tensor | float = 0.0
-        self.count = 0
+        self.total, self.count = 0.0, 0
 
 
 class AUC:
@@ -107,8 +107,12 @@ class LogLoss:
     def update(self, predictions: Tensor, target: Tensor) -> None:
         """Predictions and labels in [0, 1], both [batch]."""
         functional = torch.nn.functional
-        cross_entropy = functional.binary_cross_entropy_with_logits if self.from_logits else functional.binary_cross_entropy
-        self.mean.add(cross_entropy(predictions.detach().flatten(), target.flatten().to(predictions.dtype)), target.numel())
+        cross_entropy = (
+            functional.binary_cross_entropy_with_logits if self.from_logits else functional.binary_cross_entropy
+        )
+        self.mean.add(
+            cross_entropy(predictions.detach().flatten(), target.flatten().to(predictions.dtype)), target.numel()
+        )
 
     def compute(self) -> float:
         """The mean over samples, in nats."""

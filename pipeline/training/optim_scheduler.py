@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pipeline import class_path
-from pipeline.check import OPTIMIZERS, optimizer_name
 from pipeline.errors import ConfigError
+from pipeline.phase_check import OPTIMIZERS, optimizer_name
 
 
 class OptimScheduler(ABC):
@@ -32,10 +32,20 @@ class OptimScheduler(ABC):
         real_step: how many steps it has made.
     """
 
-    def __init__(self, optim_type: str, optim_conf: Mapping[str, Any], model: nn.Module, grad_clip: float | None = 1.0, grad_norm_type: float = 2.0, **sche_conf: Any) -> None:
+    def __init__(
+        self,
+        optim_type: str,
+        optim_conf: Mapping[str, Any],
+        model: nn.Module,
+        grad_clip: float | None = 1.0,
+        grad_norm_type: float = 2.0,
+        **sche_conf: Any,
+    ) -> None:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self.parameters:
-            raise ConfigError(f"{type(model).__name__} has no parameter that is trained; set requires_grad on some, or do not train it")
+            raise ConfigError(
+                f"{type(model).__name__} has no parameter that is trained; set requires_grad on some, or do not train it"
+            )
         path = class_path.parse(optimizer_name(optim_type), module=OPTIMIZERS)
         self.optimizer: Optimizer = class_path.load_class(path, Optimizer)(self.parameters, **optim_conf)
         self.grad_clip = grad_clip

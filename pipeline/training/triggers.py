@@ -21,14 +21,14 @@ class Trigger:
 
     def __init__(self, interval: Interval, iteration: int = 0) -> None:
         self.interval = interval
-        self.seconds = interval.count * {"second": 1, "minute": 60}.get(interval.unit, 0)
+        self.seconds = interval.length * {"second": 1, "minute": 60}.get(interval.unit, 0)
         self.since = time.monotonic()
         self.passed = iteration
 
     def next_look(self) -> int:
         """The next iteration at which it must be asked. Time passes at every iteration; epochs end elsewhere."""
         if self.interval.unit == "iteration":
-            return (self.passed // self.interval.count + 1) * self.interval.count
+            return (self.passed // self.interval.length + 1) * self.interval.length
         return self.passed + 1 if self.seconds else NEVER
 
     def fires(self, iteration: int) -> bool:
@@ -41,7 +41,7 @@ class Trigger:
 
     def fires_after(self, epochs: int) -> bool:
         """Whether it is due after that many epochs."""
-        return self.interval.unit == "epoch" and epochs % self.interval.count == 0
+        return self.interval.unit == "epoch" and epochs % self.interval.length == 0
 
 
 class Triggers:
@@ -56,7 +56,8 @@ class Triggers:
 
     def fires(self, iteration: int) -> bool:
         """Whether one of them is due; all are asked, since each keeps its own count."""
-        return any([trigger.fires(iteration) for trigger in self.each])
+        fired = [trigger.fires(iteration) for trigger in self.each]
+        return any(fired)
 
     def fires_after(self, epochs: int) -> bool:
         """Whether one of them is due after that many epochs."""

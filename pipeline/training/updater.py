@@ -46,4 +46,8 @@ class Updater(UpdaterBase):
 
     def __init__(self, brain: Brain) -> None:
         super().__init__()
-        self.update = brain.fit_batch  # type: ignore[method-assign]
+        self.brain = brain
+
+    def update(self, batch: Any) -> Tensor:
+        """Train on one batch, and return its loss, detached."""
+        return self.brain.fit_batch(batch)

@@ -35,8 +35,9 @@ def folder_of(package: str) -> Path | None:
 class WorkspaceFinder(MetaPathFinder):
     """Finds the package of a folder; Python's own path finder finds the modules in it."""
 
-    @staticmethod
-    def find_spec(fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """The spec of ``pipeline.workspaces.<folder>_<hex>``."""
         parent, _, name = fullname.rpartition(".")
         folder = folder_of(name) if parent == __name__ else None

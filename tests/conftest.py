@@ -1,0 +1,82 @@
+"""What the tests share: a workspace made of files, and a folder of their own to run in."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from loguru import logger
+
+REPOSITORY = Path(__file__).parents[1]
+Workspace = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs go to the test's own folder, since they are relative to where a command runs."""
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """Writes files into a folder and returns the folder: ``workspace({"config.yaml": "…", "data.py": "…"})``."""
+
+    def write(files: dict[str, str], name: str = "workspace") -> Path:
+        folder = tmp_path / name
+        for path, text in files.items():
+            file = folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(textwrap.dedent(text), encoding="utf-8")
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def log_lines() -> Iterator[list[str]]:
+    """What is logged while the test runs."""
+    lines: list[str] = []
+    sink = logger.add(lambda line: lines.append(str(line)), level="DEBUG", format="{level} {message}")
+    yield lines
+    logger.remove(sink)
+
+
+LINEAR = """
+    hyper_parameters:
+      optimizer: {class: SGD, learning_rate: 0.1}
+    dataset:
+      - {name: train_data, class_path: "{workspace}/data.py:Line", args: {size: 24}, batch_size: 4}
+    runner:
+      - {name: train_runner, class: train, device: cpu, epochs: 2, print_interval: 3}
+    phase:
+      - name: line
+        model: torch.nn.Linear
+        model_args: {in_features: 1, out_features: 1}
+        loss: torch.nn.functional.mse_loss
+        dataset_name: train_data
+        valid_dataset_name: train_data
+"""
+"""A small complete config; its data is :data:`LINE`."""
+
+LINE = """
+    import torch
+    from torch.utils.data import Dataset
+
+    class Line(Dataset):
+        def __init__(self, size):
+            self.x = torch.linspace(-1, 1, size).unsqueeze(1)
+        def __len__(self):
+            return len(self.x)
+        def __getitem__(self, index):
+            return self.x[index], 3 * self.x[index] - 1
+"""
+
+
+@pytest.fixture
+def linear(workspace: Workspace) -> Path:
+    """The path of a small complete config: a line fitted by torch.nn.Linear, 6 batches to an epoch."""
+    return workspace({"config.yaml": LINEAR, "data.py": LINE}) / "config.yaml"
