@@ -83,6 +83,16 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 Arguments = dict[str, Any]
 
 
+def _stage(name: str) -> Any:
+    """The key that names the class of a stage."""
+    return Field(f"pipeline.stages.{name}:{name.capitalize()}", description=f"the class of the {name} stage")
+
+
+def _stage_arguments(name: str) -> Any:
+    """The key that holds the arguments of a stage."""
+    return Field(default_factory=dict, description=f"keyword arguments of the {name} stage's class")
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())
 
@@ -90,7 +100,7 @@ class _Section(BaseModel):
 class DatasetSchema(_Section):
     """One item of ``dataset``."""
 
-    name: Name
+    name: Name = Field(description="letters, digits, `_` and `-`")
     class_path: ClassPathValue = Field(description="a torch Dataset or IterableDataset")
     args: Arguments = Field(default_factory=dict, description="keyword arguments of the dataset class")
     batch_size: int = Field(1, gt=0, description="samples per batch and process")
@@ -108,7 +118,7 @@ class DatasetSchema(_Section):
 class PhaseSchema(_Section):
     """One item of ``phase``: a model with its data."""
 
-    name: Name
+    name: Name = Field(description="letters, digits, `_` and `-`")
     model: ClassPathValue | None = Field(None, description="an nn.Module or a Brain (class Model)")
     model_args: Arguments = Field(
         default_factory=dict, description="keyword arguments of the model, over those from hyper_parameters"
@@ -128,7 +138,7 @@ class RunnerSchema(_Section):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    name: Name
+    name: Name = Field(description="letters, digits, `_` and `-`")
     kind: Annotated[Literal["train", "infer"], BeforeValidator(_runner_class)] = Field(
         alias="class", description="train or infer; single_train and single_infer mean the same"
     )
@@ -151,16 +161,16 @@ class RunnerSchema(_Section):
     phases: Names | None = Field(None, description="names of the phases, in order; null is all")
     trainer_class: ClassPathValue = Field("pipeline.trainer:GeneralTrainer", description="GeneralTrainer or a subclass")
     max_stage_repeats: int = Field(100, gt=0, description="how often one stage may be entered")
-    instance_class_path: ClassPathValue = "pipeline.stages.instance:Instance"
-    network_class_path: ClassPathValue = "pipeline.stages.network:Network"
-    startup_class_path: ClassPathValue = "pipeline.stages.startup:Startup"
-    runner_class_path: ClassPathValue = "pipeline.stages.runner:Runner"
-    terminal_class_path: ClassPathValue = "pipeline.stages.terminal:Terminal"
-    instance_args: Arguments = Field(default_factory=dict)
-    network_args: Arguments = Field(default_factory=dict)
-    startup_args: Arguments = Field(default_factory=dict)
-    runner_args: Arguments = Field(default_factory=dict)
-    terminal_args: Arguments = Field(default_factory=dict)
+    instance_class_path: ClassPathValue = _stage("instance")
+    network_class_path: ClassPathValue = _stage("network")
+    startup_class_path: ClassPathValue = _stage("startup")
+    runner_class_path: ClassPathValue = _stage("runner")
+    terminal_class_path: ClassPathValue = _stage("terminal")
+    instance_args: Arguments = _stage_arguments("instance")
+    network_args: Arguments = _stage_arguments("network")
+    startup_args: Arguments = _stage_arguments("startup")
+    runner_args: Arguments = _stage_arguments("runner")
+    terminal_args: Arguments = _stage_arguments("terminal")
 
     @property
     def intervals(self) -> list[Interval]:
@@ -179,9 +189,9 @@ class ConfigSchema(_Section):
         default_factory=list, description="added to the default plugins; {name: false} removes one"
     )
     hyper_parameters: dict[str, Any] = Field(default_factory=dict, description="free, but for `optimizer`")
-    dataset: list[DatasetSchema] = Field(default_factory=list)
-    runner: list[RunnerSchema] = Field(min_length=1)
-    phase: list[PhaseSchema] = Field(default_factory=list)
+    dataset: list[DatasetSchema] = Field(default_factory=list, description="the data, each item with a name")
+    runner: list[RunnerSchema] = Field(min_length=1, description="the runners, each item with a name")
+    phase: list[PhaseSchema] = Field(default_factory=list, description="models with their data, each item with a name")
 
 
 DEFAULT_PLUGINS = ("progress_bar", "metric_log")
