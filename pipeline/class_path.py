@@ -189,11 +189,11 @@ def _import_failed(path: ClassPath, error: Exception) -> ClassPathError:
 
 
 def user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame on that belongs to the user: not to the import system, not to us."""
+    """The traceback from the first frame on that belongs to the user: not to us, nor to what calls him for us."""
     first = trace
     while first and (
         first.tb_frame.f_code.co_filename.startswith((_OURS, "<frozen importlib"))
-        or "/importlib/" in first.tb_frame.f_code.co_filename
+        or any(folder in first.tb_frame.f_code.co_filename for folder in ("/importlib/", "/pluggy/"))
     ):
         first = first.tb_next
     return first or trace

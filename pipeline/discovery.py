@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -139,23 +139,44 @@ def _no_hook(place: str) -> str:
     return f"{place} has no hook; mark a method such as before_epoch with @hookimpl (from pipeline import hookimpl)"
 
 
-def load(plugins: Sequence[Plugin]) -> pluggy.PluginManager:
-    """Build the plugins and register them, so that they are called in the given order.
+def manager() -> pluggy.PluginManager:
+    """What calls the plugins; it has none yet."""
+    empty = pluggy.PluginManager("pipeline")
+    empty.add_hookspecs(hookspecs)
+    return empty
+
+
+def load(tree: Node, workspace: Path | None) -> list[Plugin]:
+    """The plugins of a config, in calling order, each with its class imported and checked.
 
     Raises:
-        PluginError: a plugin cannot be built, or one of its hooks does not exist.
+        PluginError: a plugin does not take its arguments, or one of its hooks does not exist.
         ClassPathError: its class cannot be loaded.
     """
-    manager = pluggy.PluginManager("pipeline")
-    manager.add_hookspecs(hookspecs)
+    plugins, faults = chosen(tree, workspace)
+    if faults:
+        raise PluginError("\n".join(map(str, faults)))
+    return [replace(plugin, target=_load_class(plugin)) for plugin in plugins]
+
+
+def register(plugins: Sequence[Plugin], into: pluggy.PluginManager) -> None:
+    """Build loaded plugins, so that they are called in the given order."""
+    built = [(_build(plugin), plugin.name) for plugin in plugins]
     # pluggy calls the one registered last first.
-    for plugin in reversed(plugins):
-        manager.register(_build(plugin), plugin.name)
-    return manager
+    for each, name in reversed(built):
+        into.register(each, name)
 
 
 def _build(plugin: Plugin) -> object:
-    cls = class_path.load_class(plugin.target, object)
+    assert isinstance(plugin.target, type)
+    return plugin.target(**plugin.args)
+
+
+def _load_class(plugin: Plugin) -> type:
+    try:
+        cls = class_path.load_class(plugin.target, object)
+    except ClassPathError as error:
+        raise ClassPathError(f"{plugin.origin}: plugins: {error}", error.user_error) from error
     messages, hooks = [], 0
     for name, method in inspect.getmembers(cls, inspect.isfunction):
         marked = hasattr(method, "pipeline_impl")
@@ -174,16 +195,19 @@ def _build(plugin: Plugin) -> object:
         raise PluginError(
             f"{plugin.origin}: plugin '{plugin.name}': {error}; its arguments are {inspect.signature(cls)}"
         ) from error
-    return cls(**plugin.args)
+    return cls
 
 
 def culprit(manager: pluggy.PluginManager, error: BaseException) -> str | None:
-    """``plugin 'x', hook before_epoch``, for the plugin in whose hook an error was raised; None if it was none."""
-    running = set()
+    """``plugin 'x', hook before_epoch``, for the plugin in whose code an error was raised; None if it was none's."""
+    running = {}
     trace = error.__traceback__
     while trace:
-        running.add(trace.tb_frame.f_code)
+        running[trace.tb_frame.f_code] = trace.tb_frame
         trace = trace.tb_next
+    if building := running.get(_build.__code__):
+        plugin: Plugin = building.f_locals["plugin"]
+        return f"plugin '{plugin.name}' ({plugin.origin}), when it was built,"
     for hook in HOOKS:
         for implementation in getattr(manager.hook, hook).get_hookimpls():
             if getattr(implementation.function, "__code__", None) in running:

@@ -117,6 +117,8 @@ class ContextError(PipelineError, KeyError):
 class PluginError(PipelineError):
     """A plugin that cannot be loaded."""
 
+    exit_code = ExitCode.USAGE
+
 
 class CheckpointError(PipelineError):
     """A checkpoint that is missing, damaged or does not fit the model."""

@@ -32,9 +32,10 @@ def handle(error: BaseException, runner: OpenRunner, resources: ExitStack) -> No
     context["error"] = error
     if stage != "trainer":
         _also("on_stage_error", lambda: runner.hooks.on_stage_error(name=stage, context=context, error=error))
-    if stage != "terminal":
+    if stage != "terminal" and not runner.over:
         _also("abort", lambda: _abort(runner, error))
-    _also("after_pipeline", lambda: runner.hooks.after_pipeline(context=context))
+    if not runner.over:
+        _also("after_pipeline", lambda: runner.hooks.after_pipeline(context=context))
     _also("closing the resources", resources.close)
     code = exit_code(error)
     state = "interrupted" if code == ExitCode.INTERRUPTED else "failed"
@@ -51,10 +52,11 @@ def describe(error: BaseException, stage: str, runner: OpenRunner) -> str:
     """The first line: which stage, which class, which line of the config, or which plugin."""
     name = f"runner '{runner.settings.name}'"
     plugin = culprit(runner.plugins, error)
-    if stage == "trainer" and isinstance(error, PipelineError):
+    if stage == "trainer" and not plugin and isinstance(error, PipelineError):
         return f"{name}: {error}"
-    place = "between two stages" if stage == "trainer" else runner.place(stage)
-    place = f"{plugin}, in {place}" if plugin else place
+    where = [plugin] if plugin else []
+    where += [runner.place(stage)] if stage != "trainer" else []
+    place = ", in ".join(where) or "between two stages"
     if isinstance(error, KeyboardInterrupt):
         return f"{name}: interrupted in {place}"
     return f"{name}: {place} failed: {type(error).__name__}: {error}"

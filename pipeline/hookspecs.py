@@ -64,13 +64,13 @@ def after_validation(context: Context, phase: str, metrics: dict[str, float]) ->
 
 
 @hookspec
-def after_checkpoint_saved(context: Context, path: Path) -> None:
-    """A checkpoint is complete on disk."""
+def after_epoch(context: Context) -> None:
+    """An epoch is over; ``context["metrics"]`` holds its numbers."""
 
 
 @hookspec
-def after_epoch(context: Context) -> None:
-    """An epoch is over; ``context["metrics"]`` holds its numbers."""
+def after_checkpoint_saved(context: Context, path: Path) -> None:
+    """A checkpoint is complete on disk: saved after an epoch, or after a batch where ``save_interval`` says so."""
 
 
 @hookspec

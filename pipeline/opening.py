@@ -19,7 +19,8 @@ from pipeline.config.load import Config
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context, EngineMode
 from pipeline.distributed import launch
-from pipeline.errors import ClassPathError, ExitCode, PluginError
+from pipeline.discovery import Plugin
+from pipeline.errors import ClassPathError, ExitCode
 from pipeline.run_directory import RunDirectory
 from pipeline.stages.base import METHODS, StageBase
 
@@ -63,20 +64,28 @@ class OpenRunner:
         settings: its part of the config.
         context: the context.
         classes: stage -> class.
-        plugins: the plugins of this runner.
+        plugins: the plugins of this runner, once they are built.
+        chosen: what they are built from.
         directory: the run directory.
+        over: whether every stage has run.
     """
 
     settings: RunnerSchema
     context: Context
     classes: dict[str, type[StageBase]]
     plugins: pluggy.PluginManager
+    chosen: list[Plugin]
     directory: RunDirectory
+    over: bool = False
 
     @property
     def hooks(self) -> pluggy.HookRelay:
         """What calls the plugins."""
         return self.plugins.hook
+
+    def build_plugins(self) -> None:
+        """Build the plugins: from here on, the hooks call them."""
+        discovery.register(self.chosen, self.plugins)
 
     def build(self, stage: str) -> StageBase:
         """The stage, built with its ``<stage>_args``."""
@@ -115,7 +124,7 @@ def open_run(config: Config, trainer_base: type) -> Iterator[OpenRun]:
     """Load every class, then make the run directory, lock it, and log into it until the block ends.
 
     Raises:
-        ClassPathError: a class cannot be loaded; no directory was made.
+        ClassPathError, PluginError: a class cannot be loaded; no directory was made.
         ConfigError: a device is not there, or several processes were started.
         StorageError: the directory cannot be made.
     """
@@ -125,6 +134,7 @@ def open_run(config: Config, trainer_base: type) -> Iterator[OpenRun]:
         runner.name: _load(config, runner, "trainer_class", "Trainer", trainer_base) for runner in config.runners
     }
     stage_classes = {runner.name: _stage_classes(config, runner) for runner in config.runners}
+    discovery.load(config.tree, config.workspace)
     directory = RunDirectory(Path(config.settings.output_dir), config.name)
     with directory.locked(), log.to_file(directory.path / "log.txt", rank=0):
         directory.write("config.yaml", _text(config))
@@ -168,17 +178,10 @@ def _writable(value: Any) -> Any:
 
 
 def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:
-    """Load the plugins of a runner and fill its context with what the trainer writes.
-
-    Raises:
-        PluginError: a plugin cannot be loaded.
-    """
+    """Choose the plugins of a runner and fill its context with what the trainer writes."""
     config = run.config
     settings = next(runner for runner in config.runners if runner.name == name)
-    chosen, faults = discovery.chosen(config.tree, config.workspace)
-    if faults:
-        raise PluginError("\n".join(map(str, faults)))
-    plugins = discovery.load(chosen)
+    plugins = discovery.manager()
     folder = run.directory.path / name
     folder.mkdir(exist_ok=True)
     env = copy.deepcopy(config.plain())
@@ -206,4 +209,5 @@ def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:
         train_state={"iteration": 0, "update": 0, "epoch": 0, "samples": 0, "phase_index": 0},
         resources=resources,
     )
-    return OpenRunner(settings, context, run.stage_classes[name], plugins, run.directory)
+    chosen = discovery.load(config.tree, config.workspace)
+    return OpenRunner(settings, context, run.stage_classes[name], plugins, chosen, run.directory)

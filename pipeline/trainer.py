@@ -75,9 +75,11 @@ class GeneralTrainer:
         resources = ExitStack()
         runner = opening.open_runner(name, run, resources)
         try:
+            runner.build_plugins()
             runner.hooks.before_pipeline(context=runner.context)
             self.stages(runner)
             runner.context.enter("trainer")
+            runner.over = True
             runner.hooks.after_pipeline(context=runner.context)
             resources.close()
         except BaseException as error:

@@ -81,7 +81,7 @@ class Checkpointer:
         """
         saved = _read(Path(path))
         for phase, entry in models.items():
-            weights = saved.get(phase) or (next(iter(saved.values())) if len(saved) == len(models) == 1 else None)
+            weights = saved.get(phase, next(iter(saved.values())) if len(saved) == len(models) == 1 else None)
             if weights is None:
                 raise CheckpointError(
                     f"{path}: has no weights for phase '{phase}', but for {', '.join(saved)}; name the phase as it was when trained"

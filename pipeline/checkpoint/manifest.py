@@ -49,10 +49,12 @@ def _entries(folder: Path) -> dict[str, dict[str, Any]]:
     try:
         manifest = json.loads((folder / NAME).read_bytes())
         files: dict[str, dict[str, Any]] = manifest["files"]
-        if manifest["format"] != FORMAT or not all({"size", "sha256"} <= set(entry) for entry in files.values()):
+        if manifest["format"] != FORMAT:
             raise CheckpointError(
                 f"{folder / NAME}: format {manifest['format']!r} is not {FORMAT}; use the version that wrote it"
             )
+        if not all({"size", "sha256"} <= set(entry) for entry in files.values()):
+            raise ValueError("a file without size or sha256")
     except OSError as error:
         raise CheckpointError(
             f"{folder}: is no checkpoint: its {NAME} cannot be read ({error.strerror}); name a step-… folder or a .safetensors file"

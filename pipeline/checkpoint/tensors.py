@@ -27,17 +27,23 @@ def encode(tensors: Mapping[str, Tensor]) -> bytes:
     """The bytes of a safetensors file; tensors that share memory are each written out.
 
     Raises:
-        CheckpointError: a tensor's type has no name in the format.
+        CheckpointError: it is no dense tensor, or its type has no name in the format.
     """
     header: dict[str, dict[str, object]] = {}
     buffers: list[bytes] = []
     end = 0
     for name, value in tensors.items():
+        if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
+            what = "a tensor that is sparse or has no data" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise CheckpointError(
+                f"'{name}' is {what}, which cannot be saved; keep what is saved in dense tensors, e.g. with register_buffer"
+            )
         if value.dtype not in _DTYPES:
             raise CheckpointError(
                 f"'{name}' has dtype {value.dtype}, which cannot be saved; convert it, or register it with persistent=False"
             )
-        tensor = value.detach().cpu().contiguous()
+        # A conjugate or a negative may be a view that is not worked out yet.
+        tensor = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         buffers.append(ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b"")
         start, end = end, end + tensor.nbytes
         header[name] = {"dtype": _DTYPES[value.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}

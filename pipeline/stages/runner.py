@@ -42,7 +42,8 @@ class Runner(RunnerBase):
     def evaluate(self, phase: PhaseSchema, context: Context, *, write: bool) -> dict[str, float]:
         """The numbers of one phase; with ``write``, its predictions go to a file as they come."""
         loader = context["dataset"][phase.valid_dataset_name or phase.dataset_name]
-        brain, metrics = context["model"][phase.name]["brain"], build_metrics(phase.metrics)
+        brain = context["model"][phase.name]["brain"]
+        metrics = build_metrics(phase.metrics, context["config"].workspace)
         if not write:
             return watched(context, phase.name, brain, loader, Stage.TEST, metrics)
         path: Path = context["run_dir"] / context["runner_name"] / f"{phase.name}_predictions.jsonl"

@@ -29,11 +29,15 @@ class Startup(StartupBase):
         """Load the newest checkpoint of the train runner before this one.
 
         Raises:
-            CheckpointError: it saved none.
+            CheckpointError: there is no such runner, or it saved none.
         """
         names = [runner.name for runner in context["config"].runners]
         before = context["config"].runners[: names.index(context["runner_name"])]
-        trained = [runner.name for runner in before if runner.kind == "train"][-1]
+        trained = next((runner.name for runner in reversed(before) if runner.kind == "train"), None)
+        if trained is None:
+            raise CheckpointError(
+                f"runner.{context['runner_name']}: no train runner before it has weights to take; add init_model_path"
+            )
         folder = context["run_dir"] / trained / "checkpoints"
         newest = Checkpointer(folder).newest()
         if newest is None:

@@ -43,6 +43,7 @@ class Brain:
         self.modules = nn.ModuleDict(dict(modules or {}))
         self.train_loss = Mean()
         self.nonfinite = 0
+        self._nonfinite_since = 0
         self._phase = ""
         self._patience = 0
         self._context: Context | None = None
@@ -103,8 +104,8 @@ class Brain:
     def count_samples(self, batch: Any) -> int:
         """How many samples a batch holds: the length of the first tensor in it."""
         if isinstance(batch, Tensor):
-            return batch.shape[0]
-        parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+            return batch.shape[0] if batch.dim() else 0
+        parts = batch if isinstance(batch, list | tuple) else batch.values() if isinstance(batch, Mapping) else ()
         for part in parts:
             if count := self.count_samples(part):
                 return count
@@ -127,11 +128,13 @@ class Brain:
         return named
 
     def _discarded(self, loss: Tensor) -> None:
+        if not self.nonfinite:
+            self._nonfinite_since = self._train_state["iteration"] + 1
         self.nonfinite += 1
         if self.nonfinite > self._patience:
-            iteration = self._train_state["iteration"] + 2 - self.nonfinite
+            since = self._nonfinite_since
             raise DivergedError(
-                f"phase.{self._phase}: 'loss' is {loss.item()} since iteration {iteration}, {self.nonfinite} times in a row; "
+                f"phase.{self._phase}: 'loss' is {loss.item()} since iteration {since}, {self.nonfinite} times in a row; "
                 "lower the learning rate, set grad_clip, or check the data; none of these batches changed the weights"
             )
 
@@ -156,14 +159,17 @@ class ModuleBrain(Brain):
 
     def compute_forward(self, batch: Any, stage: Stage) -> Any:
         """The module's output for the batch's inputs."""
-        inputs = (
-            {name: batch[name] for name in self._names if name in batch}
-            if isinstance(batch, Mapping)
-            else split(batch)[0]
-        )
-        if isinstance(inputs, Mapping):
-            return self.module(**inputs)
-        return self.module(*inputs) if isinstance(inputs, list | tuple) else self.module(inputs)
+        inputs, _ = split(batch)
+        if isinstance(inputs, Tensor):
+            return self.module(inputs)
+        if isinstance(inputs, list | tuple):
+            return self.module(*inputs)
+        if not isinstance(inputs, Mapping):
+            return self.module(inputs)
+        if isinstance(batch, Mapping):
+            # A mapping may hold more than the module takes; the inputs of a pair are meant as they are.
+            inputs = {name: batch[name] for name in self._names if name in batch} or inputs
+        return self.module(**inputs)
 
     def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
         """The loss of the predictions."""
@@ -176,15 +182,14 @@ def split(batch: Any) -> tuple[Any, Any]:
     Raises:
         DataError: it is neither.
     """
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        return batch[0], batch[1]
     if isinstance(batch, Mapping):
         for name in ("target", "label"):
             if name in batch:
                 return {key: value for key, value in batch.items() if key != name}, batch[name]
-        raise DataError(
-            f"a batch with the keys {', '.join(map(str, batch))} has neither 'target' nor 'label'; name one so, or write a Brain"
-        )
-    if isinstance(batch, list | tuple) and len(batch) == 2:
-        return batch[0], batch[1]
+        keys = ", ".join(map(str, batch))
+        raise DataError(f"a batch with the keys {keys} has neither 'target' nor 'label'; name one so, or write a Brain")
     raise DataError(
         f"a batch is {_shape(batch)}, not (inputs, target) and not a mapping; return a pair from the dataset, or write a Brain"
     )

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,6 +59,7 @@ class Training:
     Attributes:
         judges: phase -> name -> the metric that judges its validation passes.
         metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
+        saved: the newest checkpoint that the plugins were told of.
     """
 
     def __init__(self, context: Context) -> None:
@@ -74,8 +76,9 @@ class Training:
         print_interval = self.runner.print_interval
         self.printing = Triggers([Interval(print_interval, "iteration")] if print_interval else [], start)
         self.saving = Triggers(self.runner.intervals, start)
-        self.judges = {phase.name: build_metrics(phase.metrics) for phase in self.phases}
+        self.judges = {phase.name: build_metrics(phase.metrics, config.workspace) for phase in self.phases}
         self.metrics: dict[str, dict[str, float]] = {}
+        self.saved: Path | None = None
 
     def run(self) -> None:
         """All epochs, and a checkpoint at the end."""
@@ -147,7 +150,9 @@ class Training:
     def save(self) -> None:
         """Save a checkpoint of this moment."""
         path = self.context["checkpointer"].save(self.models, self.state, self.metrics)
-        self.hooks.after_checkpoint_saved(context=self.context, path=path)
+        if path != self.saved:
+            self.saved = path
+            self.hooks.after_checkpoint_saved(context=self.context, path=path)
 
 
 class _Report:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pipeline import class_path
+from pipeline.errors import DataError
 from pipeline.phase_check import METRICS
 
 
@@ -29,12 +31,16 @@ class Metric(Protocol):
         """Start again."""
 
 
-def build_metrics(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Metric]:
+def build_metrics(settings: Mapping[str, Mapping[str, Any]], workspace: Path | None) -> dict[str, Metric]:
     """The metrics of a phase: name -> ``{class, args}`` to name -> metric. A bare class name is one of this module's."""
     metrics = {}
     for name, each in settings.items():
         chosen = each["class"]
-        path = chosen if isinstance(chosen, type) else class_path.parse(chosen, name="Metric", module=METRICS)
+        path = (
+            chosen
+            if isinstance(chosen, type)
+            else class_path.parse(chosen, name="Metric", workspace=workspace, module=METRICS)
+        )
         metrics[name] = class_path.load_class(path, object)(**each.get("args", {}))
     return metrics
 
@@ -63,7 +69,7 @@ class Mean:
 class AUC:
     """Area under the ROC curve, exact: the chance that a positive scores above a negative, ties counting half.
 
-    Keeps one float and one bit per sample. Not defined, and so nan, where one of the classes is absent.
+    Keeps one float and one bit per sample. Not defined, and so nan, where one of the classes is absent or a score is nan.
     """
 
     def __init__(self) -> None:
@@ -71,15 +77,20 @@ class AUC:
 
     def update(self, predictions: Tensor, target: Tensor) -> None:
         """Scores [batch], of any scale (logits do), and labels [batch], positive where > 0.5."""
+        if predictions.numel() != target.numel():
+            got = f"{tuple(predictions.shape)} and {tuple(target.shape)}"
+            raise DataError(f"AUC compares scores [batch] with labels [batch], and got {got}; return one score per sample")
         self.scores.append(predictions.detach().flatten().float().cpu())
         self.labels.append(target.flatten().cpu() > 0.5)
 
     def compute(self) -> float:
         """The area, by the rank sum of Mann and Whitney."""
-        scores, labels = torch.cat(self.scores), torch.cat(self.labels)
-        positives = int(labels.sum())
-        negatives = len(labels) - positives
+        positives = sum(int(labels.sum()) for labels in self.labels)
+        negatives = sum(map(len, self.labels)) - positives
         if not positives or not negatives:
+            return math.nan
+        scores, labels = torch.cat(self.scores), torch.cat(self.labels)
+        if scores.isnan().any():
             return math.nan
         _, groups, sizes = torch.unique(scores, return_inverse=True, return_counts=True)
         # The mean rank of each group of equal scores, counted from 1.
@@ -131,6 +142,9 @@ class Accuracy:
 
     def update(self, predictions: Tensor, target: Tensor) -> None:
         """Scores [batch, classes] and classes [batch]."""
+        if predictions.shape[:-1] != target.shape:
+            got = f"{tuple(predictions.shape)} and {tuple(target.shape)}"
+            raise DataError(f"Accuracy compares scores [batch, classes] with classes [batch], and got {got}; use another metric")
         hits = (predictions.detach().argmax(-1) == target).float().mean()
         self.mean.add(hits, target.shape[0])
 

@@ -21,7 +21,7 @@ class OptimScheduler(ABC):
     A subclass says in ``update_lr`` what the rate is.
 
     Args:
-        optim_type: a class of torch.optim, or the class path of another.
+        optim_type: the name of a class of torch.optim, the class path of another, or a class itself.
         optim_conf: its keyword arguments; ``lr`` is the base rate.
         model: whose trainable parameters are optimized.
         grad_clip: largest norm of their gradients; None does not clip.
@@ -34,7 +34,7 @@ class OptimScheduler(ABC):
 
     def __init__(
         self,
-        optim_type: str,
+        optim_type: str | type[Optimizer],
         optim_conf: Mapping[str, Any],
         model: nn.Module,
         grad_clip: float | None = 1.0,
@@ -46,7 +46,8 @@ class OptimScheduler(ABC):
             raise ConfigError(
                 f"{type(model).__name__} has no parameter that is trained; set requires_grad on some, or do not train it"
             )
-        path = class_path.parse(optimizer_name(optim_type), module=OPTIMIZERS)
+        chosen = optimizer_name(optim_type)
+        path = class_path.parse(chosen, module=OPTIMIZERS) if isinstance(chosen, str) else chosen
         self.optimizer: Optimizer = class_path.load_class(path, Optimizer)(self.parameters, **optim_conf)
         self.grad_clip = grad_clip
         self.grad_norm_type = grad_norm_type
