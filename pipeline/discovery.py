@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -53,15 +54,22 @@ def chosen(tree: Node, workspace: Path | None) -> tuple[list[Plugin], list[Fault
         except ClassPathError as error:
             faults.append(origin.fault("plugins", str(error)))
             continue
-        if args is not False:
+        there = plugins.get(plugin.name)
+        if args is False and there:
+            del plugins[plugin.name]
+        elif args is False:
+            nothing = f"'{text}: false' removes a plugin that is not there{one_of(plugin.name, plugins)}"
+            faults.append(origin.fault("plugins", nothing))
+        elif there and (there.origin is not DEFAULT or there.target != plugin.target):
+            faults.append(origin.fault("plugins", _taken(plugin, there)))
+        else:
             plugins[plugin.name] = plugin
-        elif plugins.pop(plugin.name, None) is None:
-            faults.append(
-                origin.fault(
-                    "plugins", f"'{text}: false' removes a plugin that is not there{one_of(plugin.name, plugins)}"
-                )
-            )
     return list(plugins.values()), faults
+
+
+def _taken(plugin: Plugin, there: Plugin) -> str:
+    by = "a default plugin" if there.origin is DEFAULT else f"the one of {there.origin}"
+    return f"the name '{plugin.name}' is taken by {by}; name each plugin once, or rename the file or class"
 
 
 def _items(tree: Node) -> list[tuple[Any, Any, Origin]]:
@@ -81,7 +89,7 @@ def _plugin(text: Any, args: Any, origin: Origin, workspace: Path | None) -> Plu
     keywords = args if isinstance(args, dict) else {}
     if not isinstance(text, str):
         return Plugin(text.__name__, text, keywords, origin)
-    if text.isidentifier():
+    if re.fullmatch(r"[\w-]+", text):
         if text not in installed():
             raise ClassPathError(unknown_name("plugin", text, sorted(installed())))
         return Plugin(text, class_path.parse(installed()[text]), keywords, origin)
@@ -112,6 +120,10 @@ def _wrong_hooks(definition: source.Definition) -> list[str]:
     above, complete = source.ancestry(definition)
     for name, node in {name: node for each in reversed(above) for name, node in source.methods(each).items()}.items():
         marked = any("hookimpl" in ast.unparse(mark) for mark in node.decorator_list)
+        if node.decorator_list and not marked:
+            # Another decorator may mark it: that shows when it is loaded.
+            complete = False
+            continue
         arguments = [argument.arg for argument in node.args.args[1:]]
         messages += _wrong_hook(
             f"{definition.name}.{name} ({definition.module.file.name}:{node.lineno})", name, arguments, marked

@@ -18,8 +18,8 @@ from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.config.load import Config
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context, EngineMode
-from pipeline.distributed import launch
 from pipeline.discovery import Plugin
+from pipeline.distributed import launch
 from pipeline.errors import ClassPathError, ExitCode
 from pipeline.run_directory import RunDirectory
 from pipeline.stages.base import METHODS, StageBase

@@ -131,7 +131,7 @@ class PhaseCheck:
             given = {("lr" if key == "learning_rate" else key): each for key, each in node.value.items()}
             given.pop("class")
             # The first are the parameters to optimize, which the network stage gives.
-            free = taken.without(taken.names[:1])
+            free = taken.without_first()
             self.inspection.check_arguments(free, Node(given, node.origin), address, definition.name)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
 import tokenize
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,9 @@ import pipeline.workspaces  # noqa: F401 - registers the finder of workspace mod
 ClassNode: TypeAlias = ast.ClassDef
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
+_BY_CODE = re.compile(r"(globals|locals|vars)\(\)|(?<![.\w])exec\(|sys\.modules\[__name__\]")
+"""Ways to define names that don't stand in the source."""
+
 
 class NotDefinedError(LookupError):
     """A module that certainly doesn't define a name; the argument is the module."""
@@ -28,13 +32,23 @@ class NotDefinedError(LookupError):
 
 @dataclass(frozen=True)
 class Module:
-    """A parsed source file. ``name`` is its dotted name, ``bindings`` what each top-level name is bound to."""
+    """A parsed source file.
+
+    Attributes:
+        name: its dotted name.
+        file: where it is.
+        is_package: whether it is an ``__init__.py``.
+        bindings: what each top-level name is bound to; ``ast.Pass`` where that depends on a condition.
+        stars: the modules of which it imports every name.
+        complete: whether it has no other names than these.
+    """
 
     name: str
     file: Path
     is_package: bool
     bindings: dict[str, ast.AST] = field(repr=False)
     stars: tuple[str, ...] = field(repr=False)
+    complete: bool = True
 
     def __hash__(self) -> int:
         """By file: one module is parsed once."""
@@ -74,6 +88,7 @@ class Parameters:
     names: tuple[str, ...]
     required: tuple[str, ...]
     any_name: bool
+    positional: int = 0
 
     def without(self, given: Sequence[str]) -> Parameters:
         """The same, less those that the caller gives anyway."""
@@ -82,6 +97,10 @@ class Parameters:
             tuple(name for name in self.required if name not in given),
             self.any_name,
         )
+
+    def without_first(self) -> Parameters:
+        """The same, less the one that the caller gives by position."""
+        return self.without(self.names[: min(self.positional, 1)])
 
 
 def find_spec(dotted: str) -> ModuleSpec | None:
@@ -116,26 +135,31 @@ def _locations(spec: ModuleSpec, part: str, parents: list[str] | None) -> list[s
 
 @lru_cache(maxsize=1024)
 def _parse(name: str, file: Path, is_package: bool, _modified: int) -> Module:
-    with tokenize.open(file) as source:
-        tree = ast.parse(source.read(), filename=str(file))
+    try:
+        with tokenize.open(file) as source:
+            text = source.read()
+        tree = ast.parse(text, filename=str(file))
+    except ValueError as error:  # bytes that are no text
+        raise SyntaxError(str(error)) from error
     bindings: dict[str, ast.AST] = {}
     stars: list[str] = []
     module = Module(name, file, is_package, bindings, ())
-    for statement in _top_level(tree.body):
+    for statement, sometimes in _top_level(tree.body):
         if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
             stars.append(module.absolute(statement))
-        bindings.update(dict.fromkeys(_names(statement), statement))
-    return Module(name, file, is_package, bindings, tuple(stars))
+        for each in _names(statement):
+            bindings[each] = ast.Pass() if sometimes and each in bindings else statement
+    complete = "__getattr__" not in bindings and not _BY_CODE.search(text)
+    return Module(name, file, is_package, bindings, tuple(stars), complete)
 
 
-def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    for statement in body:
-        yield statement
-        for block in ("body", "orelse", "finalbody"):
-            if isinstance(statement, ast.If | ast.Try | ast.With | ast.For | ast.While):
-                yield from _top_level(getattr(statement, block, []))
-        for handler in getattr(statement, "handlers", []):
-            yield from _top_level(handler.body)
+def _top_level(body: Sequence[ast.AST], *, sometimes: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
+    """The statements outside of classes and functions, each with whether it stands in a block that may not run."""
+    for node in body:
+        if isinstance(node, ast.stmt):
+            yield node, sometimes
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.expr):
+            yield from _top_level(list(ast.iter_child_nodes(node)), sometimes=True)
 
 
 def _names(statement: ast.stmt) -> Iterator[str]:
@@ -143,9 +167,10 @@ def _names(statement: ast.stmt) -> Iterator[str]:
         yield statement.name
     elif isinstance(statement, ast.ImportFrom | ast.Import):
         yield from (alias.asname or alias.name.partition(".")[0] for alias in statement.names)
-    elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        yield from (node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
+    else:
+        below = [node for node in ast.iter_child_nodes(statement) if isinstance(node, ast.expr | ast.withitem)]
+        parts = (part for node in below for part in ast.walk(node))
+        yield from (part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store))
 
 
 def read(name: str) -> Module | None:
@@ -158,6 +183,8 @@ def read(name: str) -> Module | None:
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         return None
     file = Path(spec.origin)
+    if not file.is_file():  # in a zip file
+        return None
     return _parse(name, file, spec.submodule_search_locations is not None, file.stat().st_mtime_ns)
 
 
@@ -212,7 +239,7 @@ def _attribute(node: ast.Import, first: str, rest: str, depth: int) -> Definitio
 
 
 def _starred(module: Module, name: str, depth: int) -> Definition | None:
-    certain = "__getattr__" not in module.bindings
+    certain = module.complete
     for star in module.stars:
         source = _quiet_read(star)
         try:
@@ -233,23 +260,31 @@ def _quiet_read(name: str) -> Module | None:
         return None
 
 
-def ancestry(definition: Definition) -> tuple[list[Definition], bool]:
-    """The class and its bases, nearest first, and whether that is all of them."""
-    found, complete = [definition], True
-    assert isinstance(definition.node, ast.ClassDef)
-    for base in definition.node.bases:
-        expression = base.value if isinstance(base, ast.Subscript) else base
-        name = ast.unparse(expression)
-        if name in {"object", "ABC", "abc.ABC", "Generic", "Protocol"}:
+def ancestry(definition: Definition, below: tuple[Definition, ...] = ()) -> tuple[list[Definition], bool]:
+    """The class and its bases, in the order in which Python looks a method up, and whether that is all of them."""
+    node, found = definition.node, list[Definition]()
+    assert isinstance(node, ast.ClassDef)
+    complete = not (node.decorator_list or node.keywords)
+    for base in node.bases:
+        name = ast.unparse(base.value if isinstance(base, ast.Subscript) else base)
+        if _adds_nothing(definition.module, name):
             continue
         parent = _parent(definition.module, name)
-        if parent is None:
+        if parent is None or parent in (*below, definition):
             complete = False
             continue
-        above, whole = ancestry(parent)
+        above, whole = ancestry(parent, (*below, definition))
         complete = complete and whole
-        found += [each for each in above if each not in found]
-    return found, complete
+        # What two bases have in common comes after both.
+        found = [each for each in found if each not in above] + above
+    return [definition, *found], complete
+
+
+def _adds_nothing(module: Module, name: str) -> bool:
+    binding = module.bindings.get(name.partition(".")[0])
+    if isinstance(binding, ast.ImportFrom):
+        return name in {"ABC", "Generic", "Protocol"} and binding.module in {"abc", "typing", "typing_extensions"}
+    return name == "object" if binding is None else name == "abc.ABC" and isinstance(binding, ast.Import)
 
 
 def _parent(module: Module, name: str) -> Definition | None:
@@ -275,6 +310,12 @@ def methods(definition: Definition) -> dict[str, FunctionNode]:
     }
 
 
+def _bound(definition: Definition) -> set[str]:
+    """The names that a class itself defines in whatever way."""
+    assert isinstance(definition.node, ast.ClassDef)
+    return {name for statement, _ in _top_level(definition.node.body) for name in _names(statement)}
+
+
 def abstract_methods(definition: Definition) -> list[str]:
     """The abstract methods that nobody implements; empty where that cannot be told."""
     above, complete = ancestry(definition)
@@ -282,8 +323,9 @@ def abstract_methods(definition: Definition) -> list[str]:
         return []
     left: list[str] = []
     for each in reversed(above):
+        bound = _bound(each)
+        left = [name for name in left if name not in bound]
         for name, node in methods(each).items():
-            left = [other for other in left if other != name]
             if any("abstractmethod" in ast.unparse(decorator) for decorator in node.decorator_list):
                 left.append(name)
     return left
@@ -301,9 +343,10 @@ def parameters(definition: Definition) -> Parameters | None:
         constructor = methods(each).get("__init__")
         if constructor:
             return None if constructor.decorator_list else _parameters(constructor, skip=1)
-        if each is definition and not complete and len(above) == 1:
+        # A base that cannot be read may come before the next.
+        if not complete or "__init__" in _bound(each):
             return None
-    return Parameters((), (), any_name=False) if complete else None
+    return Parameters((), (), any_name=False)
 
 
 def _parameters(node: FunctionNode, skip: int) -> Parameters:
@@ -313,7 +356,7 @@ def _parameters(node: FunctionNode, skip: int) -> Parameters:
     required = positional[: len(positional) - optional] if optional else list(positional)
     keywords = [argument.arg for argument in arguments.kwonlyargs]
     required += [name for name, value in zip(keywords, arguments.kw_defaults, strict=True) if value is None]
-    return Parameters(tuple(positional + keywords), tuple(required), arguments.kwarg is not None)
+    return Parameters(tuple(positional + keywords), tuple(required), arguments.kwarg is not None, len(positional))
 
 
 def neighbours(module: Module) -> Iterator[Module]:

@@ -47,9 +47,7 @@ class ProgressBar:
         )
         # What is printed goes above the bar; but where stdout is a file or a pipe, it must go there.
         shared = sys.stdout.isatty()
-        self.progress = Progress(
-            *columns, console=Console(stderr=True), transient=True, redirect_stdout=shared
-        )
+        self.progress = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=shared)
         self.task = self.progress.add_task("", total=_batches(context), epoch=context["current_epoch"])
         self.progress.start()
 

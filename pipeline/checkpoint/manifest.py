@@ -54,7 +54,9 @@ def _entries(folder: Path) -> dict[str, dict[str, Any]]:
                 f"{folder / NAME}: format {manifest['format']!r} is not {FORMAT}; use the version that wrote it"
             )
         if not all({"size", "sha256"} <= set(entry) for entry in files.values()):
-            raise ValueError("a file without size or sha256")
+            raise CheckpointError(
+                f"{folder / NAME}: is damaged (a file without size or sha256); use another checkpoint"
+            )
     except OSError as error:
         raise CheckpointError(
             f"{folder}: is no checkpoint: its {NAME} cannot be read ({error.strerror}); name a step-… folder or a .safetensors file"

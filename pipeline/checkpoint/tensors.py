@@ -34,7 +34,9 @@ def encode(tensors: Mapping[str, Tensor]) -> bytes:
     end = 0
     for name, value in tensors.items():
         if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
-            what = "a tensor that is sparse or has no data" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            what = (
+                "a tensor that is sparse or has no data" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            )
             raise CheckpointError(
                 f"'{name}' is {what}, which cannot be saved; keep what is saved in dense tensors, e.g. with register_buffer"
             )

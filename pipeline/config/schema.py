@@ -150,7 +150,7 @@ class RunnerSchema(_Section):
     init_model_path: str | None = Field(
         None, description="a checkpoint or .safetensors file that gives the first weights"
     )
-    write_predictions: bool = Field(False, description="an infer runner writes <phase>_predictions.jsonl")
+    write_predictions: bool = Field(False, description="an infer runner writes `<phase>_predictions.jsonl`")
     seed: int | None = Field(0, ge=0, lt=2**32, description="of weights and order of data; null leaves them to chance")
     grad_clip: float | None = Field(
         None, gt=0, description="largest norm of the gradients of one optimizer; null does not clip"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +89,7 @@ class Brain:
         losses = self._losses(self.compute_objectives(predictions, batch, Stage.TRAIN))
         if optimize(losses, self._optim_schedulers, self._train_state["epoch"]):
             self.nonfinite = 0
-            self.train_loss.add(losses["loss"].detach(), self.count_samples(batch))
+            self.train_loss.add(losses["loss"].detach(), self.count_samples(batch) or uncountable(batch))
         else:
             self._discarded(losses["loss"])
         if self._after_batch:
@@ -154,7 +154,7 @@ class ModuleBrain(Brain):
         self._names = [
             name
             for name, each in inspect.signature(module.forward).parameters.items()
-            if each.kind is each.POSITIONAL_OR_KEYWORD
+            if each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}
         ]
 
     def compute_forward(self, batch: Any, stage: Stage) -> Any:
@@ -193,6 +193,11 @@ def split(batch: Any) -> tuple[Any, Any]:
     raise DataError(
         f"a batch is {_shape(batch)}, not (inputs, target) and not a mapping; return a pair from the dataset, or write a Brain"
     )
+
+
+def uncountable(batch: Any) -> NoReturn:
+    """Refuse a batch without a sample in it, which would count nothing in any mean."""
+    raise DataError(f"a batch is {_shape(batch)} with no tensor to count samples by; define count_samples in the Brain")
 
 
 def _shape(value: Any) -> str:

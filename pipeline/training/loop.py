@@ -15,22 +15,23 @@ from pipeline.config.schema import Interval, PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.loader import set_epoch, to_device
 from pipeline.errors import DataError
-from pipeline.training.brain import Brain, Stage
+from pipeline.training.brain import Brain, Stage, uncountable
 from pipeline.training.metrics import Mean, Metric, build_metrics
 from pipeline.training.triggers import NEVER, Triggers
+from pipeline.training.updater import UpdaterBase
 
 Observer = Callable[[Any, Any], None]
 """Called with (predictions, target) of each evaluated batch."""
 
 
 def train_pass(
-    loader: Iterable[Any], update: Callable[[Any], Any], state: dict[str, int], due: int, on_due: Callable[[int], int]
+    loader: Iterable[Any], updater: UpdaterBase, state: dict[str, int], due: int, on_due: Callable[[int], int]
 ) -> int:
     """Train on every batch of a loader. The hot loop.
 
     Args:
         loader: the batches, on their device.
-        update: trains on one of them.
+        updater: trains on one of them; its ``state.iteration`` is assigned, so that one that counts itself does not count twice.
         state: the counters; ``iteration`` and ``update`` are kept up to date.
         due: the next iteration after which something has to be done.
         on_due: does it, and returns the next one; 0 ends the pass.
@@ -38,11 +39,13 @@ def train_pass(
     Returns:
         The next iteration at which something is due; 0 where the training is over.
     """
-    iteration = state["iteration"]
+    update, iteration = updater.update, state["iteration"]
+    others = iteration - updater.state.iteration
     for batch in loader:
         update(batch)
         iteration += 1
         state["iteration"] = state["update"] = iteration
+        updater.state.iteration = iteration - others
         if iteration >= due:
             due = on_due(iteration)
             if not due:
@@ -123,13 +126,11 @@ class Training:
         brain.train_loss.reset()
         report = _Report(self.context, phase.name, brain)
         before = self.state["iteration"]
-        due = train_pass(
-            on(loader, self.device), updater.update, self.state, self._next_look(), partial(self.on_due, report)
-        )
+        updater.state.epoch = epoch
+        due = train_pass(on(loader, self.device), updater, self.state, self._next_look(), partial(self.on_due, report))
         if self.state["iteration"] == before:
             nothing = f"'{phase.dataset_name}' gave no batch in epoch {epoch}"
             raise DataError(f"phase.{phase.name}: {nothing}; check the dataset, or drop_last with few samples")
-        updater.state.iteration += self.state["iteration"] - before
         updater.state.epoch = epoch + 1
         self.metrics[phase.name] = report.epoch_numbers()
         return not due
@@ -224,7 +225,7 @@ def evaluate(
     with evaluating(brain):
         for batch in batches:
             predictions, losses = brain.evaluate_batch(batch, stage)
-            loss.add(losses["loss"], brain.count_samples(batch))
+            loss.add(losses["loss"], brain.count_samples(batch) or uncountable(batch))
             target = brain.target(batch) if metrics or observe else None
             for metric in metrics.values():
                 metric.update(predictions, target)

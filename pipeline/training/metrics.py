@@ -79,7 +79,9 @@ class AUC:
         """Scores [batch], of any scale (logits do), and labels [batch], positive where > 0.5."""
         if predictions.numel() != target.numel():
             got = f"{tuple(predictions.shape)} and {tuple(target.shape)}"
-            raise DataError(f"AUC compares scores [batch] with labels [batch], and got {got}; return one score per sample")
+            raise DataError(
+                f"AUC compares scores [batch] with labels [batch], and got {got}; return one score per sample"
+            )
         self.scores.append(predictions.detach().flatten().float().cpu())
         self.labels.append(target.flatten().cpu() > 0.5)
 
@@ -144,7 +146,9 @@ class Accuracy:
         """Scores [batch, classes] and classes [batch]."""
         if predictions.shape[:-1] != target.shape:
             got = f"{tuple(predictions.shape)} and {tuple(target.shape)}"
-            raise DataError(f"Accuracy compares scores [batch, classes] with classes [batch], and got {got}; use another metric")
+            raise DataError(
+                f"Accuracy compares scores [batch, classes] with classes [batch], and got {got}; use another metric"
+            )
         hits = (predictions.detach().argmax(-1) == target).float().mean()
         self.mean.add(hits, target.shape[0])
 
