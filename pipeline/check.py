@@ -19,7 +19,6 @@ from pipeline.phase_check import PhaseCheck
 from pipeline.stages.base import METHODS
 
 _GIVEN = frozenset(key.name for key in KEYS if key.writer == "trainer")
-_TRAIN = {"train", "single_train"}
 
 
 def check(config: Source, overrides: Sequence[str] = ()) -> list[Fault]:
@@ -52,10 +51,10 @@ def _inspect(draft: Draft) -> list[Path]:
     runners = _runners(inspection)
     for address, runner in runners.items():
         earlier = list(runners)[: list(runners).index(address)]
-        trained = any(plain(runners[each], "class") in _TRAIN for each in earlier)
+        trained = any(_kind(runners[each]) == "train" for each in earlier)
         _RunnerCheck(inspection, address, runner).all(trained_before=trained)
     # Two runners that share a phase share its faults.
-    draft.faults[:] = list(dict.fromkeys(draft.faults))
+    draft.faults[:] = sorted(dict.fromkeys(draft.faults), key=lambda fault: (fault.where, fault.line, fault.column))
     return inspection.files
 
 
@@ -72,10 +71,14 @@ def _runners(inspection: Inspection) -> dict[str, Node]:
     """Address -> runner, for the runners of ``mode`` in its order; a name that isn't there is a fault."""
     runners = inspection.section("runner")
     mode = inspection.tree.child("mode")
-    chosen = list(runners)
-    if mode and mode.value is not None:
-        chosen = inspection.referred(mode, "mode", "runner", runners)
-    return {f"runner.{name}": runners[name] for name in chosen}
+    named = inspection.referred(mode, "mode", "runner", runners) if mode and mode.value is not None else []
+    certain = named and mode and len(named) == (len(mode.value) if isinstance(mode.value, list) else 1)
+    return {f"runner.{name}": runners[name] for name in (named if certain else runners)}
+
+
+def _kind(runner: Node) -> str:
+    """``train`` or ``infer``; anything else is a fault of the schema's."""
+    return str(plain(runner, "class")).lower().removeprefix("single_")
 
 
 class _RunnerCheck:
@@ -85,7 +88,8 @@ class _RunnerCheck:
         self.inspection = inspection
         self.address = address
         self.runner = runner
-        self.trains = plain(runner, "class") in _TRAIN
+        self.kind = _kind(runner)
+        self.trains = self.kind == "train"
 
     def all(self, *, trained_before: bool) -> None:
         """Check everything; ``trained_before`` says whether a train runner precedes this one."""
@@ -100,9 +104,9 @@ class _RunnerCheck:
                 trainer, f"{self.address}.trainer_class", "Trainer", "pipeline.trainer:GeneralTrainer"
             )
         default = {stage for stage, found in definitions.items() if found and _is_default(found, stage)}
-        if "runner" in default:
+        if "runner" in default and self.kind in {"train", "infer"}:
             self.budget()
-        if not self.trains and {"startup", "network"} <= default:
+        if self.kind == "infer" and {"startup", "network"} <= default:
             self.weights(trained_before)
         self.phases(default)
 

@@ -54,13 +54,15 @@ def parse(
         raise ClassPathError(f"'{text}': unknown placeholder '{left[0]}'{one_of(left[1], ['workspace', 'run_dir'])}")
     if "\\" in text:
         raise ClassPathError(f"'{text}': write folders with '/', on every system: '{text.replace(chr(92), '/')}'")
-    path, colon, attribute = text.partition(":")
-    if path.endswith(".py") or "/" in path:
+    folders, slash, last = text.rpartition("/")
+    last, colon, attribute = last.partition(":")
+    path = folders + slash + last
+    if path.endswith(".py") or slash:
         return _parse_file(text, path, attribute if colon else name, folder, workspace)
     if not colon:
         path, _, attribute = path.rpartition(".")
     path = path or module
-    if not path or not all(part.isidentifier() for part in f"{path}.{attribute}".split(".")):
+    if not path or not all(part.isidentifier() for part in [*path.split("."), attribute]):
         raise ClassPathError(
             f"'{text}' is no class path; write '{{workspace}}/file.py', '{{workspace}}/file.py:Name' or 'package.module:Name'"
         )
@@ -84,7 +86,7 @@ def _parse_file(text: str, path: str, name: str, folder: Path | None, workspace:
     if not name.isidentifier():
         raise ClassPathError(f"'{text}': '{name}' is no class name; write '{{workspace}}/{file.name}:Name'")
     root = workspace.resolve() if workspace and file.is_relative_to(workspace.resolve()) else file.parent
-    parts = file.relative_to(root).with_suffix("").parts
+    parts = file.parent.relative_to(root).parts + (() if file.stem == "__init__" else (file.stem,))
     if any("." in part for part in parts):
         raise ClassPathError(
             f"'{text}': Python cannot import '{file.name}' for the dot in its name or folder; rename it"
@@ -107,14 +109,13 @@ def define(path: ClassPath) -> source.Definition | None:
     try:
         module = source.read(path.module)
     except SyntaxError as error:
-        place = f"{path.file or path.module}:{error.lineno}:{error.offset}"
-        raise ClassPathError(
-            f"'{path.text}': {place}: {error.msg}: {(error.text or '').strip()}; mend the file", error
-        ) from error
+        place = ":".join(str(part) for part in (path.file or path.module, error.lineno, error.offset) if part)
+        what = f"{error.msg}: {error.text.strip()}" if error.text else error.msg
+        raise ClassPathError(f"'{path.text}': {place}: {what}; mend the file", error) from error
     try:
         return source.define(module, path.name) if module else None
     except source.NotDefinedError as error:
-        raise ClassPathError(_no_name(path, module)) from error
+        raise ClassPathError(_no_name(path, module, error.args[0])) from error
 
 
 def _no_module(path: ClassPath) -> str:
@@ -125,11 +126,13 @@ def _no_module(path: ClassPath) -> str:
     return f"'{path.text}': there is no module '{path.module}'; check the spelling, or install the package that has '{top}'"
 
 
-def _no_name(path: ClassPath, module: source.Module | None) -> str:
+def _no_name(path: ClassPath, module: source.Module | None, home: source.Module) -> str:
     where = path.file.name if path.file else path.module
+    if module and path.name in module.bindings:
+        return f"'{path.text}': {where} imports '{path.name}' from {home.file}, which does not define it; mend the import"
     names = [*source.classes(module), *source.functions(module)] if module else []
     if not path.file:
-        names = [*names, *(module.bindings if module else ())]
+        names = [*names, *(source.names(module) if module else ())]
         return f"'{path.text}': {where} has no '{path.name}'{nearest(path.name, names) or '; check the spelling'}"
     defined = ", ".join(names) or "no class"
     hint = nearest(path.name, names) or (
@@ -161,12 +164,15 @@ def load(path: ClassPath) -> Any:
 
 def _import_failed(path: ClassPath, error: Exception) -> ClassPathError:
     user_error = error.with_traceback(user_frames(error.__traceback__))
-    where = path.file or path.module
+    frames = traceback.extract_tb(user_error.__traceback__)
+    # The file that failed: the one that the path names, or one that it imports.
+    where = frames[-1].filename if frames else str(path.file or path.module)
     if not isinstance(error, ModuleNotFoundError):
-        frames = traceback.extract_tb(user_error.__traceback__)
-        place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else where
+        place = f"{where}:{frames[-1].lineno}" if frames else where
+        if isinstance(error, SyntaxError):
+            place = f"{error.filename}:{error.lineno}"
         return ClassPathError(
-            f"'{path.text}': importing {where} failed at {place}: {type(error).__name__}: {error}; mend the file",
+            f"'{path.text}': importing {path.file or path.module} failed at {place}: {type(error).__name__}: {error}; mend the file",
             user_error,
         )
     missing = error.name or ""
@@ -176,7 +182,7 @@ def _import_failed(path: ClassPath, error: Exception) -> ClassPathError:
             f"'{path.text}': {where} imports '.{last}', which its workspace does not have; check the name and the number of dots",
             user_error,
         )
-    if path.file and (path.file.parent / f"{missing.partition('.')[0]}.py").is_file():
+    if path.file and _is_module(Path(where).with_name(missing.partition(".")[0])):
         return ClassPathError(
             f"'{path.text}': {where} imports its neighbour '{missing}' absolutely; write `from .{missing} import …`",
             user_error,
@@ -188,6 +194,10 @@ def _import_failed(path: ClassPath, error: Exception) -> ClassPathError:
     )
 
 
+def _is_module(path: Path) -> bool:
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
 def user_frames(trace: TracebackType | None) -> TracebackType | None:
     """The traceback from the first frame on that belongs to the user: not to us, nor to what calls him for us."""
     first = trace
@@ -196,7 +206,7 @@ def user_frames(trace: TracebackType | None) -> TracebackType | None:
         or any(folder in first.tb_frame.f_code.co_filename for folder in ("/importlib/", "/pluggy/"))
     ):
         first = first.tb_next
-    return first or trace
+    return first
 
 
 def load_class(path: ClassPath | type, base: type) -> type:

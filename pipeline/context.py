@@ -165,6 +165,13 @@ class Context(dict[str, Any]):
         self._note(new, "write")
         super().update(new)
 
+    def _merge(self, other: Any, /) -> Any:
+        """Write several keys: ``context |= {…}``."""
+        self.update(other)
+        return self
+
+    __ior__ = _merge
+
     def __iter__(self) -> Iterator[str]:
         """The keys, without counting as a read of each."""
         return super().__iter__()

@@ -193,9 +193,8 @@ def _load_class(plugin: Plugin) -> type:
     for name, method in inspect.getmembers(cls, inspect.isfunction):
         marked = hasattr(method, "pipeline_impl")
         arguments = list(inspect.signature(method).parameters)[1:]
-        messages += _wrong_hook(
-            f"{plugin.origin}: plugin '{plugin.name}': {cls.__name__}.{name}", name, arguments, marked
-        )
+        place = f"{cls.__name__}.{name} ({Path(method.__code__.co_filename).name}:{method.__code__.co_firstlineno})"
+        messages += _wrong_hook(f"{plugin.origin}: plugin '{plugin.name}': {place}", name, arguments, marked)
         hooks += marked
     if not hooks and not messages:
         messages.append(_no_hook(f"{plugin.origin}: plugin '{plugin.name}': {cls.__name__}"))

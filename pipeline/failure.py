@@ -11,7 +11,7 @@ from loguru import logger
 from pipeline.class_path import user_frames
 from pipeline.discovery import culprit
 from pipeline.errors import ExitCode, PipelineError
-from pipeline.opening import OpenRunner
+from pipeline.opening import OpenRun, OpenRunner
 
 
 def exit_code(error: BaseException) -> ExitCode:
@@ -21,7 +21,7 @@ def exit_code(error: BaseException) -> ExitCode:
     return ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else ExitCode.FAILED
 
 
-def handle(error: BaseException, runner: OpenRunner, resources: ExitStack) -> None:
+def handle(error: BaseException, runner: OpenRunner, resources: ExitStack, run: OpenRun) -> None:
     """Say what failed, give ``abort`` its turn, and close the resources; an error on the way is logged beside the first."""
     context, stage = runner.context, runner.context.stage
     headline = describe(error, stage, runner)
@@ -37,13 +37,17 @@ def handle(error: BaseException, runner: OpenRunner, resources: ExitStack) -> No
     if not runner.over:
         _also("after_pipeline", lambda: runner.hooks.after_pipeline(context=context))
     _also("closing the resources", resources.close)
+    _also("context.json", lambda: run.keep_record(context))
+    _also("status.json", lambda: _write_status(error, headline, runner))
+
+
+def _write_status(error: BaseException, headline: str, runner: OpenRunner) -> None:
     code = exit_code(error)
-    state = "interrupted" if code == ExitCode.INTERRUPTED else "failed"
     runner.directory.write_status(
-        state,
+        "interrupted" if code == ExitCode.INTERRUPTED else "failed",
         exit_code=code,
         reason=headline,
-        train_state=context["train_state"],
+        train_state=dict.__getitem__(runner.context, "train_state"),
         error=f"{type(error).__name__}: {error}",
     )
 
@@ -67,7 +71,7 @@ def log_error(error: BaseException, headline: str) -> None:
     if isinstance(error, PipelineError | KeyboardInterrupt):
         logger.error(headline)
     else:
-        logger.opt(exception=error.with_traceback(user_frames(error.__traceback__))).error(headline)
+        logger.opt(exception=error.with_traceback(user_frames(error.__traceback__) or error.__traceback__)).error(headline)
 
 
 def _abort(runner: OpenRunner, error: BaseException) -> None:

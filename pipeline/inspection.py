@@ -65,6 +65,8 @@ class Inspection:
             module: where a bare name is looked up.
         """
         if not isinstance(node.value, str):
+            if module and not callable(node.value):  # elsewhere the schema says so
+                self.add(node.origin, address, f"is {node.value!r}; write the name of a class in {module}, or a class path")
             return None
         try:
             path = class_path.parse(

@@ -11,16 +11,16 @@ from typing import Any
 
 import pluggy
 import torch
-import yaml
 
 from pipeline import class_path, contracts, discovery, log
 from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.config import yaml_text
 from pipeline.config.load import Config
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context, EngineMode
 from pipeline.discovery import Plugin
 from pipeline.distributed import launch
-from pipeline.errors import ClassPathError, ExitCode
+from pipeline.errors import ClassPathError, ConfigError, ExitCode
 from pipeline.run_directory import RunDirectory
 from pipeline.stages.base import METHODS, StageBase
 
@@ -129,7 +129,7 @@ def open_run(config: Config, trainer_base: type) -> Iterator[OpenRun]:
         StorageError: the directory cannot be made.
     """
     launch.refuse_several_processes()
-    devices = {runner.name: launch.device(runner.device) for runner in config.runners}
+    devices = {runner.name: _device(config, runner) for runner in config.runners}
     trainer_classes = {
         runner.name: _load(config, runner, "trainer_class", "Trainer", trainer_base) for runner in config.runners
     }
@@ -142,6 +142,14 @@ def open_run(config: Config, trainer_base: type) -> Iterator[OpenRun]:
         directory.keep_environment(config.workspace, launch.hardware())
         directory.keep_sources(config.sources, config.workspace)
         yield OpenRun(config.in_run(directory.path), directory, trainer_classes, stage_classes, devices)
+
+
+def _device(config: Config, runner: RunnerSchema) -> torch.device:
+    try:
+        return launch.device(runner.device)
+    except ConfigError as error:
+        address = f"runner.{runner.name}.device"
+        raise ConfigError([config.origin(address).fault(address, str(error))]) from error
 
 
 def _stage_classes(config: Config, runner: RunnerSchema) -> dict[str, type[StageBase]]:
@@ -163,7 +171,7 @@ def _load(config: Config, runner: RunnerSchema, key: str, name: str, base: type)
 
 
 def _text(config: Config) -> str:
-    return yaml.safe_dump(_writable(config.plain(expanded=False)), sort_keys=False, allow_unicode=True, width=120)
+    return yaml_text.dump(_writable(config.plain(expanded=False)))
 
 
 def _writable(value: Any) -> Any:
@@ -185,7 +193,8 @@ def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:
     folder = run.directory.path / name
     folder.mkdir(exist_ok=True)
     env = copy.deepcopy(config.plain())
-    env["phase"] = [phase for phase in env["phase"] if phase["name"] in {each.name for each in config.phases(settings)}]
+    written = {phase["name"]: phase for phase in env["phase"]}
+    env["phase"] = [written[phase.name] for phase in config.phases(settings)]
     context = Context(
         status="uninit",
         is_exit=False,

@@ -10,6 +10,7 @@ from pipeline.errors import nearest
 from pipeline.inspection import Inspection, plain
 
 BRAIN = "pipeline.training.brain:Brain"
+MODULE = "torch.nn.modules.module:Module"
 OPTIMIZERS = "torch.optim"
 METRICS = "pipeline.training.metrics"
 
@@ -69,7 +70,13 @@ class PhaseCheck:
     def loss(self, address: str, phase: Node, definition: source.Definition) -> None:
         """A plain module needs a loss; a Brain brings its own."""
         loss = phase.child("loss")
-        is_brain = source.is_subclass(definition, BRAIN) if isinstance(definition.node, source.ClassNode) else None
+        is_class = isinstance(definition.node, source.ClassNode)
+        is_brain = source.is_subclass(definition, BRAIN) if is_class else None
+        if is_brain is False and source.is_subclass(definition, MODULE) is False:
+            name = definition.name
+            message = f"{name} is neither a torch.nn.Module nor a Brain; write `class {name}(torch.nn.Module)`"
+            self.inspection.add((phase.child("model") or phase).origin, f"{address}.model", message)
+            return
         if loss and loss.value is not None:
             self.inspection.find_class(loss, f"{address}.loss", "Loss")
             if is_brain:
@@ -124,7 +131,8 @@ class PhaseCheck:
         if {"learning_rate", "lr"} <= set(node.value):
             message = "means the same as 'learning_rate', which is set too; keep one"
             self.inspection.add(node.value["lr"].key or node.origin, f"{address}.lr", message)
-        path = Node(optimizer_name(node.value["class"].value), node.value["class"].origin)
+        written = node.value["class"]
+        path = Node(optimizer_name(written.value), written.origin, written.key)
         definition = self.inspection.find_class(path, f"{address}.class", "Optimizer", module=OPTIMIZERS)
         taken = source.parameters(definition) if definition else None
         if taken and definition:

@@ -84,10 +84,18 @@ class RunDirectory:
             yield
 
     def write(self, name: str, content: str) -> None:
-        """Put a whole file in place: a reader sees the old one or the new one."""
+        """Put a whole file in place: a reader sees the old one or the new one.
+
+        Raises:
+            StorageError: the storage refuses.
+        """
         temporary = self.path / f".{name}.tmp"
-        temporary.write_text(content, encoding="utf-8")
-        temporary.replace(self.path / name)
+        try:
+            temporary.write_text(content, encoding="utf-8")
+            temporary.replace(self.path / name)
+        except OSError as error:
+            where = f"{self.path / name}: cannot be written: {error.strerror}"
+            raise StorageError(f"{where}; free or repair the storage") from error
 
     def write_json(self, name: str, content: Any) -> None:
         """The same, as JSON."""

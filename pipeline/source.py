@@ -108,29 +108,32 @@ def find_spec(dotted: str) -> ModuleSpec | None:
     spec: ModuleSpec | None = None
     path: list[str] | None = None
     parts = dotted.split(".")
-    for depth, part in enumerate(parts, 1):
+    for depth in range(1, len(parts) + 1):
         spec = _first_spec(".".join(parts[:depth]), path)
         if spec is None or (depth < len(parts) and spec.submodule_search_locations is None):
             return None
         if spec.submodule_search_locations is not None:
-            path = _locations(spec, part, path)
+            path = list(spec.submodule_search_locations)
     return spec
 
 
 def _first_spec(name: str, path: list[str] | None) -> ModuleSpec | None:
     for finder in sys.meta_path:
-        spec = finder.find_spec(name, path)
+        try:
+            spec = finder.find_spec(name, path)
+        except KeyError:
+            # A namespace package within a package asks sys.modules for its parent, which isn't imported.
+            spec = _namespace(name, path or [])
         if spec is not None:
             return spec
     return None
 
 
-def _locations(spec: ModuleSpec, part: str, parents: list[str] | None) -> list[str]:
-    try:
-        return list(spec.submodule_search_locations or ())
-    except KeyError:
-        # A namespace package within another asks sys.modules for its parent, which isn't imported.
-        return [folder for base in parents or () if os.path.isdir(folder := os.path.join(base, part))]
+def _namespace(name: str, parents: list[str]) -> ModuleSpec:
+    folders = [os.path.join(parent, name.rpartition(".")[2]) for parent in parents]
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = [folder for folder in folders if os.path.isdir(folder)]
+    return spec
 
 
 @lru_cache(maxsize=1024)
@@ -196,6 +199,12 @@ def classes(module: Module) -> list[str]:
 def functions(module: Module) -> list[str]:
     """The names of the functions that the file itself defines."""
     return [name for name, node in module.bindings.items() if isinstance(node, ast.FunctionDef)]
+
+
+def names(module: Module) -> list[str]:
+    """The names that a module has, as far as they can be told: its own, and those of its star imports."""
+    stars = [each for star in module.stars if (each := _quiet_read(star))]
+    return [*module.bindings, *(name for each in stars for name in each.bindings)]
 
 
 def define(module: Module, name: str, depth: int = 0) -> Definition | None:

@@ -82,11 +82,10 @@ class GeneralTrainer:
             runner.over = True
             runner.hooks.after_pipeline(context=runner.context)
             resources.close()
-        except BaseException as error:
-            failure.handle(error, runner, resources)
-            raise
-        finally:
             run.keep_record(runner.context)
+        except BaseException as error:
+            failure.handle(error, runner, resources, run)
+            raise
         return runner.context
 
     def stages(self, runner: OpenRunner) -> None:
@@ -128,11 +127,14 @@ class GeneralTrainer:
             return ""
         if context["is_exit"]:
             return "terminal"
-        if not wrote_status and stage in order:
+        if not wrote_status:
+            if stage not in order:
+                wrote_none = "wrote no context['status'], and only the five stages have a next"
+                raise StageError(f"{runner.place(stage)} {wrote_none}; write the status that follows")
             following = order[order.index(stage) + 1]
             context["status"] = next(status for status, each in self.statuses.items() if each == following)
         status = context["status"]
-        if status not in self.statuses:
+        if status not in list(self.statuses):
             known = one_of(str(status), self.statuses)
             raise StageError(f"{runner.place(stage)} wrote context['status'] = {status!r}, which is no status{known}")
         return self.statuses[status]

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import click
 
-from pipeline.errors import one_of
+from pipeline.errors import ExitCode, one_of
 
 COMMANDS = {
     "check": "Name every mistake of a config, without running anything.",
@@ -53,4 +53,11 @@ def main() -> NoReturn:
     """The command ``pipeline``."""
     # torch says so on import wherever numpy is not installed; we don't need it.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-    sys.exit(group(prog_name="pipeline", standalone_mode=True))
+    try:
+        sys.exit(group(prog_name="pipeline", standalone_mode=False))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(ExitCode.USAGE)
+    except click.Abort:
+        # Ctrl-C while a command was still being imported, or before it had begun.
+        sys.exit(ExitCode.INTERRUPTED)

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
-import yaml
 
 from pipeline.check import checked
 from pipeline.class_path import describe
 from pipeline.cli import COMMANDS
 from pipeline.cli.arguments import config_and_overrides, refuse, split
+from pipeline.config import yaml_text
 from pipeline.config.tree import Node
 from pipeline.errors import ConfigError
 
@@ -40,9 +40,7 @@ def _lines(node: Node, depth: int) -> Iterator[tuple[str, str]]:
     else:
         for child in node.value:
             below = (
-                list(_lines(child, depth + 1))
-                if _is_block(child)
-                else [(f"{indent}  {_value(child)}", str(child.origin))]
+                list(_lines(child, depth + 1)) if _is_block(child) else [(f"{indent}  {_value(child)}", _place(child))]
             )
             text, origin = below[0]
             yield f"{indent}- {text.strip()}", origin
@@ -54,7 +52,11 @@ def _entry(key: str, node: Node, depth: int) -> Iterator[tuple[str, str]]:
         yield key, ""
         yield from _lines(node, depth)
     else:
-        yield f"{key} {_value(node)}", str(node.origin)
+        yield f"{key} {_value(node)}", _place(node)
+
+
+def _place(node: Node) -> str:
+    return " ".join(str(node.origin).splitlines())
 
 
 def _is_block(node: Node) -> bool:
@@ -67,5 +69,4 @@ def _value(node: Node) -> str:
 
 def _scalar(value: Any) -> str:
     plain = describe(value) if isinstance(value, type) else value
-    text: str = yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=float("inf"))
-    return text.removesuffix("\n...\n").strip()
+    return yaml_text.dump(plain, one_line=True).removesuffix("\n...\n").strip()

@@ -19,7 +19,12 @@ class Alias(NamedTuple):
 
 
 def _every(unit: str) -> Callable[[Any], Any]:
-    return lambda value: f"{value} {unit}" if isinstance(value, int) and not isinstance(value, bool) else value
+    def convert(value: Any) -> Any:
+        if isinstance(value, list):
+            return [Node(convert(item.value), item.origin, item.key) for item in value]
+        return f"{value} {unit}" if isinstance(value, int) and not isinstance(value, bool) else value
+
+    return convert
 
 
 def _precision(name: str) -> Callable[[Any], Any]:
@@ -88,8 +93,8 @@ def _rename(item: Node, address: str) -> list[Fault]:
         if present is None:
             item.value[canonical] = node
         elif canonical in ADDING:
-            both = [*(present.value if isinstance(present.value, list) else [present]), node]
-            item.value[canonical] = Node(both, present.origin, present.key)
+            both = [*_each(present), *_each(node)]
+            item.value[canonical] = Node(both or None, present.origin, present.key)
         else:
             faults.append(
                 (node.key or node.origin).fault(
@@ -97,6 +102,11 @@ def _rename(item: Node, address: str) -> list[Fault]:
                 )
             )
     return faults
+
+
+def _each(node: Node) -> list[Node]:
+    """The items of a list; null is none."""
+    return node.value if isinstance(node.value, list) else [] if node.value is None else [node]
 
 
 def _not_yet(node: Node, address: str) -> Fault:

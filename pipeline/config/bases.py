@@ -22,7 +22,7 @@ def read(path: Path, chain: tuple[Path, ...] = ()) -> Node:
     merged: Node | None = None
     for item in given.value if isinstance(given.value, list) else [given]:
         if not isinstance(item.value, str):
-            raise ConfigError([item.origin.fault("_base_", f"is {item.value!r}; name a file, or a list of files")])
+            raise ConfigError([item.origin.fault("_base_", f"is {item.plain()!r}; name a file, or a list of files")])
         base = path.parent / item.value
         resolved = base.resolve()
         if resolved in (*chain, path.resolve()):

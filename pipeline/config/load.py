@@ -16,9 +16,11 @@ from pipeline.errors import ConfigError, Fault, nearest, one_of
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 """A config as the user gives it: the path of a file, or a dict."""
 
-_PATH_KEYS = re.compile(
-    r"(runner\.[^.]+\.(\w+_class_path|trainer_class|init_model_path)|dataset\.[^.]+\.(class_path|collate_fn)|phase\.[^.]+\.model)"
+_CLASS_KEYS = re.compile(
+    r"runner\.[^.]+\.(\w+_class_path|trainer_class)|dataset\.[^.]+\.(class_path|collate_fn)"
+    r"|phase\.[^.]+\.(model|loss|metrics\.[^.]+\.class)|hyper_parameters\.optimizer\.class"
 )
+_FILE_KEYS = re.compile(r"runner\.[^.]+\.init_model_path")
 
 
 class Config:
@@ -117,13 +119,14 @@ class Draft:
 
     def _read(self, source: Source) -> Node:
         if isinstance(source, Mapping):
-            return from_plain(dict(source), Origin("dict"))
+            given = source.get("workspace")
+            folder = Path(given) if isinstance(given, str) and Path(given).is_absolute() else None
+            return from_plain(dict(source), Origin("dict", folder))
         return bases.read(Path(source))
 
     def _override(self, tree: Node, override: str) -> None:
         address, equals, text = override.partition("=")
-        folder = self.path.resolve().parent if self.path else None
-        origin = Origin(f"override '{override}'", folder)
+        origin = Origin(f"override '{override}'", tree.origin.folder)
         if not equals or not address:
             self.faults.append(origin.fault("", "is no override; write KEY=VALUE, e.g. runner.train_runner.epochs=3"))
             return
@@ -136,13 +139,17 @@ class Draft:
         node = tree
         for depth, part in enumerate(parents, 1):
             below = node.child(part)
-            if below is None and isinstance(node.value, dict) and depth > 1:
+            unset = below is None or below.value is None
+            if unset and isinstance(node.value, dict) and (depth > 1 or part == "hyper_parameters"):
                 below = node.value[part] = Node({}, origin, origin)
             if below is None or not isinstance(below.value, dict | list):
-                known = one_of(part, [name for name, _ in node.children()])
-                self.faults.append(
-                    origin.fault(address, f"there is no '{'.'.join(parents[:depth])}' to set this in{known}")
+                above = ".".join(parents[:depth])
+                message = (
+                    f"there is no '{above}' to set this in{one_of(part, [name for name, _ in node.children()])}"
+                    if below is None
+                    else f"'{above}' is {below.value!r}, with nothing in it to set; set '{above}' itself"
                 )
+                self.faults.append(origin.fault(address, message))
                 return
             node = below
         self._set(node, last, value, address, origin)
@@ -167,7 +174,9 @@ class Draft:
         for address, node in tree.walk():
             if isinstance(node.value, str):
                 node.value = self._placeholders(node.value, node.origin, address)
-                if _PATH_KEYS.fullmatch(address):
+                if _CLASS_KEYS.fullmatch(address):
+                    node.value = _class_file(node.value, node.origin)
+                elif _FILE_KEYS.fullmatch(address):
                     node.value = _absolute(node.value, node.origin)
         self._plugin_keys(tree)
 
@@ -205,17 +214,22 @@ class Draft:
         for item in plugins.value if plugins and isinstance(plugins.value, list) else ():
             if isinstance(item.value, dict):
                 item.value = {
-                    _absolute(self._placeholders(name, item.origin, "plugins"), item.origin): child
+                    _class_file(self._placeholders(name, item.origin, "plugins"), item.origin): child
                     for name, child in item.value.items()
                 }
             elif isinstance(item.value, str):
-                item.value = _absolute(item.value, item.origin)
+                item.value = _class_file(item.value, item.origin)
+
+
+def _class_file(path: str, origin: Origin) -> str:
+    """A class path, made absolute if it names a file."""
+    is_file = "/" in path or path.partition(":")[0].endswith(".py")
+    return _absolute(path, origin) if is_file else path
 
 
 def _absolute(path: str, origin: Origin) -> str:
     """A relative file path made absolute; it belongs to the file that wrote it."""
-    is_file = "/" in path or path.partition(":")[0].endswith(".py")
-    if not is_file or origin.folder is None or path.startswith(("/", "{")):
+    if origin.folder is None or path.startswith(("/", "{")):
         return path
     return str(origin.folder.resolve() / path)
 

@@ -16,7 +16,8 @@ _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 class References:
     """Replaces the references of a tree in place.
 
-    A string that is one reference takes the value, type and all; within a longer string the value is written out.
+    A string that is one reference takes the value, type and all (an environment variable is typed as YAML); within a
+    longer string the value is written out.
 
     Attributes:
         faults: references to nothing, and circles.
@@ -46,18 +47,18 @@ class References:
         if whole:
             found = self._lookup(whole[1], node, address)
             if found is not None:
-                node.value, node.unexpanded = found.value, found.unexpanded
-                if "${env:" in text:
-                    node.unexpanded = text
+                is_text = whole[1].startswith("env:")
+                node.value = _typed(found.value, node.origin) if is_text else found.value
+                node.unexpanded = found.unexpanded
             return
-        if "${env:" in text:
-            node.unexpanded = text
         node.value = _REFERENCE.sub(lambda match: self._text(match, node, address), text)
 
     def _text(self, match: re.Match[str], node: Node, address: str) -> str:
         found = self._lookup(match[1], node, address)
         if found is None:
             return match[0]
+        if found.unexpanded is not None:
+            node.unexpanded = match.string
         if isinstance(found.value, dict | list):
             self._fault(
                 node,
@@ -73,7 +74,7 @@ class References:
             circle = " -> ".join([*self._active[self._active.index(target) :], target])
             self._fault(node, address, f"refers to itself: {circle}; give one of them a value")
             return None
-        found = self.tree.find(target)
+        found = self.tree.find(target) if target else None
         if found is None:
             hint = nearest(target, [name for name, _ in self.tree.walk()]) or "; check the address"
             self._fault(node, address, f"'${{{target}}}' refers to nothing{hint}")
@@ -88,7 +89,7 @@ class References:
         if name not in os.environ:
             self._fault(node, address, f"the environment variable '{name}' is not set; set it, or write a value")
             return None
-        return Node(_typed(os.environ[name], node.origin), node.origin)
+        return Node(os.environ[name], node.origin, unexpanded=f"${{env:{name}}}")
 
     def _fault(self, node: Node, address: str, message: str) -> None:
         self.faults.append(node.origin.fault(address, message))

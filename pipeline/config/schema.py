@@ -136,8 +136,6 @@ class PhaseSchema(_Section):
 class RunnerSchema(_Section):
     """One item of ``runner``."""
 
-    model_config = ConfigDict(populate_by_name=True)
-
     name: Name = Field(description="letters, digits, `_` and `-`")
     kind: Annotated[Literal["train", "infer"], BeforeValidator(_runner_class)] = Field(
         alias="class", description="train or infer; single_train and single_infer mean the same"
@@ -183,7 +181,7 @@ class ConfigSchema(_Section):
     """The config."""
 
     workspace: str | None = Field(None, description="folder that {workspace} stands for; default: the config's own")
-    mode: Names | None = Field(None, description="the runners to run, in order; null is all")
+    mode: Names | None = Field(None, min_length=1, description="the runners to run, in order; null is all")
     output_dir: str = Field("runs", description="where run directories go, relative to where the command runs")
     plugins: list[str | type | dict[str, Any]] = Field(
         default_factory=list, description="added to the default plugins; {name: false} removes one"

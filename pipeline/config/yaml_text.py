@@ -1,4 +1,4 @@
-"""YAML text -> a tree with marks. Safely: no tag builds an object, aliases and depth are bounded.
+"""YAML text -> a tree with marks, and plain values -> YAML text. Safely: no tag builds an object, aliases and depth are bounded.
 
 The scalars are those of YAML 1.2's core schema: ``1e-3`` is a float; ``on``, ``yes``, ``1_000`` and dates are strings;
 ``010`` is ten and ``0o10`` eight.
@@ -25,11 +25,16 @@ _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _NULL = re.compile(r"~|null|Null|NULL|")
+_BREAKS = frozenset("\n\r\x85\u2028\u2029")
 _TAG = "tag:yaml.org,2002:"
 
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe composer, with the core schema's scalars."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the strings that a reader of YAML 1.1 or of 1.2 would take for something else."""
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -40,7 +45,16 @@ for _tag, _pattern, _first in (
     ("null", _NULL, ["~", "n", "N", ""]),
     ("merge", re.compile("<<"), "<"),
 ):
-    _Loader.add_implicit_resolver(_TAG + _tag, re.compile(rf"(?:{_pattern.pattern})\Z"), list(_first))
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(_TAG + _tag, re.compile(rf"(?:{_pattern.pattern})\Z"), list(_first))
+
+
+def _represent_string(dumper: _Dumper, value: str) -> yaml.Node:
+    """Line breaks are escaped: PyYAML's other styles spread them over lines, and lose the rare ones."""
+    return dumper.represent_scalar(_TAG + "str", value, '"' if _BREAKS & set(value) else None)
+
+
+_Dumper.add_representer(str, _represent_string)
 
 
 def read(path: Path, where: str) -> Node:
@@ -84,7 +98,9 @@ def parse(text: str, origin: Origin) -> Node:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         raise ConfigError([_syntax(error, text, origin)]) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise ConfigError([origin.fault("", f"more than {MAX_DEPTH} levels; make the config smaller")]) from error
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError([origin.fault("", f"is no YAML: {str(error).splitlines()[0]}; mend it")]) from error
     if root is None:
         return Node(None, origin)
@@ -93,6 +109,19 @@ def parse(text: str, origin: Origin) -> Node:
     if builder.faults:
         raise ConfigError(builder.faults)
     return node
+
+
+def dump(value: Any, *, one_line: bool = False) -> str:
+    """YAML text that ``parse`` reads back as the same plain value; ``one_line`` keeps it on one line."""
+    text: str = yaml.dump(
+        value,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=float("inf") if one_line else 120,
+        default_flow_style=one_line,
+    )
+    return text
 
 
 def _syntax(error: yaml.MarkedYAMLError, text: str, origin: Origin) -> Fault:
@@ -119,7 +148,7 @@ class _Builder:
 
     def place(self, node: yaml.Node) -> Origin:
         line, column = node.start_mark.line, node.start_mark.column
-        if not self.origin.folder or self.origin.where.startswith("override"):
+        if not self.origin.folder or self.origin.where.startswith("override '"):
             return self.origin
         text = self.lines[line] if line < len(self.lines) else ""
         return replace(self.origin, line=line + 1, column=column + 1, text=text)
@@ -138,8 +167,13 @@ class _Builder:
             return Node([self.build(child, depth + 1) for child in node.value], place, key)
         if isinstance(node, yaml.ScalarNode):
             return Node(self.scalar(node, place), place, key)
-        self.faults.append(place.fault("", f"the tag '{node.tag}' is not allowed; a config holds plain values only"))
+        self.tag(node, place)
         return Node(None, place, key)
+
+    def tag(self, node: yaml.Node, place: Origin) -> None:
+        """Refuse a tag, as it was written."""
+        written = node.tag.replace(_TAG, "!!")
+        self.faults.append(place.fault("", f"the tag '{written}' is not allowed; a config holds plain values only"))
 
     def mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, Node]:
         values: dict[str, Node] = {}
@@ -152,12 +186,12 @@ class _Builder:
             if not isinstance(key_node, yaml.ScalarNode):
                 self.faults.append(place.fault("", "a key must be a word; quote it"))
                 continue
+            self.scalar(key_node, place)
             key = str(key_node.value)
             if key in values:
                 first = values[key].key
-                self.faults.append(
-                    place.fault(key, f"duplicate key, first on line {first.line if first else '?'}; remove one")
-                )
+                before = f", first on line {first.line}" if first and first.line else ""
+                self.faults.append(place.fault(key, f"duplicate key{before}; remove one"))
             values[key] = self.build(value_node, depth + 1, place)
         return merged | values
 
@@ -194,5 +228,5 @@ class _Builder:
             return None
         if kind == "merge":
             return text
-        self.faults.append(place.fault("", f"the tag '{node.tag}' is not allowed; a config holds plain values only"))
+        self.tag(node, place)
         return None

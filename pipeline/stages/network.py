@@ -61,7 +61,6 @@ class Network(NetworkBase):
         optim_schedulers = (
             {} if context["is_infer"] else {"main": self.build_optim_scheduler(brain.modules, runner, context)}
         )
-        brain.bind(phase.name, optim_schedulers, context, runner.nonfinite_patience)
         return {"model": model, "brain": brain, "optim_schedulers": optim_schedulers, "updater": Updater(brain)}
 
     def build_model(self, phase: PhaseSchema, context: Context) -> nn.Module | Brain:

@@ -43,6 +43,7 @@ class Runner(RunnerBase):
         """The numbers of one phase; with ``write``, its predictions go to a file as they come."""
         loader = context["dataset"][phase.valid_dataset_name or phase.dataset_name]
         brain = context["model"][phase.name]["brain"]
+        brain.bind(phase.name, {}, context)
         metrics = build_metrics(phase.metrics, context["config"].workspace)
         if not write:
             return watched(context, phase.name, brain, loader, Stage.TEST, metrics)

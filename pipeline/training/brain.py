@@ -52,8 +52,10 @@ class Brain:
         self._before_batch: Callable[..., Any] | None = None
         self._after_batch: Callable[..., Any] | None = None
 
-    def bind(self, phase: str, optim_schedulers: Mapping[str, OptimScheduler], context: Context, patience: int) -> None:
-        """Make this Brain train ``phase`` of a run.
+    def bind(
+        self, phase: str, optim_schedulers: Mapping[str, OptimScheduler], context: Context, patience: int = 0
+    ) -> None:
+        """Make this Brain work on ``phase`` of a run; the runner stage does so before it begins.
 
         Args:
             phase: its name, for messages.
@@ -151,11 +153,10 @@ class ModuleBrain(Brain):
         super().__init__({"model": module})
         self.module = module
         self.loss = loss
-        self._names = [
-            name
-            for name, each in inspect.signature(module.forward).parameters.items()
-            if each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}
-        ]
+        taken = inspect.signature(module.forward).parameters.values()
+        named = [each for each in taken if each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}]
+        self._names = [each.name for each in named]
+        self._needed = [each.name for each in named if each.default is each.empty]
 
     def compute_forward(self, batch: Any, stage: Stage) -> Any:
         """The module's output for the batch's inputs."""
@@ -168,6 +169,11 @@ class ModuleBrain(Brain):
             return self.module(inputs)
         if isinstance(batch, Mapping):
             # A mapping may hold more than the module takes; the inputs of a pair are meant as they are.
+            if missing := [name for name in self._needed if name not in batch]:
+                what = f"a batch with the keys {', '.join(map(str, batch))} has no '{missing[0]}'"
+                raise DataError(
+                    f"{what}, which {type(self.module).__name__}.forward takes; name one so, or write a Brain"
+                )
             inputs = {name: batch[name] for name in self._names if name in batch} or inputs
         return self.module(**inputs)
 
@@ -191,7 +197,8 @@ def split(batch: Any) -> tuple[Any, Any]:
         keys = ", ".join(map(str, batch))
         raise DataError(f"a batch with the keys {keys} has neither 'target' nor 'label'; name one so, or write a Brain")
     raise DataError(
-        f"a batch is {_shape(batch)}, not (inputs, target) and not a mapping; return a pair from the dataset, or write a Brain"
+        f"a batch is {_shape(batch)}, not (inputs, target) and not a mapping; "
+        "return a pair from the dataset, or write a Brain with its own target()"
     )
 
 

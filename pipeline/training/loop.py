@@ -75,6 +75,9 @@ class Training:
         self.state: dict[str, int] = context["train_state"]
         self.runner: RunnerSchema = next(each for each in config.runners if each.name == context["runner_name"])
         self.phases: list[PhaseSchema] = config.phases(self.runner)
+        for phase in self.phases:
+            entry = self.models[phase.name]
+            entry["brain"].bind(phase.name, entry["optim_schedulers"], context, self.runner.nonfinite_patience)
         start = self.state["iteration"]
         print_interval = self.runner.print_interval
         self.printing = Triggers([Interval(print_interval, "iteration")] if print_interval else [], start)

@@ -1,0 +1,108 @@
+"""The ancestors' names for a key become the canonical one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipeline.config.aliases import NOT_YET
+from pipeline.config.load import Config
+from pipeline.config.schema import Interval
+
+Configs = Callable[..., Config]
+Faults = Callable[..., list[str]]
+
+
+def runner(keys: str) -> str:
+    return f"runner:\n  - name: r\n    class: train\n    {keys.replace('; ', chr(10) + '    ')}\n"
+
+
+@pytest.mark.parametrize(
+    ("keys", "canonical", "value"),
+    [
+        ("max_grad_norm: 2.5", "grad_clip", 2.5),
+        ("max_grad_norm: null", "grad_clip", None),
+        ("max_iteration: 7", "max_steps", 7),
+        ("save_checkpoint_interval: 2", "save_interval", "2 epoch"),
+        ("save_checkpoint_interval: [2, '30 second']", "save_interval", ["2 epoch", "30 second"]),
+        ("save_step_interval: 9", "save_interval", 9),
+        ("ckpt_interval_steps: 9", "save_interval", 9),
+        ("ckpt_interval_minutes: 4", "save_interval", "4 minute"),
+        ("save_checkpoint_interval: null", "save_interval", None),
+    ],
+)
+def test_an_alias_becomes_the_canonical_key(config: Configs, keys: str, canonical: str, value: Any) -> None:
+    found = config(runner(keys))
+    assert found.get(f"runner.r.{canonical}") == value
+    assert found.get(f"runner.r.{keys.partition(':')[0]}", "gone") == "gone"
+    assert str(found.origin(f"runner.r.{canonical}")) == "config.yaml:4"
+
+
+def test_each_save_interval_adds_to_the_list(config: Configs) -> None:
+    keys = "save_interval: [7, 3 second]; save_checkpoint_interval: 2; save_step_interval: [9, 8]; ckpt_interval_minutes: 4; ckpt_interval_steps: null"
+    assert config(runner(keys)).runners[0].intervals == [
+        Interval(7, "iteration"),
+        Interval(3, "second"),
+        Interval(2, "epoch"),
+        Interval(9, "iteration"),
+        Interval(8, "iteration"),
+        Interval(4, "minute"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "alias", "canonical"),
+    [
+        ("grad_clip: 1; max_grad_norm: 2", "max_grad_norm", "grad_clip"),
+        ("max_steps: 1; max_iteration: 1", "max_iteration", "max_steps"),
+    ],
+)
+def test_an_alias_beside_its_canonical_key_is_an_error(faults: Faults, keys: str, alias: str, canonical: str) -> None:
+    assert faults(runner(keys)) == [
+        f"config.yaml:5:5: runner.r.{alias}: means the same as '{canonical}', which is set too; keep one"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("max_iteration: 0", "runner.r.max_steps: is 0; it must be greater than 0"),
+        ("max_grad_norm: big", "runner.r.grad_clip: is 'big', a string; write a number"),
+        ("ckpt_interval_minutes: -5", "runner.r.save_interval: is '-5 minute'; write a positive number of iterations"),
+        ("ckpt_interval_minutes: 2.5", "runner.r.save_interval: is 2.5; write a positive number of iterations"),
+    ],
+)
+def test_a_wrong_value_of_an_alias_is_reported_where_it_stands(faults: Faults, keys: str, message: str) -> None:
+    (fault,) = faults(runner(keys))
+    assert fault.startswith(f"config.yaml:4:{7 + len(keys.partition(':')[0])}: {message}")
+
+
+@pytest.mark.parametrize("key", NOT_YET["runner"])
+def test_a_runner_key_that_is_still_to_come_is_refused(faults: Faults, key: str) -> None:
+    assert faults(runner(f"{key}: 1")) == [
+        f"config.yaml:4:5: runner.r.{key}: not yet: nothing reads this key so far; remove it"
+    ]
+
+
+@pytest.mark.parametrize(("section", "key"), [(each, key) for each in ("phase", "dataset") for key in NOT_YET[each]])
+def test_a_phase_or_dataset_key_that_is_still_to_come_is_refused(faults: Faults, section: str, key: str) -> None:
+    assert faults(f"{section}: [{{{key}: 1, name: x, class_path: a.B}}]")[0] == (
+        f"config.yaml:1:{len(section) + 5}: {section}.x.{key}: not yet: nothing reads this key so far; remove it"
+    )
+
+
+@pytest.mark.parametrize("keys", ["use_amp: true", "auto_mix_prec: true", "bfloat16_mix_prec: true",
+                                  "precision: 32", "precision: bf16-mixed", "grad_accumulation_factor: 4"])  # fmt: skip
+def test_precision_and_accumulation_are_still_to_come_under_every_name(faults: Faults, keys: str) -> None:
+    (fault,) = faults(runner(keys))
+    assert fault.startswith("config.yaml:4:5: runner.r.")
+    assert fault.endswith("not yet: nothing reads this key so far; remove it")
+
+
+@pytest.mark.parametrize("kind", ["local_cluster_train", "cluster_train"])
+def test_several_processes_are_still_to_come(faults: Faults, kind: str) -> None:
+    assert faults(f"runner: [{{name: r, class: {kind}, epochs: 1}}]") == [
+        f"config.yaml:1:27: runner.r.class: '{kind}' is not yet possible: several processes come later; use train"
+    ]

@@ -1,0 +1,130 @@
+"""A config inherits from others through ``_base_``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.load import Config
+
+Configs = Callable[..., Config]
+Faults = Callable[..., list[str]]
+RUNNER = "runner: [{name: train_runner, class: train, epochs: 2}]\n"
+BASE = """
+    hyper_parameters: {optimizer: {class: Adam, learning_rate: 0.1}, sizes: [1, 2], width: 8}
+    runner:
+      - {name: train_runner, class: train, epochs: 2, device: cpu}
+      - {name: infer_runner, class: infer}
+"""
+
+
+def test_a_mapping_merges_key_by_key(config: Configs) -> None:
+    text = "_base_: base.yaml\nhyper_parameters: {optimizer: {learning_rate: 0.5}, depth: 3}"
+    assert config(text, files={"base.yaml": BASE}).get("hyper_parameters") == {
+        "optimizer": {"class": "Adam", "learning_rate": 0.5},
+        "sizes": [1, 2],
+        "width": 8,
+        "depth": 3,
+    }
+
+
+def test_a_list_of_named_items_merges_by_name(config: Configs) -> None:
+    text = "_base_: base.yaml\nrunner: [{name: infer_runner, device: cpu}, {name: more, class: infer}]"
+    found = config(text, files={"base.yaml": BASE})
+    assert [(each.name, each.kind, each.device) for each in found.settings.runner] == [
+        ("train_runner", "train", "cpu"),
+        ("infer_runner", "infer", "cpu"),
+        ("more", "infer", "auto"),
+    ]
+
+
+def test_a_list_without_names_is_replaced(config: Configs) -> None:
+    text = "_base_: base.yaml\nhyper_parameters: {sizes: [3]}"
+    assert config(text, files={"base.yaml": BASE}).get("hyper_parameters.sizes") == [3]
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "value"),
+    [
+        ("hyper_parameters: {_delete_: true, depth: 3}", "hyper_parameters", {"depth": 3}),
+        ("hyper_parameters: {optimizer: {_delete_: true, class: SGD}}", "hyper_parameters.optimizer", {"class": "SGD"}),
+        ("hyper_parameters: {_delete_: false, width: 9}", "hyper_parameters.sizes", [1, 2]),
+        ("runner: [{name: train_runner, _delete_: true, class: infer}]", "runner.train_runner.epochs", None),
+        ("hyper_parameters: {new: {_delete_: true, a: 1}}", "hyper_parameters.new", {"a": 1}),
+    ],
+)
+def test_delete_replaces_what_the_base_has(config: Configs, text: str, address: str, value: Any) -> None:
+    assert config(f"_base_: base.yaml\n{text}", files={"base.yaml": BASE}).get(address) == value
+
+
+def test_a_later_base_goes_over_an_earlier_one_and_the_file_over_both(config: Configs) -> None:
+    later = "hyper_parameters: {width: 2, depth: 2}"
+    found = config("_base_: [a.yaml, b.yaml]\nhyper_parameters: {depth: 3}", files={"a.yaml": BASE, "b.yaml": later})
+    assert (found.get("hyper_parameters.width"), found.get("hyper_parameters.depth")) == (2, 3)
+
+
+def test_a_base_may_have_a_base_in_a_folder_of_its_own(config: Configs) -> None:
+    files = {"far/a.yaml": "_base_: ../near/b.yaml\nhyper_parameters: {width: 1}", "near/b.yaml": BASE}
+    assert config("_base_: far/a.yaml", files=files).get("hyper_parameters.width") == 1
+
+
+def test_two_files_may_share_a_base(config: Configs) -> None:
+    files = {"a.yaml": "_base_: c.yaml", "b.yaml": "_base_: c.yaml", "c.yaml": BASE}
+    assert config("_base_: [a.yaml, b.yaml]", files=files).get("hyper_parameters.width") == 8
+
+
+def test_a_value_of_a_base_says_in_which_file_and_line_it_stands(config: Configs) -> None:
+    found = config("_base_: far/base.yaml\nhyper_parameters:\n  width: 9", files={"far/base.yaml": BASE})
+    assert str(found.origin("hyper_parameters.sizes")) == "far/base.yaml:2"
+    assert str(found.origin("hyper_parameters.width")) == "config.yaml:3"
+
+
+def test_a_fault_in_a_base_is_reported_there(faults: Faults) -> None:
+    base = "runner:\n  - {name: train_runner, class: train, epoch: 2}"
+    assert faults("_base_: far/base.yaml", files={"far/base.yaml": base}) == [
+        "far/base.yaml:2:40: runner.train_runner.epoch: unknown key; did you mean 'epochs'?"
+    ]
+
+
+def test_a_relative_class_path_belongs_to_the_file_that_wrote_it(config: Configs) -> None:
+    base = 'dataset: [{name: a, class_path: data.py:A}]\nplugins: [my.py, {./your.py: {}}]\nphase: [{name: p, loss: l.py:L}]'
+    found = config('_base_: far/base.yaml\ndataset: [{name: b, class_path: "../b.py:B"}]\nrunner: [{name: r, class: infer}]',
+                   files={"far/base.yaml": base})  # fmt: skip
+    here = Path.cwd()
+    assert found.get("dataset.a.class_path") == str(here / "far/data.py:A")
+    assert found.get("dataset.b.class_path") == str(here / "../b.py:B")
+    assert found.get("plugins") == [str(here / "far/my.py"), {str(here / "far/your.py"): {}}]
+    assert found.get("phase.p.loss") == str(here / "far/l.py:L")
+
+
+def test_a_workspace_in_a_base_is_relative_to_the_base(config: Configs) -> None:
+    found = config("_base_: far/base.yaml", files={"far/base.yaml": f"workspace: .\n{RUNNER}"})
+    assert found.workspace == Path.cwd() / "far"
+
+
+def test_without_a_workspace_the_inheriting_config_has_its_own_folder(config: Configs) -> None:
+    found = config('_base_: far/base.yaml\nhyper_parameters: {a: "{workspace}"}', files={"far/base.yaml": RUNNER})
+    assert found.get("hyper_parameters.a") == str(Path.cwd())
+
+
+def test_a_circle_of_bases_is_named(faults: Faults) -> None:
+    files = {"a.yaml": "x: 1\n_base_: b.yaml", "b.yaml": "_base_: config.yaml"}
+    assert faults("_base_: a.yaml", files=files) == [
+        "b.yaml:1:9: _base_: inherits in a circle: config.yaml -> a.yaml -> b.yaml -> config.yaml; remove one"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("_base_: nope.yaml", "config.yaml:1:9: _base_: no such file: nope.yaml; it is relative to config.yaml"),
+        ("_base_: [base.yaml, 5]", "config.yaml:1:21: _base_: is 5; name a file, or a list of files"),
+        ("_base_: {a: 1}", "config.yaml:1:9: _base_: is {'a': 1}; name a file, or a list of files"),
+        ("_base_:", "config.yaml:1:8: _base_: is None; name a file, or a list of files"),
+    ],
+)
+def test_a_base_that_is_no_file_is_named(faults: Faults, text: str, fault: str) -> None:
+    assert faults(text, files={"base.yaml": BASE}) == [fault]

@@ -1,0 +1,252 @@
+"""Overrides, placeholders and paths: a file or dict becomes one resolved config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.check import check, checked
+from pipeline.config.load import Config, Draft
+
+Configs = Callable[..., Config]
+Faults = Callable[..., list[str]]
+RUNNER = {"name": "train_runner", "class": "train", "epochs": 2}
+
+
+def messages(config: dict[str, Any]) -> list[str]:
+    return [str(fault) for fault in Draft(config).faults]
+
+
+@pytest.mark.parametrize(
+    ("override", "address", "value"),
+    [
+        ("runner.train_runner.epochs=3", "runner.train_runner.epochs", 3),
+        ("hyper_parameters.rate=1e-3", "hyper_parameters.rate", 0.001),
+        ("hyper_parameters.flag=on", "hyper_parameters.flag", "on"),
+        ("hyper_parameters.flag=true", "hyper_parameters.flag", True),
+        ("hyper_parameters.none=", "hyper_parameters.none", None),
+        ("hyper_parameters.query=a=b=c", "hyper_parameters.query", "a=b=c"),
+        ("hyper_parameters.sizes=[1, {a: 2}]", "hyper_parameters.sizes", [1, {"a": 2}]),
+        ("hyper_parameters.list.1=9", "hyper_parameters.list", [5, 9]),
+        ("hyper_parameters.new.deep.key=1", "hyper_parameters.new", {"deep": {"key": 1}}),
+        ("runner.train_runner.startup_args.path=x", "runner.train_runner.startup_args", {"path": "x"}),
+        ("output_dir=elsewhere", "output_dir", "elsewhere"),
+        ("runner.train_runner={name: other, class: infer}", "runner.other.class", "infer"),
+    ],
+)
+def test_an_override_sets_a_value_typed_as_yaml(config: Configs, override: str, address: str, value: Any) -> None:
+    found = config("hyper_parameters: {list: [5, 6]}", override)
+    assert found.get(address) == value
+    assert str(found.origin(address)) in {f"override '{override}'", "config.yaml:1"}
+
+
+@pytest.mark.parametrize("text", ["mode: train_runner", "hyper_parameters:"])
+def test_an_override_sets_hyper_parameters_where_the_config_has_none(config: Configs, text: str) -> None:
+    assert config(text, "hyper_parameters.optimizer.class=SGD").get("hyper_parameters") == {"optimizer": {"class": "SGD"}}
+
+
+def test_a_later_override_goes_over_an_earlier_one(config: Configs) -> None:
+    assert config("", "output_dir=a", "output_dir=b").settings.output_dir == "b"
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("runner.train_runner.epochs=two", "runner.train_runner.epochs: is 'two', a string; write an integer"),
+        ("runner.train_runner.epoch=3", "runner.train_runner.epoch: unknown key; did you mean 'epochs'?"),
+        ("runner.train_runer.epochs=3",
+         "runner.train_runer.epochs: there is no 'runner.train_runer' to set this in; did you mean 'train_runner'?"),
+        ("runer.train_runner.epochs=3",
+         "runer.train_runner.epochs: there is no 'runer' to set this in; did you mean 'runner'?"),
+        ("outptu_dir=x", "outptu_dir: unknown key; did you mean 'output_dir'?"),
+        ("runner.train_runner.epochs.x=1",
+         "runner.train_runner.epochs.x: 'runner.train_runner.epochs' is 2, with nothing in it to set; "
+         "set 'runner.train_runner.epochs' itself"),
+        ("runner.other={name: other}", "runner.other: there is no 'other' in this list; known: train_runner"),
+        ("hyper_parameters.list.2=9", "hyper_parameters.list.2: there is no '2' in this list; known: 0, 1"),
+        ("hyper_parameters.x=[1", "hyper_parameters.x: expected ',' or ']', but got '<stream end>'; mend the YAML"),
+        ("hyper_parameters.x={a: 1, a: 2}", "hyper_parameters.x: duplicate key; remove one"),
+        ("hyper_parameters.x=!!python/name:os.system ''",
+         "hyper_parameters.x: the tag '!!python/name:os.system' is not allowed; a config holds plain values only"),
+        ("epochs", "is no override; write KEY=VALUE, e.g. runner.train_runner.epochs=3"),
+        ("=3", "is no override; write KEY=VALUE, e.g. runner.train_runner.epochs=3"),
+    ],
+)  # fmt: skip
+def test_a_wrong_override_is_reported_as_the_user_typed_it(faults: Faults, override: str, fault: str) -> None:
+    assert faults("hyper_parameters: {list: [5, 6]}", override) == [f"override '{override}': {fault}"]
+
+
+def test_wrong_overrides_are_reported_all_at_once(faults: Faults) -> None:
+    found = faults("", "runner.train_runner.epochs=two", "a", "outptu_dir=x")
+    assert sorted(fault.partition("': ")[0] for fault in found) == [
+        "override 'a",
+        "override 'outptu_dir=x",
+        "override 'runner.train_runner.epochs=two",
+    ]
+
+
+def test_placeholders_are_replaced_in_every_string(config: Configs) -> None:
+    text = """
+        hyper_parameters: {a: "{workspace}/x", l: ["{workspace}", {b: "in {workspace}"}], run: "{run_dir}/y", other: "{z}"}
+        plugins: [{"{workspace}/p.py": {folder: "{workspace}"}}]
+    """
+    found, here = config(text), str(Path.cwd())
+    assert found.get("hyper_parameters") == {
+        "a": f"{here}/x",
+        "l": [here, {"b": f"in {here}"}],
+        "run": "{run_dir}/y",
+        "other": "{z}",
+    }
+    assert found.get("plugins") == [{f"{here}/p.py": {"folder": here}}]
+
+
+def test_the_run_directory_is_replaced_once_it_is_known(config: Configs) -> None:
+    found = config('hyper_parameters: {l: ["{run_dir}/a", {b: "{run_dir}"}]}\nplugins: [{progress_bar: {to: "{run_dir}/p"}}]')
+    later = found.in_run(Path("/runs/1"))
+    assert later.get("hyper_parameters.l") == ["/runs/1/a", {"b": "/runs/1"}]
+    assert later.settings.plugins == [{"progress_bar": {"to": "/runs/1/p"}}]
+    assert found.get("hyper_parameters.l") == ["{run_dir}/a", {"b": "{run_dir}"}]
+
+
+@pytest.mark.parametrize("workspace_line", ["workspace: code", 'workspace: "${env:CODE}"', "mode: null"])
+def test_the_workspace_is_relative_to_the_config(
+    config: Configs, workspace_line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CODE", "./code")
+    override = ["workspace=code"] if "mode" in workspace_line else []
+    found = config(workspace_line, *override, files={"code/x.py": ""})
+    assert found.workspace == Path.cwd() / "code"
+
+
+def test_a_workspace_that_is_not_there_is_named(faults: Faults) -> None:
+    (fault,) = faults("workspace: nope")
+    assert fault == f"config.yaml:1:12: workspace: no such folder: {Path.cwd()}/nope; check the path"
+
+
+@pytest.mark.parametrize(
+    ("override", "address"),
+    [
+        ("runner.train_runner.startup_class_path=my.py", "runner.train_runner.startup_class_path"),
+        ("runner.train_runner.startup_class_path=sub/my.py:Mine", "runner.train_runner.startup_class_path"),
+        ("runner.train_runner.init_model_path=weights.safetensors", "runner.train_runner.init_model_path"),
+        ("runner.train_runner.trainer_class=./my.py:Mine", "runner.train_runner.trainer_class"),
+        ("hyper_parameters.optimizer.class=my.py:Mine", "hyper_parameters.optimizer.class"),
+    ],
+)
+def test_a_relative_path_of_the_command_line_belongs_to_the_config_not_to_the_current_folder(
+    draft: Callable[..., Draft], override: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = draft("mode: null").path
+    folder = Path.cwd()
+    monkeypatch.chdir("/")
+    found = Draft(folder / (path or ""), [override]).config
+    assert found is not None
+    assert found.get(address) == str(folder / override.partition("=")[2])
+
+
+@pytest.mark.parametrize("path", ["package.module:Name", "package.module.Name", "/far/my.py:Name"])
+def test_a_path_that_is_not_relative_stays_as_it_is(config: Configs, path: str) -> None:
+    found = config("", f"runner.train_runner.startup_class_path={path}")
+    assert found.get("runner.train_runner.startup_class_path") == path
+
+
+def test_a_dict_is_a_config(tmp_path: Path) -> None:
+    (tmp_path / "my.py").touch()
+    found = Draft({"workspace": str(tmp_path), "runner": [RUNNER | {"startup_class_path": "my.py"}]}).config
+    assert found is not None
+    assert (found.path, found.name, found.workspace) == (None, "config", tmp_path)
+    assert found.get("runner.train_runner.startup_class_path") == str(tmp_path / "my.py")
+
+
+def test_a_dict_takes_a_class_for_a_class_path() -> None:
+    found = Draft({"runner": [RUNNER | {"startup_class_path": Path}]}).config
+    assert found is not None
+    assert found.settings.runner[0].startup_class_path is Path
+
+
+def test_overrides_change_no_dict_of_the_caller() -> None:
+    given = {"runner": [dict(RUNNER)]}
+    assert Draft(given, ["runner.train_runner.epochs=9"]).config is not None
+    assert given == {"runner": [RUNNER]}
+
+
+def test_a_dict_without_a_workspace_has_no_placeholder_for_one() -> None:
+    assert messages({"runner": [RUNNER | {"startup_class_path": "{workspace}/my.py"}]}) == [
+        "dict: runner.train_runner.startup_class_path: '{workspace}/my.py' needs a workspace; "
+        "give the config one: workspace: /a/folder"
+    ]
+
+
+def test_a_dict_without_a_workspace_may_use_no_relative_path() -> None:
+    found = [str(fault) for fault in check({"runner": [RUNNER | {"startup_class_path": "./my.py"}]})]
+    assert any("a relative path needs a config file or a workspace" in fault for fault in found)
+
+
+def test_a_dict_may_not_have_a_relative_workspace() -> None:
+    assert messages({"workspace": "here", "runner": [RUNNER]}) == [
+        "dict: workspace: 'here' is relative, and a dict has no folder; give an absolute path"
+    ]
+
+
+@pytest.mark.parametrize(("file", "name"), [("config.yaml", "workspace"), ("wide.yaml", "wide"), ("a.b.yml", "a.b")])
+def test_the_config_is_called_after_its_file_or_folder(config: Configs, file: str, name: str) -> None:
+    assert config("", name=file).name == name
+
+
+def test_get_gives_a_default_for_what_is_not_there(config: Configs) -> None:
+    found = config("hyper_parameters: {a: {b: null}}")
+    assert found.get("hyper_parameters.a.b", 1) is None
+    assert found.get("hyper_parameters.c", 1) == 1
+    assert found.get("runner.train_runner.print_interval") == 50
+
+
+@pytest.mark.parametrize(
+    ("mode", "names"),
+    [("null", ["a", "b", "c"]), ("b", ["b"]), ("[c, a]", ["c", "a"])],
+)
+def test_mode_chooses_the_runners_in_its_order(config: Configs, mode: str, names: list[str]) -> None:
+    runners = ", ".join(f"{{name: {name}, class: infer}}" for name in "abc")
+    assert [each.name for each in config(f"mode: {mode}\nrunner: [{runners}]").runners] == names
+
+
+@pytest.mark.parametrize(
+    ("phases", "names"),
+    [("null", ["pretrain", "train"]), ("train", ["train"]), ("[train, pretrain]", ["train", "pretrain"]), ("[]", [])],
+)
+def test_phases_are_exact_names_in_order(config: Configs, phases: str, names: list[str]) -> None:
+    text = f"phase: [{{name: pretrain}}, {{name: train}}]\nrunner: [{{name: r, class: infer, phases: {phases}}}]"
+    found = config(text)
+    assert [each.name for each in found.phases(found.runners[0])] == names
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("mode=trane_runner", "mode: there is no runner 'trane_runner'; did you mean 'train_runner'?"),
+        ("mode=train", "mode: there is no runner 'train'; there are train_runner"),
+        ("mode=[]", "mode: is empty; add at least one item"),
+        ("mode=[train_runner, train_runner]", "mode: names train_runner twice; name each once"),
+        ("runner.train_runner.phases=lin", "runner.train_runner.phases: there is no phase 'lin'; did you mean 'line'?"),
+        ("runner.train_runner.phases=[line, xyz]", "runner.train_runner.phases: there is no phase 'xyz'; there are line"),
+        ("phase.line.dataset_name=data",
+         "phase.line.dataset_name: there is no dataset 'data'; did you mean 'train_data'?"),
+        ("phase.line.valid_dataset_name=xyz",
+         "phase.line.valid_dataset_name: there is no dataset 'xyz'; there are train_data"),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_not_there_is_a_fault(linear: Path, override: str, fault: str) -> None:
+    assert [str(each) for each in check(linear, [override])] == [f"override '{override}': {fault}"]
+
+
+def test_a_wrong_mode_hides_no_other_fault(linear: Path) -> None:
+    found = check(linear, ["mode=nope", "runner.train_runner.startup_class_path=nope.py"])
+    assert [each.address for each in found] == ["mode", "runner.train_runner.startup_class_path"]
+
+
+def test_a_runner_that_mode_leaves_out_needs_no_classes(linear: Path) -> None:
+    text = linear.read_text().replace("runner:\n", "runner:\n  - {name: idle, class: train, startup_class_path: nope.py}\n")
+    linear.write_text(text)
+    assert checked(linear, ["mode=train_runner"]).runners[0].name == "train_runner"

@@ -1,0 +1,101 @@
+"""The metric log: what a run measured, line by line."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import Context, GeneralTrainer
+
+
+def lines(context: Context, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    text = (context["run_dir"] / context["runner_name"] / name).read_text(encoding="utf-8")
+    return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
+
+
+def test_every_number_has_its_line(linear: Path) -> None:
+    assert [(line["event"], line["epoch"], line["iteration"], line["phase"]) for line in lines(GeneralTrainer(linear).run())] == [
+        ("train", 0, 3, "line"), ("train", 0, 6, "line"), ("validate", 0, 6, "line"), ("epoch", 0, 6, "line"),
+        ("train", 1, 9, "line"), ("train", 1, 12, "line"), ("validate", 1, 12, "line"), ("epoch", 1, 12, "line"),
+    ]  # fmt: skip
+
+
+def test_the_last_line_of_an_epoch_holds_the_numbers_of_the_context(linear: Path) -> None:
+    context = GeneralTrainer(linear).run()
+    last = lines(context)[-1]
+    assert {name: last[name] for name in ("loss", "valid_loss")} == context["metrics"]["line"]
+
+
+def test_two_equal_runs_write_the_same_bytes(linear: Path) -> None:
+    first, second = (
+        (GeneralTrainer(linear).run()["run_dir"] / "train_runner" / "metrics.jsonl").read_bytes() for _ in range(2)
+    )
+    assert first == second
+
+
+def test_what_depends_on_the_clock_is_in_another_file(linear: Path) -> None:
+    context = GeneralTrainer(linear).run()
+    assert {name for line in lines(context) for name in line} == {
+        "event", "epoch", "iteration", "phase", "loss", "valid_loss",
+    }  # fmt: skip
+    timings = lines(context, "timing.jsonl")
+    assert [line["event"] for line in timings] == ["train", "train", "epoch"] * 2
+    assert all(line.get("samples_per_second", 0) > 0 or line["seconds"] > 0 for line in timings)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_a_number_that_is_not_finite_is_null(linear: Path, number: str) -> None:
+    odd = f"""
+        class Odd:
+            def update(self, predictions, target): pass
+            def compute(self): return float("{number}")
+            def reset(self): pass
+    """
+    (linear.parent / "odd.py").write_text(textwrap.dedent(odd), encoding="utf-8")
+    metrics = 'phase.line.metrics={odd: {class: "' + str(linear.parent / "odd.py") + ':Odd"}}'
+    found = lines(GeneralTrainer(linear, [metrics]).run())
+    assert [line["odd"] for line in found if line["event"] == "validate"] == [None, None]
+    assert [line["valid_odd"] for line in found if line["event"] == "epoch"] == [None, None]
+
+
+def test_an_epoch_is_logged_in_one_line_with_its_numbers(linear: Path, log_lines: list[str]) -> None:
+    metrics = GeneralTrainer(linear).run()["metrics"]["line"]
+    numbers = rf"loss {metrics['loss']:.4f}  valid_loss {metrics['valid_loss']:.4f}"
+    done = [line.strip() for line in log_lines if "done in" in line]
+    assert len(done) == 2
+    assert re.fullmatch(rf"INFO epoch 1 done in \d+\.\d s  line  {numbers}", done[1])
+
+
+def test_a_line_is_on_disk_as_soon_as_it_is_written(linear: Path) -> None:
+    reader = """
+        from pipeline import hookimpl
+
+        class Plugin:
+            @hookimpl
+            def after_batch(self, context):
+                written = (context["run_dir"] / "train_runner" / "metrics.jsonl").read_text()
+                context.setdefault("seen", []).append(written.count("}\\n"))
+    """
+    (linear.parent / "reader.py").write_text(textwrap.dedent(reader), encoding="utf-8")
+    seen = GeneralTrainer(linear, ['plugins=["{workspace}/reader.py"]']).run()["seen"]
+    assert seen == [0, 0, 0, 1, 1, 1, 4, 4, 4, 5, 5, 5]
+
+
+def test_an_infer_runner_writes_and_logs_what_it_evaluated(linear: Path, log_lines: list[str]) -> None:
+    two = "runner=[{name: train_runner, class: train, device: cpu, epochs: 1}, {name: infer_runner, class: infer, device: cpu}]"
+    context = GeneralTrainer(linear, [two]).run()
+    loss = context["metrics"]["line"]["loss"]
+    assert lines(context) == [{"event": "evaluate", "epoch": 0, "iteration": 0, "phase": "line", "loss": loss}]
+    assert f"INFO infer_runner  line  loss {loss:.4f}" in [line.strip() for line in log_lines]
+
+
+def test_the_files_are_closed_with_the_run(linear: Path) -> None:
+    hooks = GeneralTrainer(linear).run()["hooks"]
+    (plugin,) = [each.plugin for each in hooks.before_pipeline.get_hookimpls() if each.plugin_name == "metric_log"]
+    assert plugin.metrics.closed
+    assert plugin.timing.closed

@@ -1,0 +1,225 @@
+"""Each example runs, and does what it is there to show."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import zipfile
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline import GeneralTrainer
+from pipeline.check import check
+from pipeline.errors import DataError, ExitCode
+
+FOLDER = Path(__file__).parents[1] / "workspace_examples"
+EXAMPLES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir() and not path.name.startswith(("_", ".")))
+SEEDS = range(5)
+
+Ran = Callable[..., GeneralTrainer]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The trainer of an example after its run; one with the same overrides runs once."""
+
+    @cache
+    def run(example: str, *overrides: str) -> GeneralTrainer:
+        outputs = f"output_dir={tmp_path_factory.mktemp(example)}"
+        trainer = GeneralTrainer(FOLDER / example / "config.yaml", [outputs, *overrides])
+        trainer.run()
+        return trainer
+
+    return run
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_runs_to_its_end_and_writes_its_numbers(example: str, ran: Ran) -> None:
+    trainer = ran(example)
+    run_dir = next(iter(trainer.contexts.values()))["run_dir"]
+    assert trainer.outcome == ExitCode.DONE
+    assert json.loads((run_dir / "status.json").read_text())["state"] == "done"
+    assert (run_dir / "config.yaml").is_file()
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_may_be_copied_to_anywhere(example: str, tmp_path: Path) -> None:
+    shutil.copytree(FOLDER / example, tmp_path / "mine", ignore=shutil.ignore_patterns("__pycache__"))
+    assert check(tmp_path / "mine" / "config.yaml") == []
+
+
+def test_every_example_has_a_test_of_what_it_shows() -> None:
+    tested = {name for name in globals() if name.startswith("test_")}
+    assert [each for each in EXAMPLES if not any(name.startswith(f"test_{each}_") for name in tested)] == []
+
+
+def test_first_steps_tells_two_spirals_apart(ran: Ran) -> None:
+    context = ran("first_steps").contexts["train_runner"]
+    assert context["metrics"]["spirals"]["valid_accuracy"] > 0.95
+
+
+def test_five_stages_prints_in_order_what_each_reads_and_writes(capsys: pytest.CaptureFixture[str]) -> None:
+    GeneralTrainer(FOLDER / "five_stages" / "config.yaml").run()
+    said = re.findall(r"^(\w+): reads (.*); writes (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert [(stage, reads) for stage, reads, _ in said] == [
+        ("instance", "nothing"),
+        ("network", "device (cpu)"),
+        ("startup", "engine (SINGLE), model"),
+        ("runner", "config, points, model, optimizer"),
+        ("terminal", "model, loss, run_dir"),
+    ]
+
+
+def test_five_stages_says_what_the_record_of_the_context_says(ran: Ran) -> None:
+    trainer = ran("five_stages")
+    record = json.loads((trainer.contexts["train_runner"]["run_dir"] / "context.json").read_text())["train_runner"]
+    wrote = {(access["stage"], access["key"]) for access in record if access["action"] == "write"}
+    assert {(stage, key) for stage, key in wrote if stage != "trainer"} == {
+        ("instance", "points"), ("network", "model"), ("network", "optimizer"), ("startup", "status"),
+        ("runner", "current_epoch"), ("runner", "loss"),
+    }  # fmt: skip
+
+
+def test_five_stages_finds_the_line_and_writes_it_down(ran: Ran) -> None:
+    run_dir = ran("five_stages").contexts["train_runner"]["run_dir"]
+    found = re.match(r"y = (\S+) x \+ (\S+), loss", (run_dir / "line.txt").read_text())
+    assert found
+    assert [float(found[1]), float(found[2])] == pytest.approx([3, -1], abs=0.05)
+
+
+def test_custom_startup_keeps_the_weights_of_the_file_and_trains_the_rest(ran: Ran) -> None:
+    context = ran("custom_startup").contexts["train_runner"]
+    given = load_file(context["run_dir"] / "encoder.safetensors")
+    trained = context["model"]["rings"]["model"].state_dict()
+    assert all(torch.equal(trained[f"encoder.{name}"], weights) for name, weights in given.items())
+    checkpoints = context["run_dir"] / "train_runner" / "checkpoints"
+    first = load_file(checkpoints / "step-000000000016" / "rings.safetensors")
+    assert not torch.equal(trained["head.weight"], first["head.weight"])
+
+
+def test_custom_startup_learns_with_the_encoder_that_it_was_given(ran: Ran) -> None:
+    assert ran("custom_startup").contexts["train_runner"]["metrics"]["rings"]["valid_accuracy"] > 0.9
+
+
+def test_custom_plugin_writes_the_norms_down_every_8th_iteration(ran: Ran) -> None:
+    context = ran("custom_plugin").contexts["train_runner"]
+    lines = (context["run_dir"] / "train_runner" / "weights.jsonl").read_text().splitlines()
+    norms: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    assert [each["iteration"] for each in norms] == list(range(8, 81, 8))
+    model = context["model"]["line"]["model"]
+    assert norms[-1]["weight"] == pytest.approx(abs(model.weight.item()))
+    assert norms[-1]["bias"] == pytest.approx(abs(model.bias.item()))
+
+
+# MovieLens
+
+
+def auc(ran: Ran, seed: int, *, side_features: bool = True) -> float:
+    overrides = (f"runner.train_runner.seed={seed}", f"hyper_parameters.side_features={str(side_features).lower()}")
+    context = ran("movielens_deepfm", "mode=train_runner", *overrides).contexts["train_runner"]
+    value: float = context["metrics"]["ctr"]["valid_auc"]
+    return value
+
+
+def test_movielens_deepfm_reaches_its_auc_as_the_mean_of_three_seeds(ran: Ran) -> None:
+    assert sum(auc(ran, seed) for seed in SEEDS[:3]) / 3 >= 0.72
+
+
+def test_movielens_deepfm_is_better_with_side_features_than_without(ran: Ran) -> None:
+    assert sum(auc(ran, seed) for seed in SEEDS) > sum(auc(ran, seed, side_features=False) for seed in SEEDS)
+
+
+def test_movielens_deepfm_infers_the_very_numbers_of_the_last_validation(ran: Ran) -> None:
+    contexts = ran("movielens_deepfm").contexts
+    validated = contexts["train_runner"]["metrics"]["ctr"]
+    inferred = contexts["infer_runner"]["metrics"]["ctr"]
+    assert inferred == {name.removeprefix("valid_"): value for name, value in validated.items() if name != "loss"}
+
+
+@pytest.fixture(scope="module")
+def predictions(ran: Ran) -> list[dict[str, float]]:
+    """The lines that the infer runner wrote."""
+    context = ran("movielens_deepfm").contexts["infer_runner"]
+    text = (context["run_dir"] / "infer_runner" / "ctr_predictions.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_movielens_deepfm_writes_predictions_whose_auc_is_the_reported_one(
+    ran: Ran, predictions: list[dict[str, float]]
+) -> None:
+    assert len(predictions) == 10_000
+    negatives = sorted(each["prediction"] for each in predictions if not each["target"])
+    positives = [each["prediction"] for each in predictions if each["target"]]
+    won = sum((bisect_left(negatives, score) + bisect_right(negatives, score)) / 2 for score in positives)
+    reported = ran("movielens_deepfm").contexts["infer_runner"]["metrics"]["ctr"]["auc"]
+    assert won / len(positives) / len(negatives) == pytest.approx(reported, abs=1e-9)
+
+
+def test_movielens_deepfm_writes_predictions_whose_log_loss_is_the_reported_one(
+    ran: Ran, predictions: list[dict[str, float]]
+) -> None:
+    losses = [math.log1p(math.exp((1 - 2 * each["target"]) * each["prediction"])) for each in predictions]
+    reported = ran("movielens_deepfm").contexts["infer_runner"]["metrics"]["ctr"]["log_loss"]
+    assert sum(losses) / len(losses) == pytest.approx(reported, abs=1e-6)
+
+
+def raw(ran: Ran, table: str) -> list[list[str]]:
+    """The rows of a table of the wheel, header left out."""
+    with zipfile.ZipFile(ran("movielens_deepfm").contexts["train_runner"]["movielens"]) as wheel:
+        text = wheel.read(f"recbole/dataset_example/ml-100k/ml-100k.{table}").decode()
+    return [line.split("\t") for line in text.splitlines()[1:]]
+
+
+def test_movielens_deepfm_trains_on_the_oldest_ratings_and_validates_on_the_newest(ran: Ran) -> None:
+    users, items = ([row[0] for row in raw(ran, table)] for table in ("user", "item"))
+    rated = {(user, item): (float(rating), float(time)) for user, item, rating, time in raw(ran, "inter")}
+    times = []
+    for name, size in (("train_data", 90_000), ("valid_data", 10_000)):
+        data = ran("movielens_deepfm").contexts["train_runner"]["dataset"][name].dataset
+        pairs = zip(data.features["user"].tolist(), data.features["item"].tolist(), strict=True)
+        found = [rated[users[user], items[item]] for user, item in pairs]
+        assert data.labels.tolist() == [float(rating >= 4) for rating, _ in found]
+        assert len(found) == size
+        times.append([time for _, time in found])
+    assert max(times[0]) <= min(times[1])
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the wheel would be, in a cache folder of the test's own, with an index that cannot be reached."""
+    offline = {"PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "0", "PIP_NO_CACHE_DIR": "1"}
+    for name, value in {**offline, "PIP_CONFIG_FILE": "/dev/null", "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "cache" / "five-stage-pipeline" / "movielens" / "recbole-1.2.1-py3-none-any.whl"
+
+
+def test_movielens_deepfm_without_network_and_cache_says_what_to_run_and_where_to_put_it(empty_cache: Path) -> None:
+    trainer = GeneralTrainer(FOLDER / "movielens_deepfm" / "config.yaml")
+    with pytest.raises(DataError) as caught:
+        trainer.run()
+    command = rf"run `\S+ -m pip download --no-deps --dest {empty_cache.parent} recbole==1.2.1`"
+    message = rf"{empty_cache}: pip could not download recbole==1.2.1 \(.+\); where there is a network, {command}"
+    assert re.fullmatch(rf"{message}, and copy the file to {empty_cache}", str(caught.value))
+    assert trainer.outcome == ExitCode.FAILED
+    assert list(empty_cache.parent.iterdir()) == []
+
+
+def test_movielens_deepfm_refuses_a_damaged_file_with_both_hashes_and_the_remedy(empty_cache: Path) -> None:
+    empty_cache.parent.mkdir(parents=True)
+    empty_cache.write_bytes(b"damaged")
+    right = "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407"
+    found = "41f0c27c00e8018f7715b5f50f67b5b54c229c1b843a014152785d9005f58fde"  # printf damaged | sha256sum
+    message = f"{empty_cache}: its SHA-256 is {found}, not {right}; delete this file and run again"
+    with pytest.raises(DataError, match=re.escape(message)):
+        GeneralTrainer(FOLDER / "movielens_deepfm" / "config.yaml").run()

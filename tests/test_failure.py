@@ -1,0 +1,348 @@
+"""When a stage fails: the log, ``abort``, the plugins and the resources get their turn, and the first error is raised."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import Context, GeneralTrainer, hookimpl
+from pipeline.errors import ClassPathError, ExitCode, PipelineError
+from pipeline.stages.base import METHODS, TerminalBase
+
+Act = Callable[[Context], object]
+Workspace = Callable[..., Path]
+STAGES = list(METHODS)
+
+
+def raising(error: BaseException) -> Act:
+    """Raises the error."""
+
+    def act(context: Context) -> None:
+        raise error
+
+    return act
+
+
+def five(done: list[str], abort: Act | None = None, **acts: Act) -> dict[str, Any]:
+    """A config of five stages that do what is given for them; terminal and its abort note in ``done`` that they ran."""
+
+    def stage(name: str) -> type:
+        base, method = METHODS[name]
+        act = acts.get(name, lambda _: None)
+        return type(name.capitalize(), (base,), {method: lambda self, context: act(context)})
+
+    class Terminal(TerminalBase):
+        def terminal(self, context: Context) -> None:
+            done.append("terminal")
+            acts.get("terminal", lambda _: None)(context)
+
+        def abort(self, context: Context, error: BaseException) -> None:
+            done.append(f"abort {error!r}")
+            (abort or (lambda _: None))(context)
+
+    classes = {f"{name}_class_path": stage(name) for name in METHODS} | {"terminal_class_path": Terminal}
+    return {"runner": [{"name": "only", "class": "train", "device": "cpu", **classes}]}
+
+
+def open_two(done: list[str], then: Act = lambda _: None) -> Act:
+    """Puts two resources on the stack that note their closing, then does something else."""
+
+    def act(context: Context) -> None:
+        context["resources"].callback(done.append, "close first")
+        context["resources"].callback(done.append, "close second")
+        then(context)
+
+    return act
+
+
+def run_directory() -> Path:
+    return Path("runs/config/latest")
+
+
+def status() -> Any:
+    return json.loads((run_directory() / "status.json").read_text())
+
+
+def log() -> str:
+    return (run_directory() / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3), GeneratorExit("odd")], ids=repr
+)
+@pytest.mark.parametrize("stage", STAGES[:4])
+def test_abort_runs_instead_of_terminal_and_resources_close_last_opened_first(stage: str, error: BaseException) -> None:
+    done: list[str] = []
+    acts = {"instance": open_two(done)} | {stage: open_two(done, raising(error))}
+    with pytest.raises(type(error)) as caught:
+        GeneralTrainer(five(done, **acts)).run()
+    assert caught.value is error
+    closes = ["close second", "close first"] * (1 if stage == "instance" else 2)
+    assert done == [f"abort {error!r}", *closes]
+
+
+def test_after_success_the_resources_close_last_opened_first_after_terminal() -> None:
+    done: list[str] = []
+    GeneralTrainer(five(done, instance=open_two(done))).run()
+    assert done == ["terminal", "close second", "close first"]
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
+def test_a_failure_inside_terminal_does_not_call_abort(error: BaseException) -> None:
+    done: list[str] = []
+    with pytest.raises(type(error)):
+        GeneralTrainer(five(done, instance=open_two(done), terminal=raising(error))).run()
+    assert done == ["terminal", "close second", "close first"]
+
+
+def test_a_status_written_in_terminal_does_not_call_abort_since_terminal_ran() -> None:
+    done: list[str] = []
+    with pytest.raises(PipelineError, match="nothing follows"):
+        GeneralTrainer(five(done, terminal=lambda context: context.update(status="uninit"))).run()
+    assert done == ["terminal"]
+
+
+def test_a_resource_that_fails_to_close_after_success_fails_the_run_without_abort() -> None:
+    done: list[str] = []
+
+    def add(context: Context) -> None:
+        context["resources"].callback(done.append, "close other")
+        context["resources"].callback(raising(OSError("disk is gone")), context)
+
+    with pytest.raises(OSError, match="disk is gone"):
+        GeneralTrainer(five(done, network=add)).run()
+    assert done == ["terminal", "close other"]
+    assert status()["state"] == "failed"
+
+
+def test_abort_finds_the_error_in_the_context() -> None:
+    error, seen = ValueError("no"), []
+    with pytest.raises(ValueError, match="no"):
+        GeneralTrainer(five([], lambda context: seen.append(context["error"]), startup=raising(error))).run()
+    assert seen == [error]
+
+
+def test_a_terminal_without_abort_is_left_out_after_a_failure() -> None:
+    done: list[str] = []
+    config = five(done, runner=raising(ValueError("no")))
+    config["runner"][0]["terminal_class_path"] = type(
+        "Terminal", (TerminalBase,), {"terminal": lambda self, context: done.append("terminal")}
+    )
+    with pytest.raises(ValueError, match="no"):
+        GeneralTrainer(config).run()
+    assert done == []
+
+
+@pytest.mark.parametrize("second", [RuntimeError("also"), KeyboardInterrupt(), SystemExit(4)], ids=repr)
+def test_an_error_in_abort_is_logged_beside_the_first_which_is_raised(second: BaseException) -> None:
+    done: list[str] = []
+    config = five(done, raising(second), instance=open_two(done), startup=raising(ValueError("the first")))
+    with pytest.raises(ValueError, match="the first"):
+        GeneralTrainer(config).run()
+    assert done[1:] == ["close second", "close first"]
+    assert f"abort failed as well: {type(second).__name__}" in log()
+    assert status()["error"] == "ValueError: the first"
+
+
+def test_an_error_in_closing_a_resource_is_logged_beside_the_first_and_the_others_still_close() -> None:
+    done: list[str] = []
+
+    def fail(context: Context) -> None:
+        context["resources"].callback(raising(OSError("cannot close")), context)
+        raise ValueError("the first")
+
+    with pytest.raises(ValueError, match="the first"):
+        GeneralTrainer(five(done, instance=open_two(done), runner=fail)).run()
+    assert done[1:] == ["close second", "close first"]
+    assert "closing the resources failed as well: OSError: cannot close" in log()
+
+
+class BadPlugin:
+    """Fails when it is told of a failure."""
+
+    @hookimpl
+    def on_stage_error(self, name: str) -> None:
+        raise RuntimeError(f"plugin fails after {name}")
+
+
+def test_an_error_in_an_error_hook_is_logged_beside_the_first_and_abort_still_runs() -> None:
+    done: list[str] = []
+    config = five(done, startup=raising(ValueError("the first"))) | {"plugins": [BadPlugin]}
+    with pytest.raises(ValueError, match="the first"):
+        GeneralTrainer(config).run()
+    assert done == ["abort ValueError('the first')"]
+    assert "on_stage_error failed as well: RuntimeError: plugin fails after startup" in log()
+
+
+def test_a_stage_that_deletes_the_run_directory_does_not_hide_its_error() -> None:
+    def fail(context: Context) -> None:
+        shutil.rmtree(context["run_dir"])
+        raise ValueError("the first")
+
+    done: list[str] = []
+    with pytest.raises(ValueError, match="the first"):
+        GeneralTrainer(five(done, instance=open_two(done), runner=fail)).run()
+    assert done == ["abort ValueError('the first')", "close second", "close first"]
+
+
+def test_the_runner_after_a_failed_one_is_not_run() -> None:
+    done: list[str] = []
+    config = five(done, runner=raising(ValueError("no")))
+    config["runner"].append(config["runner"][0] | {"name": "second"})
+    trainer = GeneralTrainer(config)
+    with pytest.raises(ValueError, match="no"):
+        trainer.run()
+    assert done == ["abort ValueError('no')"]
+    assert trainer.contexts == {}
+
+
+STARTUP = """
+    from pipeline import stages
+
+    def helper():
+        raise ValueError("tree has {no} <root>")
+
+    class Startup(stages.Startup):
+        def startup(self, context):
+            helper()
+"""
+OVERRIDE = ["runner.train_runner.startup_class_path=startup.py"]
+
+
+@pytest.fixture
+def failing(linear: Path) -> Path:
+    """The small complete config, with a startup that raises; its class path stands on line 8."""
+    (linear.parent / "startup.py").write_text(STARTUP.replace("\n    ", "\n"))
+    named = 'startup_class_path: "{workspace}/startup.py"'
+    linear.write_text(linear.read_text().replace("epochs: 2,", f"epochs: 2,\n         {named},"))
+    return linear
+
+
+HEADLINE = "runner 'train_runner': startup (startup.Startup, config.yaml:8) failed: ValueError: tree has {no} <root>"
+
+
+def test_the_caller_gets_the_users_exception_with_its_traceback_and_a_note(
+    failing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(failing.parent)
+    with pytest.raises(ValueError, match="tree has {no} <root>") as caught:
+        GeneralTrainer("config.yaml").run()
+    assert caught.value.__notes__ == [HEADLINE]
+    assert [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)][-2:] == ["startup", "helper"]
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+
+
+def test_the_log_has_stage_class_and_config_line_and_then_the_traceback_from_the_users_frame_on(
+    failing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(failing.parent)
+    with pytest.raises(ValueError, match="tree has"):
+        GeneralTrainer("config.yaml").run()
+    lines = (failing.parent / "runs/workspace/latest/log.txt").read_text().splitlines()
+    first = next(number for number, line in enumerate(lines) if line.endswith(HEADLINE))
+    frames = [line.split('"')[1] for line in lines[first:] if line.lstrip().startswith("File ")]
+    assert [Path(frame).name for frame in frames] == ["startup.py", "startup.py"]
+    assert lines[first + 1].startswith("Traceback")
+    assert sum("tree has" in line for line in lines) == 3  # the headline, the line of code and the error
+
+
+def test_a_model_file_that_fails_to_import_is_told_with_the_users_own_traceback(linear: Path) -> None:
+    (linear.parent / "model.py").write_text(
+        "import torch\nwrong = torch.nn.Linear(1)\nclass Model(torch.nn.Linear): ..."
+    )
+    trainer = GeneralTrainer(
+        linear, ["phase.line.model=model.py", "phase.line.model_args={in_features: 1, out_features: 1}"]
+    )
+    with pytest.raises(
+        ClassPathError, match=r"phase\.line\.model: .*model\.py:2: TypeError: .*out_features.*mend the file"
+    ):
+        trainer.run()
+    lines = Path("runs/workspace/latest/log.txt").read_text().splitlines()
+    files = [line.split('"')[1] for line in lines if line.lstrip().startswith("File ")]
+    assert files == [str(linear.parent / "model.py")]
+
+
+def test_a_class_that_cannot_be_loaded_once_stages_have_run_is_no_fault_of_the_command_line(linear: Path) -> None:
+    (linear.parent / "model.py").write_text("class Model: ...\nraise OSError('no weights here')")
+    trainer = GeneralTrainer(linear, ["phase.line.model=model.py", "phase.line.model_args={}"])
+    with pytest.raises(ClassPathError, match="no weights here"):
+        trainer.run()
+    assert trainer.outcome is ExitCode.FAILED
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "code"),
+    [(ValueError("no"), "failed", 1), (SystemExit(0), "failed", 1), (KeyboardInterrupt(), "interrupted", 130)],
+    ids=repr,
+)
+def test_status_json_says_how_the_run_ended(error: BaseException, state: str, code: int) -> None:
+    trainer = GeneralTrainer(five([], runner=raising(error)))
+    with pytest.raises(type(error)):
+        trainer.run()
+    left = status()
+    assert (left["state"], left["exit_code"], left["resumable"]) == (state, code, False)
+    assert left["error"] == f"{type(error).__name__}: {error}"
+    assert "runner 'only'" in left["reason"]
+    assert "runner (test_failure.Runner, dict)" in left["reason"]
+    assert trainer.outcome == code
+
+
+def test_a_failure_between_two_stages_says_so() -> None:
+    class Between:
+        @hookimpl
+        def before_pipeline(self) -> None:
+            raise ValueError("too early")
+
+    done: list[str] = []
+    with pytest.raises(ValueError, match="too early"):
+        GeneralTrainer(five(done) | {"plugins": [Between]}).run()
+    assert "plugin 'Between', hook before_pipeline failed: ValueError: too early" in status()["reason"]
+    assert done == ["abort ValueError('too early')"]
+
+
+RUNNER = """
+    import time
+    from pathlib import Path
+    from pipeline import RunnerBase, TerminalBase
+
+    class Runner(RunnerBase):
+        def run(self, context):
+            context["resources"].callback(Path("closed").touch)
+            print("ready", flush=True)
+            time.sleep(60)
+
+    class Terminal(TerminalBase):
+        def terminal(self, context):
+            Path("terminal").touch()
+        def abort(self, context, error):
+            Path("aborted").write_text(type(error).__name__)
+"""
+
+
+def test_ctrl_c_leaves_130_and_a_closed_run(linear: Path, workspace: Workspace) -> None:
+    workspace({"own.py": RUNNER})
+    paths = [f"runner.train_runner.{stage}_class_path=./own.py" for stage in ("runner", "terminal")]
+    command = [sys.executable, "-m", "pipeline", "run", str(linear), *paths]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    left = json.loads(Path("runs/workspace/latest/status.json").read_text())
+    assert (process.returncode, left["state"], left["exit_code"]) == (130, "interrupted", 130)
+    assert Path("aborted").read_text() == "KeyboardInterrupt"
+    assert Path("closed").exists()
+    assert not Path("terminal").exists()
+    assert "interrupted in runner (own.Runner" in errors
+    assert "Traceback" not in errors

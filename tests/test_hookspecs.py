@@ -1,0 +1,198 @@
+"""Every hook: when it is called, and with what."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline import Context, GeneralTrainer
+from pipeline.discovery import HOOKS
+
+Recorded = Callable[..., Context]
+
+RECORDER = "from pipeline import hookimpl\n\nclass Plugin:\n" + "".join(
+    f"""
+    @hookimpl
+    def {name}(self, {", ".join(hook.parameters)}):
+        moment = {{"current_epoch": context.get("current_epoch"), "iteration": context["train_state"]["iteration"]}}
+        moment |= dict({", ".join(f"{each}={each}" for each in hook.parameters if each != "context")})
+        context.setdefault("calls", []).append(("{name}", moment))
+"""
+    for name, hook in HOOKS.items()
+)
+"""A plugin with every hook, each with all of its arguments; it keeps the calls in the context."""
+
+WITNESS = """
+    from pathlib import Path
+    from pipeline import hookimpl, stages
+
+    def note(line):
+        with open("notes.txt", "a") as file:
+            file.write(line + "\\n")
+
+    class Plugin:
+        @hookimpl
+        def before_pipeline(self, context):
+            context["resources"].callback(note, "resources closed")
+        @hookimpl
+        def after_stage(self, name):
+            note(f"after_stage {name}")
+        @hookimpl
+        def on_stage_error(self, name, error):
+            note(f"on_stage_error {name}: {error}")
+        @hookimpl
+        def after_pipeline(self, context):
+            note(f"after_pipeline: {context.get('error')}")
+
+    class Startup(stages.Startup):
+        def startup(self, context):
+            raise ZeroDivisionError("no weights")
+
+    class Terminal(stages.Terminal):
+        def terminal(self, context):
+            super().terminal(context)
+            note("terminal")
+        def abort(self, context, error):
+            note(f"abort: {error}")
+
+    class Late:
+        @hookimpl
+        def after_pipeline(self):
+            raise ZeroDivisionError("too late")
+"""
+"""Plugins and stages that write down, in ``notes.txt``, what happens to a run that fails."""
+
+BATCH = ["before_batch", "after_batch"]
+EPOCH = [
+    *(BATCH * 3), "on_print_interval", *(BATCH * 3), "on_print_interval", "before_validation", "after_validation",
+]  # fmt: skip
+RUNNER = ["before_epoch", *EPOCH, "after_epoch", "after_checkpoint_saved"]
+
+
+@pytest.fixture
+def recorded(linear: Path) -> Recorded:
+    """Runs the linear config with a plugin that records every hook."""
+
+    def run(*overrides: str) -> Context:
+        (linear.parent / "recorder.py").write_text(RECORDER, encoding="utf-8")
+        return GeneralTrainer(linear, ['plugins=["{workspace}/recorder.py"]', *overrides]).run()
+
+    return run
+
+
+def names(context: Context) -> list[str]:
+    return [f"{name} {moment['name']}" if "stage" in name else name for name, moment in context["calls"]]
+
+
+def moments(context: Context, hook: str) -> list[dict[str, Any]]:
+    return [moment for name, moment in context["calls"] if name == hook]
+
+
+def test_the_hooks_of_a_whole_run_come_in_this_order(recorded: Recorded) -> None:
+    assert names(recorded()) == [
+        "before_pipeline",
+        "before_stage instance", "after_stage instance",
+        "before_stage network", "after_stage network",
+        "before_stage startup", "after_stage startup",
+        "before_stage runner", *RUNNER, *RUNNER, "after_stage runner",
+        "before_stage terminal", "after_stage terminal",
+        "after_pipeline",
+    ]  # fmt: skip
+
+
+def test_the_manual_lists_the_hooks_in_the_order_in_which_they_first_come(recorded: Recorded) -> None:
+    calls = names(recorded())
+    runner = calls[calls.index("before_stage runner") : calls.index("after_stage runner") + 1]
+    seen = dict.fromkeys(call.split()[0] for call in [calls[0], *runner, calls[-1]])
+    assert list(seen) == [name for name in HOOKS if name != "on_stage_error"]
+
+
+def test_batch_hooks_get_the_batch_its_predictions_and_losses(recorded: Recorded) -> None:
+    x = torch.linspace(-1, 1, 24).unsqueeze(1)
+    context = recorded()
+    before, after = (moments(context, hook)[:6] for hook in BATCH)
+    assert torch.equal(torch.cat([moment["batch"][0] for moment in before]), x)
+    for earlier, moment in zip(before, after, strict=True):
+        assert moment["batch"] is earlier["batch"]
+        mean_square = (moment["predictions"] - moment["batch"][1]).square().mean()
+        torch.testing.assert_close(moment["losses"]["loss"], mean_square)
+
+
+@pytest.mark.parametrize("hook", BATCH)
+def test_a_batch_hook_sees_how_many_batches_came_before(recorded: Recorded, hook: str) -> None:
+    assert [moment["iteration"] for moment in moments(recorded(), hook)] == list(range(12))
+
+
+def test_epochs_count_from_0_and_are_there_when_they_begin(recorded: Recorded) -> None:
+    assert [moment["current_epoch"] for moment in moments(recorded(), "before_epoch")] == [0, 1]
+
+
+def test_a_report_is_the_mean_of_the_losses_since_the_last(recorded: Recorded) -> None:
+    context = recorded()
+    losses = [moment["losses"]["loss"].item() for moment in moments(context, "after_batch")]
+    means = [sum(losses[start : start + 3]) / 3 for start in range(0, 12, 3)]
+    reports = moments(context, "on_print_interval")
+    assert [report["metrics"]["loss"] for report in reports] == pytest.approx(means)
+    assert {report["phase"] for report in reports} == {"line"}
+
+
+def test_the_numbers_of_a_validation_are_those_of_the_trained_model(recorded: Recorded) -> None:
+    context = recorded()
+    x = torch.linspace(-1, 1, 24).unsqueeze(1)
+    loss = (context["model"]["line"]["model"](x) - (3 * x - 1)).square().mean().item()
+    last = moments(context, "after_validation")[-1]
+    assert last["phase"] == "line"
+    assert last["metrics"] == {"loss": pytest.approx(loss)}
+
+
+@pytest.mark.parametrize(
+    ("interval", "steps"),
+    [("1 epoch", [6, 12]), ("2 epoch", [12]), ("4", [4, 8, 12]), ("[1 epoch, 5]", [5, 6, 10, 12]), ("null", [12])],
+)
+def test_each_checkpoint_is_announced_once_and_is_complete_by_then(
+    recorded: Recorded, interval: str, steps: list[int]
+) -> None:
+    context = recorded(f"runner.train_runner.save_interval={interval}")
+    paths = [moment["path"] for moment in moments(context, "after_checkpoint_saved")]
+    folder = context["run_dir"] / "train_runner" / "checkpoints"
+    assert paths == [folder / f"step-{step:012d}" for step in steps]
+    assert all((path / "manifest.json").is_file() for path in paths)
+
+
+def test_an_infer_runner_has_one_validation_and_no_epoch(recorded: Recorded, tmp_path: Path) -> None:
+    trained = recorded()["run_dir"] / "train_runner" / "checkpoints" / "step-000000000012"
+    calls = names(recorded("runner.train_runner.class=infer", "runner.train_runner.epochs=null",
+                           f"runner.train_runner.init_model_path={trained}"))  # fmt: skip
+    runner = calls[calls.index("before_stage runner") + 1 : calls.index("after_stage runner")]
+    assert runner == ["before_validation", "after_validation"]
+
+
+def witnessed(linear: Path, plugins: str, *overrides: str) -> list[str]:
+    """The notes of a run that fails."""
+    (linear.parent / "witness.py").write_text(textwrap.dedent(WITNESS), encoding="utf-8")
+    terminal = 'runner.train_runner.terminal_class_path="{workspace}/witness.py"'
+    with pytest.raises(ZeroDivisionError):
+        GeneralTrainer(linear, [f"plugins={plugins}", terminal, *overrides]).run()
+    return Path("notes.txt").read_text(encoding="utf-8").splitlines()
+
+
+def test_after_a_failure_the_error_is_told_then_terminal_aborts_then_all_is_closed(linear: Path) -> None:
+    startup = 'runner.train_runner.startup_class_path="{workspace}/witness.py"'
+    assert witnessed(linear, '["{workspace}/witness.py"]', startup) == [
+        "after_stage instance",
+        "after_stage network",
+        "on_stage_error startup: no weights",
+        "abort: no weights",
+        "after_pipeline: no weights",
+        "resources closed",
+    ]
+
+
+def test_a_plugin_that_fails_after_terminal_neither_aborts_nor_ends_the_pipeline_twice(linear: Path) -> None:
+    notes = witnessed(linear, '["{workspace}/witness.py", "{workspace}/witness.py:Late"]')
+    assert notes[-4:] == ["terminal", "after_stage terminal", "after_pipeline: None", "resources closed"]

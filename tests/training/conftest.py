@@ -1,0 +1,130 @@
+"""What the tests of training share: runs of small models on tensors, and the loop that one would write by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from pipeline import GeneralTrainer, hookimpl
+from pipeline.context import Context
+from pipeline.data.loader import EpochSampler
+
+mse = nn.functional.mse_loss
+
+
+def table(samples: int, *, seed: int = 1, features: int = 3) -> TensorDataset:
+    """Random inputs [samples, features], and targets [samples, 1] that depend on them."""
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, features, generator=random)
+    return TensorDataset(x, x.sum(1, keepdim=True).sin())
+
+
+def linear_config(**runner: Any) -> dict[str, Any]:
+    """A train runner named ``train`` with one phase ``line``: a linear model, 10 samples in batches of 4, without plugins."""
+    return {
+        "plugins": [{"progress_bar": False}, {"metric_log": False}],
+        "hyper_parameters": {"optimizer": {"class": "SGD", "lr": 0.1}},
+        "dataset": [{"name": "data", "class_path": lambda: table(10), "batch_size": 4}],
+        "runner": [{"name": "train", "class": "train", "device": "cpu", "epochs": 2, **runner}],
+        "phase": [{"name": "line", "model": lambda: nn.Linear(3, 1), "loss": mse, "dataset_name": "data"}],
+    }
+
+
+@pytest.fixture
+def config() -> Callable[..., dict[str, Any]]:
+    return linear_config
+
+
+@pytest.fixture
+def run() -> Callable[[dict[str, Any]], Context]:
+    """Runs a config and returns the context of its last runner."""
+    return lambda config: GeneralTrainer(config).run()
+
+
+@pytest.fixture
+def make_table() -> Callable[..., TensorDataset]:
+    return table
+
+
+@pytest.fixture
+def by_hand() -> Callable[..., dict[str, Tensor]]:
+    """The weights that the loop of a torch tutorial ends with; the model is made after seeding with 0."""
+
+    def loop(
+        optimizer_of: Callable[..., torch.optim.Optimizer],
+        *,
+        model: Callable[[], nn.Module] = lambda: nn.Linear(3, 1),
+        samples: int = 10,
+        epochs: int = 2,
+        shuffle: bool = False,
+        clip: float | None = None,
+        steps: int = 10**9,
+    ) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        network, (x, y) = model(), table(samples).tensors
+        optimizer = optimizer_of(network.parameters())
+        order = EpochSampler(samples, shuffle=shuffle, seed=0)
+        for epoch in range(epochs):
+            order.set_epoch(epoch)
+            for indices in torch.tensor(list(order)).split(4):
+                if not steps:
+                    break
+                steps -= 1
+                optimizer.zero_grad()
+                mse(network(x[indices]), y[indices]).backward()
+                if clip:
+                    nn.utils.clip_grad_norm_(network.parameters(), clip)
+                optimizer.step()
+        return network.state_dict()
+
+    return loop
+
+
+@pytest.fixture
+def recorder() -> Any:
+    """A plugin class whose ``events`` are (hook, iteration, value) in the order of the calls."""
+
+    class Recorder:
+        events: list[tuple[str, int, Any]] = []  # noqa: RUF012
+
+        def note(self, hook: str, context: Context, value: Any = None) -> None:
+            self.events.append((hook, context["train_state"]["iteration"], value))
+
+        @hookimpl
+        def before_epoch(self, context: Context) -> None:
+            self.note("before_epoch", context, context["current_epoch"])
+
+        @hookimpl
+        def before_batch(self, context: Context, batch: Any) -> None:
+            self.note("before_batch", context, batch)
+
+        @hookimpl
+        def after_batch(self, context: Context, batch: Any, predictions: Any, losses: Any) -> None:
+            self.note("after_batch", context, (batch, predictions, losses))
+
+        @hookimpl
+        def on_print_interval(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
+            self.note("on_print_interval", context, (phase, metrics["loss"]))
+
+        @hookimpl
+        def before_validation(self, context: Context, phase: str) -> None:
+            self.note("before_validation", context, phase)
+
+        @hookimpl
+        def after_validation(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
+            self.note("after_validation", context, metrics)
+
+        @hookimpl
+        def after_checkpoint_saved(self, context: Context, path: Any) -> None:
+            self.note("after_checkpoint_saved", context, path.name)
+
+        @hookimpl
+        def after_epoch(self, context: Context) -> None:
+            self.note("after_epoch", context, context["metrics"])
+
+    return Recorder

@@ -1,0 +1,261 @@
+"""What is computed for a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pluggy
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeline import Brain, Context, Stage, hookspecs
+from pipeline.errors import DataError, DivergedError, ExitCode
+from pipeline.training.brain import ModuleBrain, split
+from pipeline.training.optim_scheduler import Constant
+
+X, Y = torch.linspace(-1, 1, 8).view(4, 2), torch.linspace(0, 1, 4).view(4, 1)
+
+
+class Returning(Brain):
+    """Its objectives are what it is given, times its only parameter where that is possible."""
+
+    def __init__(self, value: Any = 1.0) -> None:
+        super().__init__({"net": nn.Linear(1, 1, bias=False)})
+        self.value = value
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        return self.modules.net.weight.sum()
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
+        return self.value(predictions, batch) if callable(self.value) else self.value
+
+
+def bound(brain: Brain, *, patience: int = 3, plugins: tuple[type, ...] = ()) -> Brain:
+    """A Brain that trains phase 'line' with SGD, as the network stage makes it."""
+    manager = pluggy.PluginManager("pipeline")
+    manager.add_hookspecs(hookspecs)
+    for plugin in plugins:
+        manager.register(plugin())
+    context = Context(train_state={"iteration": 0, "epoch": 0}, hooks=manager.hook)
+    brain.bind("line", {"main": Constant("SGD", {"lr": 0.1}, brain.modules, None)}, context, patience)
+    return brain
+
+
+def test_a_brain_says_which_method_is_to_be_defined() -> None:
+    class Mine(Brain):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Mine does not define compute_forward\(batch, stage\)"):
+        Mine().compute_forward(None, Stage.TRAIN)
+    with pytest.raises(NotImplementedError, match=r"Mine does not define compute_objectives\(predictions, batch"):
+        Mine().compute_objectives(None, None, Stage.TRAIN)
+
+
+def test_a_training_step_is_forward_loss_backward_and_step() -> None:
+    torch.manual_seed(0)
+    brain = bound(ModuleBrain(nn.Linear(2, 1), nn.functional.mse_loss))
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    expected = nn.functional.mse_loss(model(X), Y)
+    expected.backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    loss = brain.fit_batch((X, Y))
+    assert torch.equal(loss, expected)
+    assert not loss.requires_grad
+    assert torch.equal(brain.modules.model.weight, model.weight)
+
+
+def test_an_evaluation_step_returns_predictions_and_losses_and_trains_nothing() -> None:
+    brain = bound(ModuleBrain(nn.Linear(2, 1), nn.functional.mse_loss))
+    before = brain.modules.model.weight.detach().clone()
+    predictions, losses = brain.evaluate_batch((X, Y), Stage.VALID)
+    assert torch.equal(predictions, brain.modules.model(X))
+    assert torch.equal(losses["loss"], nn.functional.mse_loss(predictions, Y))
+    assert torch.equal(brain.modules.model.weight, before)
+
+
+def test_a_brain_is_told_in_which_pass_it_is() -> None:
+    seen: list[Stage] = []
+
+    class Telling(Returning):
+        def compute_forward(self, batch: Any, stage: Stage) -> Any:
+            seen.append(stage)
+            return super().compute_forward(batch, stage)
+
+    brain = bound(Telling(lambda weight, batch: weight))
+    brain.fit_batch(X)
+    brain.evaluate_batch(X, Stage.VALID)
+    brain.evaluate_batch(X, Stage.TEST)
+    assert seen == [Stage.TRAIN, Stage.VALID, Stage.TEST]
+
+
+def test_plugins_see_each_batch_before_it_and_after_it_with_predictions_and_losses(recorder: Any) -> None:
+    brain = bound(Returning(lambda weight, batch: {"loss": weight, "other": weight * 2}), plugins=(recorder,))
+    loss = brain.fit_batch(X)
+    (before, _, batch), (after, _, (same, predictions, losses)) = recorder.events
+    assert (before, after) == ("before_batch", "after_batch")
+    assert batch is X
+    assert same is X
+    assert torch.equal(predictions, loss)
+    assert torch.equal(losses["other"], loss * 2)
+
+
+class Two(nn.Module):
+    """Takes two inputs by name, the second one not always."""
+
+    def forward(self, left: Tensor, right: Tensor | None = None) -> Tensor:
+        return left * 10 + (0 if right is None else right)
+
+
+class KeywordOnly(nn.Module):
+    def forward(self, *, left: Tensor) -> Tensor:
+        return left * 10
+
+
+class Everything(nn.Module):
+    def forward(self, **inputs: Tensor) -> Tensor:
+        return torch.stack([inputs[name] for name in sorted(inputs)])
+
+
+ONE, FIVE, TARGET = torch.tensor([1.0]), torch.tensor([5.0]), torch.tensor([0.0])
+
+
+@pytest.mark.parametrize(
+    ("module", "batch", "expected"),
+    [
+        (Two(), (ONE, TARGET), [10.0]),
+        (Two(), [ONE, TARGET], [10.0]),
+        (Two(), ((ONE, FIVE), TARGET), [15.0]),
+        (Two(), ([ONE, FIVE], TARGET), [15.0]),
+        (Two(), ({"right": FIVE, "left": ONE}, TARGET), [15.0]),
+        (Two(), {"right": FIVE, "left": ONE, "target": TARGET}, [15.0]),
+        (Two(), {"left": ONE, "label": TARGET, "row": FIVE}, [10.0]),
+        (KeywordOnly(), {"left": ONE, "row": FIVE, "target": TARGET}, [10.0]),
+        (Everything(), {"a": ONE, "b": FIVE, "target": TARGET}, [[1.0], [5.0]]),
+        (nn.Identity(), {"input": FIVE, "target": TARGET}, [5.0]),
+    ],
+)
+def test_a_plain_module_gets_its_inputs_by_position_or_by_name(module: nn.Module, batch: Any, expected: Any) -> None:
+    brain = ModuleBrain(module, lambda predictions, target: (predictions - target).mean())
+    predictions = brain.compute_forward(batch, Stage.TRAIN)
+    assert predictions.tolist() == expected
+    assert brain.compute_objectives(predictions, batch, Stage.TRAIN).item() == torch.tensor(expected).mean()
+    assert brain.target(batch) is TARGET
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (X, r"a batch is a tensor of shape \(4, 2\), not \(inputs, target\).*return a pair from the dataset"),
+        ((X, X, Y), r"a batch is a tuple of 3, not \(inputs, target\).*return a pair"),
+        ([X], r"a batch is a list of 1, not \(inputs, target\).*or write a Brain"),
+        ("text", r"a batch is a str, not \(inputs, target\)"),
+        (
+            {"x": X, "y": Y},
+            "a batch with the keys x, y has neither 'target' nor 'label'; name one so, or write a Brain",
+        ),
+        ({"right": X, "label": Y}, r"the keys right, label has no 'left', which Two.forward takes; name one so"),
+    ],
+)
+def test_a_batch_that_a_plain_module_cannot_take_is_refused_with_what_to_do(batch: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        ModuleBrain(Two(), nn.functional.mse_loss).compute_forward(batch, Stage.TRAIN)
+
+
+def test_a_mapping_is_split_into_inputs_and_target_and_left_as_it_was() -> None:
+    batch = {"x": X, "target": Y}
+    assert split(batch) == ({"x": X}, Y)
+    assert list(batch) == ["x", "target"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        (X, 4),
+        ((X, Y[:2]), 4),
+        ({"names": ["a", "b"], "x": X}, 4),
+        ([["a"], {"deep": (None, Y[:3])}], 3),
+        ({"epoch": torch.tensor(7), "x": X}, 4),
+        (["a", "b"], 0),
+        (None, 0),
+    ],
+)
+def test_a_batch_has_as_many_samples_as_its_first_tensor_is_long(batch: Any, count: int) -> None:
+    assert Brain().count_samples(batch) == count
+
+
+def test_a_batch_without_a_tensor_is_refused_and_not_counted_as_nothing() -> None:
+    with pytest.raises(DataError, match="a list of 2 with no tensor to count samples by; define count_samples"):
+        bound(Returning(lambda weight, batch: weight)).fit_batch(["a", "b"])
+
+
+def test_a_brain_may_count_the_samples_itself() -> None:
+    class Graphs(Returning):
+        def count_samples(self, batch: Any) -> int:
+            return len(batch)
+
+    brain = bound(Graphs(lambda weight, batch: weight * 0 + len(batch)))
+    brain.fit_batch(["a", "b"])
+    brain.fit_batch(["a", "b", "c", "d"])
+    assert brain.train_loss.compute() == pytest.approx((2 * 2 + 4 * 4) / 6)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "compute_objectives returned a NoneType; return a scalar tensor, or a dict with 'loss'"),
+        (1.5, "compute_objectives returned a float; return a scalar tensor"),
+        ({"cost": torch.tensor(1.0)}, "compute_objectives returned a dict of 1; .* dict with 'loss'"),
+        ({"loss": 1.5}, "compute_objectives returned a dict of 1; .* dict with 'loss'"),
+        ((torch.tensor(1.0), 2), "compute_objectives returned a tuple of 2; return a scalar tensor"),
+        (torch.zeros(4), r"the loss has shape \(4,\); return a scalar, e.g. its mean\(\)"),
+        ({"loss": torch.zeros(4, 1)}, r"the loss has shape \(4, 1\); return a scalar"),
+    ],
+)
+def test_objectives_that_cannot_be_trained_on_are_refused_with_the_phase(returned: Any, message: str) -> None:
+    with pytest.raises(DataError, match=f"phase.line: {message}"):
+        bound(Returning(returned)).fit_batch(X)
+
+
+def losses_of(values: list[float]) -> Callable[[Tensor, Any], Tensor]:
+    """Objectives whose value is the next of a list, with a gradient."""
+    left = iter(values)
+    return lambda weight, batch: weight * 0 + weight / weight.detach() * next(left)
+
+
+def test_losses_that_are_not_finite_change_neither_the_weights_nor_the_mean() -> None:
+    brain = bound(Returning(losses_of([2.0, math.nan, math.inf, 4.0])))
+    weights, returned = [], []
+    for _ in range(4):
+        returned.append(brain.fit_batch(X).item())
+        weights.append(brain.modules.net.weight.item())
+    assert weights[0] == weights[1] == weights[2] != weights[3]
+    assert returned[2] == math.inf
+    assert brain.train_loss.compute() == pytest.approx(3.0)
+
+
+def test_more_losses_in_a_row_that_are_not_finite_than_patience_allows_end_the_training() -> None:
+    brain = bound(Returning(losses_of([1.0, math.nan, math.nan, -math.inf])), patience=2)
+    for iteration in range(3):
+        brain._train_state["iteration"] = iteration
+        brain.fit_batch(X)
+    brain._train_state["iteration"] = 3
+    message = "phase.line: 'loss' is -inf since iteration 2, 3 times in a row; lower the learning rate, set grad_clip"
+    with pytest.raises(DivergedError, match=message) as caught:
+        brain.fit_batch(X)
+    assert caught.value.exit_code == ExitCode.DIVERGED == 5
+
+
+def test_a_finite_loss_starts_the_count_again() -> None:
+    brain = bound(Returning(losses_of([math.nan, math.nan, 1.0, math.nan, math.nan])), patience=2)
+    for _ in range(5):
+        brain.fit_batch(X)
+    assert brain.nonfinite == 2
+
+
+def test_without_patience_the_first_loss_that_is_not_finite_ends_the_training() -> None:
+    with pytest.raises(DivergedError, match="'loss' is nan since iteration 1, 1 times in a row"):
+        bound(Returning(losses_of([math.nan])), patience=0).fit_batch(X)

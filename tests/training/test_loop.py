@@ -1,0 +1,493 @@
+"""The loop over epochs, phases and batches, against loops written by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from pipeline import Context
+from pipeline.errors import DataError, DivergedError
+from pipeline.training.brain import ModuleBrain, Stage
+from pipeline.training.loop import evaluate
+from pipeline.training.metrics import Accuracy
+
+Config = Callable[..., dict[str, Any]]
+Run = Callable[[dict[str, Any]], Context]
+Table = Callable[..., TensorDataset]
+mse = nn.functional.mse_loss
+
+
+def steps(context: Context) -> list[int]:
+    """The iterations of the checkpoints of a run."""
+    folder = context["run_dir"] / context["runner_name"] / "checkpoints"
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
+
+
+def equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    """Bit for bit."""
+    return list(ours) == list(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+# The weights.
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "runner", "hand"),
+    [
+        ({"class": "SGD", "lr": 0.1}, {}, {}),
+        ({"class": "SGD", "lr": 0.1, "momentum": 0.9}, {"epochs": 3}, {"epochs": 3}),
+        ({"class": "Adam", "learning_rate": 0.01}, {}, {}),
+        ({"class": "Adam", "lr": 0.01}, {"grad_clip": 0.05}, {"clip": 0.05}),
+        ({"class": "SGD", "lr": 0.1}, {"max_steps": 4}, {"steps": 4}),
+        ({"class": "SGD", "lr": 0.1}, {"epochs": None, "max_steps": 8}, {"epochs": 3, "steps": 8}),
+    ],
+)
+def test_the_weights_are_those_of_a_loop_by_hand_bit_for_bit(
+    config: Config, run: Run, by_hand: Any, optimizer: dict[str, Any], runner: dict[str, Any], hand: dict[str, Any]
+) -> None:
+    chosen = config(**runner)
+    chosen["hyper_parameters"]["optimizer"] = optimizer
+    settings = {"lr": optimizer.get("lr", optimizer.get("learning_rate")), "momentum": optimizer.get("momentum", 0.0)}
+    if optimizer["class"] == "Adam":
+        del settings["momentum"]
+    expected = by_hand(lambda parameters: getattr(torch.optim, optimizer["class"])(parameters, **settings), **hand)
+    assert equal(run(chosen)["model"]["line"]["model"].state_dict(), expected)
+
+
+def test_shuffled_batches_give_the_weights_of_a_loop_by_hand_in_the_same_order(
+    config: Config, run: Run, by_hand: Any
+) -> None:
+    chosen = config(epochs=3)
+    chosen["dataset"][0]["shuffle"] = True
+    expected = by_hand(lambda parameters: torch.optim.SGD(parameters, 0.1), epochs=3, shuffle=True)
+    in_order = by_hand(lambda parameters: torch.optim.SGD(parameters, 0.1), epochs=3)
+    ours = run(chosen)["model"]["line"]["model"].state_dict()
+    assert equal(ours, expected)
+    assert not equal(ours, in_order)
+
+
+def test_a_model_with_dropout_draws_what_a_loop_over_a_loader_by_hand_draws(
+    config: Config, run: Run, make_table: Table
+) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 8), nn.Dropout(), nn.Linear(8, 1))
+
+    chosen = config()
+    chosen["phase"][0]["model"] = model
+    torch.manual_seed(0)
+    network = model()
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    for _ in range(2):
+        for x, y in torch.utils.data.DataLoader(make_table(10), batch_size=4):
+            optimizer.zero_grad()
+            mse(network(x), y).backward()
+            optimizer.step()
+    assert equal(run(chosen)["model"]["line"]["model"].state_dict(), network.state_dict())
+
+
+def test_an_iterable_dataset_is_trained_on_in_its_own_order(
+    config: Config, run: Run, by_hand: Any, make_table: Table
+) -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(make_table(10))
+
+    chosen = config()
+    chosen["dataset"][0]["class_path"] = Stream
+    expected = by_hand(lambda parameters: torch.optim.SGD(parameters, 0.1))
+    assert equal(run(chosen)["model"]["line"]["model"].state_dict(), expected)
+
+
+# Phases.
+
+
+def two_phases(config: Config, make_table: Table, **runner: Any) -> dict[str, Any]:
+    """Phases ``wide`` (5 features, 3 batches) and ``line`` (3 features, 3 batches), in that order in the runner."""
+    chosen = config(phases=["wide", "line"], **runner)
+    chosen["dataset"].append({"name": "wide", "class_path": lambda: make_table(6, features=5), "batch_size": 2})
+    chosen["phase"].append({"name": "wide", "model": lambda: nn.Linear(5, 1), "loss": mse, "dataset_name": "wide"})
+    return chosen
+
+
+def test_two_phases_train_in_turn_each_with_its_own_model_data_and_optimizer(
+    config: Config, run: Run, make_table: Table
+) -> None:
+    chosen = two_phases(config, make_table)
+    chosen["hyper_parameters"]["optimizer"] = {"class": "Adam", "lr": 0.01}
+    torch.manual_seed(0)
+    models = {"wide": nn.Linear(5, 1), "line": nn.Linear(3, 1)}
+    data = {"wide": make_table(6, features=5).tensors, "line": make_table(10).tensors}
+    optimizers = {name: torch.optim.Adam(model.parameters(), 0.01) for name, model in models.items()}
+    for _, name in [(epoch, name) for epoch in range(2) for name in models]:
+        for x, y in zip(*(each.split({"wide": 2, "line": 4}[name]) for each in data[name]), strict=True):
+            optimizers[name].zero_grad()
+            mse(models[name](x), y).backward()
+            optimizers[name].step()
+    ours = run(chosen)["model"]
+    assert list(ours) == ["wide", "line"]
+    assert all(equal(ours[name]["model"].state_dict(), models[name].state_dict()) for name in models)
+
+
+def test_phases_take_turns_within_an_epoch_in_the_order_in_which_the_runner_names_them(
+    config: Config, run: Run, make_table: Table, recorder: Any
+) -> None:
+    chosen = two_phases(config, make_table)
+    chosen["plugins"].append(recorder)
+    run(chosen)
+    widths = [value[0].shape[1] for hook, _, value in recorder.events if hook == "before_batch"]
+    assert widths == [5, 5, 5, 3, 3, 3] * 2
+
+
+def test_phases_that_the_runner_does_not_name_are_trained_in_the_order_of_the_config(
+    config: Config, run: Run, make_table: Table
+) -> None:
+    chosen = two_phases(config, make_table)
+    del chosen["runner"][0]["phases"]
+    assert list(run(chosen)["metrics"]) == ["line", "wide"]
+
+
+def test_iterations_are_counted_over_all_phases_and_max_steps_ends_in_the_middle_of_one(
+    config: Config, run: Run, make_table: Table
+) -> None:
+    context = run(two_phases(config, make_table, epochs=5, max_steps=8))
+    counts = {name: entry["updater"].state.iteration for name, entry in context["model"].items()}
+    assert counts == {"wide": 5, "line": 3}
+    assert context["train_state"]["iteration"] == 8
+
+
+# Counters and numbers.
+
+
+@pytest.mark.parametrize(
+    ("runner", "iterations", "epochs"),
+    [
+        ({"epochs": 2}, 6, 2),
+        ({"epochs": 2, "max_steps": 100}, 6, 2),
+        ({"epochs": 100, "max_steps": 5}, 5, 2),
+        ({"epochs": None, "max_steps": 6}, 6, 2),
+    ],
+)
+def test_training_ends_after_its_epochs_or_max_steps_whichever_comes_first(
+    config: Config, run: Run, runner: dict[str, Any], iterations: int, epochs: int
+) -> None:
+    state = run(config(**runner))["train_state"]
+    assert (state["iteration"], state["update"], state["epoch"]) == (iterations, iterations, epochs)
+
+
+def test_the_counters_say_what_was_done(config: Config, run: Run) -> None:
+    context = run(config(epochs=3))
+    assert context["train_state"] == {"iteration": 9, "update": 9, "epoch": 3, "samples": 30, "phase_index": 0}
+    assert context["current_epoch"] == 2
+
+
+def losses_by_hand(make_table: Table, batches: int) -> list[tuple[float, int]]:
+    """(loss, samples) of each of the first batches, trained with SGD at 0.1."""
+    torch.manual_seed(0)
+    model, losses = nn.Linear(3, 1), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = make_table(10).tensors
+    while len(losses) < batches:
+        for inputs, target in zip(x.split(4), y.split(4), strict=True):
+            loss = mse(model(inputs), target)
+            losses.append((loss.item(), len(inputs)))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return losses[:batches]
+
+
+def weighted(losses: list[tuple[float, int]]) -> float:
+    """The mean over samples."""
+    return sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
+
+
+@pytest.mark.parametrize("print_interval", [None, 1, 2, 100])
+def test_the_loss_of_an_epoch_is_the_mean_over_its_samples_however_often_it_is_printed(
+    config: Config, run: Run, make_table: Table, print_interval: int | None
+) -> None:
+    context = run(config(print_interval=print_interval))
+    assert context["metrics"]["line"]["loss"] == pytest.approx(weighted(losses_by_hand(make_table, 6)[3:]), rel=1e-6)
+
+
+def test_print_interval_tells_the_mean_since_the_last_print_and_begins_again_with_each_epoch(
+    config: Config, run: Run, make_table: Table, recorder: Any
+) -> None:
+    chosen = config(print_interval=2, epochs=3)
+    chosen["plugins"].append(recorder)
+    run(chosen)
+    printed = [(at, value[1]) for hook, at, value in recorder.events if hook == "on_print_interval"]
+    losses = losses_by_hand(make_table, 8)
+    # Iterations 1 to 3 are epoch 0, 4 to 6 epoch 1, 7 to 9 epoch 2.
+    since = {2: losses[0:2], 4: losses[3:4], 6: losses[4:6], 8: losses[6:8]}
+    assert printed == [(at, pytest.approx(weighted(those), rel=1e-6)) for at, those in since.items()]
+
+
+def test_print_interval_counts_iterations_over_all_phases(
+    config: Config, run: Run, make_table: Table, recorder: Any
+) -> None:
+    chosen = two_phases(config, make_table, print_interval=4)
+    chosen["plugins"].append(recorder)
+    run(chosen)
+    printed = [(at, value[0]) for hook, at, value in recorder.events if hook == "on_print_interval"]
+    assert printed == [(4, "line"), (8, "wide"), (12, "line")]
+
+
+def test_without_print_interval_nothing_is_printed(config: Config, run: Run, recorder: Any) -> None:
+    chosen = config(print_interval=None)
+    chosen["plugins"].append(recorder)
+    run(chosen)
+    assert "on_print_interval" not in {hook for hook, _, _ in recorder.events}
+
+
+def test_the_hooks_of_an_epoch_come_in_order(config: Config, run: Run, recorder: Any) -> None:
+    chosen = config(epochs=1, print_interval=3)
+    chosen["phase"][0]["valid_dataset_name"] = "data"
+    chosen["plugins"].append(recorder)
+    run(chosen)
+    batches = [("before_batch", 0), ("after_batch", 0), ("before_batch", 1), ("after_batch", 1)]
+    batches += [("before_batch", 2), ("after_batch", 2), ("on_print_interval", 3)]
+    after = ["before_validation", "after_validation", "after_epoch", "after_checkpoint_saved"]
+    assert [event[:2] for event in recorder.events] == [("before_epoch", 0), *batches, *((hook, 3) for hook in after)]
+
+
+# Validation.
+
+
+class Watching(nn.Module):
+    """Batch norm and dropout around a linear layer; ``seen`` has (training, gradients on) of each call."""
+
+    seen: list[tuple[bool, bool]] = []  # noqa: RUF012
+
+    def __init__(self, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(dropout), nn.Linear(3, 1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.seen.append((self.training, torch.is_grad_enabled()))
+        result: Tensor = self.layers(inputs)
+        return result
+
+
+def validated(config: Config, model: Any, **runner: Any) -> dict[str, Any]:
+    chosen = config(**runner)
+    chosen["phase"][0] |= {"model": model, "valid_dataset_name": "data"}
+    return chosen
+
+
+def test_validation_runs_in_evaluation_mode_without_gradients_and_training_goes_on_in_its_own(
+    config: Config, run: Run
+) -> None:
+    Watching.seen.clear()
+    context = run(validated(config, Watching))
+    assert Watching.seen == ([(True, True)] * 3 + [(False, False)] * 3) * 2
+    assert all(module.training for module in context["model"]["line"]["model"].modules())
+
+
+def test_validation_numbers_are_means_over_samples_of_the_trained_model_in_evaluation_mode(
+    config: Config, run: Run, make_table: Table
+) -> None:
+    context = run(validated(config, Watching))
+    model, (x, y) = context["model"]["line"]["model"].eval(), make_table(10).tensors
+    assert context["metrics"]["line"]["valid_loss"] == pytest.approx(mse(model(x), y).item(), rel=1e-5)
+
+
+def test_validation_changes_neither_weights_nor_buffers(config: Config, run: Run) -> None:
+    with_it = validated(config, lambda: Watching(dropout=0.0))
+    without = validated(config, lambda: Watching(dropout=0.0))
+    del without["phase"][0]["valid_dataset_name"]
+    states = [run(each)["model"]["line"]["model"].state_dict() for each in (with_it, without)]
+    assert "layers.0.running_mean" in states[0]
+    assert equal(*states)
+
+
+def test_the_metrics_of_a_phase_judge_its_validation_and_start_again_each_epoch(
+    config: Config, run: Run, recorder: Any
+) -> None:
+    class Samples:
+        def __init__(self) -> None:
+            self.reset()
+
+        def update(self, predictions: Tensor, target: Tensor) -> None:
+            assert predictions.shape == target.shape
+            self.count += len(target)
+
+        def compute(self) -> Tensor:
+            return torch.tensor(self.count)
+
+        def reset(self) -> None:
+            self.count = 0
+
+    chosen = config()
+    chosen["phase"][0] |= {"valid_dataset_name": "data", "metrics": {"samples": {"class": Samples}}}
+    chosen["plugins"].append(recorder)
+    context = run(chosen)
+    counted = [value["samples"] for hook, _, value in recorder.events if hook == "after_validation"]
+    assert counted == [10.0, 10.0]
+    assert list(context["metrics"]["line"]) == ["loss", "valid_loss", "valid_samples"]
+
+
+def test_evaluation_weighs_a_short_last_batch_by_its_samples() -> None:
+    brain = ModuleBrain(nn.Identity(), nn.functional.cross_entropy)
+    scores, classes = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1])
+    batches = zip(scores.split(3), classes.split(3), strict=True)
+    numbers = evaluate(brain, batches, Stage.TEST, {"accuracy": Accuracy()})
+    assert numbers["loss"] == pytest.approx(nn.functional.cross_entropy(scores, classes).item(), rel=1e-6)
+    assert numbers["accuracy"] == pytest.approx((scores.argmax(1) == classes).double().mean().item(), rel=1e-6)
+
+
+def test_evaluation_of_nothing_is_refused() -> None:
+    with pytest.raises(DataError, match="the evaluated dataset gave no batch; check it"):
+        evaluate(ModuleBrain(nn.Identity(), mse), [], Stage.TEST, {})
+
+
+# Checkpoints.
+
+
+@pytest.mark.parametrize(
+    ("runner", "saved"),
+    [
+        ({}, [3, 6, 9, 12]),
+        ({"save_interval": "2 epoch"}, [6, 12]),
+        ({"save_interval": "3 epochs"}, [9, 12]),
+        ({"save_interval": 5}, [5, 10, 12]),
+        ({"save_interval": "5 iteration"}, [5, 10, 12]),
+        ({"save_interval": [5, "2 epoch"]}, [5, 6, 10, 12]),
+        ({"save_interval": "10 minute"}, [12]),
+        ({"save_interval": None}, [12]),
+        ({"save_checkpoint_interval": 3}, [9, 12]),
+        ({"max_steps": 7}, [3, 6, 7]),
+        ({"max_steps": 6, "save_interval": 3}, [3, 6]),
+    ],
+)
+def test_checkpoints_are_saved_at_their_intervals_and_at_the_end(
+    config: Config, run: Run, runner: dict[str, Any], saved: list[int]
+) -> None:
+    assert steps(run(config(**{"epochs": 4, **runner}))) == saved
+
+
+def test_checkpoints_are_saved_every_so_many_seconds(config: Config, run: Run) -> None:
+    class Slow(Dataset[tuple[Tensor, Tensor]]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            time.sleep(0.4)
+            return torch.ones(3), torch.ones(1)
+
+    chosen = config(epochs=1, save_interval="1 second")
+    chosen["dataset"] = [{"name": "data", "class_path": Slow}]
+    saved = steps(run(chosen))
+    assert min(saved) in {1, 2, 3}
+    assert max(saved) == 4
+
+
+def test_each_checkpoint_is_told_once(config: Config, run: Run, recorder: Any) -> None:
+    chosen = config(save_interval=["1 epoch", 3, 2])
+    chosen["plugins"].append(recorder)
+    run(chosen)
+    told = [(at, name) for hook, at, name in recorder.events if hook == "after_checkpoint_saved"]
+    assert told == [(at, f"step-{at:012d}") for at in (2, 3, 4, 6)]
+
+
+# Losses that are not finite.
+
+
+class Breaking(nn.Module):
+    """Linear, but its output is nan at the calls that ``at`` names, counted from 1."""
+
+    def __init__(self, at: tuple[int, ...], features: int = 3) -> None:
+        super().__init__()
+        self.layer = nn.Linear(features, 1)
+        self.at, self.calls = at, 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        scores: Tensor = self.layer(inputs)
+        return scores * math.nan if self.calls in self.at else scores
+
+
+def test_a_discarded_batch_leaves_the_weights_as_if_it_had_not_been_there(
+    config: Config, run: Run, by_hand: Any
+) -> None:
+    chosen = config()
+    chosen["phase"][0]["model"] = lambda: Breaking(at=(5, 6))
+    expected = by_hand(lambda parameters: torch.optim.SGD(parameters, 0.1), steps=4)
+    assert equal(run(chosen)["model"]["line"]["model"].layer.state_dict(), expected)
+
+
+def test_diverged_training_ends_with_exit_code_5_and_says_where(config: Config, run: Run) -> None:
+    chosen = config(nonfinite_patience=1)
+    chosen["phase"][0]["model"] = lambda: Breaking(at=(2, 4, 5))
+    with pytest.raises(DivergedError, match=r"phase.line: 'loss' is nan since iteration 4, 2 times in a row; lower the"):
+        run(chosen)
+    (status,) = Path("runs/config").glob("2*/status.json")
+    assert json.loads(status.read_text())["exit_code"] == 5
+
+
+def test_where_training_diverged_is_counted_over_all_phases(config: Config, run: Run, make_table: Table) -> None:
+    chosen = two_phases(config, make_table, nonfinite_patience=1)
+    # The last of the three batches of epoch 0, and the first of epoch 1; between them are three of the other phase.
+    chosen["phase"][1]["model"] = lambda: Breaking(at=(3, 4), features=5)
+    with pytest.raises(DivergedError, match=r"phase.wide: 'loss' is nan since iteration 3, 2 times in a row"):
+        run(chosen)
+
+
+# Chance.
+
+
+def dropping(config: Config, **runner: Any) -> dict[str, Any]:
+    chosen = config(print_interval=1, **runner)
+    chosen["plugins"] = [{"progress_bar": False}]
+    chosen["dataset"][0]["shuffle"] = True
+    chosen["phase"][0]["model"] = lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(), nn.Linear(8, 1))
+    return chosen
+
+
+def outcome(context: Context) -> tuple[list[list[float]], str]:
+    """Weights and the deterministic numbers of a run."""
+    weights = [parameter.flatten().tolist() for parameter in context["model"]["line"]["model"].parameters()]
+    return weights, (context["run_dir"] / "train" / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("seed", [{}, {"seed": 7}])
+def test_two_runs_with_the_same_seed_are_equal_bit_for_bit(config: Config, run: Run, seed: dict[str, int]) -> None:
+    assert outcome(run(dropping(config, **seed))) == outcome(run(dropping(config, **seed)))
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_another_seed_or_none_gives_another_run(config: Config, run: Run, seed: int | None) -> None:
+    assert outcome(run(dropping(config, seed=seed)))[0] != outcome(run(dropping(config)))[0]
+
+
+# Data that gives nothing.
+
+
+def test_an_epoch_without_a_batch_is_refused(config: Config, run: Run) -> None:
+    chosen = config()
+    chosen["dataset"][0] |= {"batch_size": 11, "drop_last": True}
+    with pytest.raises(DataError, match=r"phase.line: 'data' gave no batch in epoch 0; .*drop_last"):
+        run(chosen)
+
+
+def test_a_stream_that_ends_for_good_is_refused_in_the_epoch_that_has_nothing(
+    config: Config, run: Run, make_table: Table
+) -> None:
+    class Once(IterableDataset[Any]):
+        left = iter(make_table(8))
+
+        def __iter__(self) -> Iterator[Any]:
+            return self.left
+
+    chosen = config()
+    chosen["dataset"][0]["class_path"] = Once
+    with pytest.raises(DataError, match=r"phase.line: 'data' gave no batch in epoch 1; check the dataset"):
+        run(chosen)
