@@ -427,7 +427,9 @@ def test_a_discarded_batch_leaves_the_weights_as_if_it_had_not_been_there(
 def test_diverged_training_ends_with_exit_code_5_and_says_where(config: Config, run: Run) -> None:
     chosen = config(nonfinite_patience=1)
     chosen["phase"][0]["model"] = lambda: Breaking(at=(2, 4, 5))
-    with pytest.raises(DivergedError, match=r"phase.line: 'loss' is nan since iteration 4, 2 times in a row; lower the"):
+    with pytest.raises(
+        DivergedError, match=r"phase.line: 'loss' is nan since iteration 4, 2 times in a row; lower the"
+    ):
         run(chosen)
     (status,) = Path("runs/config").glob("2*/status.json")
     assert json.loads(status.read_text())["exit_code"] == 5

@@ -1,0 +1,210 @@
+"""Saving and loading the weights of a run's phases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from pipeline import Brain
+from pipeline.checkpoint import tensors
+from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.errors import CheckpointError, ExitCode, StorageError
+
+
+def entries(**models: nn.Module) -> dict[str, dict[str, nn.Module]]:
+    """Phase -> what the network stage builds, as far as it matters here."""
+    return {phase: {"model": model} for phase, model in models.items()}
+
+
+def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_checkpoint_is_a_folder_named_after_its_iteration_in_twelve_digits(saved: Path) -> None:
+    assert saved.name == "step-000000000012"
+    assert sorted(path.name for path in saved.iterdir()) == ["main.safetensors", "manifest.json", "state.json"]
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+
+def test_its_tensors_are_those_of_the_model_bit_for_bit(saved: Path, model: nn.Module) -> None:
+    with safe_open(saved / "main.safetensors", framework="pt") as file:
+        read = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert equal(read, model.state_dict())
+    assert read["1.num_batches_tracked"].dtype == torch.int64
+
+
+def test_its_state_has_the_counters_and_the_numbers(saved: Path) -> None:
+    state = json.loads((saved / "state.json").read_text())
+    assert state == {"train_state": {"iteration": 12}, "metrics": {"main": {"loss": 0.25}}}
+
+
+def test_saving_the_same_step_again_keeps_what_is_there(saved: Path) -> None:
+    before = (saved / "main.safetensors").read_bytes()
+    again = Checkpointer(saved.parent).save(entries(main=nn.Linear(1, 1)), {"iteration": 12}, {})
+    assert again == saved
+    assert (saved / "main.safetensors").read_bytes() == before
+
+
+def test_of_a_brain_all_modules_are_saved(tmp_path: Path) -> None:
+    brain = Brain({"encoder": nn.Linear(2, 2), "decoder": nn.Linear(2, 1)})
+    path = Checkpointer(tmp_path).save({"main": {"model": brain, "brain": brain}}, {"iteration": 1}, {})
+    with safe_open(path / "main.safetensors", framework="pt") as file:
+        assert set(file.keys()) == {"encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias"}
+
+
+@pytest.mark.parametrize("steps", [[1, 2, 10], [10, 2, 1], [999, 1000]])
+def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path: Path, steps: list[int]) -> None:
+    checkpointer = Checkpointer(tmp_path / "checkpoints")
+    for step in steps:
+        checkpointer.save(entries(main=nn.Linear(1, 1)), {"iteration": step}, {})
+    (tmp_path / "checkpoints" / ".tmp-step-000000009999-abcd").mkdir()
+    (tmp_path / "checkpoints" / "step-best").mkdir()
+    newest = checkpointer.newest()
+    assert newest
+    assert newest.name == f"step-{max(steps):012d}"
+
+
+def test_where_nothing_was_saved_there_is_no_newest(tmp_path: Path) -> None:
+    assert Checkpointer(tmp_path / "checkpoints").newest() is None
+
+
+# Storage that refuses.
+
+
+def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file")
+    message = r"step-000000000003: cannot be saved: (Not a directory|File exists); free or repair the storage"
+    with pytest.raises(StorageError, match=message) as caught:
+        Checkpointer(tmp_path / "checkpoints").save(entries(main=nn.Linear(1, 1)), {"iteration": 3}, {})
+    assert caught.value.exit_code == ExitCode.STORAGE == 74
+
+
+def test_a_write_that_fails_leaves_neither_a_checkpoint_nor_a_temporary_folder(tmp_path: Path) -> None:
+    phases = entries(first=nn.Linear(1, 1), **{"x" * 250: nn.Linear(1, 1)})
+    with pytest.raises(StorageError, match="cannot be saved: File name too long; free or repair the storage"):
+        Checkpointer(tmp_path / "checkpoints").save(phases, {"iteration": 3}, {})
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+# Loading.
+
+
+def fresh() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+
+
+def test_loading_a_checkpoint_gives_the_weights_and_buffers_that_were_saved(saved: Path, model: nn.Module) -> None:
+    other = fresh()
+    Checkpointer(saved.parent).load_weights(saved, entries(main=other))
+    assert equal(other.state_dict(), model.state_dict())
+
+
+def test_loading_a_safetensors_file_does_too_whatever_the_phase_is_called(
+    saved: Path, model: nn.Module, tmp_path: Path
+) -> None:
+    other, file = fresh(), tmp_path / "weights.safetensors"
+    file.write_bytes((saved / "main.safetensors").read_bytes())
+    Checkpointer(tmp_path).load_weights(str(file), entries(anything=other))
+    assert equal(other.state_dict(), model.state_dict())
+
+
+def test_each_phase_takes_the_weights_under_its_name(tmp_path: Path) -> None:
+    trained = entries(left=nn.Linear(2, 1), right=nn.Linear(2, 1))
+    path = Checkpointer(tmp_path).save(trained, {"iteration": 1}, {})
+    loaded = entries(right=nn.Linear(2, 1), left=nn.Linear(2, 1))
+    Checkpointer(tmp_path).load_weights(path, loaded)
+    assert all(equal(loaded[name]["model"].state_dict(), trained[name]["model"].state_dict()) for name in trained)
+
+
+def test_one_of_several_saved_phases_is_found_by_name(tmp_path: Path) -> None:
+    trained = entries(left=nn.Linear(2, 1), right=nn.Linear(2, 1))
+    path = Checkpointer(tmp_path).save(trained, {"iteration": 1}, {})
+    right = nn.Linear(2, 1)
+    Checkpointer(tmp_path).load_weights(path, entries(right=right))
+    assert torch.equal(right.weight, trained["right"]["model"].weight)
+
+
+def test_where_both_sides_have_one_phase_its_name_may_differ(saved: Path, model: nn.Module) -> None:
+    other = fresh()
+    Checkpointer(saved.parent).load_weights(saved, entries(renamed=other))
+    assert equal(other.state_dict(), model.state_dict())
+
+
+def test_a_phase_that_is_not_in_the_checkpoint_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    saved = Checkpointer(tmp_path).save(entries(left=nn.Linear(2, 1), right=nn.Linear(2, 1)), {"iteration": 1}, {})
+    with pytest.raises(CheckpointError, match="has no weights for phase 'middle', but for left, right; name the phase"):
+        Checkpointer(tmp_path).load_weights(saved, entries(middle=nn.Linear(2, 1)))
+
+
+def test_a_phase_without_weights_loads_as_it_was_saved(tmp_path: Path) -> None:
+    phases = entries(ranker=nn.Linear(2, 1), filter=nn.ReLU())
+    path = Checkpointer(tmp_path).save(phases, {"iteration": 1}, {})
+    Checkpointer(tmp_path).load_weights(path, phases)
+    assert path.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)), r"has no '2\.bias'; has no '2\.weight'"),
+        (nn.Sequential(nn.Linear(3, 2)), r"has '1\.bias', which the model does not; .*'1\.weight'"),
+        (
+            nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)),
+            r"'0\.weight' has shape \(2, 3\), the model's has \(2, 4\)",
+        ),
+        (nn.ModuleList(nn.Linear(1, 1) for _ in range(9)), r"and \d+ more"),
+    ],
+    ids=["missing", "unexpected", "shape", "many"],
+)
+def test_weights_that_do_not_fit_are_refused_with_what_is_missing_unexpected_or_of_another_shape(
+    saved: Path, other: nn.Module, message: str
+) -> None:
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    wanted = rf"step-000000000012: phase 'main': does not fit the model: .*{message}.*; load it into the model that"
+    with pytest.raises(CheckpointError, match=wanted):
+        Checkpointer(saved.parent).load_weights(saved, entries(main=other))
+    assert equal(other.state_dict(), before)
+
+
+def test_a_damaged_checkpoint_gives_nothing_to_the_model(saved: Path) -> None:
+    content = bytearray((saved / "main.safetensors").read_bytes())
+    content[-1] ^= 1
+    (saved / "main.safetensors").write_bytes(content)
+    other = fresh()
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    with pytest.raises(CheckpointError, match="main.safetensors: is damaged: .*; use another checkpoint"):
+        Checkpointer(saved.parent).load_weights(saved, entries(main=other))
+    assert equal(other.state_dict(), before)
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing", None, "missing: no such checkpoint; check init_model_path"),
+        ("weights.pt", b"PK", r"weights.pt: is neither a checkpoint folder nor a .safetensors file; convert it"),
+        ("empty.safetensors", b"", r"empty.safetensors: is no safetensors data \(.*\); use another file"),
+        ("text.safetensors", b"not the format", r"text.safetensors: is no safetensors data \(.*\); use another file"),
+        ("huge.safetensors", b"\xff" * 16, r"huge.safetensors: is no safetensors data \(.*\); use another file"),
+        ("short.safetensors", tensors.encode({"a": torch.ones(4)})[:-1], r"is no safetensors data \(.*\); use another"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused_with_what_to_do(
+    tmp_path: Path, name: str, content: Any, message: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        write(path, content)
+    with pytest.raises(CheckpointError, match=message):
+        Checkpointer(tmp_path).load_weights(path, entries(main=nn.Linear(1, 1)))
