@@ -47,7 +47,11 @@ def chosen(tree: Node, workspace: Path | None) -> tuple[list[Plugin], list[Fault
     plugins: dict[str, Plugin] = {}
     faults: list[Fault] = []
     for name in DEFAULT_PLUGINS:
-        plugins[name] = Plugin(name, class_path.parse(installed().get(name, f"pipeline_plugins.{name}:Plugin")))
+        if name in installed():
+            plugins[name] = Plugin(name, class_path.parse(installed()[name]))
+        else:
+            missing = f"the default plugin '{name}' is not installed; install the package again: pip install -e ."
+            faults.append(DEFAULT.fault("plugins", missing))
     for text, args, origin in _items(tree):
         try:
             plugin = _plugin(text, args, origin, workspace)

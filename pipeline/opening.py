@@ -135,7 +135,7 @@ def open_run(config: Config, trainer_base: type) -> Iterator[OpenRun]:
     }
     stage_classes = {runner.name: _stage_classes(config, runner) for runner in config.runners}
     discovery.load(config.tree, config.workspace)
-    directory = RunDirectory(Path(config.settings.output_dir), config.name)
+    directory = RunDirectory(Path(config.settings.output_dir), config.name, stage_classes)
     with directory.locked(), log.to_file(directory.path / "log.txt", rank=0):
         directory.write("config.yaml", _text(config))
         directory.keep_command(config.path, config.workspace)
@@ -191,7 +191,6 @@ def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:
     settings = next(runner for runner in config.runners if runner.name == name)
     plugins = discovery.manager()
     folder = run.directory.path / name
-    folder.mkdir(exist_ok=True)
     env = copy.deepcopy(config.plain())
     written = {phase["name"]: phase for phase in env["phase"]}
     env["phase"] = [written[phase.name] for phase in config.phases(settings)]

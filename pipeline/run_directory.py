@@ -47,8 +47,8 @@ class RunDirectory:
         path: absolute; ``<output_dir>/<config name>/<UTC stamp>-<id>``.
     """
 
-    def __init__(self, output_dir: Path, config_name: str) -> None:
-        """Make the folder, and point ``latest`` beside it at it.
+    def __init__(self, output_dir: Path, config_name: str, runners: Iterable[str] = ()) -> None:
+        """Make the folder, with one for each runner in it, and point ``latest`` beside it at it.
 
         Raises:
             StorageError: the storage refuses.
@@ -57,6 +57,8 @@ class RunDirectory:
         try:
             parent.mkdir(parents=True, exist_ok=True)
             self.path = _new_folder(parent)
+            for name in runners:
+                (self.path / name).mkdir()
             _point(parent / "latest", self.path.name)
         except OSError as error:
             raise StorageError(
