@@ -11,6 +11,7 @@ from torch import Tensor
 from pipeline.config.load import Config
 from pipeline.config.schema import PhaseSchema
 from pipeline.context import Context
+from pipeline.errors import DataError
 from pipeline.stages.base import RunnerBase
 from pipeline.training.brain import Stage
 from pipeline.training.loop import Training, watched
@@ -67,5 +68,9 @@ class _Predictions:
 
 
 def _rows(values: Any) -> list[Any]:
-    rows = values.tolist() if isinstance(values, Tensor) else list(values)
-    return rows if isinstance(rows, list) else [rows]
+    if isinstance(values, Tensor):
+        return values.tolist() if values.dim() else [values.item()]
+    if isinstance(values, list | tuple) and not any(isinstance(value, Tensor) for value in values):
+        return list(values)
+    kind = type(values).__name__
+    raise DataError(f"write_predictions: {kind} has no row per sample; return a tensor [batch, …], or set it to false")

@@ -179,7 +179,7 @@ def test_a_damaged_checkpoint_gives_nothing_to_the_model(saved: Path) -> None:
     (saved / "main.safetensors").write_bytes(content)
     other = fresh()
     before = {name: value.clone() for name, value in other.state_dict().items()}
-    with pytest.raises(CheckpointError, match="main.safetensors: is damaged: .*; use another checkpoint"):
+    with pytest.raises(CheckpointError, match=r"main.safetensors: is damaged: .*; use another checkpoint"):
         Checkpointer(saved.parent).load_weights(saved, entries(main=other))
     assert equal(other.state_dict(), before)
 

@@ -80,7 +80,9 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(saved: Path, name: str) 
     (saved / "sub" / "file").write_bytes(b"inside")
     entry = {"size": 7, "sha256": hashlib.sha256(b"outside").hexdigest()}
     edit(saved, lambda content: content["files"].update({name: entry}))
-    with pytest.raises(CheckpointError, match="is missing or no regular file, but manifest.json lists it; use another"):
+    with pytest.raises(
+        CheckpointError, match=r"is missing or no regular file, but manifest.json lists it; use another"
+    ):
         manifest.read_verified(saved)
 
 

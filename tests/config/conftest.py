@@ -22,7 +22,9 @@ def draft(workspace: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Ca
 
     def make(text: str, *overrides: str, files: dict[str, str] | None = None, name: str = "config.yaml") -> Draft:
         text = textwrap.dedent(text)
-        folder = workspace({name: text if "runner" in text or "_base_" in text else f"{text}\n{RUNNER}", **(files or {})})
+        folder = workspace(
+            {name: text if "runner:" in text or "_base_" in text else f"{text}\n{RUNNER}", **(files or {})}
+        )
         monkeypatch.chdir(folder)
         return Draft(name, overrides)
 

@@ -41,7 +41,8 @@ def test_an_alias_becomes_the_canonical_key(config: Configs, keys: str, canonica
 
 
 def test_each_save_interval_adds_to_the_list(config: Configs) -> None:
-    keys = "save_interval: [7, 3 second]; save_checkpoint_interval: 2; save_step_interval: [9, 8]; ckpt_interval_minutes: 4; ckpt_interval_steps: null"
+    keys = "save_interval: [7, 3 second]; save_checkpoint_interval: 2; save_step_interval: [9, 8]"
+    keys += "; ckpt_interval_minutes: 4; ckpt_interval_steps: null"
     assert config(runner(keys)).runners[0].intervals == [
         Interval(7, "iteration"),
         Interval(3, "second"),

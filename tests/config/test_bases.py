@@ -90,7 +90,7 @@ def test_a_fault_in_a_base_is_reported_there(faults: Faults) -> None:
 
 
 def test_a_relative_class_path_belongs_to_the_file_that_wrote_it(config: Configs) -> None:
-    base = 'dataset: [{name: a, class_path: data.py:A}]\nplugins: [my.py, {./your.py: {}}]\nphase: [{name: p, loss: l.py:L}]'
+    base = "dataset: [{name: a, class_path: data.py:A}]\nplugins: [my.py, {./your.py: {}}]\nphase: [{name: p, loss: l.py:L}]"
     found = config('_base_: far/base.yaml\ndataset: [{name: b, class_path: "../b.py:B"}]\nrunner: [{name: r, class: infer}]',
                    files={"far/base.yaml": base})  # fmt: skip
     here = Path.cwd()

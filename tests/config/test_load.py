@@ -45,7 +45,9 @@ def test_an_override_sets_a_value_typed_as_yaml(config: Configs, override: str, 
 
 @pytest.mark.parametrize("text", ["mode: train_runner", "hyper_parameters:"])
 def test_an_override_sets_hyper_parameters_where_the_config_has_none(config: Configs, text: str) -> None:
-    assert config(text, "hyper_parameters.optimizer.class=SGD").get("hyper_parameters") == {"optimizer": {"class": "SGD"}}
+    assert config(text, "hyper_parameters.optimizer.class=SGD").get("hyper_parameters") == {
+        "optimizer": {"class": "SGD"}
+    }
 
 
 def test_a_later_override_goes_over_an_earlier_one(config: Configs) -> None:
@@ -63,8 +65,8 @@ def test_a_later_override_goes_over_an_earlier_one(config: Configs) -> None:
          "runer.train_runner.epochs: there is no 'runer' to set this in; did you mean 'runner'?"),
         ("outptu_dir=x", "outptu_dir: unknown key; did you mean 'output_dir'?"),
         ("runner.train_runner.epochs.x=1",
-         "runner.train_runner.epochs.x: 'runner.train_runner.epochs' is 2, with nothing in it to set; "
-         "set 'runner.train_runner.epochs' itself"),
+         ("runner.train_runner.epochs.x: 'runner.train_runner.epochs' is 2, with nothing in it to set; "
+         "set 'runner.train_runner.epochs' itself")),
         ("runner.other={name: other}", "runner.other: there is no 'other' in this list; known: train_runner"),
         ("hyper_parameters.list.2=9", "hyper_parameters.list.2: there is no '2' in this list; known: 0, 1"),
         ("hyper_parameters.x=[1", "hyper_parameters.x: expected ',' or ']', but got '<stream end>'; mend the YAML"),
@@ -104,7 +106,9 @@ def test_placeholders_are_replaced_in_every_string(config: Configs) -> None:
 
 
 def test_the_run_directory_is_replaced_once_it_is_known(config: Configs) -> None:
-    found = config('hyper_parameters: {l: ["{run_dir}/a", {b: "{run_dir}"}]}\nplugins: [{progress_bar: {to: "{run_dir}/p"}}]')
+    found = config(
+        'hyper_parameters: {l: ["{run_dir}/a", {b: "{run_dir}"}]}\nplugins: [{progress_bar: {to: "{run_dir}/p"}}]'
+    )
     later = found.in_run(Path("/runs/1"))
     assert later.get("hyper_parameters.l") == ["/runs/1/a", {"b": "/runs/1"}]
     assert later.settings.plugins == [{"progress_bar": {"to": "/runs/1/p"}}]
@@ -175,8 +179,10 @@ def test_overrides_change_no_dict_of_the_caller() -> None:
 
 def test_a_dict_without_a_workspace_has_no_placeholder_for_one() -> None:
     assert messages({"runner": [RUNNER | {"startup_class_path": "{workspace}/my.py"}]}) == [
-        "dict: runner.train_runner.startup_class_path: '{workspace}/my.py' needs a workspace; "
-        "give the config one: workspace: /a/folder"
+        (
+            "dict: runner.train_runner.startup_class_path: '{workspace}/my.py' needs a workspace; "
+            "give the config one: workspace: /a/folder"
+        )
     ]
 
 
@@ -231,8 +237,8 @@ def test_phases_are_exact_names_in_order(config: Configs, phases: str, names: li
         ("mode=[train_runner, train_runner]", "mode: names train_runner twice; name each once"),
         ("runner.train_runner.phases=lin", "runner.train_runner.phases: there is no phase 'lin'; did you mean 'line'?"),
         ("runner.train_runner.phases=[line, xyz]", "runner.train_runner.phases: there is no phase 'xyz'; there are line"),
-        ("phase.line.dataset_name=data",
-         "phase.line.dataset_name: there is no dataset 'data'; did you mean 'train_data'?"),
+        ("phase.line.dataset_name=train_dat",
+         "phase.line.dataset_name: there is no dataset 'train_dat'; did you mean 'train_data'?"),
         ("phase.line.valid_dataset_name=xyz",
          "phase.line.valid_dataset_name: there is no dataset 'xyz'; there are train_data"),
     ],
@@ -247,6 +253,8 @@ def test_a_wrong_mode_hides_no_other_fault(linear: Path) -> None:
 
 
 def test_a_runner_that_mode_leaves_out_needs_no_classes(linear: Path) -> None:
-    text = linear.read_text().replace("runner:\n", "runner:\n  - {name: idle, class: train, startup_class_path: nope.py}\n")
+    text = linear.read_text().replace(
+        "runner:\n", "runner:\n  - {name: idle, class: train, startup_class_path: nope.py}\n"
+    )
     linear.write_text(text)
     assert checked(linear, ["mode=train_runner"]).runners[0].name == "train_runner"

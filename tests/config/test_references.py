@@ -31,7 +31,7 @@ def test_references_stand_in_lists_and_mappings_and_refer_on(config: Configs) ->
 
 
 def test_an_item_is_referred_to_by_its_name_and_by_its_index(config: Configs) -> None:
-    text = 'hyper_parameters: {l: [5, 6], a: "${hyper_parameters.l.1}", b: "${runner.r.epochs}"}\nrunner: [{name: r, class: train, epochs: 2}]'
+    text = 'hyper_parameters: {l: [5, 6], a: "${hyper_parameters.l.1}", b: "${runner.train_runner.epochs}"}'
     assert config(text).get("hyper_parameters") == {"l": [5, 6], "a": 6, "b": 2}
 
 
@@ -41,7 +41,9 @@ def test_a_mapping_that_is_referred_to_is_a_copy(config: Configs) -> None:
 
 
 def test_a_reference_in_an_override_sees_the_other_overrides(config: Configs) -> None:
-    found = config("hyper_parameters: {a: 1}", "runner.train_runner.epochs=${hyper_parameters.a}", "hyper_parameters.a=7")
+    found = config(
+        "hyper_parameters: {a: 1}", "runner.train_runner.epochs=${hyper_parameters.a}", "hyper_parameters.a=7"
+    )
     assert found.settings.runner[0].epochs == 7
 
 
@@ -98,8 +100,8 @@ def test_the_plain_config_can_keep_environment_variables_unexpanded(
     [
         ('a: "${hyper_parameters.a}"', "a: refers to itself: hyper_parameters.a -> hyper_parameters.a; give one of them a value"),
         ('a: "${hyper_parameters.b}", b: "x${hyper_parameters.c}", c: "${hyper_parameters.a}"',
-         "c: refers to itself: hyper_parameters.a -> hyper_parameters.b -> hyper_parameters.c -> hyper_parameters.a; "
-         "give one of them a value"),
+         ("c: refers to itself: hyper_parameters.a -> hyper_parameters.b -> hyper_parameters.c -> hyper_parameters.a; "
+         "give one of them a value")),
         ('a: {b: "${hyper_parameters.a}"}', "a.b: '${hyper_parameters.a}' holds itself; refer to one value of it"),
         ('a: "${hyper_parameters}"', "a: '${hyper_parameters}' holds itself; refer to one value of it"),
         ('width: 1, a: "${hyper_parameters.widht}"',

@@ -60,7 +60,7 @@ def test_a_key_is_always_a_string() -> None:
 
 def test_an_alias_repeats_its_value_as_a_copy_of_its_own() -> None:
     tree = parse("a: &x {n: 1}\nb: *x")
-    tree.find("b").value["n"].value = 2  # type: ignore[union-attr]
+    tree.value["b"].value["n"].value = 2
     assert tree.plain() == {"a": {"n": 1}, "b": {"n": 2}}
 
 

@@ -1,0 +1,107 @@
+"""The command line as a whole: its commands, its help, and what it imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from pipeline.cli import COMMANDS
+
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLE = REPOSITORY / "workspace_examples" / "movielens_deepfm" / "config.yaml"
+WITH_TORCH = ("trainer", "opening", "failure", "training", "checkpoint", "data", "distributed", "cli.run", "__main__") + tuple(
+    f"stages.{stage}" for stage in ("instance", "network", "startup", "runner", "terminal")
+)  # fmt: skip
+Call = Callable[..., Result]
+
+
+def modules_after(code: str) -> set[str]:
+    """The modules that a new process has imported once it has run the code."""
+    script = f"{code}\nimport json, sys; print('\\n' + json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def module_names() -> list[str]:
+    paths = [path.relative_to(REPOSITORY).with_suffix("") for path in (REPOSITORY / "pipeline").rglob("*.py")]
+    return sorted(".".join(path.parts).removesuffix(".__init__") for path in paths)
+
+
+def test_help_names_every_command_with_what_it_does(pipeline: Call) -> None:
+    done = pipeline("--help")
+    listed = " ".join(done.stdout.partition("Commands:")[2].split())
+    assert done.exit_code == 0
+    assert listed == " ".join(f"{name} {text}" for name, text in COMMANDS.items())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_says_the_same(pipeline: Call, name: str) -> None:
+    done = pipeline(name, "--help")
+    assert done.exit_code == 0
+    assert f"Usage: pipeline {name} [OPTIONS] CONFIG [KEY=VALUE]…" in done.stdout
+    assert COMMANDS[name] in done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_is_in_the_module_of_its_name(name: str) -> None:
+    assert import_module(f"pipeline.cli.{name}").command.name == name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["chek"], "there is no command 'chek'; did you mean 'check'?"),
+        (["xyz"], "there is no command 'xyz'; known: check, run, show"),
+        (["--nope"], "No such option '--nope'"),
+        (["check", "--jsn", "config.yaml"], "No such option '--jsn'. Did you mean '--json'?"),
+        (["run", "config.yaml", "--nproc", "0"], "0 is not in the range x>=1"),
+        (["check"], "name a config"),
+        (["show", "a.yaml", "b.yaml"], "name one config, not 2: a.yaml b.yaml; an override has the form KEY=VALUE"),
+        (["check", "-m", "a.yaml", "b.yaml"], "name one config, not 2: a.yaml b.yaml"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_with_2(pipeline: Call, arguments: list[str], message: str) -> None:
+    done = pipeline(*arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+def test_python_m_pipeline_is_the_same_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "pipeline", "chek"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Usage: pipeline [OPTIONS] COMMAND" in done.stderr
+    assert "there is no command 'chek'; did you mean 'check'?" in done.stderr
+
+
+def test_torch_is_imported_only_where_it_is_needed() -> None:
+    names = [
+        name for name in module_names() if not any(f"{name}.".startswith(f"pipeline.{each}.") for each in WITH_TORCH)
+    ]
+    found = modules_after("\n".join(f"import {name}" for name in names))
+    assert {"pipeline.check", "pipeline.cli.show", "pipeline.stages.base"} <= set(names) <= found
+    assert "torch" not in found
+
+
+def test_checking_the_main_example_imports_neither_torch_nor_user_code() -> None:
+    found = modules_after(
+        f"from click.testing import CliRunner; from pipeline.cli import group\n"
+        f"done = CliRunner().invoke(group, ['check', {str(EXAMPLE)!r}])\n"
+        f"assert done.exit_code == 0, done.output"
+    )
+    assert "pipeline.check" in found
+    assert not {"torch", "numpy"} & found
+    assert not [name for name in found if name.startswith(("pipeline.workspaces.", "pipeline_plugins."))]
+
+
+def test_help_imports_only_what_it_needs() -> None:
+    found = modules_after("from click.testing import CliRunner; from pipeline.cli import group\n"
+                          "CliRunner().invoke(group, ['--help'])")  # fmt: skip
+    assert not {"torch", "pydantic", "yaml", "loguru", "pipeline.check", "pipeline.config.schema"} & found

@@ -1,0 +1,121 @@
+"""``pipeline run`` runs a config, and leaves with the exit code that the run has earned."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import Result
+
+from pipeline import GeneralTrainer
+from pipeline.errors import ConfigError
+
+Call = Callable[..., Result]
+FAILING = """
+    from pipeline import stages
+
+    class Startup(stages.Startup):
+        def startup(self, context):
+            raise ZeroDivisionError("mine")
+"""
+
+
+def runs() -> list[Path]:
+    return [path for path in Path("runs").glob("*/*") if not path.is_symlink()]
+
+
+def test_a_run_that_is_done_exits_0_and_keeps_stdout_free(linear: Path) -> None:
+    command = [sys.executable, "-m", "pipeline", "run", str(linear), "runner.train_runner.epochs=1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "Warning" not in done.stderr
+    assert len(runs()) == 1
+
+
+def test_a_stage_that_fails_exits_1_with_its_own_traceback(pipeline: Call, linear: Path) -> None:
+    (linear.parent / "mine.py").write_text(FAILING.replace("\n    ", "\n"), encoding="utf-8")
+    done = pipeline("run", linear, "runner.train_runner.startup_class_path=mine.py")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "ZeroDivisionError: mine" in done.stderr
+    assert 'mine.py", line 6, in startup' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["runner.train_runner.epochs=two"], "runner.train_runner.epochs: is 'two', a string; write an integer"),
+        (["-o", "runner.train_runner.epoch=2"], "runner.train_runner.epoch: unknown key; did you mean 'epochs'?"),
+        (["runner.train_runner.class=cluster_train"], "runner.train_runner.class: 'cluster_train' is not yet possible"),
+        (["--nproc", "2"], "--nproc 2: several processes are not yet possible; leave it out"),
+    ],
+)
+def test_a_wrong_config_exits_2_and_runs_nothing(
+    pipeline: Call, linear: Path, arguments: list[str], message: str
+) -> None:
+    done = pipeline("run", linear, *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert runs() == []
+
+
+def test_overrides_and_the_option_for_the_config_reach_the_run(pipeline: Call, linear: Path) -> None:
+    done = pipeline("run", "-q", "-m", linear, "runner.train_runner.epochs=1", "-o", "hyper_parameters.note=a=b")
+    kept = yaml.safe_load((runs()[0] / "config.yaml").read_text(encoding="utf-8"))
+    assert done.exit_code == 0
+    assert (kept["runner"][0]["epochs"], kept["hyper_parameters"]["note"]) == (1, "a=b")
+
+
+def test_the_kept_config_has_environment_variables_unexpanded(
+    pipeline: Call, linear: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIPELINE_SECRET", "hidden")
+    assert pipeline("run", "-q", linear, "hyper_parameters.token=${env:PIPELINE_SECRET}").exit_code == 0
+    text = (runs()[0] / "config.yaml").read_text(encoding="utf-8")
+    assert yaml.safe_load(text)["hyper_parameters"]["token"] == "${env:PIPELINE_SECRET}"
+    assert "hidden" not in text
+
+
+def test_the_kept_config_runs_again(pipeline: Call, linear: Path) -> None:
+    assert pipeline("run", "-q", linear, "hyper_parameters.text='1e5'").exit_code == 0
+    assert pipeline("run", "-q", runs()[0] / "config.yaml").exit_code == 0
+    again = [yaml.safe_load((each / "config.yaml").read_text(encoding="utf-8")) for each in runs()]
+    assert len(again) == 2
+    assert again[0] == again[1]
+    assert again[0]["hyper_parameters"]["text"] == "1e5"
+
+
+def test_one_of_several_processes_is_refused_before_it_makes_a_run_directory(
+    pipeline: Call, linear: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    message = "environment WORLD_SIZE=2: several processes are not yet possible; start one, without a launcher"
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        GeneralTrainer(linear).run()
+    done = pipeline("run", linear)
+    assert (done.exit_code, done.stderr, runs()) == (2, f"{message}\n", [])
+
+
+def test_one_process_of_a_launcher_is_one_process(
+    pipeline: Call, linear: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert pipeline("run", "-q", linear, "runner.train_runner.epochs=1").exit_code == 0
+
+
+@pytest.mark.parametrize(("option", "level", "quiet"), [("-q", "INFO", True), ("-v", "INFO", False)])
+def test_quiet_logs_no_information(pipeline: Call, linear: Path, option: str, level: str, quiet: bool) -> None:
+    done = pipeline("run", option, linear, "plugins=[{progress_bar: false}]")
+    assert done.exit_code == 0
+    assert (level not in done.stderr) is quiet
+
+
+def test_the_process_of_a_failed_check_leaves_with_2(linear: Path) -> None:
+    command = [sys.executable, "-m", "pipeline", "run", str(linear), "--nproc", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"WORLD_SIZE": "1"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "--nproc 2: several processes are not yet possible; leave it out\n"

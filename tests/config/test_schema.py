@@ -1,0 +1,294 @@
+"""Every key of the schema takes what it should, has its default, and refuses the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipeline.config.load import Config
+from pipeline.config.schema import SECTIONS, ConfigSchema, Interval
+
+Configs = Callable[..., Config]
+Faults = Callable[..., list[str]]
+
+TEXTS = {
+    "dataset": "dataset:\n  - name: x\n    class_path: a.B\n    {}\n",
+    "phase": "phase:\n  - name: x\n    {}\n",
+    "runner": "runner:\n  - name: x\n    class: train\n    {}\n",
+    "": "# the top\n{}\n",
+}
+"""Section -> a config without faults, with room for one more line in that section."""
+
+INTERVAL = "write a positive number of iterations, or '2 epoch', '30 second', '10 minute'; null for never"
+CLASS_PATH = "write a class path such as '{workspace}/file.py:Name' or 'package.module:Name'"
+STAGES = ("instance", "network", "startup", "runner", "terminal")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("device", "auto"), ("epochs", None), ("max_steps", None), ("print_interval", 50), ("save_interval", "1 epoch"),
+        ("init_model_path", None), ("write_predictions", False), ("seed", 0), ("grad_clip", None),
+        ("nonfinite_patience", 3), ("phases", None), ("trainer_class", "pipeline.trainer:GeneralTrainer"),
+        ("max_stage_repeats", 100),
+        *((f"{stage}_class_path", f"pipeline.stages.{stage}:{stage.capitalize()}") for stage in STAGES),
+        *((f"{stage}_args", {}) for stage in STAGES),
+    ],
+)  # fmt: skip
+def test_a_runner_key_has_its_default(config: Configs, key: str, value: Any) -> None:
+    found = config("runner: [{name: x, class: train}]")
+    assert found.get(f"runner.x.{key}", "absent") == value
+    assert (f"runner.x.{key}", "default") in [(address, str(node.origin)) for address, node in found.tree.walk()]
+
+
+def test_every_other_key_has_its_default(config: Configs) -> None:
+    found = config("dataset: [{name: d, class_path: a.B}]\nphase: [{name: p}]")
+    assert found.get("dataset") == [
+        {"name": "d", "class_path": "a.B", "args": {}, "batch_size": 1, "shuffle": False, "drop_last": False,
+         "num_workers": 0, "multiprocessing_context": None, "collate_fn": None}
+    ]  # fmt: skip
+    assert found.get("phase") == [
+        {"name": "p", "model": None, "model_args": {}, "loss": None, "metrics": {}, "dataset_name": None,
+         "valid_dataset_name": None}
+    ]  # fmt: skip
+    assert {key: found.get(key) for key in ("mode", "output_dir", "plugins", "hyper_parameters")} == {
+        "mode": None, "output_dir": "runs", "plugins": [], "hyper_parameters": {}
+    }  # fmt: skip
+
+
+def test_defaults_of_two_configs_are_not_shared(config: Configs) -> None:
+    first = config("phase: [{name: p}]")
+    first.settings.phase[0].model_args["x"] = 1
+    assert config("phase: [{name: p}]").settings.phase[0].model_args == {}
+
+
+@pytest.mark.parametrize(
+    ("section", "line", "message"),
+    [
+        ("", "workspace: 5", "workspace: is 5, a whole number; write a string"),
+        ("", "mode: 5", "mode: is 5, a whole number; write a list"),
+        ("", "mode: [5]", "mode.0: is 5, a whole number; write a string"),
+        ("", "output_dir: [a]", "output_dir: is ['a'], a list; write a string"),
+        ("", "plugins: progress_bar", "plugins: is 'progress_bar', a string; write a list"),
+        ("", "plugins: [5]", "plugins.0: is 5, a whole number; write a string"),
+        ("", "hyper_parameters: [a]", "hyper_parameters: is ['a'], a list; write a mapping"),
+        ("", "hyper_parameters:", "hyper_parameters: is None, a null; write a mapping"),
+        ("", "dataset: {name: x}", "dataset: is {'name': 'x'}, a mapping; write a list"),
+        ("", "dataset: [x]", "dataset.0: is 'x', a string; write a mapping"),
+        ("", "phase: p", "phase: is 'p', a string; write a list"),
+        ("dataset", "args: [1]", "dataset.x.args: is [1], a list; write a mapping"),
+        ("dataset", "batch_size: 0", "dataset.x.batch_size: is 0; it must be greater than 0"),
+        ("dataset", "batch_size: 1.5", "dataset.x.batch_size: is 1.5, a fraction; write an integer"),
+        ("dataset", "batch_size: 2.0", "dataset.x.batch_size: is 2.0, a fraction; write an integer"),
+        ("dataset", "batch_size: true", "dataset.x.batch_size: is True, a truth value; write an integer"),
+        ("dataset", "batch_size: '4'", "dataset.x.batch_size: is '4', a string; write an integer"),
+        ("dataset", "shuffle: yes", "dataset.x.shuffle: is 'yes', a string; write true or false"),
+        ("dataset", "drop_last: 1", "dataset.x.drop_last: is 1, a whole number; write true or false"),
+        ("dataset", "num_workers: -1", "dataset.x.num_workers: is -1; it must be at least 0"),
+        ("dataset", "multiprocessing_context: spwan",
+         "dataset.x.multiprocessing_context: is 'spwan'; did you mean 'spawn'?"),
+        ("dataset", "multiprocessing_context: 7",
+         "dataset.x.multiprocessing_context: is 7; known: fork, forkserver, spawn"),
+        ("dataset", "collate_fn: 5", f"dataset.x.collate_fn: is 5; {CLASS_PATH}"),
+        ("phase", "model: 5", f"phase.x.model: is 5; {CLASS_PATH}"),
+        ("phase", "model: ''", f"phase.x.model: is ''; {CLASS_PATH}"),
+        ("phase", "model_args: 5", "phase.x.model_args: is 5, a whole number; write a mapping"),
+        ("phase", "loss: [a]", f"phase.x.loss: is ['a']; {CLASS_PATH}"),
+        ("phase", "metrics: [AUC]", "phase.x.metrics: is ['AUC'], a list; write a mapping"),
+        ("phase", "metrics: {auc: AUC}", "phase.x.metrics.auc: is 'AUC', a string; write a mapping"),
+        ("phase", "dataset_name: [a]", "phase.x.dataset_name: is ['a'], a list; write a string"),
+        ("phase", "valid_dataset_name: 5", "phase.x.valid_dataset_name: is 5, a whole number; write a string"),
+        ("runner", "device: cuda:x", "runner.x.device: is 'cuda:x'; write auto, cpu, gpu, cuda or cuda:N"),
+        ("runner", "device: 0", "runner.x.device: is 0; write auto, cpu, gpu, cuda or cuda:N"),
+        ("runner", "epochs: 0", "runner.x.epochs: is 0; it must be greater than 0"),
+        ("runner", "epochs: two", "runner.x.epochs: is 'two', a string; write an integer"),
+        ("runner", "max_steps: -1", "runner.x.max_steps: is -1; it must be greater than 0"),
+        ("runner", "print_interval: 0", "runner.x.print_interval: is 0; it must be greater than 0"),
+        ("runner", "init_model_path: 5", "runner.x.init_model_path: is 5, a whole number; write a string"),
+        ("runner", "write_predictions: on", "runner.x.write_predictions: is 'on', a string; write true or false"),
+        ("runner", "seed: -1", "runner.x.seed: is -1; it must be at least 0"),
+        ("runner", "seed: 4294967296", "runner.x.seed: is 4294967296; it must be less than 4294967296"),
+        ("runner", "grad_clip: 0", "runner.x.grad_clip: is 0; it must be greater than 0"),
+        ("runner", "grad_clip: .nan", "runner.x.grad_clip: is nan; it must be greater than 0"),
+        ("runner", "grad_clip: big", "runner.x.grad_clip: is 'big', a string; write a number"),
+        ("runner", "nonfinite_patience: -1", "runner.x.nonfinite_patience: is -1; it must be at least 0"),
+        ("runner", "phases: 5", "runner.x.phases: is 5, a whole number; write a list"),
+        ("runner", "phases: [a, b, a]", "runner.x.phases: names a twice; name each once"),
+        ("runner", "max_stage_repeats: 0", "runner.x.max_stage_repeats: is 0; it must be greater than 0"),
+        ("runner", "trainer_class: 5", f"runner.x.trainer_class: is 5; {CLASS_PATH}"),
+        *(("runner", f"{stage}_class_path: 5", f"runner.x.{stage}_class_path: is 5; {CLASS_PATH}") for stage in STAGES),
+        *(("runner", f"{stage}_args: 5", f"runner.x.{stage}_args: is 5, a whole number; write a mapping")
+          for stage in STAGES),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_reported_with_the_value_and_what_to_write(
+    faults: Faults, section: str, line: str, message: str
+) -> None:
+    (fault,) = faults(TEXTS[section].replace("{}", line))
+    assert fault.partition(": ")[2].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "nearest"),
+    [
+        ("", "outptu_dir", "output_dir"),
+        ("", "hyperparameters", "hyper_parameters"),
+        ("", "modes", "mode"),
+        ("dataset", "batchsize", "batch_size"),
+        ("dataset", "shufle", "shuffle"),
+        ("dataset", "classpath", "class_path"),
+        ("phase", "dataset", "dataset_name"),
+        ("phase", "metric", "metrics"),
+        ("runner", "startup_class_paht", "startup_class_path"),
+        ("runner", "Epochs", "epochs"),
+        ("runner", "init_model", "init_model_path"),
+    ],
+)
+def test_an_unknown_key_is_reported_with_the_nearest_right_one(
+    faults: Faults, section: str, key: str, nearest: str
+) -> None:
+    (fault,) = faults(TEXTS[section].replace("{}", f"{key}: x"))
+    address = f"{section}.x.{key}" if section else key
+    assert fault.endswith(f": {address}: unknown key; did you mean '{nearest}'?")
+
+
+@pytest.mark.parametrize("section", [*SECTIONS, ""])
+def test_an_unknown_key_that_is_near_to_none_is_reported_with_those_there_are(faults: Faults, section: str) -> None:
+    (fault,) = faults(TEXTS[section].replace("{}", "zzzz: 1"))
+    model = SECTIONS[section] if section else ConfigSchema
+    first = next(iter(model.model_fields))
+    assert f"zzzz: unknown key; known: {first}, " in fault
+
+
+def test_hyper_parameters_and_arguments_are_free(config: Configs) -> None:
+    text = "hyper_parameters: {anything: [1], ünïcode: {a b: 2}}\nrunner: [{name: x, class: infer, startup_args: {any: 1}}]"
+    assert config(text).get("hyper_parameters") == {"anything": [1], "ünïcode": {"a b": 2}}
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("mode: null\nrunner: []", "config.yaml:2:9: runner: is empty; add at least one item"),
+        ("runner:", "config.yaml:1:8: runner: is None, a null; write a list"),
+        ("runner: [{class: train}]", "config.yaml:1:10: runner.0.name: required key is missing; add `name:`"),
+        ("runner: [{name: x}]", "config.yaml:1:10: runner.x.class: required key is missing; add `class:`"),
+        ("runner: [{name: x, kind: train, class: train}]",
+         ("config.yaml:1:20: runner.x.kind: unknown key; known: name, class, device, epochs, max_steps, print_interval, "
+         "save_interval, init_model_path, write_predictions, seed, grad_clip, nonfinite_patience, …")),
+        ("runner: [{name: 5, class: train}]", "config.yaml:1:17: runner.0.name: is 5, a whole number; write a string"),
+        ("dataset: [{name: d}]", "config.yaml:1:11: dataset.d.class_path: required key is missing; add `class_path:`"),
+        ("phase: [{model: a.B}]", "config.yaml:1:9: phase.0.name: required key is missing; add `name:`"),
+    ],
+)  # fmt: skip
+def test_a_missing_part_is_named(faults: Faults, text: str, fault: str) -> None:
+    assert faults(text) == [fault]
+
+
+def test_without_any_runner_the_config_says_so(faults: Faults) -> None:
+    found = faults("output_dir: x  # no runner: here")
+    assert found == ["config.yaml:1:1: runner: required key is missing; add `runner:`"]
+
+
+def test_the_name_of_a_field_of_ours_is_no_key(faults: Faults) -> None:
+    assert sorted(fault.partition(": ")[2] for fault in faults("runner: [{name: x, kind: train}]")) == [
+        "runner.x.class: required key is missing; add `class:`",
+        (
+            "runner.x.kind: unknown key; known: name, class, device, epochs, max_steps, print_interval, save_interval, "
+            "init_model_path, write_predictions, seed, grad_clip, nonfinite_patience, …"
+        ),
+    ]
+
+
+@pytest.mark.parametrize("name", ["a b", "a.b", "größe", "", "a/b"])
+def test_a_name_has_only_letters_digits_and_dashes(faults: Faults, name: str) -> None:
+    (fault,) = faults(f"runner: [{{class: train, name: {name or repr('')}}}]")
+    assert fault.endswith(f"is '{name}'; use letters, digits, '_' and '-' only")
+
+
+def test_a_good_name_is_taken(config: Configs) -> None:
+    assert config("runner: [{name: Az_0-9, class: infer}]").runners[0].name == "Az_0-9"
+
+
+@pytest.mark.parametrize(
+    ("section", "rest"), [("runner", "class: infer"), ("dataset", "class_path: a.B"), ("phase", "")]
+)
+def test_a_name_that_is_taken_is_reported_with_both_places(faults: Faults, section: str, rest: str) -> None:
+    text = f"{section}:\n  - {{name: a, {rest}}}\n  - {{name: b, {rest}}}\n  - {{name: a, {rest}}}\n"
+    assert faults(text) == [
+        f"config.yaml:4:5: {section}.a: the name is taken, first by config.yaml:2; give each its own"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "kind"),
+    [("train", "train"), ("single_train", "train"), ("infer", "infer"), ("single_infer", "infer")],
+)
+def test_single_train_means_train(config: Configs, written: str, kind: str) -> None:
+    found = config(f"runner: [{{name: x, class: {written}}}]")
+    assert (found.runners[0].kind, found.get("runner.x.class")) == (kind, kind)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [("trian", "is 'trian'; did you mean 'train'?"), ("xyz", "is 'xyz'; known: infer, train")],
+)
+def test_another_class_of_runner_is_refused(faults: Faults, written: str, message: str) -> None:
+    (fault,) = faults(f"runner: [{{name: x, class: {written}}}]")
+    assert fault == f"config.yaml:1:27: runner.x.class: {message}"
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "gpu", "cuda", "cuda:3"])
+def test_a_device_is_taken_as_written(config: Configs, device: str) -> None:
+    assert config(f"runner: [{{name: x, class: infer, device: {device}}}]").runners[0].device == device
+
+
+@pytest.mark.parametrize(
+    ("value", "intervals"),
+    [
+        ("100", [Interval(100, "iteration")]),
+        ("'100'", [Interval(100, "iteration")]),
+        ("2 epoch", [Interval(2, "epoch")]),
+        ("2 epochs", [Interval(2, "epoch")]),
+        ("30 second", [Interval(30, "second")]),
+        ("10 minutes", [Interval(10, "minute")]),
+        ("5 iteration", [Interval(5, "iteration")]),
+        ("[3, 1 epoch]", [Interval(3, "iteration"), Interval(1, "epoch")]),
+        ("null", []),
+        ("[]", []),
+    ],
+)
+def test_an_interval_counts_iterations_epochs_seconds_or_minutes(
+    config: Configs, value: str, intervals: list[Interval]
+) -> None:
+    assert config(TEXTS["runner"].replace("{}", f"save_interval: {value}")).runners[0].intervals == intervals
+
+
+def test_without_a_save_interval_it_is_one_epoch(config: Configs) -> None:
+    assert config("").runners[0].intervals == [Interval(1, "epoch")]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("0", "0"), ("-5", "-5"), ("0 epoch", "'0 epoch'"), ("-1 epoch", "'-1 epoch'"), ("2 hours", "'2 hours'"),
+        ("epoch", "'epoch'"), ("1.5", "1.5"), ("1.5 epoch", "'1.5 epoch'"), ("true", "True"), ("{a: 1}", "{'a': 1}"),
+        ("[4, 0]", "0"), ("[[4]]", "[4]"), ("2epoch", "'2epoch'"),
+    ],
+)  # fmt: skip
+def test_what_is_no_interval_is_refused(faults: Faults, value: str, shown: str) -> None:
+    assert faults(TEXTS["runner"].replace("{}", f"save_interval: {value}")) == [
+        f"config.yaml:4:20: runner.x.save_interval: is {shown}; {INTERVAL}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("print_interval", None), ("seed", None), ("grad_clip", None), ("phases", None)]
+)
+def test_null_is_taken_where_it_has_a_meaning(config: Configs, key: str, value: Any) -> None:
+    assert getattr(config(TEXTS["runner"].replace("{}", f"{key}: null")).runners[0], key) is value
+
+
+def test_a_whole_number_does_for_a_fraction(config: Configs) -> None:
+    assert config(TEXTS["runner"].replace("{}", "grad_clip: 2")).runners[0].grad_clip == 2.0
