@@ -129,7 +129,9 @@ def _no_module(path: ClassPath) -> str:
 def _no_name(path: ClassPath, module: source.Module | None, home: source.Module) -> str:
     where = path.file.name if path.file else path.module
     if module and path.name in module.bindings:
-        return f"'{path.text}': {where} imports '{path.name}' from {home.file}, which does not define it; mend the import"
+        return (
+            f"'{path.text}': {where} imports '{path.name}' from {home.file}, which does not define it; mend the import"
+        )
     names = [*source.classes(module), *source.functions(module)] if module else []
     if not path.file:
         names = [*names, *(source.names(module) if module else ())]

@@ -71,7 +71,9 @@ def log_error(error: BaseException, headline: str) -> None:
     if isinstance(error, PipelineError | KeyboardInterrupt):
         logger.error(headline)
     else:
-        logger.opt(exception=error.with_traceback(user_frames(error.__traceback__) or error.__traceback__)).error(headline)
+        logger.opt(exception=error.with_traceback(user_frames(error.__traceback__) or error.__traceback__)).error(
+            headline
+        )
 
 
 def _abort(runner: OpenRunner, error: BaseException) -> None:

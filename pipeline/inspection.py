@@ -66,7 +66,9 @@ class Inspection:
         """
         if not isinstance(node.value, str):
             if module and not callable(node.value):  # elsewhere the schema says so
-                self.add(node.origin, address, f"is {node.value!r}; write the name of a class in {module}, or a class path")
+                self.add(
+                    node.origin, address, f"is {node.value!r}; write the name of a class in {module}, or a class path"
+                )
             return None
         try:
             path = class_path.parse(

@@ -6,53 +6,72 @@ from pathlib import Path
 
 from pipeline.config import yaml_text
 from pipeline.config.tree import Node
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, Fault
 
 
-def read(path: Path, chain: tuple[Path, ...] = ()) -> Node:
+def read(path: Path, faults: list[Fault], chain: tuple[Path, ...] = ()) -> Node:
     """The tree of a file, merged over the bases that it names; a later base of a list goes over an earlier one.
+
+    Args:
+        path: the file.
+        faults: takes what is wrong in spite of which there is a tree.
+        chain: the files that led here by inheriting from it.
 
     Raises:
         ConfigError: one of the files cannot be read, or they inherit from each other in a circle.
     """
-    tree = yaml_text.read(path, str(path))
+    tree = yaml_text.read(path, str(path), faults)
     given = tree.value.pop("_base_", None)
-    if given is None:
-        return tree
     merged: Node | None = None
-    for item in given.value if isinstance(given.value, list) else [given]:
-        if not isinstance(item.value, str):
-            raise ConfigError([item.origin.fault("_base_", f"is {item.plain()!r}; name a file, or a list of files")])
-        base = path.parent / item.value
-        resolved = base.resolve()
-        if resolved in (*chain, path.resolve()):
-            circle = " -> ".join(each.name for each in (*chain, path.resolve(), resolved))
-            raise ConfigError([item.origin.fault("_base_", f"inherits in a circle: {circle}; remove one")])
-        if not base.is_file():
-            raise ConfigError([item.origin.fault("_base_", f"no such file: {base}; it is relative to {path.name}")])
-        parent = read(base, (*chain, path.resolve()))
-        merged = parent if merged is None else merge(merged, parent)
-    return merge(merged, tree) if merged else tree
+    for item in () if given is None else given.value if isinstance(given.value, list) else [given]:
+        parent = _base(item, path, faults, (*chain, path.resolve()))
+        merged = parent if merged is None else merge(merged, parent, faults)
+    if merged:
+        return merge(merged, tree, faults)
+    return tree if chain else _unmarked(tree, faults)
 
 
-def merge(base: Node, over: Node) -> Node:
+def _base(item: Node, path: Path, faults: list[Fault], chain: tuple[Path, ...]) -> Node:
+    """The tree of one item of ``_base_``."""
+    if not isinstance(item.value, str):
+        raise ConfigError([item.origin.fault("_base_", f"is {item.plain()!r}; name a file, or a list of files")])
+    base = path.parent / item.value
+    if base.resolve() in chain:
+        circle = " -> ".join(each.name for each in (*chain, base.resolve()))
+        raise ConfigError([item.origin.fault("_base_", f"inherits in a circle: {circle}; remove one")])
+    if not base.is_file():
+        raise ConfigError([item.origin.fault("_base_", f"no such file: {base}; it is relative to {path.name}")])
+    return read(base, faults, chain)
+
+
+def merge(base: Node, over: Node, faults: list[Fault]) -> Node:
     """``over`` on top of ``base``: mappings key by key, lists of named items name by name, all else replaced.
 
     ``_delete_: true`` in a mapping replaces the base's instead of merging into it.
     """
     if isinstance(over.value, dict):
-        delete = over.value.pop("_delete_", None)
-        if isinstance(base.value, dict) and not (delete and delete.value is True):
+        replaces = _takes_mark(over, faults)
+        if isinstance(base.value, dict) and not replaces:
             merged = dict(base.value)
             for name, child in over.value.items():
-                merged[name] = merge(base.value[name], child) if name in base.value else strip(child)
+                there = base.value.get(name)
+                merged[name] = merge(there, child, faults) if there else _unmarked(child, faults)
             return Node(merged, over.origin, over.key)
     if isinstance(over.value, list) and isinstance(base.value, list) and _named(base) and _named(over):
         items = {child.name: child for child in base.value}
         for child in over.value:
-            items[child.name] = merge(items[child.name], child) if child.name in items else strip(child)
+            there = items.get(child.name)
+            items[child.name] = merge(there, child, faults) if there else _unmarked(child, faults)
         return Node(list(items.values()), over.origin, over.key)
-    return strip(over)
+    return _unmarked(over, faults)
+
+
+def _takes_mark(node: Node, faults: list[Fault]) -> bool:
+    """Take ``_delete_`` out of a mapping, and say what it was."""
+    mark = node.value.pop("_delete_", None)
+    if mark and not isinstance(mark.value, bool):
+        faults.append(mark.origin.fault("_delete_", f"is {mark.plain()!r}; write true, or leave it out"))
+    return bool(mark and mark.value is True)
 
 
 def _named(node: Node) -> bool:
@@ -60,9 +79,9 @@ def _named(node: Node) -> bool:
     return bool(names) and all(names) and len(set(names)) == len(names)
 
 
-def strip(node: Node) -> Node:
+def _unmarked(node: Node, faults: list[Fault]) -> Node:
     """The node without the ``_delete_`` marks in it, which have nothing left to replace."""
     for _, child in [("", node), *node.walk()]:
         if isinstance(child.value, dict):
-            child.value.pop("_delete_", None)
+            _takes_mark(child, faults)
     return node

@@ -21,6 +21,7 @@ _CLASS_KEYS = re.compile(
     r"|phase\.[^.]+\.(model|loss|metrics\.[^.]+\.class)|hyper_parameters\.optimizer\.class"
 )
 _FILE_KEYS = re.compile(r"runner\.[^.]+\.init_model_path")
+_PLACEHOLDER = re.compile(r"\{(workspace|run_dir)\}")
 
 
 class Config:
@@ -122,7 +123,7 @@ class Draft:
             given = source.get("workspace")
             folder = Path(given) if isinstance(given, str) and Path(given).is_absolute() else None
             return from_plain(dict(source), Origin("dict", folder))
-        return bases.read(Path(source))
+        return bases.read(Path(source), self.faults)
 
     def _override(self, tree: Node, override: str) -> None:
         address, equals, text = override.partition("=")
@@ -131,7 +132,8 @@ class Draft:
             self.faults.append(origin.fault("", "is no override; write KEY=VALUE, e.g. runner.train_runner.epochs=3"))
             return
         try:
-            value = yaml_text.parse(text, origin)
+            # A placeholder at the beginning would read as the brace of a mapping.
+            value = Node(text, origin) if _PLACEHOLDER.match(text) else yaml_text.parse(text, origin)
         except ConfigError as error:
             self.faults += [origin.fault(address, fault.message) for fault in error.faults]
             return
@@ -178,6 +180,9 @@ class Draft:
                     node.value = _class_file(node.value, node.origin)
                 elif _FILE_KEYS.fullmatch(address):
                     node.value = _absolute(node.value, node.origin)
+                    if not Path(node.value).is_absolute() and not node.value.startswith("{"):
+                        relative = f"'{node.value}' is relative, and a dict has no folder; give an absolute path"
+                        self.faults.append(node.origin.fault(address, relative))
         self._plugin_keys(tree)
 
     def _workspace(self, tree: Node) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from typing import Any
@@ -60,12 +61,11 @@ class References:
         if found.unexpanded is not None:
             node.unexpanded = match.string
         if isinstance(found.value, dict | list):
-            self._fault(
-                node,
-                address,
-                f"'{match[0]}' is a {type(found.value).__name__} and cannot stand within a string; refer to one value of it",
-            )
-        return str(found.value)
+            kind = f"'{match[0]}' is a {type(found.value).__name__} and cannot stand within a string"
+            self._fault(node, address, f"{kind}; refer to one value of it")
+            return match[0]
+        # As YAML writes them, not as Python does.
+        return json.dumps(found.value) if found.value is None or isinstance(found.value, bool) else str(found.value)
 
     def _lookup(self, target: str, node: Node, address: str) -> Node | None:
         if target.startswith("env:"):

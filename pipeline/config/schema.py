@@ -69,7 +69,9 @@ def _runner_class(value: Any) -> Any:
 
 
 def _no_repeat(value: Any) -> Any:
-    names = value if isinstance(value, list) else []
+    names = value if isinstance(value, list) else [value]
+    if not names:
+        raise ValueError("is empty; name at least one, or leave it out for all")
     repeated = sorted({str(name) for name in names if names.count(name) > 1})
     if repeated:
         raise ValueError(f"names {', '.join(repeated)} twice; name each once")
@@ -181,7 +183,7 @@ class ConfigSchema(_Section):
     """The config."""
 
     workspace: str | None = Field(None, description="folder that {workspace} stands for; default: the config's own")
-    mode: Names | None = Field(None, min_length=1, description="the runners to run, in order; null is all")
+    mode: Names | None = Field(None, description="the runners to run, in order; null is all")
     output_dir: str = Field("runs", description="where run directories go, relative to where the command runs")
     plugins: list[str | type | dict[str, Any]] = Field(
         default_factory=list, description="added to the default plugins; {name: false} removes one"

@@ -57,8 +57,13 @@ def _represent_string(dumper: _Dumper, value: str) -> yaml.Node:
 _Dumper.add_representer(str, _represent_string)
 
 
-def read(path: Path, where: str) -> Node:
+def read(path: Path, where: str, faults: list[Fault] | None = None) -> Node:
     """The tree of a YAML file.
+
+    Args:
+        path: the file.
+        where: what messages call it.
+        faults: takes the faults in spite of which there is a tree; without it they are raised too.
 
     Raises:
         ConfigError: it cannot be read, is no YAML, or is no mapping.
@@ -68,31 +73,30 @@ def read(path: Path, where: str) -> Node:
         if path.is_dir():
             raise ConfigError([origin.fault("", "is a folder, not a config file; name the file in it")])
         if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(
-                [
-                    origin.fault(
-                        "",
-                        f"has {path.stat().st_size} bytes, more than the {MAX_BYTES} of a config; name the right file",
-                    )
-                ]
-            )
+            size = f"has {path.stat().st_size} bytes, more than the {MAX_BYTES} of a config"
+            raise ConfigError([origin.fault("", f"{size}; name the right file")])
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError([origin.fault("", f"cannot be read: {error.strerror}; check the path")]) from error
     except UnicodeDecodeError as error:
         raise ConfigError([origin.fault("", f"is not UTF-8 at byte {error.start}; save it as UTF-8")]) from error
-    node = parse(text, origin)
+    node = parse(text, origin, faults)
     if not isinstance(node.value, dict):
         kind = "is empty" if node.value is None else f"holds a {type(node.value).__name__}"
         raise ConfigError([origin.fault("", f"{kind}, not a mapping; write `key: value` lines")])
     return node
 
 
-def parse(text: str, origin: Origin) -> Node:
+def parse(text: str, origin: Origin, faults: list[Fault] | None = None) -> Node:
     """The tree of YAML text written at ``origin`` (its line and column are filled in here).
 
+    Args:
+        text: the YAML.
+        origin: where it stands.
+        faults: takes duplicate keys and tags; without it they are raised too.
+
     Raises:
-        ConfigError: syntax, a duplicate key, a tag, a bomb.
+        ConfigError: syntax, a bomb.
     """
     try:
         root = yaml.compose(text, Loader=_Loader)
@@ -106,8 +110,10 @@ def parse(text: str, origin: Origin) -> Node:
         return Node(None, origin)
     builder = _Builder(text, origin)
     node = builder.build(root, 0)
-    if builder.faults:
+    if builder.faults and faults is None:
         raise ConfigError(builder.faults)
+    if faults is not None:
+        faults += builder.faults
     return node
 
 

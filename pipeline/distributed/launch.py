@@ -21,7 +21,9 @@ def device(name: str) -> torch.device:
     found = torch.device("cuda" if name in {"auto", "gpu"} else name)
     count = torch.cuda.device_count()
     if (found.index or 0) >= count:
-        raise ConfigError(f"is '{name}', and this machine has {count} GPU{'' if count == 1 else 's'}; write cpu or auto")
+        raise ConfigError(
+            f"is '{name}', and this machine has {count} GPU{'' if count == 1 else 's'}; write cpu or auto"
+        )
     return found
 
 

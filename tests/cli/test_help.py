@@ -16,9 +16,9 @@ from pipeline.cli import COMMANDS
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = REPOSITORY / "workspace_examples" / "movielens_deepfm" / "config.yaml"
-WITH_TORCH = ("trainer", "opening", "failure", "training", "checkpoint", "data", "distributed", "cli.run", "__main__") + tuple(
-    f"stages.{stage}" for stage in ("instance", "network", "startup", "runner", "terminal")
-)  # fmt: skip
+LAYERS = {"trainer", "opening", "failure", "training", "checkpoint", "data", "distributed", "cli.run", "__main__"}
+STAGES = {f"stages.{stage}" for stage in ("instance", "network", "startup", "runner", "terminal")}
+WITH_TORCH = LAYERS | STAGES
 Call = Callable[..., Result]
 
 

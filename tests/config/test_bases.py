@@ -128,3 +128,16 @@ def test_a_circle_of_bases_is_named(faults: Faults) -> None:
 )
 def test_a_base_that_is_no_file_is_named(faults: Faults, text: str, fault: str) -> None:
     assert faults(text, files={"base.yaml": BASE}) == [fault]
+
+
+def test_a_mark_that_is_neither_true_nor_false_is_a_fault(faults: Faults) -> None:
+    found = faults("_base_: base.yaml\nhyper_parameters: {_delete_: yes}", files={"base.yaml": BASE})
+    assert found == ["config.yaml:2:30: _delete_: is 'yes'; write true, or leave it out"]
+
+
+def test_a_duplicate_key_hides_no_other_fault(faults: Faults) -> None:
+    found = faults("output_dir: a\noutput_dir: b\nmod: x")
+    assert [each.split(": ", 1)[1] for each in found] == [
+        "output_dir: duplicate key, first on line 1; remove one",
+        "mod: unknown key; did you mean 'mode'?",
+    ]

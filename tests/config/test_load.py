@@ -220,7 +220,7 @@ def test_mode_chooses_the_runners_in_its_order(config: Configs, mode: str, names
 
 @pytest.mark.parametrize(
     ("phases", "names"),
-    [("null", ["pretrain", "train"]), ("train", ["train"]), ("[train, pretrain]", ["train", "pretrain"]), ("[]", [])],
+    [("null", ["pretrain", "train"]), ("train", ["train"]), ("[train, pretrain]", ["train", "pretrain"])],
 )
 def test_phases_are_exact_names_in_order(config: Configs, phases: str, names: list[str]) -> None:
     text = f"phase: [{{name: pretrain}}, {{name: train}}]\nrunner: [{{name: r, class: infer, phases: {phases}}}]"
@@ -233,7 +233,9 @@ def test_phases_are_exact_names_in_order(config: Configs, phases: str, names: li
     [
         ("mode=trane_runner", "mode: there is no runner 'trane_runner'; did you mean 'train_runner'?"),
         ("mode=train", "mode: there is no runner 'train'; there are train_runner"),
-        ("mode=[]", "mode: is empty; add at least one item"),
+        ("mode=[]", "mode: is empty; name at least one, or leave it out for all"),
+        ("runner.train_runner.phases=[]",
+         "runner.train_runner.phases: is empty; name at least one, or leave it out for all"),
         ("mode=[train_runner, train_runner]", "mode: names train_runner twice; name each once"),
         ("runner.train_runner.phases=lin", "runner.train_runner.phases: there is no phase 'lin'; did you mean 'line'?"),
         ("runner.train_runner.phases=[line, xyz]", "runner.train_runner.phases: there is no phase 'xyz'; there are line"),
@@ -258,3 +260,17 @@ def test_a_runner_that_mode_leaves_out_needs_no_classes(linear: Path) -> None:
     )
     linear.write_text(text)
     assert checked(linear, ["mode=train_runner"]).runners[0].name == "train_runner"
+
+
+def test_an_override_may_begin_with_the_workspace(linear: Path) -> None:
+    (linear.parent / "startup.py").write_text(
+        "from pipeline import stages\n\nclass Startup(stages.Startup):\n    pass\n"
+    )
+    override = "runner.train_runner.startup_class_path={workspace}/startup.py"
+    assert checked(linear, [override]).settings.runner[0].startup_class_path == str(linear.parent / "startup.py")
+
+
+def test_a_dict_without_a_folder_has_no_relative_weights() -> None:
+    runner = {"name": "only", "class": "train", "epochs": 1, "init_model_path": "weights.safetensors"}
+    found = [fault.message for fault in check({"runner": [runner]}) if fault.address.endswith("init_model_path")]
+    assert found == ["'weights.safetensors' is relative, and a dict has no folder; give an absolute path"]

@@ -20,6 +20,12 @@ def test_a_reference_takes_the_value_with_its_type(config: Configs, value: str) 
     assert type(found["b"]) is type(found["a"])
 
 
+def test_within_a_text_true_and_null_are_written_as_yaml_does(config: Configs) -> None:
+    values = "${hyper_parameters.yes}-${hyper_parameters.none}-${hyper_parameters.one}"
+    text = f'hyper_parameters: {{yes: true, none: null, one: 1, s: "{values}"}}'
+    assert config(text).get("hyper_parameters.s") == "true-null-1"
+
+
 def test_within_a_text_the_value_is_written_out(config: Configs) -> None:
     text = 'hyper_parameters: {n: 16, f: 0.5, s: "d${hyper_parameters.n}-${hyper_parameters.f}/${hyper_parameters.n}"}'
     assert config(text).get("hyper_parameters.s") == "d16-0.5/16"

@@ -33,7 +33,7 @@ def test_a_gpu_that_the_machine_does_not_have_is_refused_with_how_many_it_has(na
 
 @no_gpu
 def test_a_run_on_a_device_that_is_not_there_ends_before_it_leaves_anything(linear: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'cuda:1'.* this machine has 0 GPUs; write cpu or auto"):
+    with pytest.raises(ConfigError, match=r"'cuda:1'.* this machine has 0 GPUs; write cpu or auto"):
         GeneralTrainer(linear, ["runner.train_runner.device=cuda:1"]).run()
     assert not (tmp_path / "cwd" / "runs").exists()
 

@@ -1,0 +1,146 @@
+"""The default network stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from pipeline import Brain, GeneralTrainer, Stage, Updater
+from pipeline.errors import ClassPathError, ConfigError
+from pipeline.training.brain import ModuleBrain
+
+Data = Callable[[int, int], TensorDataset]
+
+
+class Ranker(Brain):
+    """Twice a network of two layers, with two losses."""
+
+    def __init__(self, width: int, depth: int = 1, scale: float = 1.0) -> None:
+        super().__init__({"net": nn.Linear(3, width), "head": nn.Linear(width, 1)})
+        self.arguments = (width, depth, scale)
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        return 2 * self.modules.head(self.modules.net(batch[0]))
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> dict[str, Tensor]:
+        error = predictions - batch[1]
+        return {"loss": error.square().mean(), "absolute": error.abs().mean()}
+
+
+def with_brain(config: dict[str, Any], **phase: Any) -> dict[str, Any]:
+    config["phase"][0] = {"name": "line", "model": Ranker, "dataset_name": "train_data", **phase}
+    return config
+
+
+def test_what_a_phase_is_built_of_stands_in_the_context(config: dict[str, Any]) -> None:
+    config["mode"] = "train"
+    context = GeneralTrainer(config).run()
+    entry = context["model"]["line"]
+    assert list(context["dataset"]) == ["train_data", "valid_data"]
+    assert isinstance(entry["model"], nn.Sequential)
+    assert isinstance(entry["brain"], ModuleBrain)
+    assert entry["brain"].modules.model is entry["model"]
+    assert isinstance(entry["updater"], Updater)
+    assert list(entry["optim_schedulers"]) == ["main"]
+    assert entry["optim_schedulers"]["main"].get_lr() == 0.1
+
+
+def test_an_infer_runner_builds_only_the_data_that_it_evaluates_and_no_optimizer(config: dict[str, Any]) -> None:
+    context = GeneralTrainer(config).run()
+    assert list(context["dataset"]) == ["valid_data"]
+    assert context["model"]["line"]["optim_schedulers"] == {}
+
+
+def test_a_brain_is_its_own_brain_and_trains_as_a_loop_by_hand(config: dict[str, Any], data: Data) -> None:
+    config["mode"] = "train"
+    config["dataset"][0]["shuffle"] = False
+    context = GeneralTrainer(with_brain(config, model_args={"width": 4})).run()
+    torch.manual_seed(0)
+    net, head = nn.Linear(3, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], 0.1)
+    for x, y in 2 * list(zip(*(each.split(4) for each in data(10, 1).tensors), strict=True)):
+        optimizer.zero_grad()
+        (2 * head(net(x)) - y).square().mean().backward()
+        optimizer.step()
+    entry = context["model"]["line"]
+    assert entry["model"] is entry["brain"]
+    assert torch.equal(entry["brain"].modules.net.weight, net.weight)
+    assert torch.equal(entry["brain"].modules.head.bias, head.bias)
+
+
+def test_a_models_parameters_come_by_name_from_hyper_parameters_and_model_args_win(config: dict[str, Any]) -> None:
+    config["mode"] = "train"
+    config["hyper_parameters"] |= {"width": 5, "depth": 2, "unrelated": 9}
+    context = GeneralTrainer(with_brain(config, model_args={"depth": 3})).run()
+    assert context["model"]["line"]["model"].arguments == (5, 3, 1.0)
+
+
+def test_a_parameter_that_nothing_fills_is_refused_with_where_to_add_it(config: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"phase.line.model: Ranker needs width; add it to hyper_parameters or model_"
+    ):
+        GeneralTrainer(with_brain(config)).run()
+
+
+def test_what_is_no_model_is_refused_with_what_may_stand_there(config: dict[str, Any]) -> None:
+    config["phase"][0]["model"] = lambda: [1, 2]
+    with pytest.raises(ConfigError, match=r"phase.line.model: <lambda> made a list; name an nn.Module or a Brain"):
+        GeneralTrainer(config).run()
+
+
+def test_a_plain_module_without_a_loss_is_refused(config: dict[str, Any]) -> None:
+    del config["phase"][0]["loss"]
+    with pytest.raises(
+        ConfigError, match=r"phase.line.loss: Sequential is a plain module and needs a loss; add `loss:`"
+    ):
+        GeneralTrainer(config).run()
+
+
+@pytest.mark.parametrize("loss", ["torch.nn.MSELoss", nn.MSELoss, "torch.nn.functional.mse_loss"])
+def test_a_loss_may_be_a_function_or_a_module_class(config: dict[str, Any], loss: Any, data: Data) -> None:
+    config["phase"][0]["loss"] = loss
+    context = GeneralTrainer(config).run()
+    x, y = data(7, 2).tensors
+    expected = nn.functional.mse_loss(context["model"]["line"]["model"].eval()(x), y).item()
+    assert context["metrics"]["line"]["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_batch_is_made_by_the_collate_fn_of_its_dataset(config: dict[str, Any]) -> None:
+    def double(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        return torch.stack([x for x, _ in samples]), 2 * torch.stack([y for _, y in samples])
+
+    config["dataset"][1]["collate_fn"] = double
+    loader = GeneralTrainer(config).run()["dataset"]["valid_data"]
+    assert torch.equal(next(iter(loader))[1], 2 * loader.dataset.tensors[1][:4])
+
+
+def test_the_optimizer_may_be_a_class(config: dict[str, Any]) -> None:
+    config["mode"] = "train"
+    config["hyper_parameters"]["optimizer"] = {"class": torch.optim.AdamW, "learning_rate": 0.5}
+    scheduler = GeneralTrainer(config).run()["model"]["line"]["optim_schedulers"]["main"]
+    assert type(scheduler.optimizer) is torch.optim.AdamW
+    assert scheduler.get_lr() == 0.5
+
+
+def test_a_model_without_a_trained_parameter_is_refused_in_training(
+    config: dict[str, Any],
+) -> None:
+    config["phase"][0]["model"] = lambda: nn.Linear(3, 1).requires_grad_(False)
+    with pytest.raises(ConfigError, match="has no parameter that is trained; set requires_grad on some"):
+        GeneralTrainer(config).run()
+
+
+def test_a_file_that_fails_on_import_is_refused_at_the_line_of_the_config_that_names_it(
+    config: dict[str, Any], workspace: Any
+) -> None:
+    config["workspace"] = str(
+        workspace({"model.py": "import torch, nothing_of_that_name\nclass Model(torch.nn.Module): pass\n"})
+    )
+    config["phase"][0]["model"] = "{workspace}/model.py"
+    with pytest.raises(ClassPathError, match=r"phase.line.model: .*nothing_of_that_name"):
+        GeneralTrainer(config).run()

@@ -1,0 +1,86 @@
+"""The default terminal stage."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from torch import Tensor
+
+from pipeline import Context, GeneralTrainer, RunnerBase
+
+
+def results(context: Context) -> Any:
+    """What results.json says; nan and the like, which are no JSON, are refused."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    folder = context["run_dir"] / context["runner_name"]
+    return json.loads((folder / "results.json").read_text(), parse_constant=refuse)
+
+
+def test_the_results_of_training_are_numbers_counters_and_the_newest_checkpoint(config: dict[str, Any]) -> None:
+    config["mode"] = "train"
+    context = GeneralTrainer(config).run()
+    assert results(context) == {
+        "metrics": context["metrics"],
+        "train_state": {"iteration": 6, "update": 6, "epoch": 2, "samples": 20, "phase_index": 0},
+        "checkpoint": "train/checkpoints/step-000000000006",
+    }
+    assert set(context["metrics"]["line"]) == {"loss", "valid_loss"}
+
+
+def test_the_results_of_inference_name_no_checkpoint_of_its_own(config: dict[str, Any]) -> None:
+    context = GeneralTrainer(config).run()
+    assert results(context)["checkpoint"] is None
+    assert results(context)["metrics"] == context["metrics"]
+
+
+class Undefined:
+    """A metric that is never a finite number."""
+
+    def __init__(self, value: float = math.nan) -> None:
+        self.value = value
+
+    def update(self, predictions: Tensor, target: Tensor) -> None:
+        pass
+
+    def compute(self) -> float:
+        return self.value
+
+    def reset(self) -> None:
+        pass
+
+
+def test_numbers_that_are_not_finite_become_null(config: dict[str, Any]) -> None:
+    config["phase"][0]["metrics"] = {
+        "undefined": {"class": Undefined},
+        "endless": {"class": Undefined, "args": {"value": -math.inf}},
+        "four": {"class": Undefined, "args": {"value": 4.0}},
+    }
+    told = results(GeneralTrainer(config).run())["metrics"]["line"]
+    assert (told["undefined"], told["endless"], told["four"]) == (None, None, 4.0)
+
+
+def test_a_runner_stage_that_writes_no_metrics_leaves_results_without_any(config: dict[str, Any]) -> None:
+    class Silent(RunnerBase):
+        def run(self, context: Context) -> None:
+            context["seen"] = True
+
+    config["mode"] = "train"
+    config["runner"][0]["runner_class_path"] = Silent
+    told = results(GeneralTrainer(config).run())
+    assert told["metrics"] == {}
+    assert told["checkpoint"] is None
+
+
+def test_what_is_no_json_in_the_metrics_of_a_runner_of_ones_own_is_written_as_text(config: dict[str, Any]) -> None:
+    class Telling(RunnerBase):
+        def run(self, context: Context) -> None:
+            context["metrics"] = {"line": {"device": context["device"], "loss": math.inf}}
+
+    config["mode"] = "train"
+    config["runner"][0]["runner_class_path"] = Telling
+    assert results(GeneralTrainer(config).run())["metrics"] == {"line": {"device": "cpu", "loss": None}}
