@@ -10,14 +10,14 @@ from loguru import logger
 
 from pipeline.class_path import user_frames
 from pipeline.discovery import culprit
-from pipeline.errors import ExitCode, PipelineError
+from pipeline.errors import ClassPathError, ExitCode, PipelineError
 from pipeline.opening import OpenRun, OpenRunner
 
 
 def exit_code(error: BaseException) -> ExitCode:
-    """What a run that an error ended leaves with."""
+    """What a run that an error ended leaves with; once it runs, nothing counts as a wrong command line any more."""
     if isinstance(error, PipelineError):
-        return error.exit_code
+        return ExitCode.FAILED if error.exit_code is ExitCode.USAGE else error.exit_code
     return ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else ExitCode.FAILED
 
 
@@ -56,7 +56,8 @@ def describe(error: BaseException, stage: str, runner: OpenRunner) -> str:
     """The first line: which stage, which class, which line of the config, or which plugin."""
     name = f"runner '{runner.settings.name}'"
     plugin = culprit(runner.plugins, error)
-    if stage == "trainer" and not plugin and isinstance(error, PipelineError):
+    says_where = stage == "trainer" or str(error).startswith(runner.place(stage))
+    if says_where and not plugin and isinstance(error, PipelineError):
         return f"{name}: {error}"
     where = [plugin] if plugin else []
     where += [runner.place(stage)] if stage != "trainer" else []
@@ -68,12 +69,12 @@ def describe(error: BaseException, stage: str, runner: OpenRunner) -> str:
 
 def log_error(error: BaseException, headline: str) -> None:
     """The headline; under it, for what user code raised, its own traceback without frames of ours before it."""
-    if isinstance(error, PipelineError | KeyboardInterrupt):
+    shown = error.user_error if isinstance(error, ClassPathError) else error
+    if shown is None or isinstance(shown, PipelineError | KeyboardInterrupt):
         logger.error(headline)
     else:
-        logger.opt(exception=error.with_traceback(user_frames(error.__traceback__) or error.__traceback__)).error(
-            headline
-        )
+        trace = user_frames(shown.__traceback__) or shown.__traceback__
+        logger.opt(exception=shown.with_traceback(trace)).error(headline)
 
 
 def _abort(runner: OpenRunner, error: BaseException) -> None:
@@ -85,5 +86,5 @@ def _abort(runner: OpenRunner, error: BaseException) -> None:
 def _also(what: str, act: Callable[[], object]) -> None:
     try:
         act()
-    except Exception as second:  # the first error is the one that counts
+    except BaseException as second:  # the first error is the one that counts, also before a second Ctrl-C
         logger.opt(exception=second).error(f"{what} failed as well: {type(second).__name__}: {second}")

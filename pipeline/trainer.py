@@ -120,6 +120,7 @@ class GeneralTrainer:
         context, order = runner.context, list(runner.classes)
         if stage == "terminal":
             if wrote_status:
+                context.enter(stage)  # it has run, so this is a failure of its own, without abort
                 status = context["status"]
                 raise StageError(
                     f"{runner.place(stage)} wrote context['status'] = {status!r}, and nothing follows; take it out"
