@@ -95,7 +95,7 @@ def _parse_file(text: str, path: str, name: str, folder: Path | None, workspace:
 
 
 def _python_files(folder: Path) -> list[str]:
-    return sorted(file.name for file in folder.glob("*.py")) if folder.is_dir() else []
+    return sorted(file.name for file in folder.glob("*.py") if file.is_file())
 
 
 def define(path: ClassPath) -> source.Definition | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import platform
 import secrets
@@ -164,6 +165,15 @@ class RunDirectory:
                 "error": error,
             },
         )
+
+
+def finite(value: Any) -> Any:
+    """Plain data for JSON, which has no nan and no inf: those become null."""
+    if isinstance(value, dict):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _now() -> str:

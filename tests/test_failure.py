@@ -274,7 +274,7 @@ def test_a_model_file_that_fails_to_import_is_told_with_the_users_own_traceback(
 
 
 def test_a_class_that_cannot_be_loaded_once_stages_have_run_is_no_fault_of_the_command_line(linear: Path) -> None:
-    (linear.parent / "model.py").write_text("class Model: ...\nraise OSError('no weights here')")
+    (linear.parent / "model.py").write_text("import torch\nclass Model(torch.nn.Module): ...\nraise OSError('no weights here')")
     trainer = GeneralTrainer(linear, ["phase.line.model=model.py", "phase.line.model_args={}"])
     with pytest.raises(ClassPathError, match="no weights here"):
         trainer.run()
@@ -293,8 +293,8 @@ def test_status_json_says_how_the_run_ended(error: BaseException, state: str, co
     left = status()
     assert (left["state"], left["exit_code"], left["resumable"]) == (state, code, False)
     assert left["error"] == f"{type(error).__name__}: {error}"
-    assert "runner 'only'" in left["reason"]
-    assert "runner (test_failure.Runner, dict)" in left["reason"]
+    assert left["reason"].startswith("runner 'only': ")
+    assert ".Runner, dict)" in left["reason"]
     assert trainer.outcome == code
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pipeline.checkpoint import files, manifest, tensors
 from pipeline.errors import CheckpointError, StorageError
+from pipeline.run_directory import finite
 
 _STEP = re.compile(r"step-(\d{12})")
 
@@ -49,7 +50,9 @@ class Checkpointer:
         contents = {
             f"{phase}.safetensors": tensors.encode(module_of(entry).state_dict()) for phase, entry in models.items()
         }
-        contents["state.json"] = json.dumps({"train_state": dict(train_state), "metrics": metrics}, indent=1).encode()
+        contents["state.json"] = json.dumps(
+            finite({"train_state": dict(train_state), "metrics": metrics}), indent=1
+        ).encode()
         temporary = self.folder / f".tmp-{final.name}-{uuid.uuid4().hex[:8]}"
         try:
             files.make_folder(temporary)
@@ -60,9 +63,11 @@ class Checkpointer:
             )
             files.sync_folder(temporary)
             files.move_into_place(temporary, final)
-        except OSError as error:
+        except BaseException as error:
             if temporary.exists():
                 files.remove(temporary)
+            if not isinstance(error, OSError):
+                raise
             raise StorageError(f"{final}: cannot be saved: {error.strerror}; free or repair the storage") from error
         return final
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import torch
@@ -65,8 +65,11 @@ def build_loader(
     where = f"dataset.{settings.name}"
     sampler = None
     if isinstance(dataset, IterableDataset):
+        kind = f"{type(dataset).__name__} is an IterableDataset"
+        if settings.num_workers > 1:
+            twice = f"with num_workers: {settings.num_workers} each worker would give every sample"
+            raise DataError(f"{where}: {kind}: {twice}; set it to 0 or 1 until streams are shared out")
         if settings.shuffle:
-            kind = f"{type(dataset).__name__} is an IterableDataset"
             raise DataError(f"{where}: shuffle: true needs indices, and {kind}; shuffle in the dataset itself")
     elif not isinstance(dataset, Sized):
         raise DataError(
@@ -94,16 +97,3 @@ def set_epoch(loader: Any, epoch: int) -> None:
         tell = getattr(part, "set_epoch", None)
         if tell:
             tell(epoch)
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it, however deep in tuples, lists and mappings, on ``device``."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {name: to_device(value, device) for name, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch

@@ -61,6 +61,8 @@ class Network(NetworkBase):
         optim_schedulers = (
             {} if context["is_infer"] else {"main": self.build_optim_scheduler(brain.modules, runner, context)}
         )
+        # The default runner binds again, for whatever network it gets; a runner of the user's own need not.
+        brain.bind(phase.name, optim_schedulers, context, runner.nonfinite_patience)
         return {"model": model, "brain": brain, "optim_schedulers": optim_schedulers, "updater": Updater(brain)}
 
     def build_model(self, phase: PhaseSchema, context: Context) -> nn.Module | Brain:
@@ -102,6 +104,8 @@ class Network(NetworkBase):
         """The optimizer that ``hyper_parameters.optimizer`` describes, with a constant rate."""
         settings = dict(context["hyper_parameters"]["optimizer"])
         kind = settings.pop("class")
+        if isinstance(kind, str) and "/" in kind:
+            kind = load(kind, "hyper_parameters.optimizer.class", "Optimizer", context["config"])
         if "learning_rate" in settings:
             settings["lr"] = settings.pop("learning_rate")
         return Constant(kind, settings, module, grad_clip=runner.grad_clip)

@@ -12,9 +12,11 @@ from pipeline.config.load import Config
 from pipeline.config.schema import PhaseSchema
 from pipeline.context import Context
 from pipeline.errors import DataError
+from pipeline.run_directory import finite
 from pipeline.stages.base import RunnerBase
 from pipeline.training.brain import Stage
-from pipeline.training.loop import Training, watched
+from pipeline.training.evaluation import watched
+from pipeline.training.loop import Training
 from pipeline.training.metrics import build_metrics
 
 
@@ -63,7 +65,9 @@ class _Predictions:
     def __call__(self, predictions: Any, target: Any) -> None:
         """Write a batch; reading the numbers makes a GPU wait, once per batch."""
         for prediction, wanted in zip(_rows(predictions), _rows(target), strict=True):
-            self.file.write(json.dumps({"index": self.index, "prediction": prediction, "target": wanted}) + "\n")
+            self.file.write(
+                json.dumps(finite({"index": self.index, "prediction": prediction, "target": wanted})) + "\n"
+            )
             self.index += 1
 
 

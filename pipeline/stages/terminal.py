@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 from loguru import logger
 
 from pipeline.context import Context
+from pipeline.run_directory import finite
 from pipeline.stages.base import TerminalBase
 
 
@@ -20,7 +20,7 @@ class Terminal(TerminalBase):
         folder: Path = context["run_dir"] / context["runner_name"]
         metrics = context.get("metrics") or {}
         results = {
-            "metrics": _finite(metrics),
+            "metrics": finite(metrics),
             "train_state": context["train_state"],
             "checkpoint": self.newest(context),
         }
@@ -31,10 +31,3 @@ class Terminal(TerminalBase):
         """The newest checkpoint of this runner, relative to the run directory."""
         path = context["checkpointer"].newest()
         return str(path.relative_to(context["run_dir"])) if path else None
-
-
-def _finite(metrics: object) -> object:
-    """JSON has no nan and no inf: those become null."""
-    if isinstance(metrics, dict):
-        return {name: _finite(value) for name, value in metrics.items()}
-    return None if isinstance(metrics, float) and not math.isfinite(metrics) else metrics

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from typing import Any, NoReturn
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from pipeline.context import Context
+from pipeline.data.batch import shape_of, split, uncountable
 from pipeline.discovery import plain_callable
 from pipeline.errors import DataError, DivergedError
 from pipeline.training.metrics import Mean
@@ -36,14 +36,14 @@ class Brain:
 
     Attributes:
         train_loss: mean of the finite training losses since it was last reset.
-        nonfinite: how many batches in a row were discarded for a loss that is not finite.
+        nonfinite: how many batches of the pass were discarded for a loss that is not finite.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module] | None = None) -> None:
         self.modules = nn.ModuleDict(dict(modules or {}))
         self.train_loss = Mean()
         self.nonfinite = 0
-        self._nonfinite_since = 0
+        self._first_nonfinite = 0
         self._phase = ""
         self._patience = 0
         self._context: Context | None = None
@@ -61,13 +61,19 @@ class Brain:
             phase: its name, for messages.
             optim_schedulers: name -> the schedulers that its losses drive.
             context: the run's; its hooks are resolved here, once.
-            patience: how many non-finite losses in a row are discarded before training ends.
+            patience: how many non-finite losses a pass may have before training ends.
         """
         self._phase, self._patience, self._context = phase, patience, context
         self._train_state = context["train_state"]
         self._optim_schedulers = list(optim_schedulers.values())
         self._before_batch = plain_callable(context["hooks"], "before_batch")
         self._after_batch = plain_callable(context["hooks"], "after_batch")
+
+    def begin_pass(self) -> None:
+        """Training mode, and the training numbers of the pass before forgotten."""
+        self.modules.train()
+        self.train_loss.reset()
+        self.nonfinite = 0
 
     def compute_forward(self, batch: Any, stage: Stage) -> Any:
         """The predictions for a batch."""
@@ -90,7 +96,6 @@ class Brain:
         predictions = self.compute_forward(batch, Stage.TRAIN)
         losses = self._losses(self.compute_objectives(predictions, batch, Stage.TRAIN))
         if optimize(losses, self._optim_schedulers, self._train_state["epoch"]):
-            self.nonfinite = 0
             self.train_loss.add(losses["loss"].detach(), self.count_samples(batch) or uncountable(batch))
         else:
             self._discarded(losses["loss"])
@@ -121,7 +126,7 @@ class Brain:
         named = {"loss": losses} if isinstance(losses, Tensor) else losses
         if not isinstance(named, dict) or not isinstance(named.get("loss"), Tensor):
             raise DataError(
-                f"phase.{self._phase}: compute_objectives returned {_shape(losses)}; return a scalar tensor, or a dict with 'loss'"
+                f"phase.{self._phase}: compute_objectives returned {shape_of(losses)}; return a scalar tensor, or a dict with 'loss'"
             )
         if named["loss"].dim():
             raise DataError(
@@ -131,13 +136,13 @@ class Brain:
 
     def _discarded(self, loss: Tensor) -> None:
         if not self.nonfinite:
-            self._nonfinite_since = self._train_state["iteration"] + 1
+            self._first_nonfinite = self._train_state["iteration"] + 1
         self.nonfinite += 1
         if self.nonfinite > self._patience:
-            since = self._nonfinite_since
+            times = f"{self.nonfinite} of its losses in this epoch were not finite, the first in iteration"
             raise DivergedError(
-                f"phase.{self._phase}: 'loss' is {loss.item()} since iteration {since}, {self.nonfinite} times in a row; "
-                "lower the learning rate, set grad_clip, or check the data; none of these batches changed the weights"
+                f"phase.{self._phase}: 'loss' is {loss.item()}: {times} {self._first_nonfinite}; lower the learning "
+                "rate, set grad_clip, or check the data; none of these batches changed the weights"
             )
 
 
@@ -180,38 +185,3 @@ class ModuleBrain(Brain):
     def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
         """The loss of the predictions."""
         return self.loss(predictions, split(batch)[1])
-
-
-def split(batch: Any) -> tuple[Any, Any]:
-    """(inputs, target) of a batch: a pair, or a mapping with ``target`` or ``label``.
-
-    Raises:
-        DataError: it is neither.
-    """
-    if isinstance(batch, list | tuple) and len(batch) == 2:
-        return batch[0], batch[1]
-    if isinstance(batch, Mapping):
-        for name in ("target", "label"):
-            if name in batch:
-                return {key: value for key, value in batch.items() if key != name}, batch[name]
-        keys = ", ".join(map(str, batch))
-        raise DataError(f"a batch with the keys {keys} has neither 'target' nor 'label'; name one so, or write a Brain")
-    raise DataError(
-        f"a batch is {_shape(batch)}, not (inputs, target) and not a mapping; "
-        "return a pair from the dataset, or write a Brain with its own target()"
-    )
-
-
-def uncountable(batch: Any) -> NoReturn:
-    """Refuse a batch without a sample in it, which would count nothing in any mean."""
-    raise DataError(f"a batch is {_shape(batch)} with no tensor to count samples by; define count_samples in the Brain")
-
-
-def _shape(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    return (
-        f"a {type(value).__name__} of {len(value)}"
-        if isinstance(value, list | tuple | dict)
-        else f"a {type(value).__name__}"
-    )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,14 @@ import torch
 
 from pipeline.config.schema import Interval, PhaseSchema, RunnerSchema
 from pipeline.context import Context
-from pipeline.data.loader import set_epoch, to_device
+from pipeline.data.batch import on_device
+from pipeline.data.loader import set_epoch
 from pipeline.errors import DataError
-from pipeline.training.brain import Brain, Stage, uncountable
-from pipeline.training.metrics import Mean, Metric, build_metrics
+from pipeline.training.brain import Brain, Stage
+from pipeline.training.evaluation import watched
+from pipeline.training.metrics import Mean, build_metrics
 from pipeline.training.triggers import NEVER, Triggers
 from pipeline.training.updater import UpdaterBase
-
-Observer = Callable[[Any, Any], None]
-"""Called with (predictions, target) of each evaluated batch."""
 
 
 def train_pass(
@@ -125,12 +123,13 @@ class Training:
         loader = self.loaders[phase.dataset_name or ""]
         brain, updater = entry["brain"], entry["updater"]
         set_epoch(loader, epoch)
-        brain.modules.train()
-        brain.train_loss.reset()
+        brain.begin_pass()
         report = _Report(self.context, phase.name, brain)
         before = self.state["iteration"]
         updater.state.epoch = epoch
-        due = train_pass(on(loader, self.device), updater, self.state, self._next_look(), partial(self.on_due, report))
+        due = train_pass(
+            on_device(loader, self.device), updater, self.state, self._next_look(), partial(self.on_due, report)
+        )
         if self.state["iteration"] == before:
             nothing = f"'{phase.dataset_name}' gave no batch in epoch {epoch}"
             raise DataError(f"phase.{phase.name}: {nothing}; check the dataset, or drop_last with few samples")
@@ -189,68 +188,3 @@ class _Report:
         self._close()
         self.context["train_state"]["samples"] += self.epoch_loss.count
         return {"loss": self.epoch_loss.compute()}
-
-
-def on(loader: Iterable[Any], device: torch.device) -> Iterable[Any]:
-    """The batches of a loader, on a device; the loader itself where they are there already."""
-    return loader if device.type == "cpu" else (to_device(batch, device) for batch in loader)
-
-
-@contextmanager
-def evaluating(brain: Brain) -> Any:
-    """Modules in evaluation mode and no gradients, until the block ends."""
-    brain.modules.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        brain.modules.train()
-
-
-def evaluate(
-    brain: Brain, batches: Iterable[Any], stage: Stage, metrics: Mapping[str, Metric], observe: Observer | None = None
-) -> dict[str, float]:
-    """One pass without training.
-
-    Args:
-        brain: computes predictions and losses.
-        batches: on their device.
-        stage: VALID or TEST.
-        metrics: name -> metric; reset first.
-        observe: called with every batch's predictions and target.
-
-    Returns:
-        ``loss`` and the metrics by name.
-    """
-    loss = Mean()
-    for metric in metrics.values():
-        metric.reset()
-    with evaluating(brain):
-        for batch in batches:
-            predictions, losses = brain.evaluate_batch(batch, stage)
-            loss.add(losses["loss"], brain.count_samples(batch) or uncountable(batch))
-            target = brain.target(batch) if metrics or observe else None
-            for metric in metrics.values():
-                metric.update(predictions, target)
-            if observe:
-                observe(predictions, target)
-    if not loss.count:
-        raise DataError("the evaluated dataset gave no batch; check it")
-    return {"loss": loss.compute(), **{name: float(metric.compute()) for name, metric in metrics.items()}}
-
-
-def watched(
-    context: Context,
-    phase: str,
-    brain: Brain,
-    loader: Any,
-    stage: Stage,
-    metrics: Mapping[str, Metric],
-    observe: Observer | None = None,
-) -> dict[str, float]:
-    """Evaluate a phase with the plugins told before and after."""
-    hooks = context["hooks"]
-    hooks.before_validation(context=context, phase=phase)
-    numbers = evaluate(brain, on(loader, context["device"]), stage, metrics, observe)
-    hooks.after_validation(context=context, phase=phase, metrics=numbers)
-    return numbers

@@ -119,6 +119,10 @@ class LogLoss:
 
     def update(self, predictions: Tensor, target: Tensor) -> None:
         """Predictions and labels in [0, 1], both [batch]."""
+        if not self.from_logits and ((predictions < 0) | (predictions > 1)).any():
+            raise DataError(
+                "LogLoss: predictions outside [0, 1] are no probabilities; for logits write args: {from_logits: true}"
+            )
         functional = torch.nn.functional
         cross_entropy = (
             functional.binary_cross_entropy_with_logits if self.from_logits else functional.binary_cross_entropy

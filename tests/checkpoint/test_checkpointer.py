@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -208,3 +209,9 @@ def test_what_is_no_checkpoint_is_refused_with_what_to_do(
         write(path, content)
     with pytest.raises(CheckpointError, match=message):
         Checkpointer(tmp_path).load_weights(path, entries(main=nn.Linear(1, 1)))
+
+
+def test_a_number_that_is_not_finite_is_null_in_the_state(tmp_path: Path) -> None:
+    model = {"model": torch.nn.Linear(1, 1)}
+    saved = Checkpointer(tmp_path).save({"main": model}, {"iteration": 1}, {"main": {"auc": math.nan, "loss": 1.0}})
+    assert json.loads((saved / "state.json").read_text())["metrics"] == {"main": {"auc": None, "loss": 1.0}}

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from pipeline.config.schema import DatasetSchema
-from pipeline.data.loader import EpochSampler, build_loader, mix, set_epoch, to_device
+from pipeline.data.batch import to_device
+from pipeline.data.loader import EpochSampler, build_loader, mix, set_epoch
 from pipeline.errors import DataError
 
 CPU = torch.device("cpu")
@@ -115,6 +116,7 @@ def test_an_iterable_dataset_is_read_in_its_order_and_told_the_epoch() -> None:
     ("dataset", "keys", "message"),
     [
         (TensorDataset(torch.empty(0)), {"args": {"split": "x"}}, r"TensorDataset has no samples; check .*\{'split'"),
+        (Stream(), {"num_workers": 2}, r"Stream is an .*: 2 each worker would give every sample; set it to 0 or 1"),
         (Stream(), {"shuffle": True}, r"shuffle: true needs indices, and Stream is an IterableDataset; shuffle in"),
         (Endless(), {}, r"Endless has no length; give it __len__, or make it an IterableDataset"),
     ],

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from pipeline import Context
 from pipeline.errors import DataError, DivergedError
 from pipeline.training.brain import ModuleBrain, Stage
-from pipeline.training.loop import evaluate
+from pipeline.training.evaluation import evaluate
 from pipeline.training.metrics import Accuracy
 
 Config = Callable[..., dict[str, Any]]
@@ -344,6 +344,14 @@ def test_evaluation_weighs_a_short_last_batch_by_its_samples() -> None:
     assert numbers["accuracy"] == pytest.approx((scores.argmax(1) == classes).double().mean().item(), rel=1e-6)
 
 
+def test_evaluation_leaves_each_module_in_the_mode_that_it_was_in() -> None:
+    frozen = nn.Dropout().eval()
+    brain = ModuleBrain(nn.Sequential(nn.Dropout(), frozen), mse)
+    evaluate(brain, [(torch.ones(2, 1), torch.ones(2, 1))], Stage.VALID, {})
+    assert brain.module[0].training
+    assert not frozen.training
+
+
 def test_evaluation_of_nothing_is_refused() -> None:
     with pytest.raises(DataError, match="the evaluated dataset gave no batch; check it"):
         evaluate(ModuleBrain(nn.Identity(), mse), [], Stage.TEST, {})
@@ -427,9 +435,7 @@ def test_a_discarded_batch_leaves_the_weights_as_if_it_had_not_been_there(
 def test_diverged_training_ends_with_exit_code_5_and_says_where(config: Config, run: Run) -> None:
     chosen = config(nonfinite_patience=1)
     chosen["phase"][0]["model"] = lambda: Breaking(at=(2, 4, 5))
-    with pytest.raises(
-        DivergedError, match=r"phase.line: 'loss' is nan since iteration 4, 2 times in a row; lower the"
-    ):
+    with pytest.raises(DivergedError, match=r"phase.line: 'loss' is nan: 2 of .* the first in iteration 4; lower the"):
         run(chosen)
     (status,) = Path("runs/config").glob("2*/status.json")
     assert json.loads(status.read_text())["exit_code"] == 5
@@ -437,9 +443,9 @@ def test_diverged_training_ends_with_exit_code_5_and_says_where(config: Config, 
 
 def test_where_training_diverged_is_counted_over_all_phases(config: Config, run: Run, make_table: Table) -> None:
     chosen = two_phases(config, make_table, nonfinite_patience=1)
-    # The last of the three batches of epoch 0, and the first of epoch 1; between them are three of the other phase.
-    chosen["phase"][1]["model"] = lambda: Breaking(at=(3, 4), features=5)
-    with pytest.raises(DivergedError, match=r"phase.wide: 'loss' is nan since iteration 3, 2 times in a row"):
+    # Two of the three batches of epoch 1; they come after three of epoch 0 and six of the other phase.
+    chosen["phase"][1]["model"] = lambda: Breaking(at=(4, 5), features=5)
+    with pytest.raises(DivergedError, match=r"phase.wide: 'loss' is nan: 2 of .* the first in iteration 7; lower"):
         run(chosen)
 
 

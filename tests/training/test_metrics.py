@@ -104,6 +104,13 @@ def test_accuracy_is_the_share_of_hits_with_a_short_last_batch() -> None:
     assert metric.compute() == pytest.approx(3 / 4)
 
 
+def test_log_loss_of_logits_taken_for_probabilities_says_what_to_write() -> None:
+    with pytest.raises(
+        DataError, match=r"outside \[0, 1\] are no probabilities; for logits write args: {from_logits: true}"
+    ):
+        LogLoss().update(torch.tensor([0.5, 1.5]), torch.tensor([0.0, 1.0]))
+
+
 @pytest.mark.parametrize("metric", [LogLoss(), Accuracy()])
 def test_a_metric_is_nan_after_a_reset(metric: LogLoss | Accuracy) -> None:
     metric.update(torch.tensor([[0.5]]), torch.tensor([0.0]))

@@ -1,0 +1,67 @@
+"""What a batch is: (inputs, target), or a mapping; and how it gets to a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import DataError
+
+
+def split(batch: Any) -> tuple[Any, Any]:
+    """(inputs, target) of a batch: a pair, or a mapping with ``target`` or ``label``.
+
+    Raises:
+        DataError: it is neither.
+    """
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        return batch[0], batch[1]
+    if isinstance(batch, Mapping):
+        for name in ("target", "label"):
+            if name in batch:
+                return {key: value for key, value in batch.items() if key != name}, batch[name]
+        keys = ", ".join(map(str, batch))
+        raise DataError(f"a batch with the keys {keys} has neither 'target' nor 'label'; name one so, or write a Brain")
+    raise DataError(
+        f"a batch is {shape_of(batch)}, not (inputs, target) and not a mapping; "
+        "return a pair from the dataset, or write a Brain with its own target()"
+    )
+
+
+def uncountable(batch: Any) -> NoReturn:
+    """Refuse a batch without a sample in it, which would count nothing in any mean."""
+    raise DataError(
+        f"a batch is {shape_of(batch)} with no tensor to count samples by; define count_samples in the Brain"
+    )
+
+
+def shape_of(value: Any) -> str:
+    """What a value is, for messages."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return (
+        f"a {type(value).__name__} of {len(value)}"
+        if isinstance(value, list | tuple | dict)
+        else f"a {type(value).__name__}"
+    )
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor in it, however deep in tuples, lists and mappings, on ``device``."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {name: to_device(value, device) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+def on_device(loader: Iterable[Any], device: torch.device) -> Iterable[Any]:
+    """The batches of a loader, on a device; the loader itself where they are there already."""
+    return loader if device.type == "cpu" else (to_device(batch, device) for batch in loader)
