@@ -187,7 +187,8 @@ def _writable(value: Any) -> Any:
 
 def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:
     """Choose the plugins of a runner and fill its context with what the trainer writes."""
-    config = run.config
+    # A config of its own: what a runner does to the arguments that it is given, the next does not see.
+    config = run.config.in_run(run.directory.path)
     settings = next(runner for runner in config.runners if runner.name == name)
     plugins = discovery.manager()
     folder = run.directory.path / name

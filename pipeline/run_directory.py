@@ -125,7 +125,7 @@ class RunDirectory:
                 "python": sys.version,
                 "packages": {name: _version(name) for name in _PACKAGES},
                 "hardware": {"cpus": os.cpu_count(), **hardware},
-                "git": _git_state(workspace) if workspace else None,
+                "git": _git_state(workspace, self.path.parents[1]) if workspace else None,
                 "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
             },
         )
@@ -204,11 +204,13 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit and whether there are uncommitted changes; None outside a repository, or without git."""
+def _git_state(folder: Path, outputs: Path) -> dict[str, Any] | None:
+    """Commit and whether anything but the outputs is uncommitted; None outside a repository, or without git."""
     try:
-        commit = _git(folder, "rev-parse", "HEAD")
-        return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--", "."))}
+        commit, top = _git(folder, "rev-parse", "HEAD"), Path(_git(folder, "rev-parse", "--show-toplevel"))
+        apart = outputs.is_relative_to(top) and not folder.is_relative_to(outputs)
+        kept_out = [f":(exclude,top,literal){outputs.relative_to(top)}"] if apart else []
+        return {"commit": commit, "dirty": bool(_git(top, "status", "--porcelain", "--", ".", *kept_out))}
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -299,9 +299,9 @@ def test_the_trainer_says_which_line_of_the_config_names_a_class_that_fails(line
 
 
 def test_nothing_is_run_when_a_class_cannot_be_loaded(linear: Path) -> None:
-    (linear.parent / "startup.py").write_text("raise RuntimeError('boom')\nclass Startup: pass")
+    (linear.parent / "startup.py").write_text(f"{textwrap.dedent(STAGE)}raise RuntimeError('boom')")
     override = "runner.train_runner.startup_class_path={workspace}/startup.py:Startup"
-    with pytest.raises(Exception, match="Startup"):
+    with pytest.raises(ClassPathError, match=r"startup.py:\d+: RuntimeError: boom; mend the file"):
         GeneralTrainer(linear, overrides=[override]).run()
     assert not Path("runs").exists()
 

@@ -79,7 +79,7 @@ class Startup(StartupBase):
 class Runner(RunnerBase):
     def run(self, context):
         entry = context["model"]["line"]
-        entry["brain"].bind("line", entry["optim_schedulers"], context)
+        # Bound by whoever knows the run.
         for epoch in range(2):
             context["current_epoch"] = epoch
             for batch in context["dataset"]["train_data"]:
@@ -138,14 +138,15 @@ def test_a_stage_that_knows_only_its_base_works_with_the_default_rest(linear: Pa
 
 
 def test_all_five_stages_that_know_only_their_bases_work_together(linear: Path) -> None:
-    context = replaced(linear, BASES, STAGES)
+    bind = 'entry["brain"].bind("line", entry["optim_schedulers"], context)'
+    context = replaced(linear, BASES.replace("# Bound by whoever knows the run.", bind), STAGES)
     for found, wanted in zip(weights(context), expected().values(), strict=True):
         assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("subset", [*((stage,) for stage in STAGES), STAGES], ids="+".join)
 def test_what_the_trainer_owns_survives_any_swapped_stages(linear: Path, subset: tuple[str, ...]) -> None:
-    replaced(linear, BASES, subset)
+    replaced(linear, SUBCLASSES, subset)
     run = Path("runs/workspace/latest")
     owned = {"config.yaml", "environment.json", "command.txt", "log.txt", "lock", "status.json", "context.json"}
     assert owned | {"workspace", "train_runner"} == {each.name for each in run.iterdir()}

@@ -1,0 +1,169 @@
+"""What stages say that they read and write, held against each other and against the context."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline import Context, GeneralTrainer, StartupBase, contracts, source
+from pipeline.check import check
+from pipeline.errors import ContextError
+from pipeline.workspaces import package_name
+
+Workspace = Callable[..., Path]
+
+
+def definition(folder: Path, name: str) -> source.Definition:
+    module = source.read(f"{package_name(folder)}.stages")
+    assert module
+    found = source.define(module, name)
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("reads = ('a', 'b')", ("a", "b")),
+        ("reads = ['a']", ("a",)),
+        ("reads: tuple[str, ...] = ('a',)", ("a",)),
+        ("reads = ()", ()),
+        ("reads = KEYS", None),
+        ("reads = ('a', *KEYS)", None),
+        ("reads: tuple[str, ...]", None),
+    ],
+)
+def test_what_a_class_declares_is_read_from_its_source(
+    workspace: Workspace, body: str, expected: tuple[str, ...] | None
+) -> None:
+    folder = workspace({"stages.py": f"KEYS = ('k',)\nclass Base:\n    {body}\nclass Stage(Base): pass\n"})
+    assert contracts.declared(definition(folder, "Stage"), "reads") == expected
+
+
+def test_what_a_class_declares_hides_what_its_base_does(workspace: Workspace) -> None:
+    folder = workspace({"stages.py": "class Base:\n    reads = ('a',)\nclass Stage(Base):\n    reads = ('b',)\n"})
+    assert contracts.declared(definition(folder, "Stage"), "reads") == ("b",)
+
+
+STAGES = """
+    class First:
+        writes = ("points",)
+    class Second:
+        reads = ("points", "device")
+        writes = ("model",)
+    class Typo:
+        reads = ("pionts",)
+    class Late:
+        reads = ("loss",)
+    class Silent:
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        (["First", "Second"], {}),
+        (["First", "Typo"], {"Typo": "Typo (stages.py:7) reads context['pionts']; no earlier stage writes it; did you mean 'points'?"}),
+        (["First", "Late"], {"Late": "Late (stages.py:9) reads context['loss']; no earlier stage writes it; written by then: points"}),
+        (["Second"], {"Second": "Second (stages.py:4) reads context['points']; no earlier stage writes it; "
+                                "written by then: nothing but what the trainer writes"}),
+        (["Silent", "Late"], {}),
+        (["Second", "First"], {"Second": "Second (stages.py:4) reads context['points']; no earlier stage writes it; "
+                                         "written by then: nothing but what the trainer writes"}),
+    ],
+)  # fmt: skip
+def test_a_declared_read_that_no_earlier_stage_writes_is_named(
+    workspace: Workspace, order: list[str], expected: dict[str, str]
+) -> None:
+    folder = workspace({"stages.py": STAGES})
+    assert contracts.unwritten({name: definition(folder, name) for name in order}, frozenset({"device"})) == expected
+
+
+def test_a_stage_that_cannot_be_read_makes_everything_after_it_uncertain(workspace: Workspace) -> None:
+    late = definition(workspace({"stages.py": STAGES}), "Late")
+    assert contracts.unwritten({"instance": None, "network": late}, frozenset()) == {}
+
+
+class Reader(StartupBase):
+    reads = ("modle",)
+    writes = ("weights",)
+
+    def startup(self, context: Context) -> None:
+        pass
+
+
+def test_a_stage_is_not_run_without_what_it_declares_to_read() -> None:
+    context = Context(model=1)
+    expected = r"startup \(x.yaml:3\) declares that it reads context\['modle'\], .* far: model; did you mean 'model'\?"
+    with pytest.raises(ContextError, match=expected):
+        contracts.check_reads(Reader(context), "startup (x.yaml:3)", context)
+
+
+def test_a_stage_that_did_not_write_what_it_declares_is_told() -> None:
+    context = Context(modle=1)
+    contracts.check_reads(Reader(context), "startup", context)
+    with pytest.raises(
+        ContextError, match=r"writes context\['weights'\] but did not; write it, or take it out of `writes`"
+    ):
+        contracts.check_writes(Reader(context), "startup", context)
+
+
+def test_a_stage_that_keeps_its_word_passes() -> None:
+    context = Context(modle=1, weights=2)
+    contracts.check_reads(Reader(context), "startup", context)
+    contracts.check_writes(Reader(context), "startup", context)
+    assert [access.key for access in context.accesses] == ["modle", "weights"]
+
+
+OWN = """
+    from pipeline import InstanceBase, StartupBase, stages
+
+    class Instance(InstanceBase):
+        writes = ("points",)
+        def instance(self, context):
+            {instance}
+    class Startup(stages.Startup):
+        reads = {reads}
+        def startup(self, context):
+            context["ran"] = True
+"""
+OVERRIDES = [f"runner.train_runner.{each}_class_path={{workspace}}/own.py" for each in ("instance", "startup")]
+
+
+def own(linear: Path, instance: str, reads: str) -> None:
+    text = textwrap.dedent(OWN).format(instance=instance, reads=reads)
+    (linear.parent / "own.py").write_text(text)
+
+
+def test_the_check_names_stage_class_and_line(linear: Path) -> None:
+    own(linear, "context['points'] = 1", "('model', 'pionts')")
+    (fault,) = check(linear, OVERRIDES)
+    assert fault.address == "runner.train_runner.startup_class_path"
+    assert fault.message == (
+        "Startup (own.py:8) reads context['pionts']; no earlier stage writes it; did you mean 'points'?"
+    )
+
+
+def test_the_trainer_holds_a_stage_to_what_it_writes(linear: Path) -> None:
+    own(linear, "pass", "('model',)")
+    expected = r"instance \(own.Instance, .*\) declares that it writes context\['points'\] but did not; write it"
+    with pytest.raises(ContextError, match=expected):
+        GeneralTrainer(linear, overrides=OVERRIDES).run()
+
+
+def test_the_trainer_holds_a_stage_to_what_it_reads(linear: Path) -> None:
+    own(linear, "context['points'] = 1", "tuple(['pionts'])")
+    assert check(linear, OVERRIDES) == []
+    expected = r"startup \(own.Startup, .*\) declares that it reads context\['pionts'\], .*; did you mean 'points'\?"
+    with pytest.raises(ContextError, match=expected):
+        GeneralTrainer(linear, overrides=OVERRIDES).run()
+
+
+def test_stages_whose_declarations_agree_run(linear: Path) -> None:
+    own(linear, "context['points'] = 1", "('model', 'points')")
+    assert check(linear, OVERRIDES) == []
+    assert GeneralTrainer(linear, overrides=OVERRIDES).run()["ran"] is True

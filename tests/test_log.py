@@ -1,0 +1,141 @@
+"""Where log lines go: to stderr as far as asked for, and in full to the run's log.txt."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from loguru import logger
+
+from pipeline import GeneralTrainer, log
+
+
+@pytest.fixture
+def _stderr_as_before() -> Iterator[None]:
+    """Puts loguru's own sink back, which ``to_stderr`` takes away."""
+    yield
+    logger.remove()
+    logger.add(sys.stderr)
+
+
+@pytest.mark.parametrize(
+    ("level", "seen"),
+    [("WARNING", ["warn"]), ("INFO", ["inform", "warn"]), ("DEBUG", ["detail", "inform", "warn"])],
+    ids=["-q", "default", "-v"],
+)
+@pytest.mark.usefixtures("_stderr_as_before")
+def test_stderr_gets_the_lines_from_its_level_up_and_the_file_gets_all(
+    level: str, seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr := io.StringIO())
+    log.to_stderr(level)
+    with log.to_file(Path("log.txt"), rank=0):
+        logger.debug("detail")
+        logger.info("inform")
+        logger.warning("warn")
+    assert [line.split()[-1] for line in stderr.getvalue().splitlines()] == seen
+    assert [line.split()[-1] for line in Path("log.txt").read_text().splitlines()] == ["detail", "inform", "warn"]
+
+
+@pytest.mark.usefixtures("_stderr_as_before")
+def test_lines_go_to_the_stderr_of_the_moment_and_not_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    log.to_stderr("INFO")
+    other = io.StringIO()
+    logger.info("first")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", other)
+        logger.info("second")
+    printed = capsys.readouterr()
+    assert (printed.out, "first" in printed.err, "second" in printed.err) == ("", True, False)
+    assert "second" in other.getvalue()
+
+
+def test_lines_in_the_file_name_level_rank_and_place() -> None:
+    with log.to_file(Path("log.txt"), rank=3):
+        logger.warning("tree is {lost} <red>")
+    line = Path("log.txt").read_text()
+    assert "WARNING rank 3 " in line
+    assert "test_log:" in line
+    assert line.endswith("tree is {lost} <red>\n")
+
+
+def test_standard_logging_ends_up_in_the_file_with_its_logger_level_and_traceback() -> None:
+    with log.to_file(Path("log.txt"), rank=0):
+        logging.getLogger("some.library").warning("%d {trees} <b>", 3)
+        try:
+            {}["rotten"]
+        except KeyError:
+            logging.getLogger("other").exception("caught")
+    text = Path("log.txt").read_text()
+    assert "some.library: 3 {trees} <b>" in text
+    assert "WARNING" in text
+    assert "other: caught\nTraceback" in text
+    assert "KeyError: 'rotten'" in text
+
+
+def test_a_level_that_loguru_does_not_know_keeps_its_number() -> None:
+    logging.addLevelName(25, "NOTICE")
+    with log.to_file(Path("log.txt"), rank=0):
+        logging.getLogger("some").log(25, "read this")
+    assert "Level 25" in Path("log.txt").read_text()
+
+
+def test_warnings_end_up_in_the_file_with_category_and_place() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with log.to_file(Path("log.txt"), rank=0):
+            warnings.warn("old way of planting", DeprecationWarning, stacklevel=1)
+    text = Path("log.txt").read_text()
+    assert f"{__file__}:" in text
+    assert "DeprecationWarning: old way of planting" in text
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no")])
+def test_logging_and_warnings_are_as_before_afterwards(error: Exception | None) -> None:
+    before = (logging.root.handlers[:], logging.root.level, warnings.showwarning)
+    with pytest.raises(ValueError, match="no") if error else warnings.catch_warnings(), log.to_file(Path("log.txt"), 0):
+        assert logging.root.handlers != before[0]
+        if error:
+            raise error
+    logger.info("later")
+    assert (logging.root.handlers, logging.root.level, warnings.showwarning) == before
+    assert "later" not in Path("log.txt").read_text()
+
+
+OWN = """
+import logging, warnings
+from loguru import logger
+from pipeline import stages
+
+class Startup(stages.Startup):
+    def startup(self, context):
+        logging.getLogger("mine").info("by logging")
+        logging.info("by root")
+        logger.debug("by loguru")
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("by warnings", stacklevel=1)
+"""
+
+
+def test_what_a_stage_logs_in_any_way_is_in_the_runs_log(linear: Path) -> None:
+    (linear.parent / "own.py").write_text(OWN)
+    handlers = logging.root.handlers[:]
+    GeneralTrainer(linear, ["runner.train_runner.startup_class_path=own.py"]).run()
+    text = Path("runs/workspace/latest/log.txt").read_text()
+    for each in ("mine: by logging", "root: by root", "by loguru", "UserWarning: by warnings"):
+        assert each in text
+    assert logging.root.handlers == handlers
+
+
+def test_a_second_run_writes_nothing_into_the_log_of_the_first(linear: Path) -> None:
+    trainer = GeneralTrainer(linear)
+    first = trainer.run()["run_dir"] / "log.txt"
+    before = first.read_bytes()
+    trainer.run()
+    assert first.read_bytes() == before
