@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline import class_path, contracts, discovery, source
+from pipeline import class_path, classes, contracts, discovery, source
 from pipeline.config.load import Config, Draft, Source
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.tree import DEFAULT, Node
@@ -125,7 +125,7 @@ class _RunnerCheck:
         definition = self.inspection.find_class(node, address, name, class_path.describe(base))
         arguments = self.runner.child(f"{stage}_args")
         if definition and arguments is not None:
-            taken = source.parameters(definition)
+            taken = classes.parameters(definition)
             # The first is the context, which the trainer gives.
             free = taken and taken.without_first()
             self.inspection.check_arguments(free, arguments, f"{self.address}.{stage}_args", definition.name)
@@ -157,11 +157,12 @@ class _RunnerCheck:
             known = self.inspection.referred(chosen, f"{self.address}.phases", "phase", phases)
             phases = {name: phases[name] for name in known}
         elif not phases and default & {"network", "runner"}:
-            needy = " and ".join(sorted(default & {"network", "runner"}))
-            self.add("", f"the default {needy} needs a phase; add `phase:`, or replace network and runner")
+            needy = sorted(default & {"network", "runner"})
+            need = f"{' and '.join(needy)} need{'s' if len(needy) == 1 else ''}"
+            self.add("", f"the default {need} a phase; add `phase:`, or replace network and runner")
         if "network" in default:
             PhaseCheck(self.inspection).all(phases, self.runner, trains=self.trains)
 
 
 def _is_default(definition: source.Definition, stage: str) -> bool:
-    return source.is_subclass(definition, RunnerSchema.model_fields[f"{stage}_class_path"].default) is True
+    return classes.is_subclass(definition, RunnerSchema.model_fields[f"{stage}_class_path"].default) is True

@@ -9,30 +9,31 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import re
-import traceback
+import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from pipeline import source
+from pipeline import classes, source
 from pipeline.errors import ClassPathError, nearest, one_of
+from pipeline.user_code import import_failed, no_module
 from pipeline.workspaces import package_name
-
-_OURS = f"{Path(__file__).parent}{os.sep}"
 
 
 @dataclass(frozen=True)
 class ClassPath:
-    """Where a class is: ``module`` can be imported and has ``name``; ``file`` is set for a workspace file."""
+    """Where a class is: ``module`` can be imported and has ``name``.
+
+    ``file`` is set for a workspace file, ``implied`` where the path names only the file, and so not the class.
+    """
 
     text: str
     module: str
     name: str
     file: Path | None = None
+    implied: bool = False
 
 
 def parse(
@@ -58,7 +59,8 @@ def parse(
     last, colon, attribute = last.partition(":")
     path = folders + slash + last
     if path.endswith(".py") or slash:
-        return _parse_file(text, path, attribute if colon else name, folder, workspace)
+        found = _parse_file(text, path, attribute if colon else name, folder, workspace)
+        return found if colon else replace(found, implied=True)
     if not colon:
         path, _, attribute = path.rpartition(".")
     path = path or module
@@ -105,25 +107,30 @@ def define(path: ClassPath) -> source.Definition | None:
         ClassPathError: there is certainly no such module or name.
     """
     if source.find_spec(path.module) is None:
-        raise ClassPathError(_no_module(path))
+        if path.module in sys.modules:  # made by code, like os.path
+            return None
+        raise ClassPathError(no_module(path.text, path.module))
     try:
         module = source.read(path.module)
     except SyntaxError as error:
         place = ":".join(str(part) for part in (path.file or path.module, error.lineno, error.offset) if part)
         what = f"{error.msg}: {error.text.strip()}" if error.text else error.msg
         raise ClassPathError(f"'{path.text}': {place}: {what}; mend the file", error) from error
+    except OSError as error:
+        raise ClassPathError(f"'{path.text}': {error.filename} cannot be read: {error.strerror}; check it") from error
     try:
-        return source.define(module, path.name) if module else None
+        found = source.define(module, path.name) if module else None
     except source.NotDefinedError as error:
         raise ClassPathError(_no_name(path, module, error.args[0])) from error
+    if module and path.implied and (heirs := source.heirs(module, path.name)):
+        raise ClassPathError(_only_imported(path, heirs))
+    return found
 
 
-def _no_module(path: ClassPath) -> str:
-    package, _, last = path.module.rpartition(".")
-    if package and source.find_spec(package):
-        return f"'{path.text}': '{package}' has no module '{last}'; check the spelling"
-    top = path.module.partition(".")[0]
-    return f"'{path.text}': there is no module '{path.module}'; check the spelling, or install the package that has '{top}'"
+def _only_imported(path: ClassPath, heirs: list[str]) -> str:
+    """A file that just imports the class which its path implies, and derives from it, means the derived one."""
+    what = f"{path.file and path.file.name} only imports '{path.name}', and derives {', '.join(heirs)} from it"
+    return f"'{path.text}': {what}; write ':{heirs[0]}' after the file, or ':{path.name}' if the import is meant"
 
 
 def _no_name(path: ClassPath, module: source.Module | None, home: source.Module) -> str:
@@ -154,61 +161,14 @@ def load(path: ClassPath) -> Any:
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(path.module)
-    except Exception as error:
-        raise _import_failed(path, error) from error
+    except (Exception, SystemExit) as error:
+        raise import_failed(path.text, path.module, path.file, error) from error
     if not hasattr(module, path.name):
         define(path)
         raise ClassPathError(
             f"'{path.text}': {path.module} has no '{path.name}' after it was imported; check the spelling"
         )
     return getattr(module, path.name)
-
-
-def _import_failed(path: ClassPath, error: Exception) -> ClassPathError:
-    user_error = error.with_traceback(user_frames(error.__traceback__))
-    frames = traceback.extract_tb(user_error.__traceback__)
-    # The file that failed: the one that the path names, or one that it imports.
-    where = frames[-1].filename if frames else str(path.file or path.module)
-    if not isinstance(error, ModuleNotFoundError):
-        place = f"{where}:{frames[-1].lineno}" if frames else where
-        if isinstance(error, SyntaxError):
-            place = f"{error.filename}:{error.lineno}"
-        return ClassPathError(
-            f"'{path.text}': importing {path.file or path.module} failed at {place}: {type(error).__name__}: {error}; mend the file",
-            user_error,
-        )
-    missing = error.name or ""
-    if missing.startswith("pipeline.workspaces."):
-        last = missing.rpartition(".")[2]
-        return ClassPathError(
-            f"'{path.text}': {where} imports '.{last}', which its workspace does not have; check the name and the number of dots",
-            user_error,
-        )
-    if path.file and _is_module(Path(where).with_name(missing.partition(".")[0])):
-        return ClassPathError(
-            f"'{path.text}': {where} imports its neighbour '{missing}' absolutely; write `from .{missing} import …`",
-            user_error,
-        )
-    if source.find_spec(path.module) is None:
-        return ClassPathError(_no_module(path))
-    return ClassPathError(
-        f"'{path.text}': {where} needs the package '{missing}', which is not installed; pip install it", user_error
-    )
-
-
-def _is_module(path: Path) -> bool:
-    return path.is_dir() or path.with_suffix(".py").is_file()
-
-
-def user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame on that belongs to the user: not to us, nor to what calls him for us."""
-    first = trace
-    while first and (
-        first.tb_frame.f_code.co_filename.startswith((_OURS, "<frozen importlib"))
-        or any(folder in first.tb_frame.f_code.co_filename for folder in ("/importlib/", "/pluggy/"))
-    ):
-        first = first.tb_next
-    return first
 
 
 def load_class(path: ClassPath | type, base: type) -> type:
@@ -220,7 +180,9 @@ def load_class(path: ClassPath | type, base: type) -> type:
     found = load(path) if isinstance(path, ClassPath) else path
     text = path.text if isinstance(path, ClassPath) else describe(path)
     if not isinstance(found, type):
-        raise ClassPathError(f"'{text}' is a {type(found).__name__}, not a class; name a subclass of {describe(base)}")
+        raise ClassPathError(
+            f"'{text}' is of type {type(found).__name__}, not a class; name a subclass of {describe(base)}"
+        )
     if not issubclass(found, base):
         raise ClassPathError(wrong_base(text, found.__name__, describe(base)))
     if inspect.isabstract(found):
@@ -243,7 +205,7 @@ def left_abstract(text: str, name: str, methods: Iterable[str]) -> str:
     return f"'{text}': {name} does not define {', '.join(methods)}; define it, spelt exactly so"
 
 
-def wrong_arguments(taken: source.Parameters, given: Iterable[str], what: str) -> dict[str, str]:
+def wrong_arguments(taken: classes.Parameters, given: Iterable[str], what: str) -> dict[str, str]:
     """What is wrong with arguments given by name: argument -> message; the missing ones come under ``""``."""
     faults = {}
     for name in given:

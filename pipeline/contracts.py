@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from pipeline import source
+from pipeline import classes, source
 from pipeline.context import Context
 from pipeline.errors import ContextError, nearest
 from pipeline.stages.base import StageBase
@@ -43,7 +43,7 @@ def check_writes(stage: StageBase, place: str, context: Context) -> None:
 
 def declared(definition: source.Definition, attribute: str) -> tuple[str, ...] | None:
     """The literal ``reads`` or ``writes`` of a class, its bases included; None where there is none to see."""
-    above, _ = source.ancestry(definition)
+    above, _ = classes.ancestry(definition)
     for each in above:
         for node in each.node.body:
             targets = (

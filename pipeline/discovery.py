@@ -14,7 +14,7 @@ from typing import Any
 
 import pluggy
 
-from pipeline import class_path, hookspecs, source
+from pipeline import class_path, classes, hookspecs, source
 from pipeline.class_path import ClassPath
 from pipeline.config.load import unknown_name
 from pipeline.config.schema import DEFAULT_PLUGINS
@@ -113,7 +113,7 @@ def faults_of(plugin: Plugin) -> list[Fault]:
     if definition is None:
         return []
     messages = _wrong_hooks(definition)
-    taken = source.parameters(definition)
+    taken = classes.parameters(definition)
     if taken:
         messages += class_path.wrong_arguments(taken, plugin.args, f"plugin '{plugin.name}'").values()
     return [plugin.origin.fault("plugins", message) for message in messages]
@@ -121,8 +121,8 @@ def faults_of(plugin: Plugin) -> list[Fault]:
 
 def _wrong_hooks(definition: source.Definition) -> list[str]:
     messages, hooks = [], 0
-    above, complete = source.ancestry(definition)
-    for name, node in {name: node for each in reversed(above) for name, node in source.methods(each).items()}.items():
+    above, complete = classes.ancestry(definition)
+    for name, node in {name: node for each in reversed(above) for name, node in classes.methods(each).items()}.items():
         marked = any("hookimpl" in ast.unparse(mark) for mark in node.decorator_list)
         if node.decorator_list and not marked:
             # Another decorator may mark it: that shows when it is loaded.

@@ -8,10 +8,10 @@ from typing import Any
 
 from loguru import logger
 
-from pipeline.class_path import user_frames
 from pipeline.discovery import culprit
 from pipeline.errors import ClassPathError, ExitCode, PipelineError
 from pipeline.opening import OpenRun, OpenRunner
+from pipeline.user_code import user_frames
 
 
 def exit_code(error: BaseException) -> ExitCode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline import class_path, source
+from pipeline import class_path, classes, source
 from pipeline.config.load import unknown_name
 from pipeline.config.tree import Node, Origin
 from pipeline.errors import ClassPathError, Fault, nearest
@@ -93,7 +93,7 @@ class Inspection:
         if module:
             self.modules[module.file] = module
 
-    def check_arguments(self, taken: source.Parameters | None, given: Node, address: str, what: str) -> None:
+    def check_arguments(self, taken: classes.Parameters | None, given: Node, address: str, what: str) -> None:
         """Hold arguments given by name against what is taken; None: cannot tell."""
         if taken is None or not isinstance(given.value, dict):
             return
@@ -106,10 +106,10 @@ def _wrong_class(text: str, definition: source.Definition, base: str) -> str | N
     """What makes a definition unfit to stand where a concrete subclass of ``base`` is wanted."""
     if not isinstance(definition.node, source.ClassNode):
         return f"'{text}' is a function, not a class; name a subclass of {base}"
-    if source.is_subclass(definition, base) is False:
+    if classes.is_subclass(definition, base) is False:
         return class_path.wrong_base(text, definition.name, base)
-    if left := source.abstract_methods(definition):
-        return class_path.left_abstract(text, definition.name, left) + nearest(left[0], source.methods(definition))
+    if left := classes.abstract_methods(definition):
+        return class_path.left_abstract(text, definition.name, left) + nearest(left[0], classes.methods(definition))
     return None
 
 

@@ -23,6 +23,7 @@ from pipeline.distributed import launch
 from pipeline.errors import ClassPathError, ConfigError, ExitCode
 from pipeline.run_directory import RunDirectory
 from pipeline.stages.base import METHODS, StageBase
+from pipeline.user_code import user_frames
 
 
 @dataclass
@@ -32,7 +33,7 @@ class OpenRun:
     Attributes:
         config: the config, ``{run_dir}`` replaced.
         directory: the run directory.
-        trainer_classes: runner name -> the class that trains it, in the order of ``mode``.
+        trainers: runner name -> the trainer that runs it, in the order of ``mode``.
         stage_classes: runner name -> stage -> class.
         devices: runner name -> device.
         record: runner name -> the accesses of its context.
@@ -40,7 +41,7 @@ class OpenRun:
 
     config: Config
     directory: RunDirectory
-    trainer_classes: dict[str, Any]
+    trainers: dict[str, Any]
     stage_classes: dict[str, dict[str, type[StageBase]]]
     devices: dict[str, torch.device]
     record: dict[str, list[dict[str, str]]] = field(default_factory=dict)
@@ -120,8 +121,13 @@ class OpenRunner:
 
 
 @contextmanager
-def open_run(config: Config, trainer_base: type) -> Iterator[OpenRun]:
+def open_run(config: Config, trainer: Any, trainer_base: type) -> Iterator[OpenRun]:
     """Load every class, then make the run directory, lock it, and log into it until the block ends.
+
+    Args:
+        config: what is to be run.
+        trainer: runs every runner whose ``trainer_class`` it is an instance of.
+        trainer_base: what each ``trainer_class`` derives from.
 
     Raises:
         ClassPathError, PluginError: a class cannot be loaded; no directory was made.
@@ -130,9 +136,7 @@ def open_run(config: Config, trainer_base: type) -> Iterator[OpenRun]:
     """
     launch.refuse_several_processes()
     devices = {runner.name: _device(config, runner) for runner in config.runners}
-    trainer_classes = {
-        runner.name: _load(config, runner, "trainer_class", "Trainer", trainer_base) for runner in config.runners
-    }
+    trainers = {runner.name: _trainer(config, runner, trainer, trainer_base) for runner in config.runners}
     stage_classes = {runner.name: _stage_classes(config, runner) for runner in config.runners}
     discovery.load(config.tree, config.workspace)
     directory = RunDirectory(Path(config.settings.output_dir), config.name, stage_classes)
@@ -141,7 +145,7 @@ def open_run(config: Config, trainer_base: type) -> Iterator[OpenRun]:
         directory.keep_command(config.path, config.workspace)
         directory.keep_environment(config.workspace, launch.hardware())
         directory.keep_sources(config.sources, config.workspace)
-        yield OpenRun(config.in_run(directory.path), directory, trainer_classes, stage_classes, devices)
+        yield OpenRun(config.in_run(directory.path), directory, trainers, stage_classes, devices)
 
 
 def _device(config: Config, runner: RunnerSchema) -> torch.device:
@@ -150,6 +154,19 @@ def _device(config: Config, runner: RunnerSchema) -> torch.device:
     except ConfigError as error:
         address = f"runner.{runner.name}.device"
         raise ConfigError([config.origin(address).fault(address, str(error))]) from error
+
+
+def _trainer(config: Config, runner: RunnerSchema, present: Any, base: type) -> Any:
+    cls = _load(config, runner, "trainer_class", "Trainer", base)
+    if isinstance(present, cls):
+        return present
+    try:
+        return cls(config)
+    except Exception as error:
+        address = f"runner.{runner.name}.trainer_class"
+        message = f"{config.origin(address)}: {address}: {cls.__name__}(config) raised {type(error).__name__}: {error}"
+        user_error = error.with_traceback(user_frames(error.__traceback__))
+        raise ClassPathError(f"{message}; mend it", user_error) from error
 
 
 def _stage_classes(config: Config, runner: RunnerSchema) -> dict[str, type[StageBase]]:

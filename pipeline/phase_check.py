@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline import source
+from pipeline import classes, source
 from pipeline.config.tree import DEFAULT, Node
 from pipeline.errors import nearest
 from pipeline.inspection import Inspection, plain
@@ -58,7 +58,7 @@ class PhaseCheck:
 
     def model_arguments(self, address: str, phase: Node, model: Node, definition: source.Definition) -> None:
         """The model's parameters: filled from ``model_args``, else by name from ``hyper_parameters``."""
-        taken = source.parameters(definition)
+        taken = classes.parameters(definition)
         hyper_parameters = self.tree.child("hyper_parameters")
         filled = [name for name, _ in hyper_parameters.children()] if hyper_parameters else []
         given = phase.child("model_args")
@@ -71,8 +71,8 @@ class PhaseCheck:
         """A plain module needs a loss; a Brain brings its own."""
         loss = phase.child("loss")
         is_class = isinstance(definition.node, source.ClassNode)
-        is_brain = source.is_subclass(definition, BRAIN) if is_class else None
-        if is_brain is False and source.is_subclass(definition, MODULE) is False:
+        is_brain = classes.is_subclass(definition, BRAIN) if is_class else None
+        if is_brain is False and classes.is_subclass(definition, MODULE) is False:
             name = definition.name
             message = f"{name} is neither a torch.nn.Module nor a Brain; write `class {name}(torch.nn.Module)`"
             self.inspection.add((phase.child("model") or phase).origin, f"{address}.model", message)
@@ -97,7 +97,7 @@ class PhaseCheck:
             definition = self.inspection.find_class(path, f"dataset.{name}.class_path", "Dataset") if path else None
             if definition:
                 given = _given(arguments, path or dataset)
-                taken = source.parameters(definition)
+                taken = classes.parameters(definition)
                 self.inspection.check_arguments(taken, given, f"dataset.{name}.args", definition.name)
             collate = dataset.child("collate_fn")
             if collate and collate.value is not None:
@@ -116,7 +116,7 @@ class PhaseCheck:
         definition = self.inspection.find_class(path, f"{address}.class", "Metric", module=METRICS)
         if definition:
             given = _given(metric.child("args"), path)
-            taken = source.parameters(definition)
+            taken = classes.parameters(definition)
             self.inspection.check_arguments(taken, given, f"{address}.args", definition.name)
 
     def optimizer(self, runner: Node) -> None:
@@ -134,7 +134,7 @@ class PhaseCheck:
         written = node.value["class"]
         path = Node(optimizer_name(written.value), written.origin, written.key)
         definition = self.inspection.find_class(path, f"{address}.class", "Optimizer", module=OPTIMIZERS)
-        taken = source.parameters(definition) if definition else None
+        taken = classes.parameters(definition) if definition else None
         if taken and definition:
             given = {("lr" if key == "learning_rate" else key): each for key, each in node.value.items()}
             given.pop("class")

@@ -55,16 +55,12 @@ class RunDirectory:
             StorageError: the storage refuses.
         """
         parent = output_dir.resolve() / config_name
-        try:
+        with _storing(parent):
             parent.mkdir(parents=True, exist_ok=True)
             self.path = _new_folder(parent)
             for name in runners:
                 (self.path / name).mkdir()
             _point(parent / "latest", self.path.name)
-        except OSError as error:
-            raise StorageError(
-                f"{error.filename or parent}: cannot be made: {error.strerror}; free or repair the storage, or set output_dir"
-            ) from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -93,12 +89,9 @@ class RunDirectory:
             StorageError: the storage refuses.
         """
         temporary = self.path / f".{name}.tmp"
-        try:
+        with _storing(self.path / name):
             temporary.write_text(content, encoding="utf-8")
             temporary.replace(self.path / name)
-        except OSError as error:
-            where = f"{self.path / name}: cannot be written: {error.strerror}"
-            raise StorageError(f"{where}; free or repair the storage") from error
 
     def write_json(self, name: str, content: Any) -> None:
         """The same, as JSON."""
@@ -139,8 +132,9 @@ class RunDirectory:
                 / "workspace"
                 / (file.relative_to(workspace or "/") if inside else Path("_elsewhere", *file.parts[1:]))
             )
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, kept)
+            with _storing(kept):
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, kept)
 
     def write_status(
         self,
@@ -178,6 +172,16 @@ def finite(value: Any) -> Any:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@contextmanager
+def _storing(path: Path) -> Iterator[None]:
+    """Say of what the storage refuses that it did."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.filename or path}: cannot be written: {error.strerror}"
+        raise StorageError(f"{what}; free or repair the storage, or set output_dir") from error
 
 
 def _new_folder(parent: Path) -> Path:

@@ -81,28 +81,6 @@ class Definition:
         return f"{self.module.file.name}:{self.node.lineno}"
 
 
-@dataclass(frozen=True)
-class Parameters:
-    """The parameters that a call by keyword may or must give; ``any_name`` where ``**kwargs`` takes the rest."""
-
-    names: tuple[str, ...]
-    required: tuple[str, ...]
-    any_name: bool
-    positional: int = 0
-
-    def without(self, given: Sequence[str]) -> Parameters:
-        """The same, less those that the caller gives anyway."""
-        return Parameters(
-            tuple(name for name in self.names if name not in given),
-            tuple(name for name in self.required if name not in given),
-            self.any_name,
-        )
-
-    def without_first(self) -> Parameters:
-        """The same, less the one that the caller gives by position."""
-        return self.without(self.names[: min(self.positional, 1)])
-
-
 def find_spec(dotted: str) -> ModuleSpec | None:
     """The spec of a module, found without importing its parents (``importlib.util.find_spec`` would import them)."""
     spec: ModuleSpec | None = None
@@ -147,25 +125,26 @@ def _parse(name: str, file: Path, is_package: bool, _modified: int) -> Module:
     bindings: dict[str, ast.AST] = {}
     stars: list[str] = []
     module = Module(name, file, is_package, bindings, ())
-    for statement, sometimes in _top_level(tree.body):
+    for statement, sometimes in top_level(tree.body):
         if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
             stars.append(module.absolute(statement))
-        for each in _names(statement):
+        for each in bound_names(statement):
             bindings[each] = ast.Pass() if sometimes and each in bindings else statement
     complete = "__getattr__" not in bindings and not _BY_CODE.search(text)
     return Module(name, file, is_package, bindings, tuple(stars), complete)
 
 
-def _top_level(body: Sequence[ast.AST], *, sometimes: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
+def top_level(body: Sequence[ast.AST], *, sometimes: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
     """The statements outside of classes and functions, each with whether it stands in a block that may not run."""
     for node in body:
         if isinstance(node, ast.stmt):
             yield node, sometimes
         if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.expr):
-            yield from _top_level(list(ast.iter_child_nodes(node)), sometimes=True)
+            yield from top_level(list(ast.iter_child_nodes(node)), sometimes=True)
 
 
-def _names(statement: ast.stmt) -> Iterator[str]:
+def bound_names(statement: ast.stmt) -> Iterator[str]:
+    """The names that a statement binds."""
     if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         yield statement.name
     elif isinstance(statement, ast.ImportFrom | ast.Import):
@@ -194,6 +173,19 @@ def read(name: str) -> Module | None:
 def classes(module: Module) -> list[str]:
     """The names of the classes that the file itself defines."""
     return [name for name, node in module.bindings.items() if isinstance(node, ast.ClassDef)]
+
+
+def heirs(module: Module, name: str) -> list[str]:
+    """The classes of the file that derive from a name which the file imports."""
+    if not isinstance(module.bindings.get(name), ast.ImportFrom):
+        return []
+    defined = {each: node for each, node in module.bindings.items() if isinstance(node, ast.ClassDef)}
+    return [each for each, node in defined.items() if name in map(base_name, node.bases)]
+
+
+def base_name(base: ast.expr) -> str:
+    """The name of a base class as written, without its type arguments."""
+    return ast.unparse(base.value if isinstance(base, ast.Subscript) else base)
 
 
 def functions(module: Module) -> list[str]:
@@ -267,105 +259,6 @@ def _quiet_read(name: str) -> Module | None:
         return read(name)
     except (SyntaxError, OSError, ValueError):
         return None
-
-
-def ancestry(definition: Definition, below: tuple[Definition, ...] = ()) -> tuple[list[Definition], bool]:
-    """The class and its bases, in the order in which Python looks a method up, and whether that is all of them."""
-    node, found = definition.node, list[Definition]()
-    assert isinstance(node, ast.ClassDef)
-    complete = not (node.decorator_list or node.keywords)
-    for base in node.bases:
-        name = ast.unparse(base.value if isinstance(base, ast.Subscript) else base)
-        if _adds_nothing(definition.module, name):
-            continue
-        parent = _parent(definition.module, name)
-        if parent is None or parent in (*below, definition):
-            complete = False
-            continue
-        above, whole = ancestry(parent, (*below, definition))
-        complete = complete and whole
-        # What two bases have in common comes after both.
-        found = [each for each in found if each not in above] + above
-    return [definition, *found], complete
-
-
-def _adds_nothing(module: Module, name: str) -> bool:
-    binding = module.bindings.get(name.partition(".")[0])
-    if isinstance(binding, ast.ImportFrom):
-        return name in {"ABC", "Generic", "Protocol"} and binding.module in {"abc", "typing", "typing_extensions"}
-    return name == "object" if binding is None else name == "abc.ABC" and isinstance(binding, ast.Import)
-
-
-def _parent(module: Module, name: str) -> Definition | None:
-    try:
-        parent = define(module, name)
-    except NotDefinedError:
-        return None
-    return parent if parent and isinstance(parent.node, ast.ClassDef) else None
-
-
-def is_subclass(definition: Definition, base: str) -> bool | None:
-    """Whether a class derives from ``module:Name``; None: cannot tell."""
-    above, complete = ancestry(definition)
-    if any(f"{each.module.name}:{each.name}" == base for each in above):
-        return True
-    return False if complete else None
-
-
-def methods(definition: Definition) -> dict[str, FunctionNode]:
-    """The methods that the class itself defines."""
-    return {
-        node.name: node for node in definition.node.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-
-
-def _bound(definition: Definition) -> set[str]:
-    """The names that a class itself defines in whatever way."""
-    assert isinstance(definition.node, ast.ClassDef)
-    return {name for statement, _ in _top_level(definition.node.body) for name in _names(statement)}
-
-
-def abstract_methods(definition: Definition) -> list[str]:
-    """The abstract methods that nobody implements; empty where that cannot be told."""
-    above, complete = ancestry(definition)
-    if not complete:
-        return []
-    left: list[str] = []
-    for each in reversed(above):
-        bound = _bound(each)
-        left = [name for name in left if name not in bound]
-        for name, node in methods(each).items():
-            if any("abstractmethod" in ast.unparse(decorator) for decorator in node.decorator_list):
-                left.append(name)
-    return left
-
-
-def parameters(definition: Definition) -> Parameters | None:
-    """What a call of the class or function takes; None: cannot tell."""
-    if not isinstance(definition.node, ast.ClassDef):
-        return None if definition.node.decorator_list else _parameters(definition.node, skip=0)
-    above, complete = ancestry(definition)
-    for each in above:
-        node = each.node
-        if isinstance(node, ast.ClassDef) and (node.decorator_list or node.keywords or "__new__" in methods(each)):
-            return None
-        constructor = methods(each).get("__init__")
-        if constructor:
-            return None if constructor.decorator_list else _parameters(constructor, skip=1)
-        # A base that cannot be read may come before the next.
-        if not complete or "__init__" in _bound(each):
-            return None
-    return Parameters((), (), any_name=False)
-
-
-def _parameters(node: FunctionNode, skip: int) -> Parameters:
-    arguments = node.args
-    positional = [argument.arg for argument in arguments.posonlyargs + arguments.args][skip:]
-    optional = len(arguments.defaults)
-    required = positional[: len(positional) - optional] if optional else list(positional)
-    keywords = [argument.arg for argument in arguments.kwonlyargs]
-    required += [name for name, value in zip(keywords, arguments.kw_defaults, strict=True) if value is None]
-    return Parameters(tuple(positional + keywords), tuple(required), arguments.kwarg is not None, len(positional))
 
 
 def neighbours(module: Module) -> Iterator[Module]:

@@ -57,10 +57,9 @@ class GeneralTrainer:
             PipelineError: what the config, a class path, data or the storage caused.
             Exception: whatever a stage raised, as it raised it.
         """
-        with opening.open_run(self.config, GeneralTrainer) as run:
+        with opening.open_run(self.config, self, GeneralTrainer) as run:
             self.outcome = ExitCode.BUG
-            for name, trainer_class in run.trainer_classes.items():
-                trainer = self if isinstance(self, trainer_class) else trainer_class(run.config)
+            for name, trainer in run.trainers.items():
                 try:
                     self.contexts[name] = trainer.run_runner(name, run)
                 except BaseException as error:

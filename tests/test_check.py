@@ -282,7 +282,12 @@ def own_stages(names: Sequence[str]) -> str:
 
 @pytest.mark.parametrize(
     ("replaced", "needy"),
-    [(["network", "runner"], None), (["network"], "runner"), (["runner"], "network"), ([], "network and runner")],
+    [
+        (["network", "runner"], None),
+        (["network"], "runner needs"),
+        (["runner"], "network needs"),
+        ([], "network and runner need"),
+    ],
 )
 def test_a_phase_is_needed_unless_network_and_runner_are_replaced(
     workspace: Workspace, replaced: list[str], needy: str | None
@@ -291,7 +296,7 @@ def test_a_phase_is_needed_unless_network_and_runner_are_replaced(
     paths = {f"{name}_class_path": "{workspace}/own.py" for name in replaced}
     runner = {"name": "r", "class": "train", "device": "cpu", "epochs": 1, **paths}
     faults = [fault.message for fault in check({"workspace": str(folder), "runner": [runner]})]
-    assert [each.split(";")[0] for each in faults] == ([f"the default {needy} needs a phase"] if needy else [])
+    assert [each.split(";")[0] for each in faults] == ([f"the default {needy} a phase"] if needy else [])
 
 
 def test_a_class_from_python_is_left_to_the_trainer(linear: Path) -> None:
@@ -418,3 +423,25 @@ def test_loss_metric_and_optimizer_may_be_the_workspaces_own(linear: Path, overr
     )
     assert messages(linear, override) == []
     GeneralTrainer(linear, overrides=[override, f"{RUNNER}.max_steps=1"]).run()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "from pipeline.stages.startup import Startup\nclass Mine(Startup): pass",
+            "own.py only imports 'Startup', and derives Mine from it; write ':Mine' after the file, or ':Startup' if",
+        ),
+        (
+            "from pipeline.stages.startup import Startup\nclass Startup(Startup): pass",
+            None,
+        ),
+    ],
+)
+def test_a_file_that_derives_a_class_from_the_one_that_its_path_implies_must_say_which(
+    linear: Path, text: str, message: str | None
+) -> None:
+    (linear.parent / "own.py").write_text(text)
+    faults = check(linear, ["runner.train_runner.startup_class_path=own.py"])
+    assert [message in fault.message for fault in faults if message] == ([True] if message else [])
+    assert check(linear, ["runner.train_runner.startup_class_path=own.py:Startup"]) == []

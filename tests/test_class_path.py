@@ -200,8 +200,11 @@ def test_a_path_to_no_python_file_is_told_what_is_there(workspace: Workspace, pa
         ("pipeline.stages.startup:Strtup", "pipeline.stages.startup has no 'Strtup'; did you mean 'Startup'?"),
         ("torch.nn.Linaer", "torch.nn has no 'Linaer'; did you mean 'Linear'?"),
         ("json:Zzz", "json has no 'Zzz'; check the spelling"),
-        ("json:loads", "'json:loads' is a function, not a class; name a subclass of pipeline.stages.base:StartupBase"),
-        ("sys:path", "'sys:path' is a list, not a class; name a subclass of"),
+        (
+            "json:loads",
+            "'json:loads' is of type function, not a class; name a subclass of pipeline.stages.base:StartupBase",
+        ),
+        ("sys:path", "'sys:path' is of type list, not a class; name a subclass of"),
         (
             "torch.nn:Linear",
             "Linear does not derive from pipeline.stages.base:StartupBase; write `class Linear(StartupBase)`",
@@ -248,7 +251,7 @@ IMPORTS = [
         {"sub/a.py": "import b", "sub/b.py": ""},
         "{ws}/sub/a.py imports its neighbour 'b' absolutely",
     ),
-    ("Startup = 3", {}, "is a int, not a class; name a subclass of pipeline.stages.base:StartupBase"),
+    ("Startup = 3", {}, "is of type int, not a class; name a subclass of pipeline.stages.base:StartupBase"),
     (
         "class Outer:\n    class Startup: pass",
         {},

@@ -274,7 +274,9 @@ def test_a_model_file_that_fails_to_import_is_told_with_the_users_own_traceback(
 
 
 def test_a_class_that_cannot_be_loaded_once_stages_have_run_is_no_fault_of_the_command_line(linear: Path) -> None:
-    (linear.parent / "model.py").write_text("import torch\nclass Model(torch.nn.Module): ...\nraise OSError('no weights here')")
+    (linear.parent / "model.py").write_text(
+        "import torch\nclass Model(torch.nn.Module): ...\nraise OSError('no weights here')"
+    )
     trainer = GeneralTrainer(linear, ["phase.line.model=model.py", "phase.line.model_args={}"])
     with pytest.raises(ClassPathError, match="no weights here"):
         trainer.run()

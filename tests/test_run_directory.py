@@ -286,7 +286,7 @@ def test_the_run_directory_is_named_after_the_config(workspace: Workspace, linea
 def test_a_run_directory_that_cannot_be_made_is_a_storage_error() -> None:
     Path("runs").write_text("in the way")
     with pytest.raises(
-        StorageError, match=r"runs.*cannot be made: Not a directory; free or repair the storage"
+        StorageError, match=r"runs.*cannot be written: Not a directory; free or repair the storage"
     ) as caught:
         RunDirectory(Path("runs"), "config")
     assert caught.value.exit_code == ExitCode.STORAGE == 74

@@ -14,7 +14,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from pipeline import source
+from pipeline import classes, source
 from pipeline.workspaces import package_name
 
 Workspace = Callable[..., Path]
@@ -66,9 +66,9 @@ def test_a_namespace_package_may_lie_in_several_folders(workspace: Workspace, mo
 def test_reading_a_module_imports_neither_it_nor_its_parents() -> None:
     code = """
         import sys
-        from pipeline import source
+        from pipeline import classes, source
         module = source.read("torch.utils.data.dataset")
-        assert module and source.parameters(source.define(module, "TensorDataset")) is not None
+        assert module and classes.parameters(source.define(module, "TensorDataset")) is not None
         assert source.define(source.read("torch.nn"), "Linear").module.name == "torch.nn.modules.linear"
         assert not {"torch", "torch.utils"} & set(sys.modules), "torch was imported"
     """
@@ -163,7 +163,7 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_parameters_are_those_of_the_signature(workspace: Workspace, name: str) -> None:
     folder = workspace({"m.py": CLASSES})
-    taken = source.parameters(defined(folder, name))
+    taken = classes.parameters(defined(folder, name))
     cls = getattr(importlib.import_module(f"{package_name(folder)}.m"), name)
     every = [each for each in inspect.signature(cls).parameters.values() if each.kind is not each.VAR_POSITIONAL]
     named = [each for each in every if each.kind is not each.VAR_KEYWORD]
@@ -232,13 +232,13 @@ UNCERTAIN = """
     ],
 )  # fmt: skip
 def test_parameters_that_the_source_does_not_show_cannot_be_told(workspace: Workspace, name: str) -> None:
-    assert source.parameters(defined(workspace({"m.py": UNCERTAIN}), name)) is None
+    assert classes.parameters(defined(workspace({"m.py": UNCERTAIN}), name)) is None
 
 
 def test_the_one_that_is_given_by_position_is_no_longer_asked_for() -> None:
-    taken = source.Parameters(("context", "path"), ("context", "path"), any_name=False, positional=2)
+    taken = classes.Parameters(("context", "path"), ("context", "path"), any_name=False, positional=2)
     assert (taken.without_first().names, taken.without_first().required) == (("path",), ("path",))
-    assert source.Parameters(("path",), ("path",), any_name=False).without_first().names == ("path",)
+    assert classes.Parameters(("path",), ("path",), any_name=False).without_first().names == ("path",)
 
 
 BASES = """
@@ -289,14 +289,14 @@ MODULE = "torch.nn.modules.module:Module"
     ],
 )  # fmt: skip
 def test_whether_a_class_derives_from_another(workspace: Workspace, name: str, base: str, answer: bool | None) -> None:
-    assert source.is_subclass(defined(workspace({"m.py": BASES}), name), base) is answer
+    assert classes.is_subclass(defined(workspace({"m.py": BASES}), name), base) is answer
 
 
 @pytest.mark.parametrize("name", ["ABC", "Generic", "Protocol"])
 def test_a_class_of_ones_own_may_be_named_like_one_of_pythons(workspace: Workspace, name: str) -> None:
     own = f"from pipeline import StartupBase\nclass {name}(StartupBase): pass"
     folder = workspace({"own.py": own, "m.py": f"from .own import {name}\nclass Startup({name}): pass"})
-    assert source.is_subclass(defined(folder, "Startup"), STARTUP_BASE) is True
+    assert classes.is_subclass(defined(folder, "Startup"), STARTUP_BASE) is True
 
 
 ABSTRACT = """
@@ -359,12 +359,12 @@ ABSTRACT = """
 def test_the_methods_left_abstract_are_those_that_python_says(workspace: Workspace, name: str) -> None:
     folder = workspace({"m.py": ABSTRACT.replace("from nowhere import Unknown", "")})
     cls = getattr(importlib.import_module(f"{package_name(folder)}.m"), name)
-    assert set(source.abstract_methods(defined(folder, name))) == set(cls.__abstractmethods__)
+    assert set(classes.abstract_methods(defined(folder, name))) == set(cls.__abstractmethods__)
 
 
 def test_what_an_unknown_base_leaves_abstract_cannot_be_told(workspace: Workspace) -> None:
     text = "from nowhere import Unknown\nfrom pipeline import StartupBase\nclass Startup(Unknown, StartupBase): pass"
-    assert source.abstract_methods(defined(workspace({"m.py": text}), "Startup")) == []
+    assert classes.abstract_methods(defined(workspace({"m.py": text}), "Startup")) == []
 
 
 LIBRARY = {

@@ -360,3 +360,15 @@ def test_a_dict_config_reports_its_faults_all_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         GeneralTrainer(config)
     assert {fault.address for fault in caught.value.faults} == {"runner.only.epoch", "runner.only.device"}
+
+
+def test_a_trainer_class_that_cannot_be_built_is_named_with_its_own_error_before_anything_runs(linear: Path) -> None:
+    text = "from pipeline import GeneralTrainer\n\nclass Trainer(GeneralTrainer):\n    def __init__(self, config):\n        1 / 0\n"
+    (linear.parent / "own.py").write_text(text)
+    message = (
+        r"runner.train_runner.trainer_class: Trainer\(config\) raised ZeroDivisionError: division by zero; mend it"
+    )
+    with pytest.raises(ClassPathError, match=message) as caught:
+        GeneralTrainer(linear, ["runner.train_runner.trainer_class=own.py"]).run()
+    assert isinstance(caught.value.user_error, ZeroDivisionError)
+    assert not Path("runs").exists()

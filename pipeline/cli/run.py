@@ -42,7 +42,7 @@ def _run(path: str, overrides: Sequence[str]) -> ExitCode:
     try:
         trainer.run()
     except PipelineError as error:
-        if trainer.outcome is ExitCode.USAGE:
+        if trainer.outcome in {ExitCode.USAGE, ExitCode.BUG}:
             return _not_started(error)
     except KeyboardInterrupt:
         # Nothing more may be interrupted: the run is closed and has said so.

@@ -68,6 +68,12 @@ def _runner_class(value: Any) -> Any:
     return value.lower().removeprefix("single_") if isinstance(value, str) else value
 
 
+def _folder_name(value: Any) -> Any:
+    if value in {"lock", "workspace"}:
+        raise ValueError(f"is {value!r}, which the run directory uses itself; choose another name")
+    return value
+
+
 def _no_repeat(value: Any) -> Any:
     names = value if isinstance(value, list) else [value]
     if not names:
@@ -82,6 +88,7 @@ ClassPathValue = Annotated[Any, BeforeValidator(_class_path)]
 Names = Annotated[list[str], BeforeValidator(_no_repeat), BeforeValidator(_names)]
 Intervals = Annotated[int | str | list[int | str] | None, BeforeValidator(_intervals)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+RunnerName = Annotated[Name, BeforeValidator(_folder_name)]
 Arguments = dict[str, Any]
 
 
@@ -138,7 +145,7 @@ class PhaseSchema(_Section):
 class RunnerSchema(_Section):
     """One item of ``runner``."""
 
-    name: Name = Field(description="letters, digits, `_` and `-`")
+    name: RunnerName = Field(description="letters, digits, `_` and `-`")
     kind: Annotated[Literal["train", "infer"], BeforeValidator(_runner_class)] = Field(
         alias="class", description="train or infer; single_train and single_infer mean the same"
     )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pipeline.context import Context
 from pipeline.data.batch import shape_of, split, uncountable
 from pipeline.discovery import plain_callable
-from pipeline.errors import DataError, DivergedError
+from pipeline.errors import DataError, DivergedError, StageError
 from pipeline.training.metrics import Mean
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.optimize import optimize
@@ -91,6 +91,10 @@ class Brain:
         Returns:
             The loss, detached, on its device; not finite where the step was discarded.
         """
+        if not self._optim_schedulers:
+            raise StageError(
+                "Brain.fit_batch: no OptimScheduler trains it; call bind(phase, optim_schedulers, context) first"
+            )
         if self._before_batch:
             self._before_batch(context=self._context, batch=batch)
         predictions = self.compute_forward(batch, Stage.TRAIN)

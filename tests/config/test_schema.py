@@ -292,3 +292,10 @@ def test_null_is_taken_where_it_has_a_meaning(config: Configs, key: str, value: 
 
 def test_a_whole_number_does_for_a_fraction(config: Configs) -> None:
     assert config(TEXTS["runner"].replace("{}", "grad_clip: 2")).runners[0].grad_clip == 2.0
+
+
+@pytest.mark.parametrize("name", ["lock", "workspace"])
+def test_a_runner_may_not_have_the_name_of_what_the_run_directory_holds(faults: Faults, name: str) -> None:
+    message = f"runner.{name}.name: is '{name}', which the run directory uses itself; choose another name"
+    found = faults(f"runner: [{{name: {name}, class: train, epochs: 1}}]")
+    assert [fault.split(": ", 1)[1] for fault in found] == [message]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipeline import Brain, Context, Stage, hookspecs
 from pipeline.data.batch import split
-from pipeline.errors import DataError, DivergedError, ExitCode
+from pipeline.errors import DataError, DivergedError, ExitCode, StageError
 from pipeline.training.brain import ModuleBrain
 from pipeline.training.optim_scheduler import Constant
 
@@ -265,3 +265,9 @@ def test_a_new_pass_starts_the_count_again() -> None:
 def test_without_patience_the_first_loss_that_is_not_finite_ends_the_training() -> None:
     with pytest.raises(DivergedError, match=r"'loss' is nan: 1 of .* the first in iteration 1;"):
         bound(Returning(losses_of([math.nan])), patience=0).fit_batch(X)
+
+
+def test_a_brain_that_nothing_trains_says_so() -> None:
+    brain = ModuleBrain(nn.Linear(2, 1), nn.functional.mse_loss)
+    with pytest.raises(StageError, match=r"no OptimScheduler trains it; call bind\(phase, optim_schedulers, context\)"):
+        brain.fit_batch(X)

@@ -1,0 +1,135 @@
+"""What a class or function is, read from its source: its bases, its methods, the arguments that it takes.
+
+As in ``source.py``, a question that the source doesn't answer has the answer None: cannot tell.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline import source
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters that a call by keyword may or must give; ``any_name`` where ``**kwargs`` takes the rest."""
+
+    names: tuple[str, ...]
+    required: tuple[str, ...]
+    any_name: bool
+    positional: int = 0
+
+    def without(self, given: Sequence[str]) -> Parameters:
+        """The same, less those that the caller gives anyway."""
+        return Parameters(
+            tuple(name for name in self.names if name not in given),
+            tuple(name for name in self.required if name not in given),
+            self.any_name,
+        )
+
+    def without_first(self) -> Parameters:
+        """The same, less the one that the caller gives by position."""
+        return self.without(self.names[: min(self.positional, 1)])
+
+
+def ancestry(
+    definition: source.Definition, below: tuple[source.Definition, ...] = ()
+) -> tuple[list[source.Definition], bool]:
+    """The class and its bases, in the order in which Python looks a method up, and whether that is all of them."""
+    node, found = definition.node, list[source.Definition]()
+    assert isinstance(node, ast.ClassDef)
+    complete = not (node.decorator_list or node.keywords)
+    for base in node.bases:
+        name = source.base_name(base)
+        if _adds_nothing(definition.module, name):
+            continue
+        parent = _parent(definition.module, name)
+        if parent is None or parent in (*below, definition):
+            complete = False
+            continue
+        above, whole = ancestry(parent, (*below, definition))
+        complete = complete and whole
+        # What two bases have in common comes after both.
+        found = [each for each in found if each not in above] + above
+    return [definition, *found], complete
+
+
+def _adds_nothing(module: source.Module, name: str) -> bool:
+    binding = module.bindings.get(name.partition(".")[0])
+    if isinstance(binding, ast.ImportFrom):
+        return name in {"ABC", "Generic", "Protocol"} and binding.module in {"abc", "typing", "typing_extensions"}
+    return name == "object" if binding is None else name == "abc.ABC" and isinstance(binding, ast.Import)
+
+
+def _parent(module: source.Module, name: str) -> source.Definition | None:
+    try:
+        parent = source.define(module, name)
+    except source.NotDefinedError:
+        return None
+    return parent if parent and isinstance(parent.node, ast.ClassDef) else None
+
+
+def is_subclass(definition: source.Definition, base: str) -> bool | None:
+    """Whether a class derives from ``module:Name``; None: cannot tell."""
+    above, complete = ancestry(definition)
+    if any(f"{each.module.name}:{each.name}" == base for each in above):
+        return True
+    return False if complete else None
+
+
+def methods(definition: source.Definition) -> dict[str, source.FunctionNode]:
+    """The methods that the class itself defines."""
+    return {
+        node.name: node for node in definition.node.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def _bound(definition: source.Definition) -> set[str]:
+    """The names that a class itself defines in whatever way."""
+    assert isinstance(definition.node, ast.ClassDef)
+    return {name for statement, _ in source.top_level(definition.node.body) for name in source.bound_names(statement)}
+
+
+def abstract_methods(definition: source.Definition) -> list[str]:
+    """The abstract methods that nobody implements; empty where that cannot be told."""
+    above, complete = ancestry(definition)
+    if not complete:
+        return []
+    left: list[str] = []
+    for each in reversed(above):
+        bound = _bound(each)
+        left = [name for name in left if name not in bound]
+        for name, node in methods(each).items():
+            if any("abstractmethod" in ast.unparse(decorator) for decorator in node.decorator_list):
+                left.append(name)
+    return left
+
+
+def parameters(definition: source.Definition) -> Parameters | None:
+    """What a call of the class or function takes; None: cannot tell."""
+    if not isinstance(definition.node, ast.ClassDef):
+        return None if definition.node.decorator_list else _parameters(definition.node, skip=0)
+    above, complete = ancestry(definition)
+    for each in above:
+        node = each.node
+        if isinstance(node, ast.ClassDef) and (node.decorator_list or node.keywords or "__new__" in methods(each)):
+            return None
+        constructor = methods(each).get("__init__")
+        if constructor:
+            return None if constructor.decorator_list else _parameters(constructor, skip=1)
+        # A base that cannot be read may come before the next.
+        if not complete or "__init__" in _bound(each):
+            return None
+    return Parameters((), (), any_name=False)
+
+
+def _parameters(node: source.FunctionNode, skip: int) -> Parameters:
+    arguments = node.args
+    positional = [argument.arg for argument in arguments.posonlyargs + arguments.args][skip:]
+    optional = len(arguments.defaults)
+    required = positional[: len(positional) - optional] if optional else list(positional)
+    keywords = [argument.arg for argument in arguments.kwonlyargs]
+    required += [name for name, value in zip(keywords, arguments.kw_defaults, strict=True) if value is None]
+    return Parameters(tuple(positional + keywords), tuple(required), arguments.kwarg is not None, len(positional))
