@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline import classes, source
 from pipeline.errors import ClassPathError, nearest, one_of
+from pipeline.finder import find_spec
 from pipeline.user_code import import_failed, no_module
 from pipeline.workspaces import package_name
 
@@ -106,7 +107,7 @@ def define(path: ClassPath) -> source.Definition | None:
     Raises:
         ClassPathError: there is certainly no such module or name.
     """
-    if source.find_spec(path.module) is None:
+    if find_spec(path.module) is None:
         if path.module in sys.modules:  # made by code, like os.path
             return None
         raise ClassPathError(no_module(path.text, path.module))

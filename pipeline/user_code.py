@@ -8,8 +8,8 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from pipeline import source
 from pipeline.errors import ClassPathError
+from pipeline.finder import find_spec
 
 _OURS = f"{Path(__file__).parent}{os.sep}"
 
@@ -17,7 +17,7 @@ _OURS = f"{Path(__file__).parent}{os.sep}"
 def no_module(text: str, module: str) -> str:
     """The message for a class path whose module is not there."""
     package, _, last = module.rpartition(".")
-    if package and source.find_spec(package):
+    if package and find_spec(package):
         return f"'{text}': '{package}' has no module '{last}'; check the spelling"
     top = module.partition(".")[0]
     return f"'{text}': there is no module '{module}'; check the spelling, or install the package that has '{top}'"
@@ -51,7 +51,7 @@ def import_failed(text: str, module: str, file: Path | None, error: BaseExceptio
             f"'{text}': {where} imports its neighbour '{missing}' absolutely; write `from .{missing} import …`",
             user_error,
         )
-    if source.find_spec(module) is None:
+    if find_spec(module) is None:
         return ClassPathError(no_module(text, module))
     return ClassPathError(
         f"'{text}': {where} needs the package '{missing}', which is not installed; pip install it", user_error

@@ -66,13 +66,13 @@ def test_lines_in_the_file_name_level_rank_and_place() -> None:
 
 def test_standard_logging_ends_up_in_the_file_with_its_logger_level_and_traceback() -> None:
     with log.to_file(Path("log.txt"), rank=0):
-        logging.getLogger("some.library").warning("%d {trees} <b>", 3)
+        logging.getLogger("other.package").warning("%d {trees} <b>", 3)
         try:
             {}["rotten"]
         except KeyError:
             logging.getLogger("other").exception("caught")
     text = Path("log.txt").read_text()
-    assert "some.library: 3 {trees} <b>" in text
+    assert "other.package: 3 {trees} <b>" in text
     assert "WARNING" in text
     assert "other: caught\nTraceback" in text
     assert "KeyError: 'rotten'" in text
