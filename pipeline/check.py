@@ -108,6 +108,8 @@ class _RunnerCheck:
             self.budget()
         if self.kind == "infer" and {"startup", "network"} <= default:
             self.weights(trained_before)
+        if all(_is_untouched(self.runner, stage) for stage in ("instance", "startup")):
+            self.initial_weights()
         self.phases(default)
 
     def add(self, key: str, message: str) -> None:
@@ -149,6 +151,12 @@ class _RunnerCheck:
             remedy = "add `init_model_path:`, or name a train runner before it in `mode`"
             self.add("", f"has no weights to evaluate; {remedy}")
 
+    def initial_weights(self) -> None:
+        """A file of weights that is to be loaded has to be there, unless it is made by the run itself."""
+        path = plain(self.runner, "init_model_path")
+        if isinstance(path, str) and Path(path).is_absolute() and not Path(path).exists():
+            self.add("init_model_path", f"no such checkpoint: {path}; check the path")
+
     def phases(self, default: set[str]) -> None:
         """The phases that the runner runs, and whether it needs any."""
         phases = self.inspection.section("phase")
@@ -162,6 +170,12 @@ class _RunnerCheck:
             self.add("", f"the default {need} a phase; add `phase:`, or replace network and runner")
         if "network" in default:
             PhaseCheck(self.inspection).all(phases, self.runner, trains=self.trains)
+
+
+def _is_untouched(runner: Node, stage: str) -> bool:
+    """Whether a stage is the default itself; a subclass may do more before and after."""
+    default = RunnerSchema.model_fields[f"{stage}_class_path"].default
+    return plain(runner, f"{stage}_class_path") in (None, default)
 
 
 def _is_default(definition: source.Definition, stage: str) -> bool:

@@ -253,6 +253,9 @@ RUNNERS: list[tuple[list[str], list[str]]] = [
     ([f"{RUNNER}.write_predictions=true"],
      [f"{RUNNER}.write_predictions: would be ignored: a train runner writes no predictions; remove it"]),
     (INFER, [NO_WEIGHTS]),
+    ([f"{RUNNER}.init_model_path=gone.safetensors"],
+     [f"{RUNNER}.init_model_path: no such checkpoint: {{ws}}/gone.safetensors; check the path"]),
+    ([f"{RUNNER}.init_model_path=gone.safetensors", f"{RUNNER}.startup_class_path={{workspace}}/own.py"], []),
     ([*INFER, f"{RUNNER}.init_model_path=weights.safetensors", "hyper_parameters={}"], []),
     ([*INFER, f"{RUNNER}.epochs=2", f"{RUNNER}.init_model_path=weights.safetensors"],
      [f"{RUNNER}.epochs: would be ignored: an infer runner makes one pass; remove it"]),
@@ -268,6 +271,7 @@ RUNNERS: list[tuple[list[str], list[str]]] = [
 @pytest.mark.parametrize(("overrides", "expected"), RUNNERS)
 def test_a_runner_has_what_its_class_needs(linear: Path, overrides: list[str], expected: list[str]) -> None:
     (linear.parent / "own.py").write_text(STAGE)
+    (linear.parent / "weights.safetensors").touch()
     assert messages(linear, *overrides) == [each.replace("{ws}", str(linear.parent)) for each in expected]
 
 
