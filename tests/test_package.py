@@ -61,3 +61,11 @@ def test_every_plugin_that_comes_along_is_offered_as_an_entry_point() -> None:
     assert all(
         isinstance(getattr(import_module(path.split(":")[0]), path.split(":")[1]), type) for path in offered.values()
     )
+
+
+def test_every_module_has_its_layer() -> None:
+    layers = re.findall(r"pipeline(?:_plugins|\.\w+)+", SETUP["importlinter:contract:layers"]["layers"])
+    top = [path for path in REPOSITORY.glob("pipeline/*") if path.suffix == ".py" or (path / "__init__.py").is_file()]
+    inside = {f"pipeline.{path.stem}" for path in top} - {"pipeline.__init__", "pipeline.__main__", "pipeline.stages"}
+    inside |= {f"pipeline.stages.{path.stem}" for path in REPOSITORY.glob("pipeline/stages/[a-z]*.py")}
+    assert set(layers) == inside | {"pipeline_plugins"}
