@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from importlib import import_module
@@ -51,8 +52,9 @@ def group() -> None:
 
 def main() -> NoReturn:
     """The command ``pipeline``."""
-    # torch says so on import wherever numpy is not installed; we don't need it.
+    # torch says so on import wherever numpy is not installed; we don't need it. Nor do workers that are spawned.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:Failed to initialize NumPy")
     try:
         sys.exit(group(prog_name="pipeline", standalone_mode=False))
     except click.ClickException as error:
