@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pipeline import classes, source
@@ -64,7 +65,8 @@ class PhaseCheck:
         given = phase.child("model_args")
         written = given if given is not None and given.origin is not DEFAULT else Node({}, model.origin)
         names = [name for name in filled if taken and name in taken.names and name not in written.value]
-        free = taken and taken.without(names)
+        # What hyper_parameters fill need not be given, but may be.
+        free = taken and replace(taken, required=taken.without(names).required)
         self.inspection.check_arguments(free, written, f"{address}.model_args", definition.name)
 
     def loss(self, address: str, phase: Node, definition: source.Definition) -> None:

@@ -449,3 +449,10 @@ def test_a_file_that_derives_a_class_from_the_one_that_its_path_implies_must_say
     faults = check(linear, ["runner.train_runner.startup_class_path=own.py"])
     assert [message in fault.message for fault in faults if message] == ([True] if message else [])
     assert check(linear, ["runner.train_runner.startup_class_path=own.py:Startup"]) == []
+
+
+def test_a_misspelt_model_argument_is_compared_with_those_that_hyper_parameters_fill_too(linear: Path) -> None:
+    (linear.parent / "own.py").write_text("class Model:\n    def __init__(self, width): pass\n")
+    overrides = ["phase.line.model=own.py", "hyper_parameters.width=3", "phase.line.model_args={widht: 4}"]
+    found = [fault.message for fault in check(linear, overrides) if fault.address.endswith("widht")]
+    assert found == ["Model has no argument 'widht'; did you mean 'width'?"]

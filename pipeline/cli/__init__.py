@@ -62,4 +62,5 @@ def main() -> NoReturn:
         sys.exit(ExitCode.USAGE)
     except click.Abort:
         # Ctrl-C while a command was still being imported, or before it had begun.
+        click.echo("interrupted before anything was run", err=True)
         sys.exit(ExitCode.INTERRUPTED)

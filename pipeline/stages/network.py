@@ -57,6 +57,12 @@ class Network(NetworkBase):
         """What ``context["model"]`` holds for one item of ``phase:``."""
         model = self.build_model(phase, context)
         brain = model if isinstance(model, Brain) else self.wrap(model, phase, context["config"])
+        if outside := brain.unregistered():
+            remedy = f"register it: super().__init__({{'{outside[0]}': …}})"
+            raise ConfigError(
+                f"phase.{phase.name}.model: {type(brain).__name__} keeps {', '.join(outside)} outside its modules, "
+                f"where nothing is trained or saved; {remedy}"
+            )
         brain.modules.to(context["device"])
         optim_schedulers = (
             {} if context["is_infer"] else {"main": self.build_optim_scheduler(brain.modules, runner, context)}

@@ -69,6 +69,14 @@ class Brain:
         self._before_batch = plain_callable(context["hooks"], "before_batch")
         self._after_batch = plain_callable(context["hooks"], "after_batch")
 
+    def unregistered(self) -> list[str]:
+        """The attributes that hold parameters to be trained, but outside of ``modules``: nobody trains or saves them."""
+        known = set(self.modules.parameters())
+        held = {name: each for name, each in vars(self).items() if isinstance(each, nn.Module)}
+        return [
+            name for name, each in held.items() if any(p.requires_grad and p not in known for p in each.parameters())
+        ]
+
     def begin_pass(self) -> None:
         """Training mode, and the training numbers of the pass before forgotten."""
         self.modules.train()

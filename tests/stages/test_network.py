@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,3 +145,24 @@ def test_a_file_that_fails_on_import_is_refused_at_the_line_of_the_config_that_n
     config["phase"][0]["model"] = "{workspace}/model.py"
     with pytest.raises(ClassPathError, match=r"phase.line.model: .*nothing_of_that_name"):
         GeneralTrainer(config).run()
+
+
+class HalfRegistered(Brain):
+    def __init__(self) -> None:
+        super().__init__({"net": nn.Linear(3, 3)})
+        self.head = nn.Linear(3, 1)
+        self.teacher = nn.Linear(3, 1).requires_grad_(False)
+
+
+def test_a_brain_that_keeps_a_trained_module_outside_its_modules_is_refused() -> None:
+    assert HalfRegistered().unregistered() == ["head"]
+    assert Brain({"net": nn.Linear(3, 3)}).unregistered() == []
+
+
+def test_a_run_with_such_a_brain_ends_before_it_trains(linear: Path) -> None:
+    lines = ["super().__init__({'net': nn.Linear(1, 1)})", "self.head = nn.Linear(1, 1)"]
+    text = "from torch import nn\nfrom pipeline import Brain\n\nclass Model(Brain):\n    def __init__(self):\n"
+    (linear.parent / "net.py").write_text(text + "".join(f"        {line}\n" for line in lines))
+    overrides = ["phase.line.model=net.py", "phase.line.model_args={}", "phase.line.loss=null"]
+    with pytest.raises(ConfigError, match=r"Model keeps head outside its modules, .*; register it: super"):
+        GeneralTrainer(linear, overrides).run()
