@@ -135,12 +135,13 @@ class _RunnerCheck:
 
     def budget(self) -> None:
         """What the default runner stage wants to be told, and what it would ignore."""
-        idle = {"write_predictions": "a train runner writes no predictions"} if self.trains else {
-            "epochs": "an infer runner makes one pass",
-            "max_steps": "an infer runner makes one pass",
-        }  # fmt: skip
+        training = ("epochs", "max_steps", "save_interval", "grad_clip", "nonfinite_patience")
+        idle = dict.fromkeys(training, "an infer runner makes one pass")
+        if self.trains:
+            idle = {"write_predictions": "a train runner writes no predictions"}
         for key, reason in idle.items():
-            if plain(self.runner, key):
+            node = self.runner.child(key)
+            if node and node.origin is not DEFAULT and node.value not in (None, False):
                 self.add(key, f"would be ignored: {reason}; remove it")
         if self.trains and not plain(self.runner, "epochs") and not plain(self.runner, "max_steps"):
             self.add("", "does not say how long to train; add `epochs:` or `max_steps:`")

@@ -101,6 +101,10 @@ class PhaseCheck:
                 given = _given(arguments, path or dataset)
                 taken = classes.parameters(definition)
                 self.inspection.check_arguments(taken, given, f"dataset.{name}.args", definition.name)
+            start = dataset.child("multiprocessing_context")
+            if start and start.value and not plain(dataset, "num_workers"):
+                message = "would be ignored: with num_workers: 0 nothing is started; remove it, or set num_workers"
+                self.inspection.add(start.origin, f"dataset.{name}.multiprocessing_context", message)
             collate = dataset.child("collate_fn")
             if collate and collate.value is not None:
                 self.inspection.find_class(collate, f"dataset.{name}.collate_fn", "collate")

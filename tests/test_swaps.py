@@ -232,8 +232,8 @@ def test_a_startup_written_as_the_seeds_tree_example_gives_the_first_weights(
     linear: Path, mode: str, value: float
 ) -> None:
     (linear.parent / "startup.py").write_text(TDM.replace("\n    ", "\n"))
-    budget = {"train": "epochs=1", "infer": "epochs=null"}[mode]
-    settings = ["startup_class_path=startup.py", f"class={mode}", budget, "grad_clip=1e-30"]
+    budget = {"train": ["epochs=1", "grad_clip=1e-30"], "infer": ["epochs=null"]}[mode]
+    settings = ["startup_class_path=startup.py", f"class={mode}", *budget]
     overrides = ["hyper_parameters.tree=2.0", *(f"runner.train_runner.{each}" for each in settings)]
     context = GeneralTrainer(linear, overrides).run()
     assert context["model"]["line"]["model"].weight.item() == value
