@@ -6,26 +6,42 @@ The trainer calls this before it runs anything, and so does ``pipeline check``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline import class_path, classes, contracts, discovery, source
+from pipeline import class_path, classes, contracts, discovery, plugin_hooks, source, swap_report
 from pipeline.config.load import Config, Draft, Source
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.tree import DEFAULT, Node
-from pipeline.context import KEYS
-from pipeline.errors import ConfigError, Fault
+from pipeline.data_flow import DataFlow, Missing, StageFlow
+from pipeline.errors import ClassPathError, ConfigError, Fault
+from pipeline.inference.flow import Flow
+from pipeline.inference.stage import flow_of_plugin
 from pipeline.inspection import Inspection, plain
-from pipeline.phase_check import PhaseCheck
+from pipeline.phase_check import PhaseCheck, given
 from pipeline.stages.base import METHODS
 
-_GIVEN = frozenset(key.name for key in KEYS if key.writer == "trainer")
+
+@dataclass
+class Checked:
+    """What a check found.
+
+    Attributes:
+        faults: what is wrong; empty means that the config may run.
+        config: the resolved config; None where there are faults.
+        flows: runner name -> how the context's keys flow through its stages, for the runners of ``mode``.
+        files: the files of user code that were read.
+    """
+
+    faults: list[Fault]
+    config: Config | None = None
+    flows: dict[str, DataFlow] = field(default_factory=dict)
+    files: list[Path] = field(default_factory=list)
 
 
 def check(config: Source, overrides: Sequence[str] = ()) -> list[Fault]:
     """The faults of a config file or dict; an empty list means that it may run."""
-    draft = Draft(config, overrides)
-    _inspect(draft)
-    return draft.faults
+    return inspect(config, overrides).faults
 
 
 def checked(config: Source, overrides: Sequence[str] = ()) -> Config:
@@ -34,37 +50,55 @@ def checked(config: Source, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: it has faults; all of them.
     """
+    found = inspect(config, overrides)
+    if found.config is None:
+        raise ConfigError(found.faults)
+    return found.config
+
+
+def inspect(config: Source, overrides: Sequence[str] = ()) -> Checked:
+    """Look at a config file or dict, and at all that it names."""
     draft = Draft(config, overrides)
-    files = _inspect(draft)
-    if draft.faults or draft.config is None:
-        raise ConfigError(draft.faults)
-    draft.config.sources = files
-    return draft.config
-
-
-def _inspect(draft: Draft) -> list[Path]:
-    """Add to a draft's faults what is wrong with its classes; the files of user code that it names."""
     if draft.tree is None:
-        return []
+        return Checked(draft.faults)
     inspection = Inspection(draft.tree, draft.workspace, draft.faults)
-    _check_plugins(inspection)
+    plugins = _check_plugins(inspection)
     runners = _runners(inspection)
+    flows = {}
     for address, runner in runners.items():
         earlier = list(runners)[: list(runners).index(address)]
-        trained = any(_kind(runners[each]) == "train" for each in earlier)
-        _RunnerCheck(inspection, address, runner).all(trained_before=trained)
+        # Another class is a misspelt one.
+        trained = any(_kind(runners[each]) != "infer" for each in earlier)
+        found = _RunnerCheck(inspection, address, runner)
+        flows[address.partition(".")[2]] = found.all(plugins, trained_before=trained)
     # Two runners that share a phase share its faults.
-    draft.faults[:] = sorted(dict.fromkeys(draft.faults), key=lambda fault: (fault.where, fault.line, fault.column))
-    return inspection.files
+    faults = sorted(dict.fromkeys(draft.faults), key=lambda fault: (fault.where, fault.line, fault.column))
+    if draft.config:
+        draft.config.sources = inspection.files
+        draft.config.swaps = swap_report.text(flows)
+    return Checked(faults, None if faults else draft.config, flows, inspection.files)
 
 
-def _check_plugins(inspection: Inspection) -> None:
+def _check_plugins(inspection: Inspection) -> list[Flow | None]:
+    """What each plugin may do with the context; None where that cannot be told."""
     plugins, faults = discovery.chosen(inspection.tree, inspection.workspace)
     inspection.faults += faults
+    flows: list[Flow | None] = []
     for plugin in plugins:
         inspection.faults += discovery.faults_of(plugin)
         if isinstance(plugin.target, class_path.ClassPath):
             inspection.remember(plugin.target)
+        flows.append(_plugin_flow(plugin))
+    return flows
+
+
+def _plugin_flow(plugin: discovery.Plugin) -> Flow | None:
+    try:
+        definition = class_path.define(plugin.target) if isinstance(plugin.target, class_path.ClassPath) else None
+    except ClassPathError:  # a fault already
+        return None
+    is_class = definition and isinstance(definition.node, source.ClassNode)
+    return flow_of_plugin(definition, plugin_hooks.HOOKS, plugin.args) if definition and is_class else None
 
 
 def _runners(inspection: Inspection) -> dict[str, Node]:
@@ -91,18 +125,26 @@ class _RunnerCheck:
         self.kind = _kind(runner)
         self.trains = self.kind == "train"
 
-    def all(self, *, trained_before: bool) -> None:
-        """Check everything; ``trained_before`` says whether a train runner precedes this one."""
+    def all(self, plugins: Sequence[Flow | None], *, trained_before: bool) -> DataFlow:
+        """Check everything.
+
+        Args:
+            plugins: what each plugin may do with the context.
+            trained_before: whether a train runner precedes this one.
+
+        Returns:
+            How the keys of the context flow through the stages.
+        """
         definitions = {stage: self.stage(stage) for stage in METHODS}
-        # A plugin doesn't say which keys it writes.
-        certain = not plain(self.inspection.tree, "plugins")
-        for stage, message in contracts.unwritten(definitions, _GIVEN).items() if certain else ():
-            self.add(f"{stage}_class_path", message)
+        flow = DataFlow({stage: self.stage_flow(stage, each) for stage, each in definitions.items()}, plugins)
         trainer = self.runner.child("trainer_class")
         if trainer and trainer.origin is not DEFAULT:
+            # Its order of the stages may be another.
             self.inspection.find_class(
                 trainer, f"{self.address}.trainer_class", "Trainer", "pipeline.trainer:GeneralTrainer"
             )
+        else:
+            self.data_flow(flow.missing())
         default = {stage for stage, found in definitions.items() if found and _is_default(found, stage)}
         if "runner" in default and self.kind in {"train", "infer"}:
             self.budget()
@@ -111,6 +153,25 @@ class _RunnerCheck:
         if all(_is_untouched(self.runner, stage) for stage in ("instance", "startup")):
             self.initial_weights()
         self.phases(default)
+        return flow
+
+    def stage_flow(self, stage: str, definition: source.Definition | None) -> StageFlow | None:
+        """What a stage does with the context."""
+        if definition is None:
+            return None
+        arguments = plain(self.runner, f"{stage}_args")
+        facts = {"is_infer": self.kind == "infer", "is_fleet": False, "engine": "SINGLE"}
+        known = facts if self.kind in {"train", "infer"} else {}
+        found = contracts.flow_of_stage(definition, stage, arguments if isinstance(arguments, dict) else {}, known)
+        return StageFlow(stage, definition, found, custom=not _is_untouched(self.runner, stage))
+
+    def data_flow(self, missing: Sequence[Missing]) -> None:
+        """A key that nobody writes is a fault of the stage that reads it, or of the one that was to write it."""
+        for each in missing:
+            if each.reader.custom or each.blamed is None:
+                self.add(f"{each.reader.stage}_class_path", each.message)
+            else:
+                self.add(f"{each.blamed.stage}_class_path", each.message)
 
     def add(self, key: str, message: str) -> None:
         """A fault at one of the runner's keys, or at the runner where the key is not written."""
@@ -130,7 +191,8 @@ class _RunnerCheck:
             taken = classes.parameters(definition)
             # The first is the context, which the trainer gives.
             free = taken and taken.without_first()
-            self.inspection.check_arguments(free, arguments, f"{self.address}.{stage}_args", definition.name)
+            written = given(arguments, node)
+            self.inspection.check_arguments(free, written, f"{self.address}.{stage}_args", definition.name)
         return definition
 
     def budget(self) -> None:
@@ -143,7 +205,7 @@ class _RunnerCheck:
             node = self.runner.child(key)
             if node and node.origin is not DEFAULT and node.value not in (None, False):
                 self.add(key, f"would be ignored: {reason}; remove it")
-        if self.trains and not plain(self.runner, "epochs") and not plain(self.runner, "max_steps"):
+        if self.trains and plain(self.runner, "epochs") is None and plain(self.runner, "max_steps") is None:
             self.add("", "does not say how long to train; add `epochs:` or `max_steps:`")
 
     def weights(self, trained_before: bool) -> None:
@@ -170,7 +232,7 @@ class _RunnerCheck:
             need = f"{' and '.join(needy)} need{'s' if len(needy) == 1 else ''}"
             self.add("", f"the default {need} a phase; add `phase:`, or replace network and runner")
         if "network" in default:
-            PhaseCheck(self.inspection).all(phases, self.runner, trains=self.trains)
+            PhaseCheck(self.inspection, self.runner).all(phases, trains=self.trains)
 
 
 def _is_untouched(runner: Node, stage: str) -> bool:

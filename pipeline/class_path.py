@@ -11,16 +11,18 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline import classes, source
 from pipeline.errors import ClassPathError, nearest, one_of
-from pipeline.finder import find_spec
+from pipeline.finder import find_spec, resolved
+from pipeline.imports import wrong_imports
 from pipeline.user_code import import_failed, no_module
 from pipeline.workspaces import package_name
+from pipeline.wrong_import import no_python
 
 
 @dataclass(frozen=True)
@@ -77,15 +79,22 @@ def _parse_file(text: str, path: str, name: str, folder: Path | None, workspace:
         raise ClassPathError(
             f"'{text}': a relative path needs a config file or a workspace; give the config a 'workspace', or an absolute path"
         )
-    file = ((folder or Path()) / path).resolve()
+    try:
+        file = resolved((folder or Path()) / path)
+    except OSError as error:
+        raise ClassPathError(f"'{text}' can be no file: {error.strerror}; check the path") from error
+    if file.is_dir():
+        inside = ", ".join(_python_files(file)) or "there is none"
+        raise ClassPathError(f"'{text}': '{file.name}' is not a .py file but a folder; name a file in it: {inside}")
     if file.suffix != ".py":
         raise ClassPathError(
-            f"'{text}': '{file.name}' is not a .py file{nearest(file.name, _python_files(file.parent))}"
+            f"'{text}': '{file.name}' is not a .py file{one_of(file.name, _python_files(file.parent))}"
         )
-    if file.is_dir():
-        raise ClassPathError(f"'{text}': {file} is a folder; name the .py file in it")
     if not file.is_file():
-        raise ClassPathError(f"'{text}': no such file: {file}{one_of(file.name, _python_files(file.parent))}")
+        name = Path(path).name
+        link = f", to which the link '{name}' leads; mend the link" if name != file.name else ""
+        hint = link or one_of(file.name, _python_files(file.parent))
+        raise ClassPathError(f"'{text}': no such file: {file}{hint}")
     if not name.isidentifier():
         raise ClassPathError(f"'{text}': '{name}' is no class name; write '{{workspace}}/{file.name}:Name'")
     root = workspace.resolve() if workspace and file.is_relative_to(workspace.resolve()) else file.parent
@@ -94,11 +103,25 @@ def _parse_file(text: str, path: str, name: str, folder: Path | None, workspace:
         raise ClassPathError(
             f"'{text}': Python cannot import '{file.name}' for the dot in its name or folder; rename it"
         )
+    for each in file.parents[: len(file.parent.relative_to(root).parts)]:
+        if each.with_name(f"{each.name}.py").is_file() and not (each / "__init__.py").is_file():
+            hidden = f"Python finds '{each.name}.py' instead of the folder '{each.name}' beside it"
+            raise ClassPathError(f"'{text}': {hidden}; rename one of them")
     return ClassPath(text, ".".join([package_name(root), *parts]), name, file)
 
 
 def _python_files(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.glob("*.py") if file.is_file())
+
+
+def examine(path: ClassPath) -> tuple[source.Definition | None, list[str]]:
+    """The class or function as source, and what is certainly wrong with the path and the imports of its file."""
+    wrong = [f"'{path.text}': {each}" for each in wrong_imports(path.module)] if path.file else []
+    try:
+        return define(path), wrong
+    except ClassPathError as error:
+        # What cannot be imported defines nothing: that is one fault, not two.
+        return None, wrong or [str(error)]
 
 
 def define(path: ClassPath) -> source.Definition | None:
@@ -114,9 +137,7 @@ def define(path: ClassPath) -> source.Definition | None:
     try:
         module = source.read(path.module)
     except SyntaxError as error:
-        place = ":".join(str(part) for part in (path.file or path.module, error.lineno, error.offset) if part)
-        what = f"{error.msg}: {error.text.strip()}" if error.text else error.msg
-        raise ClassPathError(f"'{path.text}': {place}: {what}; mend the file", error) from error
+        raise ClassPathError(f"'{path.text}': {no_python(error, str(path.file or path.module))}", error) from error
     except OSError as error:
         raise ClassPathError(f"'{path.text}': {error.filename} cannot be read: {error.strerror}; check it") from error
     try:
@@ -144,6 +165,9 @@ def _no_name(path: ClassPath, module: source.Module | None, home: source.Module)
     if not path.file:
         names = [*names, *(source.names(module) if module else ())]
         return f"'{path.text}': {where} has no '{path.name}'{nearest(path.name, names) or '; check the spelling'}"
+    outer = source.outer(module, path.name) if module else None
+    if outer:
+        return f"'{path.text}': {where} defines '{path.name}' only inside of {outer}; move it out, to the top level"
     defined = ", ".join(names) or "no class"
     hint = nearest(path.name, names) or (
         f"; write ':{names[0]}' after the file, or name the class {path.name}"
@@ -166,9 +190,8 @@ def load(path: ClassPath) -> Any:
         raise import_failed(path.text, path.module, path.file, error) from error
     if not hasattr(module, path.name):
         define(path)
-        raise ClassPathError(
-            f"'{path.text}': {path.module} has no '{path.name}' after it was imported; check the spelling"
-        )
+        where = path.file.name if path.file else path.module
+        raise ClassPathError(f"'{path.text}': {where} has no '{path.name}' after it was imported; check the spelling")
     return getattr(module, path.name)
 
 
@@ -206,11 +229,14 @@ def left_abstract(text: str, name: str, methods: Iterable[str]) -> str:
     return f"'{text}': {name} does not define {', '.join(methods)}; define it, spelt exactly so"
 
 
-def wrong_arguments(taken: classes.Parameters, given: Iterable[str], what: str) -> dict[str, str]:
+def wrong_arguments(taken: classes.Parameters, given: Mapping[str, Any], what: str) -> dict[str, str]:
     """What is wrong with arguments given by name: argument -> message; the missing ones come under ``""``."""
     faults = {}
-    for name in given:
-        if name not in taken.names and not taken.any_name:
+    for name, value in given.items():
+        if name in taken.annotations:
+            if wrong := taken.annotations[name].refuses(value):
+                faults[name] = f"{what}'s argument {name} {wrong}"
+        elif name not in taken.names and not taken.any_name:
             accepted = one_of(name, taken.names) if taken.names else "; it takes no arguments"
             faults[name] = f"{what} has no argument '{name}'{accepted}"
     missing = [name for name in taken.required if name not in given]

@@ -6,20 +6,26 @@ As in ``source.py``, a question that the source doesn't answer has the answer No
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pipeline import source
+from pipeline.annotations import Annotation, annotation
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters that a call by keyword may or must give; ``any_name`` where ``**kwargs`` takes the rest."""
+    """The parameters that a call by keyword may or must give; ``any_name`` where ``**kwargs`` takes the rest.
+
+    ``annotations`` has those whose annotation says which values of a config they take.
+    """
 
     names: tuple[str, ...]
     required: tuple[str, ...]
     any_name: bool
     positional: int = 0
+    annotations: Mapping[str, Annotation] = field(default_factory=dict)
 
     def without(self, given: Sequence[str]) -> Parameters:
         """The same, less those that the caller gives anyway."""
@@ -27,6 +33,7 @@ class Parameters:
             tuple(name for name in self.names if name not in given),
             tuple(name for name in self.required if name not in given),
             self.any_name,
+            annotations={name: each for name, each in self.annotations.items() if name not in given},
         )
 
     def without_first(self) -> Parameters:
@@ -107,10 +114,24 @@ def abstract_methods(definition: source.Definition) -> list[str]:
     return left
 
 
+def undefined(definition: source.Definition, names: Sequence[str], base: str = "") -> list[str]:
+    """The methods that certainly neither a class nor its bases define; those of ``base``, ``module:Name``, don't count."""
+    above, complete = ancestry(definition)
+    if not complete:
+        return []
+    own = [each for each in above if f"{each.module.name}:{each.name}" != base]
+    text = "".join(each.module.file.read_text(encoding="utf-8", errors="replace") for each in own)
+    if re.search(r"setattr|__getattr|__dict__|vars\(", text):
+        return []
+    left = [name for name in names if not any(name in _bound(each) for each in own)]
+    # `self.compute = …` defines it as well.
+    return [name for name in left if not re.search(rf"\.{name}\b(?!\s*\()", text)]
+
+
 def parameters(definition: source.Definition) -> Parameters | None:
     """What a call of the class or function takes; None: cannot tell."""
     if not isinstance(definition.node, ast.ClassDef):
-        return None if definition.node.decorator_list else _parameters(definition.node, skip=0)
+        return None if definition.node.decorator_list else _parameters(definition.node, definition.module, skip=0)
     above, complete = ancestry(definition)
     for each in above:
         node = each.node
@@ -118,18 +139,21 @@ def parameters(definition: source.Definition) -> Parameters | None:
             return None
         constructor = methods(each).get("__init__")
         if constructor:
-            return None if constructor.decorator_list else _parameters(constructor, skip=1)
+            return None if constructor.decorator_list else _parameters(constructor, each.module, skip=1)
         # A base that cannot be read may come before the next.
         if not complete or "__init__" in _bound(each):
             return None
     return Parameters((), (), any_name=False)
 
 
-def _parameters(node: source.FunctionNode, skip: int) -> Parameters:
+def _parameters(node: source.FunctionNode, module: source.Module, skip: int) -> Parameters:
     arguments = node.args
     positional = [argument.arg for argument in arguments.posonlyargs + arguments.args][skip:]
     optional = len(arguments.defaults)
     required = positional[: len(positional) - optional] if optional else list(positional)
     keywords = [argument.arg for argument in arguments.kwonlyargs]
     required += [name for name, value in zip(keywords, arguments.kw_defaults, strict=True) if value is None]
-    return Parameters(tuple(positional + keywords), tuple(required), arguments.kwarg is not None, len(positional))
+    types = {name: found for name in positional + keywords if (found := annotation(name, arguments, module))}
+    return Parameters(
+        tuple(positional + keywords), tuple(required), arguments.kwarg is not None, len(positional), types
+    )

@@ -58,6 +58,8 @@ KEYS: tuple[ContextKey, ...] = (
     ContextKey("metrics", "dict", "runner", "the newest numbers: phase name -> {metric: value}"),
     ContextKey("error", "BaseException", "trainer", "what ended the run, after a failure"),
 )
+TRAIN_STATE = ("iteration", "update", "epoch", "samples", "phase_index")
+"""The counters of ``train_state``."""
 _WRITERS = {key.name: key.writer for key in KEYS}
 
 

@@ -1,14 +1,17 @@
-"""What stages read and write: declared in ``reads`` and ``writes``, and held against the context."""
+"""What stages read and write: declared in ``reads`` and ``writes``, inferred, and held against the context."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pipeline import classes, source
 from pipeline.context import Context
 from pipeline.errors import ContextError, nearest
-from pipeline.stages.base import StageBase
+from pipeline.inference.flow import Flow, Use
+from pipeline.inference.stage import flow_of
+from pipeline.stages.base import METHODS, StageBase
 
 
 def check_reads(stage: StageBase, place: str, context: Context) -> None:
@@ -67,29 +70,26 @@ def _literal(node: ast.stmt) -> tuple[str, ...] | None:
     return tuple(map(str, value)) if isinstance(value, tuple | list) else None
 
 
-def unwritten(stages: Mapping[str, source.Definition | None], given: frozenset[str]) -> dict[str, str]:
-    """The first declared read of each stage that no earlier stage writes: stage -> message. From source alone.
-
-    As soon as an earlier stage doesn't say what it writes, nothing is certain any more, and nothing is reported.
+def flow_of_stage(
+    definition: source.Definition,
+    stage: str,
+    arguments: Mapping[str, object] | None = None,
+    facts: Mapping[str, object] | None = None,
+) -> Flow:
+    """What a stage reads and writes: what it declares, and what its source shows.
 
     Args:
-        stages: the classes in the order in which they run.
-        given: the keys that the trainer writes before the first.
+        definition: its class.
+        stage: which of the five it is.
+        arguments: those that the config gives it.
+        facts: keys of the context whose value is known before anything runs.
     """
-    written, faults = set(given), {}
-    for stage, definition in stages.items():
-        reads = declared(definition, "reads") if definition else None
-        missing = [key for key in reads or () if key not in written]
-        if missing and definition:
-            hint = (
-                nearest(missing[0], written)
-                or f"; written by then: {', '.join(sorted(written - given)) or 'nothing but what the trainer writes'}"
-            )
-            faults[stage] = (
-                f"{definition.name} ({definition.place}) reads context['{missing[0]}']; no earlier stage writes it{hint}"
-            )
-        writes = declared(definition, "writes") if definition else None
-        if not writes:
-            break
-        written.update(writes)
-    return faults
+    inferred = flow_of(definition, METHODS[stage][1], arguments, facts)
+    seen = {use.key for use in inferred.uses if use.action == "write"}
+    promised = [key for key in declared(definition, "writes") or () if key not in seen]
+    found = {use.key for use in inferred.demands()}
+    owed = [key for key in declared(definition, "reads") or () if key not in found]
+    needed = [Use((key,), "read", definition.place, sure=True) for key in owed]
+    left = [Use((key,), "write", definition.place, sure=True) for key in promised]
+    opaque = inferred.opaque | {(key,) for key in promised}
+    return replace(inferred, uses=(*needed, *inferred.uses, *left), opaque=frozenset(opaque))

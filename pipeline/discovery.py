@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -14,16 +13,15 @@ from typing import Any
 
 import pluggy
 
-from pipeline import class_path, classes, hookspecs, source
+from pipeline import class_path, classes, hookspecs, plugin_hooks
 from pipeline.class_path import ClassPath
 from pipeline.config.load import unknown_name
 from pipeline.config.schema import DEFAULT_PLUGINS
 from pipeline.config.tree import DEFAULT, Node, Origin
 from pipeline.errors import ClassPathError, Fault, PluginError, one_of
+from pipeline.plugin_hooks import HOOKS
 
 GROUP = "pipeline.plugins"
-HOOKS = {name: inspect.signature(spec) for name, spec in vars(hookspecs).items() if hasattr(spec, "pipeline_spec")}
-"""Hook -> its arguments, in calling order."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,8 @@ def chosen(tree: Node, workspace: Path | None) -> tuple[list[Plugin], list[Fault
             missing = f"the default plugin '{name}' is not installed; install the package again: pip install -e ."
             faults.append(DEFAULT.fault("plugins", missing))
     for text, args, origin in _items(tree):
+        if "{workspace}" in str(text) or "${" in str(text):  # stands for nothing: the config says so
+            continue
         try:
             plugin = _plugin(text, args, origin, workspace)
         except ClassPathError as error:
@@ -82,13 +82,13 @@ def _items(tree: Node) -> list[tuple[Any, Any, Origin]]:
     for item in node.value if node and isinstance(node.value, list) else ():
         if isinstance(item.value, dict):
             found += [(name, child.plain(), child.key or child.origin) for name, child in item.value.items()]
-        else:
+        elif isinstance(item.value, str | type):  # else the schema says so
             found.append((item.value, None, item.origin))
     return found
 
 
 def _plugin(text: Any, args: Any, origin: Origin, workspace: Path | None) -> Plugin:
-    if args not in (None, True, False) and not isinstance(args, dict):
+    if not isinstance(args, dict | bool | None):
         raise ClassPathError(f"'{text}': its arguments are {args!r}; write a mapping, or false to remove it")
     keywords = args if isinstance(args, dict) else {}
     if not isinstance(text, str):
@@ -106,53 +106,12 @@ def faults_of(plugin: Plugin) -> list[Fault]:
     """What is wrong with a plugin's class and arguments, from its source alone."""
     if isinstance(plugin.target, type):
         return []
-    try:
-        definition = class_path.define(plugin.target)
-    except ClassPathError as error:
-        return [plugin.origin.fault("plugins", str(error))]
-    if definition is None:
-        return []
-    messages = _wrong_hooks(definition)
-    taken = classes.parameters(definition)
+    definition, messages = class_path.examine(plugin.target)
+    messages += plugin_hooks.faults_of_source(definition) if definition else []
+    taken = classes.parameters(definition) if definition else None
     if taken:
         messages += class_path.wrong_arguments(taken, plugin.args, f"plugin '{plugin.name}'").values()
     return [plugin.origin.fault("plugins", message) for message in messages]
-
-
-def _wrong_hooks(definition: source.Definition) -> list[str]:
-    messages, hooks = [], 0
-    above, complete = classes.ancestry(definition)
-    for name, node in {name: node for each in reversed(above) for name, node in classes.methods(each).items()}.items():
-        marked = any("hookimpl" in ast.unparse(mark) for mark in node.decorator_list)
-        if node.decorator_list and not marked:
-            # Another decorator may mark it: that shows when it is loaded.
-            complete = False
-            continue
-        arguments = [argument.arg for argument in node.args.args[1:]]
-        messages += _wrong_hook(
-            f"{definition.name}.{name} ({definition.module.file.name}:{node.lineno})", name, arguments, marked
-        )
-        hooks += marked
-    if complete and not hooks and not messages:
-        messages.append(_no_hook(f"{definition.name} ({definition.place})"))
-    return messages
-
-
-def _wrong_hook(place: str, name: str, arguments: Sequence[str], marked: bool) -> list[str]:
-    if not marked:
-        return [f"{place} is named like a hook but not marked; write @hookimpl above it"] if name in HOOKS else []
-    if name not in HOOKS:
-        return [f"{place}: there is no hook '{name}'{one_of(name, HOOKS)}"]
-    known = HOOKS[name].parameters
-    return [
-        f"{place}: the hook has no argument '{argument}'{one_of(argument, known)}"
-        for argument in arguments
-        if argument not in known
-    ]
-
-
-def _no_hook(place: str) -> str:
-    return f"{place} has no hook; mark a method such as before_epoch with @hookimpl (from pipeline import hookimpl)"
 
 
 def manager() -> pluggy.PluginManager:
@@ -172,7 +131,7 @@ def load(tree: Node, workspace: Path | None) -> list[Plugin]:
     plugins, faults = chosen(tree, workspace)
     if faults:
         raise PluginError("\n".join(map(str, faults)))
-    return [replace(plugin, target=_load_class(plugin)) for plugin in plugins]
+    return [replace(plugin, target=load_class(plugin)) for plugin in plugins]
 
 
 def register(plugins: Sequence[Plugin], into: pluggy.PluginManager) -> None:
@@ -188,22 +147,19 @@ def _build(plugin: Plugin) -> object:
     return plugin.target(**plugin.args)
 
 
-def _load_class(plugin: Plugin) -> type:
+def load_class(plugin: Plugin) -> type:
+    """The class of a plugin, imported and checked.
+
+    Raises:
+        PluginError: it does not take its arguments, or one of its hooks does not exist.
+        ClassPathError: it cannot be loaded.
+    """
     try:
         cls = class_path.load_class(plugin.target, object)
     except ClassPathError as error:
         raise ClassPathError(f"{plugin.origin}: plugins: {error}", error.user_error) from error
-    messages, hooks = [], 0
-    for name, method in inspect.getmembers(cls, inspect.isfunction):
-        marked = hasattr(method, "pipeline_impl")
-        arguments = list(inspect.signature(method).parameters)[1:]
-        place = f"{cls.__name__}.{name} ({Path(method.__code__.co_filename).name}:{method.__code__.co_firstlineno})"
-        messages += _wrong_hook(f"{plugin.origin}: plugin '{plugin.name}': {place}", name, arguments, marked)
-        hooks += marked
-    if not hooks and not messages:
-        messages.append(_no_hook(f"{plugin.origin}: plugin '{plugin.name}': {cls.__name__}"))
-    if messages:
-        raise PluginError("\n".join(messages))
+    if messages := plugin_hooks.faults_of_class(cls):
+        raise PluginError("\n".join(f"{plugin.origin}: plugin '{plugin.name}': {each}" for each in messages))
     try:
         inspect.signature(cls).bind(**plugin.args)
     except TypeError as error:

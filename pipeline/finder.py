@@ -1,12 +1,28 @@
-"""Where a module is, without importing anything, not even the packages that it lies in."""
+"""Where a module or file is, without importing anything, not even the packages that it lies in."""
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import pipeline.workspaces  # noqa: F401 - registers the finder of workspace modules
+
+
+def resolved(path: Path) -> Path:
+    """The path with its links followed; it need not be there.
+
+    Raises:
+        OSError: no file can have this path: it is too long, holds a NUL, or its links go in a circle.
+    """
+    try:
+        found = path.resolve()
+        found.exists()
+    except (RuntimeError, ValueError) as error:
+        raise OSError(errno.EINVAL, str(error)) from error
+    return found
 
 
 def find_spec(dotted: str) -> ModuleSpec | None:

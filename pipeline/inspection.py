@@ -70,15 +70,19 @@ class Inspection:
                     node.origin, address, f"is {node.value!r}; write the name of a class in {module}, or a class path"
                 )
             return None
+        if "{workspace}" in node.value or "${" in node.value:  # stands for nothing: the config says so
+            return None
         try:
             path = class_path.parse(
                 node.value, name=name, folder=node.origin.folder, workspace=self.workspace, module=module
             )
-            self.remember(path)
-            definition = class_path.define(path)
         except ClassPathError as error:
             self.add(node.origin, address, str(error))
             return None
+        self.remember(path)
+        definition, wrong = class_path.examine(path)
+        for each in wrong:
+            self.add(node.origin, address, each)
         fault = _wrong_class(node.value, definition, base) if definition and base else None
         if fault:
             self.add(node.origin, address, fault)
@@ -97,7 +101,7 @@ class Inspection:
         """Hold arguments given by name against what is taken; None: cannot tell."""
         if taken is None or not isinstance(given.value, dict):
             return
-        for name, message in class_path.wrong_arguments(taken, given.value, what).items():
+        for name, message in class_path.wrong_arguments(taken, given.plain(), what).items():
             place = given.value[name].key if name else given.origin
             self.add(place or given.origin, f"{address}.{name}".rstrip("."), message)
 

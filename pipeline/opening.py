@@ -11,13 +11,15 @@ from typing import Any
 
 import pluggy
 import torch
+from loguru import logger
 
 from pipeline import class_path, contracts, discovery, log
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.config import yaml_text
 from pipeline.config.load import Config
+from pipeline.config.reads import ReadDict
 from pipeline.config.schema import RunnerSchema
-from pipeline.context import Context, EngineMode
+from pipeline.context import TRAIN_STATE, Context, EngineMode
 from pipeline.discovery import Plugin
 from pipeline.distributed import launch
 from pipeline.errors import ClassPathError, ConfigError, ExitCode
@@ -51,8 +53,18 @@ class OpenRun:
         self.record[str(dict.get(context, "runner_name"))] = context.record()
         self.directory.write_json("context.json", self.record)
 
+    def tell_unread(self, contexts: Mapping[str, Context]) -> None:
+        """Log what the config says and nobody read: a setting without effect, or a name misspelt."""
+        reads = self.config.reads
+        # Of `env`, which is the whole config as plain data, nobody knows what was read.
+        took = {(access.stage, access.key) for context in contexts.values() for access in context.accesses}
+        reads.everything |= any(key == "env" and stage != "trainer" for stage, key in took)
+        for line in reads.unread(self.config.tree, list(contexts)):
+            logger.warning(line)
+
     def finish(self, contexts: Mapping[str, Context]) -> None:
         """Say in ``status.json`` that all is done, with the counters of the runner that trained furthest."""
+        self.tell_unread(contexts)
         furthest = max((context["train_state"] for context in contexts.values()), key=lambda state: state["iteration"])
         self.directory.write_status("done", exit_code=ExitCode.DONE, train_state=furthest)
 
@@ -145,6 +157,7 @@ def open_run(config: Config, trainer: Any, trainer_base: type) -> Iterator[OpenR
         directory.keep_command(config.path, config.workspace)
         directory.keep_environment(config.workspace, launch.hardware())
         directory.keep_sources(config.sources, config.workspace)
+        directory.write("swaps.txt", config.swaps or "every stage is the default\n")
         yield OpenRun(config.in_run(directory.path), directory, trainers, stage_classes, devices)
 
 
@@ -157,7 +170,7 @@ def _device(config: Config, runner: RunnerSchema) -> torch.device:
 
 
 def _trainer(config: Config, runner: RunnerSchema, present: Any, base: type) -> Any:
-    cls = _load(config, runner, "trainer_class", "Trainer", base)
+    cls = load_class(config, runner, "trainer_class", "Trainer", base)
     if isinstance(present, cls):
         return present
     try:
@@ -171,12 +184,17 @@ def _trainer(config: Config, runner: RunnerSchema, present: Any, base: type) -> 
 
 def _stage_classes(config: Config, runner: RunnerSchema) -> dict[str, type[StageBase]]:
     return {
-        stage: _load(config, runner, f"{stage}_class_path", stage.capitalize(), base)
+        stage: load_class(config, runner, f"{stage}_class_path", stage.capitalize(), base)
         for stage, (base, _) in METHODS.items()
     }
 
 
-def _load(config: Config, runner: RunnerSchema, key: str, name: str, base: type) -> Any:
+def load_class(config: Config, runner: RunnerSchema, key: str, name: str, base: type) -> Any:
+    """The class that a key of a runner names, imported and checked.
+
+    Raises:
+        ClassPathError: it cannot be loaded; the message begins with where the config says so.
+    """
     path = getattr(runner, key)
     try:
         if isinstance(path, str):
@@ -219,8 +237,8 @@ def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:
         config=config,
         env=env,
         runner_name=name,
-        phases=env["phase"],
-        hyper_parameters=env["hyper_parameters"],
+        phases=[ReadDict(copy.deepcopy(each), f"phase.{each['name']}", config.reads) for each in env["phase"]],
+        hyper_parameters=ReadDict(copy.deepcopy(env["hyper_parameters"]), "hyper_parameters", config.reads),
         engine=EngineMode.SINGLE,
         is_fleet=False,
         fleet_mode="",
@@ -232,7 +250,7 @@ def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:
         hooks=plugins.hook,
         run_dir=run.directory.path,
         checkpointer=Checkpointer(folder / "checkpoints"),
-        train_state={"iteration": 0, "update": 0, "epoch": 0, "samples": 0, "phase_index": 0},
+        train_state=dict.fromkeys(TRAIN_STATE, 0),
         resources=resources,
     )
     chosen = discovery.load(config.tree, config.workspace)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from pipeline import classes, source
+from pipeline import class_path, classes, source
+from pipeline.config.schema import RunnerSchema
 from pipeline.config.tree import DEFAULT, Node
 from pipeline.errors import nearest
 from pipeline.inspection import Inspection, plain
+from pipeline.optimizer_check import check_optimizer
 
 BRAIN = "pipeline.training.brain:Brain"
 MODULE = "torch.nn.modules.module:Module"
-OPTIMIZERS = "torch.optim"
 METRICS = "pipeline.training.metrics"
+METRIC = ("update", "compute", "reset")
+"""What the runner calls on a metric."""
 
 
 class PhaseCheck:
@@ -21,18 +23,20 @@ class PhaseCheck:
 
     Args:
         inspection: where the faults go.
+        runner: the runner that it is built for.
     """
 
-    def __init__(self, inspection: Inspection) -> None:
+    def __init__(self, inspection: Inspection, runner: Node) -> None:
         self.inspection = inspection
         self.tree = inspection.tree
+        self.runner = runner
 
-    def all(self, phases: dict[str, Node], runner: Node, *, trains: bool) -> None:
-        """Check the phases of a runner, and the optimizer if it trains."""
+    def all(self, phases: dict[str, Node], *, trains: bool) -> None:
+        """Check the phases of the runner, and the optimizer if it trains."""
         for name, phase in phases.items():
             self.phase(f"phase.{name}", phase, trains)
         if phases and trains:
-            self.optimizer(runner)
+            check_optimizer(self.inspection, self.runner)
 
     def phase(self, address: str, phase: Node, trains: bool) -> None:
         """Check one phase."""
@@ -45,6 +49,7 @@ class PhaseCheck:
         if definition and model:
             self.model_arguments(address, phase, model, definition)
             self.loss(address, phase, definition)
+            self.brain(address, model, definition)
         for key in ("dataset_name", "valid_dataset_name"):
             self.dataset(phase, key, address)
         if plain(phase, "dataset_name") is None and (trains or plain(phase, "valid_dataset_name") is None):
@@ -60,14 +65,20 @@ class PhaseCheck:
     def model_arguments(self, address: str, phase: Node, model: Node, definition: source.Definition) -> None:
         """The model's parameters: filled from ``model_args``, else by name from ``hyper_parameters``."""
         taken = classes.parameters(definition)
+        if taken is None:
+            return
         hyper_parameters = self.tree.child("hyper_parameters")
-        filled = [name for name, _ in hyper_parameters.children()] if hyper_parameters else []
-        given = phase.child("model_args")
-        written = given if given is not None and given.origin is not DEFAULT else Node({}, model.origin)
-        names = [name for name in filled if taken and name in taken.names and name not in written.value]
+        written = given(phase.child("model_args"), model)
+        filled = {
+            name: node
+            for name, node in (hyper_parameters.children() if hyper_parameters else ())
+            if name in taken.names and name not in written.value
+        }
         # What hyper_parameters fill need not be given, but may be.
-        free = taken and replace(taken, required=taken.without(names).required)
+        free = replace(taken, required=taken.without(list(filled)).required)
         self.inspection.check_arguments(free, written, f"{address}.model_args", definition.name)
+        free = replace(taken, required=())
+        self.inspection.check_arguments(free, Node(filled, model.origin), "hyper_parameters", definition.name)
 
     def loss(self, address: str, phase: Node, definition: source.Definition) -> None:
         """A plain module needs a loss; a Brain brings its own."""
@@ -88,6 +99,23 @@ class PhaseCheck:
             remedy = f"{definition.name} is a plain module: add `loss: torch.nn.functional.…`"
             self.missing(phase, f"{address}.loss", remedy)
 
+    def brain(self, address: str, model: Node, definition: source.Definition) -> None:
+        """A Brain has to say what it computes, unless it makes its own steps."""
+        computed, steps = ("compute_forward", "compute_objectives"), ("fit_batch", "evaluate_batch")
+        if not isinstance(definition.node, source.ClassNode) or not classes.is_subclass(definition, BRAIN):
+            return
+        left = classes.undefined(definition, (*computed, *steps), BRAIN)
+        if set(steps) <= set(left):
+            self.undefined(f"{address}.model", model, definition, [name for name in computed if name in left])
+
+    def undefined(self, address: str, path: Node, definition: source.Definition, left: list[str]) -> None:
+        """A fault for methods that the default runner calls and nobody defines."""
+        default = RunnerSchema.model_fields["runner_class_path"].default
+        if left and plain(self.runner, "runner_class_path") in (None, default):
+            hint = nearest(left[0], classes.methods(definition))
+            message = class_path.left_abstract(str(path.value), definition.name, left) + hint
+            self.inspection.add(path.origin, address, message)
+
     def dataset(self, phase: Node, key: str, address: str) -> None:
         """The dataset that a phase names."""
         node, datasets = phase.child(key), self.inspection.section("dataset")
@@ -98,9 +126,9 @@ class PhaseCheck:
             path, arguments = dataset.child("class_path"), dataset.child("args")
             definition = self.inspection.find_class(path, f"dataset.{name}.class_path", "Dataset") if path else None
             if definition:
-                given = _given(arguments, path or dataset)
+                written = given(arguments, path or dataset)
                 taken = classes.parameters(definition)
-                self.inspection.check_arguments(taken, given, f"dataset.{name}.args", definition.name)
+                self.inspection.check_arguments(taken, written, f"dataset.{name}.args", definition.name)
             start = dataset.child("multiprocessing_context")
             if start and start.value and not plain(dataset, "num_workers"):
                 message = "would be ignored: with num_workers: 0 nothing is started; remove it, or set num_workers"
@@ -120,42 +148,16 @@ class PhaseCheck:
             self.inspection.add(metric.origin, address, "has no class; write {class: AUC} or {class: …, args: {…}}")
             return
         definition = self.inspection.find_class(path, f"{address}.class", "Metric", module=METRICS)
-        if definition:
-            given = _given(metric.child("args"), path)
+        if definition and not isinstance(definition.node, source.ClassNode):
+            message = f"'{path.value}' is a function, not a class; name a class with update, compute and reset"
+            self.inspection.add(path.origin, f"{address}.class", message)
+        elif definition:
+            self.undefined(f"{address}.class", path, definition, classes.undefined(definition, METRIC))
+            written = given(metric.child("args"), path)
             taken = classes.parameters(definition)
-            self.inspection.check_arguments(taken, given, f"{address}.args", definition.name)
-
-    def optimizer(self, runner: Node) -> None:
-        """``hyper_parameters.optimizer``: its class, and keys that are the optimizer's own."""
-        address = "hyper_parameters.optimizer"
-        node = self.tree.find(address)
-        if node is None or not isinstance(node.value, dict) or "class" not in node.value:
-            place = node.origin if node else runner.origin
-            remedy = "add `optimizer: {class: Adam, learning_rate: 0.001}` to hyper_parameters"
-            self.inspection.add(place, address, f"training needs an optimizer; {remedy}")
-            return
-        if {"learning_rate", "lr"} <= set(node.value):
-            message = "means the same as 'learning_rate', which is set too; keep one"
-            self.inspection.add(node.value["lr"].key or node.origin, f"{address}.lr", message)
-        written = node.value["class"]
-        path = Node(optimizer_name(written.value), written.origin, written.key)
-        definition = self.inspection.find_class(path, f"{address}.class", "Optimizer", module=OPTIMIZERS)
-        taken = classes.parameters(definition) if definition else None
-        if taken and definition:
-            given = {("lr" if key == "learning_rate" else key): each for key, each in node.value.items()}
-            given.pop("class")
-            # The first are the parameters to optimize, which the network stage gives.
-            free = taken.without_first()
-            self.inspection.check_arguments(free, Node(given, node.origin), address, definition.name)
+            self.inspection.check_arguments(taken, written, f"{address}.args", definition.name)
 
 
-def _given(arguments: Node | None, otherwise: Node) -> Node:
+def given(arguments: Node | None, otherwise: Node) -> Node:
     """The arguments where some are written; else none, to be reported where the class is named."""
     return arguments if arguments is not None and arguments.origin is not DEFAULT else Node({}, otherwise.origin)
-
-
-def optimizer_name(name: Any) -> Any:
-    """The class of torch.optim that a config means: ``ADAM``, as PaddleRec writes it, is ``Adam``."""
-    module = source.read(OPTIMIZERS) if isinstance(name, str) and name.isidentifier() else None
-    known = {each.lower(): each for each in (module.bindings if module else ())}
-    return known.get(str(name).lower(), name) if module else name

@@ -19,7 +19,7 @@ from pipeline.finder import find_spec
 ClassNode: TypeAlias = ast.ClassDef
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
-_BY_CODE = re.compile(r"(globals|locals|vars)\(\)|(?<![.\w])exec\(|sys\.modules\[__name__\]")
+_BY_CODE = re.compile(r"(globals|locals|vars)\(\)|(?<![.\w])exec\(|sys\.modules\[__name__\]|^\s+global ", re.MULTILINE)
 """Ways to define names that don't stand in the source."""
 
 
@@ -38,6 +38,7 @@ class Module:
         bindings: what each top-level name is bound to; ``ast.Pass`` where that depends on a condition.
         stars: the modules of which it imports every name.
         complete: whether it has no other names than these.
+        body: its statements.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Module:
     bindings: dict[str, ast.AST] = field(repr=False)
     stars: tuple[str, ...] = field(repr=False)
     complete: bool = True
+    body: tuple[ast.stmt, ...] = field(default=(), repr=False)
 
     def __hash__(self) -> int:
         """By file: one module is parsed once."""
@@ -57,7 +59,7 @@ class Module:
             return node.module or ""
         package = self.name.split(".")
         drop = node.level - (1 if self.is_package else 0)
-        return ".".join(package[: len(package) - drop] + ([node.module] if node.module else []))
+        return ".".join(package[: max(len(package) - drop, 0)] + ([node.module] if node.module else []))
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ def _parse(name: str, file: Path, is_package: bool, _modified: int) -> Module:
         tree = ast.parse(text, filename=str(file))
     except ValueError as error:  # bytes that are no text
         raise SyntaxError(str(error)) from error
+    except (MemoryError, RecursionError) as error:  # how Python's parser answers to thousands of brackets
+        raise SyntaxError("is nested too deeply") from error
     bindings: dict[str, ast.AST] = {}
     stars: list[str] = []
     module = Module(name, file, is_package, bindings, ())
@@ -95,7 +99,7 @@ def _parse(name: str, file: Path, is_package: bool, _modified: int) -> Module:
         for each in bound_names(statement):
             bindings[each] = ast.Pass() if sometimes and each in bindings else statement
     complete = "__getattr__" not in bindings and not _BY_CODE.search(text)
-    return Module(name, file, is_package, bindings, tuple(stars), complete)
+    return Module(name, file, is_package, bindings, tuple(stars), complete, tuple(tree.body))
 
 
 def top_level(body: Sequence[ast.AST], *, sometimes: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
@@ -115,8 +119,12 @@ def bound_names(statement: ast.stmt) -> Iterator[str]:
         yield from (alias.asname or alias.name.partition(".")[0] for alias in statement.names)
     else:
         below = [node for node in ast.iter_child_nodes(statement) if isinstance(node, ast.expr | ast.withitem)]
-        parts = (part for node in below for part in ast.walk(node))
+        parts = [part for node in below for part in ast.walk(node)]
         yield from (part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store))
+        if isinstance(statement, ast.Match):
+            caught = [part for case in statement.cases for part in ast.walk(case.pattern)]
+            yield from (part.name for part in caught if isinstance(part, ast.MatchAs | ast.MatchStar) and part.name)
+            yield from (part.rest for part in caught if isinstance(part, ast.MatchMapping) and part.rest)
 
 
 def read(name: str) -> Module | None:
@@ -147,6 +155,12 @@ def heirs(module: Module, name: str) -> list[str]:
     return [each for each, node in defined.items() if name in map(base_name, node.bases)]
 
 
+def outer(module: Module, name: str) -> str | None:
+    """The class in which the file defines another of that name."""
+    found = [each for each in module.body if isinstance(each, ast.ClassDef)]
+    return next((each.name for each in found if any(getattr(below, "name", "") == name for below in each.body)), None)
+
+
 def base_name(base: ast.expr) -> str:
     """The name of a base class as written, without its type arguments."""
     return ast.unparse(base.value if isinstance(base, ast.Subscript) else base)
@@ -159,7 +173,7 @@ def functions(module: Module) -> list[str]:
 
 def names(module: Module) -> list[str]:
     """The names that a module has, as far as they can be told: its own, and those of its star imports."""
-    stars = [each for star in module.stars if (each := _quiet_read(star))]
+    stars = [each for star in module.stars if (each := quiet_read(star))]
     return [*module.bindings, *(name for each in stars for name in each.bindings)]
 
 
@@ -188,9 +202,9 @@ def _imported(module: Module, node: ast.ImportFrom, first: str, rest: str, depth
     original = next(alias.name for alias in node.names if (alias.asname or alias.name) == first)
     home = module.absolute(node)
     if rest:
-        submodule = _quiet_read(f"{home}.{original}")
+        submodule = quiet_read(f"{home}.{original}")
         return define(submodule, rest, depth + 1) if submodule else None
-    source = _quiet_read(home)
+    source = quiet_read(home)
     return define(source, original, depth + 1) if source else None
 
 
@@ -199,14 +213,14 @@ def _attribute(node: ast.Import, first: str, rest: str, depth: int) -> Definitio
     alias = next(a for a in node.names if (a.asname or a.name.partition(".")[0]) == first)
     dotted = f"{alias.name if alias.asname else first}.{rest}"
     home, _, last = dotted.rpartition(".")
-    module = _quiet_read(home)
+    module = quiet_read(home)
     return define(module, last, depth + 1) if module else None
 
 
 def _starred(module: Module, name: str, depth: int) -> Definition | None:
     certain = module.complete
     for star in module.stars:
-        source = _quiet_read(star)
+        source = quiet_read(star)
         try:
             if source:
                 return define(source, name, depth + 1)
@@ -218,7 +232,8 @@ def _starred(module: Module, name: str, depth: int) -> Definition | None:
     return None
 
 
-def _quiet_read(name: str) -> Module | None:
+def quiet_read(name: str) -> Module | None:
+    """The parsed module; None also where it cannot be read or is no Python."""
     try:
         return read(name)
     except (SyntaxError, OSError, ValueError):
@@ -235,7 +250,7 @@ def neighbours(module: Module) -> Iterator[Module]:
             if isinstance(statement, ast.ImportFrom) and statement.level:
                 home = current.absolute(statement)
                 for name in [home, *(f"{home}.{alias.name}" for alias in statement.names)]:
-                    found = _quiet_read(name)
+                    found = quiet_read(name)
                     if found and found.file not in seen:
                         seen.add(found.file)
                         waiting.append(found)

@@ -8,9 +8,11 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from pipeline.errors import ClassPathError
+from pipeline import workspaces, wrong_import
+from pipeline.errors import ClassPathError, nearest
 from pipeline.finder import find_spec
 
+_ROOT = len(workspaces.__name__.split(".")) + 1
 _OURS = f"{Path(__file__).parent}{os.sep}"
 
 
@@ -18,48 +20,69 @@ def no_module(text: str, module: str) -> str:
     """The message for a class path whose module is not there."""
     package, _, last = module.rpartition(".")
     if package and find_spec(package):
-        return f"'{text}': '{package}' has no module '{last}'; check the spelling"
+        remedy = nearest(last, wrong_import.modules(package)) or "; check the spelling"
+        return f"'{text}': '{package}' has no module '{last}'{remedy}"
     top = module.partition(".")[0]
     return f"'{text}': there is no module '{module}'; check the spelling, or install the package that has '{top}'"
 
 
 def import_failed(text: str, module: str, file: Path | None, error: BaseException) -> ClassPathError:
     """The error for a class path whose module raised when it was imported."""
-    user_error = error.with_traceback(user_frames(error.__traceback__))
+    user_error = _readable(error.with_traceback(user_frames(error.__traceback__)))
     frames = traceback.extract_tb(user_error.__traceback__)
-    # The file that failed: the one that the path names, or one that it imports.
-    where = frames[-1].filename if frames else str(file or module)
-    # Python names the package under which we import the file; the user knows it as the file.
-    said = re.sub(r"pipeline\.workspaces\.\w+_[0-9a-f]+", "", str(error))
-    if not isinstance(error, ModuleNotFoundError):
-        place = f"{where}:{frames[-1].lineno}" if frames else where
-        if isinstance(error, SyntaxError):
-            place = f"{error.filename}:{error.lineno}"
-        return ClassPathError(
-            f"'{text}': importing {file or module} failed at {place}: {type(error).__name__}: {said}; mend the file",
-            user_error,
-        )
-    missing = error.name or ""
-    if missing.startswith("pipeline.workspaces."):
-        last = missing.rpartition(".")[2]
-        return ClassPathError(
-            f"'{text}': {where} imports '.{last}', which its workspace does not have; check the name and the number of dots",
-            user_error,
-        )
-    if file and _is_module(Path(where).with_name(missing.partition(".")[0])):
-        return ClassPathError(
-            f"'{text}': {where} imports its neighbour '{missing}' absolutely; write `from .{missing} import …`",
-            user_error,
-        )
-    if find_spec(module) is None:
+    if not frames and find_spec(module) is None:
         return ClassPathError(no_module(text, module))
-    return ClassPathError(
-        f"'{text}': {where} needs the package '{missing}', which is not installed; pip install it", user_error
-    )
+    # The file that failed: the one that the path names, or one that it imports.
+    last = frames[-1] if frames else traceback.FrameSummary(str(file or module), 0, "")
+    what = _wrong_import(error, module, last) if isinstance(error, ImportError) else None
+    if what is None:
+        place = _place(error) if isinstance(error, SyntaxError) else None
+        place = place or ":".join(str(part) for part in (last.filename, last.lineno) if part)
+        what = f"importing {file or module} failed at {place}: {type(error).__name__}: {error}; mend the file"
+    return ClassPathError(f"'{text}': {what}", user_error)
 
 
-def _is_module(path: Path) -> bool:
-    return path.is_dir() or path.with_suffix(".py").is_file()
+def _readable(error: BaseException) -> BaseException:
+    """The error, and those behind it, without the packages under which we import files: the user doesn't know them."""
+    each: BaseException | None = error
+    while each:
+        each.args = tuple(_short(part) if isinstance(part, str) else part for part in each.args)
+        if isinstance(each, ImportError):
+            each.msg = _short(each.msg)
+        each = each.__cause__ or each.__context__
+    return error
+
+
+def _short(text: str) -> str:
+    return re.sub(r"pipeline\.workspaces(\.\w+_[0-9a-f]+)?\b\.?", ".", text)
+
+
+def _place(error: SyntaxError) -> str | None:
+    """Where a file is no Python; what the file itself compiled may have no place."""
+    return f"{error.filename}:{error.lineno}" if error.filename and Path(error.filename).is_file() else None
+
+
+def _wrong_import(error: ImportError, module: str, frame: traceback.FrameSummary) -> str | None:
+    """What is said of an import that failed for want of a module or name; None where something else went wrong."""
+    place, missing = f"{frame.filename}:{frame.lineno}", error.name or ""
+    package = ".".join(module.split(".")[:_ROOT])
+    root = workspaces.folder_of(package)
+    written = re.match(r"from\s+(\.+[\w.]*)", frame.line or "")
+    relative = written if root and Path(frame.filename).is_relative_to(root) else None
+    if relative and ("beyond top-level package" in error.msg or not f"{missing}.".startswith(f"{package}.")):
+        return wrong_import.leads_out(place, relative[1])
+    if "partially initialized module" in error.msg:
+        return f"{place}: {error.msg}; move what they share into a file of its own"
+    if not isinstance(error, ModuleNotFoundError) or not missing:
+        return None
+    top = missing.partition(".")[0]
+    if relative:
+        return wrong_import.not_there(place, relative[1], missing)
+    if dots := wrong_import.neighbour(Path(frame.filename).parent, package, top):
+        return wrong_import.absolute(place, top, f"from {dots}{missing} import …")
+    if find_spec(top):
+        return wrong_import.no_module(place, missing)
+    return wrong_import.no_package(place, top)
 
 
 def user_frames(trace: TracebackType | None) -> TracebackType | None:

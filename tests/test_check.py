@@ -59,7 +59,7 @@ PATHS = [
     ),
     ("startup", "'startup' is no class path; write '{workspace}/file.py', '{workspace}/file.py:Name' or"),
     ("pipeline.stages.startup:Strtup", "pipeline.stages.startup has no 'Strtup'; did you mean 'Startup'?"),
-    ("pipeline.stages.startpu:Startup", "'pipeline.stages' has no module 'startpu'; check the spelling"),
+    ("pipeline.stages.startpu:Startup", "'pipeline.stages' has no module 'startpu'; did you mean 'startup'?"),
     ("pipeline.stages.startup:A.B", "'pipeline.stages.startup:A.B' is no class path; write"),
     (
         "nowhere_at.all:Startup",
@@ -85,13 +85,13 @@ def test_a_wrong_class_path_is_a_fault_that_says_what_to_do(linear: Path, path: 
 FILES = [
     ("class Strtup: pass", "startup.py defines no 'Startup'; it defines Strtup; did you mean 'Strtup'?"),
     ("", "startup.py defines no 'Startup'; it defines no class; define Startup in it"),
-    ("class Outer:\n    class Startup: pass", "startup.py defines no 'Startup'; it defines Outer; write ':Outer' after"),
+    ("class Outer:\n    class Startup: pass", "startup.py defines 'Startup' only inside of Outer; move it out, to the top"),
     ("class Startup: pass", "Startup does not derive from pipeline.stages.base:StartupBase; write `class Startup(StartupBase)`"),
     ("def Startup(context): pass", "is a function, not a class; name a subclass of pipeline.stages.base:StartupBase"),
     (STAGE.replace("def startup", "def strtup"), "Startup does not define startup; define it, spelt exactly so; did you mean 'strtup'?"),
     (STAGE.replace("StartupBase", "RunnerBase"), "Startup does not derive from pipeline.stages.base:StartupBase"),
     ("x = 1\nclass Startup(:\n    pass", "{ws}/startup.py:2:15: invalid syntax: class Startup(:; mend the file"),
-    ("from .data import Lne as Startup", "startup.py imports 'Startup' from {ws}/data.py, which does not define it; mend"),
+    ("from .data import Lne as Startup", "startup.py:1 imports 'Lne' from {ws}/data.py, which does not define it; did you mean 'Line'?"),
     ("from .data import Line as Startup", "Line does not derive from pipeline.stages.base:StartupBase; write"),
 ]  # fmt: skip
 
@@ -178,6 +178,8 @@ MODEL = """
     from torch import nn
     class Model(Brain):
         def __init__(self, width, depth=2): super().__init__()
+        def compute_forward(self, batch, stage): pass
+        def compute_objectives(self, predictions, batch, stage): pass
     class Plain(nn.Module): pass
     class Nothing: pass
     def make(width): pass

@@ -170,19 +170,23 @@ def test_what_has_no_form_of_a_class_path_is_told_the_forms(text: str, message: 
     ("path", "message"),
     [
         ("startpu.py", "no such file: {ws}/startpu.py; did you mean 'startup.py'?"),
-        ("zzz.py", "no such file: {ws}/zzz.py; known: dot.ted.py, startup.py"),
+        ("zzz.py", "no such file: {ws}/zzz.py; known: deep.py, dot.ted.py, startup.py"),
         ("none/zzz.py", "no such file: {ws}/none/zzz.py; there are none"),
         ("startup.txt", "'startup.txt' is not a .py file; did you mean 'startup.py'?"),
-        ("folder", "'folder' is not a .py file"),
-        ("folder.py", "{ws}/folder.py is a folder; name the .py file in it"),
-        ("broken.py", "no such file: {ws}/gone.py"),
+        ("folder", "'folder' is not a .py file but a folder; name a file in it: x.py"),
+        ("empty", "'empty' is not a .py file but a folder; name a file in it: there is none"),
+        ("folder.py", "'folder.py' is not a .py file but a folder; name a file in it: x.py"),
+        ("broken.py", "no such file: {ws}/gone.py, to which the link 'broken.py' leads; mend the link"),
+        ("deep/a.py", "Python finds 'deep.py' instead of the folder 'deep' beside it; rename one of them"),
         ("dot.ted.py", "Python cannot import 'dot.ted.py' for the dot in its name or folder; rename it"),
         ("startup.py:", "'' is no class name; write '{workspace}/startup.py:Name'"),
         ("startup.py:Outer.Inner", "'Outer.Inner' is no class name; write '{workspace}/startup.py:Name'"),
     ],
 )
 def test_a_path_to_no_python_file_is_told_what_is_there(workspace: Workspace, path: str, message: str) -> None:
-    folder = workspace({"startup.py": STAGE, "folder.py/x.py": "", "dot.ted.py": "", "folder/x.py": ""})
+    files = ("folder.py/x.py", "dot.ted.py", "folder/x.py", "deep/a.py", "deep.py")
+    folder = workspace({"startup.py": STAGE, **dict.fromkeys(files, "")})
+    (folder / "empty").mkdir()
     (folder / "broken.py").symlink_to(folder / "gone.py")
     expected = message.replace("{ws}", str(folder))
     with pytest.raises(ClassPathError, match=re.escape(expected)):
@@ -196,7 +200,7 @@ def test_a_path_to_no_python_file_is_told_what_is_there(workspace: Workspace, pa
             "torchh.nn:Linear",
             "there is no module 'torchh.nn'; check the spelling, or install the package that has 'torchh'",
         ),
-        ("torch.nn.modles:Linear", "'torch.nn' has no module 'modles'; check the spelling"),
+        ("torch.nn.modles:Linear", "'torch.nn' has no module 'modles'; did you mean 'modules'?"),
         ("pipeline.stages.startup:Strtup", "pipeline.stages.startup has no 'Strtup'; did you mean 'Startup'?"),
         ("torch.nn.Linaer", "torch.nn has no 'Linaer'; did you mean 'Linear'?"),
         ("json:Zzz", "json has no 'Zzz'; check the spelling"),
@@ -222,40 +226,57 @@ IMPORTS = [
     ("from .tree import f\nf()", {"tree.py": "def f():\n    1 / 0"}, "failed at {ws}/tree.py:2: ZeroDivisionError: "),
     ("def f(:", {}, "failed at {ws}/startup.py:1: SyntaxError: "),
     ("from .tree import f", {"tree.py": "x = 1\ndef f(:"}, "failed at {ws}/tree.py:2: SyntaxError: "),
-    ("from .tree import f", {"tree.py": "from .startup import Startup"}, "(most likely due to a circular import)"),
+    (
+        "from .tree import f",
+        {"tree.py": "from .startup import Startup"},
+        "(most likely due to a circular import) ({ws}/startup.py); move what they share into a file of its own",
+    ),
     (
         "import nowhere_at.all",
         {},
-        "{ws}/startup.py needs the package 'nowhere_at', which is not installed; pip install it",
+        "{ws}/startup.py:1 needs the package 'nowhere_at', which is not installed; pip install it",
     ),
     (
         "from .nope import f",
         {},
-        "{ws}/startup.py imports '.nope', which its workspace does not have; check the name and",
+        "{ws}/startup.py:1 imports '.nope', which its workspace does not have; check the name and the number of dots",
     ),
     (
         "from .tree import f",
         {"tree.py": "from .nope import g"},
-        "{ws}/tree.py imports '.nope', which its workspace does",
+        "{ws}/tree.py:1 imports '.nope', which its workspace does",
     ),
     (
         "from ..data import f",
         {},
-        "imports '.data', which its workspace does not have; check the name and the number of dots",
+        "startup.py:1 imports '..data', which leads out of the workspace; take out dots, or let",
     ),
-    ("from ......data import f", {}, "attempted relative import beyond top-level package; mend the file"),
+    (
+        "from ...data import f",
+        {},
+        "startup.py:1 imports '...data', which leads out of the workspace; take out dots, or",
+    ),
+    ("from ......data import f", {}, "imports '......data', which leads out of the workspace; take out dots, or let"),
+    ("from . import nope", {}, "failed at {ws}/startup.py:1: ImportError: cannot import name 'nope' from '.' (unknown"),
+    (
+        "import json.nope",
+        {},
+        "{ws}/startup.py:1 imports 'json.nope', and 'json' has no module 'nope'; check the spelling",
+    ),
+    ("raise ModuleNotFoundError('mine')", {}, "failed at {ws}/startup.py:1: ModuleNotFoundError: mine; mend the file"),
+    ("exec('1 +')", {}, "failed at {ws}/startup.py:1: SyntaxError: invalid syntax (<string>, line 1); mend the file"),
     ("import tree", {"tree.py": ""}, "imports its neighbour 'tree' absolutely; write `from .tree import …`"),
     ("import lib.a", {"lib/a.py": ""}, "imports its neighbour 'lib' absolutely; write `from .lib import …`"),
     (
         "from .sub.a import f",
         {"sub/a.py": "import b", "sub/b.py": ""},
-        "{ws}/sub/a.py imports its neighbour 'b' absolutely",
+        "{ws}/sub/a.py:1 imports its neighbour 'b' absolutely; write `from .b import …`",
     ),
     ("Startup = 3", {}, "is of type int, not a class; name a subclass of pipeline.stages.base:StartupBase"),
     (
         "class Outer:\n    class Startup: pass",
         {},
-        "startup.py defines no 'Startup'; it defines Outer; write ':Outer' after",
+        "startup.py defines 'Startup' only inside of Outer; move it out, to the top level",
     ),
     ("globals()['Strtup'] = 1", {}, "has no 'Startup' after it was imported; check the spelling"),
 ]
@@ -269,6 +290,10 @@ def test_a_file_that_fails_when_imported_says_where(
     with pytest.raises(ClassPathError) as caught:
         load(folder)
     assert message.replace("{ws}", str(folder)) in str(caught.value)
+    shown = f"{caught.value}{''.join(traceback.format_exception(caught.value.user_error, chain=False))}"
+    assert "pipeline.workspaces" not in shown
+    frames = traceback.extract_tb(caught.value.user_error and caught.value.user_error.__traceback__)
+    assert {str(Path(frame.filename).parent) for frame in frames} <= {str(folder), f"{folder}/sub", "."}
 
 
 def test_the_users_error_keeps_its_traceback_cut_to_his_frames(workspace: Workspace) -> None:
@@ -293,7 +318,7 @@ def test_a_file_that_was_mended_is_loaded_in_the_same_process(workspace: Workspa
 
 def test_the_trainer_says_which_line_of_the_config_names_a_class_that_fails(linear: Path) -> None:
     (linear.parent / "startup.py").write_text(
-        "import tree_that_is_not_there\nclass Startup(tree_that_is_not_there.Base): pass"
+        "if True:\n    import tree_that_is_not_there\nclass Startup(tree_that_is_not_there.Base): pass"
     )
     override = "runner.train_runner.startup_class_path={workspace}/startup.py"
     expected = "runner.train_runner.startup_class_path: .*needs the package 'tree_that_is_not_there', .* pip install it"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pipeline import Context, GeneralTrainer
-from pipeline.discovery import HOOKS
+from pipeline.plugin_hooks import HOOKS
 
 Recorded = Callable[..., Context]
 

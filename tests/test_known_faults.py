@@ -67,7 +67,7 @@ def test_a_custom_terminal_runs_once(linear: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("import no_such_package", "needs the package 'no_such_package', which is not installed"),
+        ("if True:\n    import no_such_package", "needs the package 'no_such_package', which is not installed"),
         ("1 / 0", "failed at .*own.py:2: ZeroDivisionError: division by zero; mend the file"),
         ("raise NotImplementedError", "failed at .*own.py:2: NotImplementedError"),
     ],

@@ -20,8 +20,8 @@ from pipeline.cli import COMMANDS, group
 from pipeline.config.aliases import RUNNER_ALIASES
 from pipeline.config.schema import ConfigSchema, DatasetSchema, PhaseSchema, RunnerSchema
 from pipeline.context import KEYS
-from pipeline.discovery import HOOKS
 from pipeline.errors import ExitCode
+from pipeline.plugin_hooks import HOOKS
 from pipeline.stages.base import METHODS
 
 REPOSITORY = Path(__file__).parents[1]

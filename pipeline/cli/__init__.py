@@ -14,8 +14,14 @@ from pipeline.errors import ExitCode, one_of
 
 COMMANDS = {
     "check": "Name every mistake of a config, without running anything.",
+    "convert": "Turn a PaddleRec 1.8.5 config into one of ours.",
+    "explain": "Say what a config value means, and what set it.",
+    "graph": "Draw the five stages with the keys that flow between them.",
+    "new": "Write a workspace to edit, or a stage or plugin to add to one.",
     "run": "Run a config.",
+    "schema": "Write a JSON Schema, with which editors complete and check a config.",
     "show": "Print the resolved config, each value with where it came from.",
+    "stages": "List the stages: base classes, shipped ones, arguments, keys.",
 }
 """Command -> what it does; each is in the module of its name."""
 

@@ -12,9 +12,9 @@ from pipeline.errors import ConfigError, ExitCode
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def config_and_overrides(function: _F) -> _F:
-    """``CONFIG [KEY=VALUE…]``, also as ``-m CONFIG`` and ``-o KEY=VALUE``."""
-    function = click.argument("words", nargs=-1, metavar="CONFIG [KEY=VALUE]…")(function)
+def config_and_overrides(function: _F, words: str = "CONFIG [KEY=VALUE]…") -> _F:
+    """``CONFIG [KEY=VALUE…]``, also as ``-m CONFIG`` and ``-o KEY=VALUE``; ``words`` is how the help shows it."""
+    function = click.argument("words", nargs=-1, metavar=words)(function)
     function = click.option(
         "-o",
         "--override",
@@ -47,9 +47,9 @@ def split(config: str | None, words: Sequence[str], options: Sequence[str]) -> t
     return named[0], overrides + list(options)
 
 
-def refuse(error: ConfigError) -> ExitCode:
-    """Show the faults on stderr; the exit code for them."""
+def refuse(error: ConfigError, outcome: str = "nothing was run") -> ExitCode:
+    """Show the faults on stderr, and what came of them; the exit code for them."""
     click.echo(str(error), err=True)
     count = len(error.faults)
-    click.echo(f"{count} fault{'s' if count > 1 else ''}; nothing was run", err=True)
+    click.echo(f"{count} fault{'s' if count > 1 else ''}; {outcome}", err=True)
     return ExitCode.USAGE

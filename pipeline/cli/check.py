@@ -4,26 +4,143 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.check import check
+from pipeline import log
+from pipeline.check import checked
 from pipeline.cli import COMMANDS
 from pipeline.cli.arguments import config_and_overrides, refuse, split
-from pipeline.errors import ConfigError, ExitCode
+from pipeline.config.load import Config
+from pipeline.errors import ConfigError, ExitCode, Fault
+
+if TYPE_CHECKING:
+    from pipeline.problems import Problem
+
+_DATA = "%\r\n"
+_PROPERTY = f"{_DATA}:,"
 
 
 @click.command("check", help=COMMANDS["check"])
 @config_and_overrides
-@click.option("--json", "as_json", is_flag=True, help="Print the faults as JSON, on stdout.")
-def command(config: str | None, words: Sequence[str], options: Sequence[str], as_json: bool) -> None:
+@click.option(
+    "--build", is_flag=True, help="Also import everything, build the models without memory, and pass a batch through."
+)
+@click.option(
+    "--steps", type=click.IntRange(min=1), metavar="N", help="Also run N steps of each phase; nothing is kept of them."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "github"]),
+    default="text",
+    help="Print the faults on stderr, as JSON on stdout, or there as annotations of GitHub Actions.",
+)
+@click.option("--json", "form", flag_value="json", help="The same as --format json.")
+def command(
+    config: str | None, words: Sequence[str], options: Sequence[str], build: bool, steps: int | None, form: str
+) -> None:
     """Exit 0 if there are no faults, else 2."""
     path, overrides = split(config, words, options)
-    faults = check(path, overrides)
-    if as_json:
+    try:
+        resolved = checked(path, overrides)
+    except ConfigError as error:
+        sys.exit(_refuse(error.faults, form))
+    if form == "text":
+        click.echo(resolved.swaps, nl=False)
+    if build or steps:
+        with _user_code():
+            problems, lines = _build(resolved)
+        for line in lines:
+            click.echo(line, err=form != "text")
+        if problems:
+            sys.exit(_refuse(_faults(problems), form))
+    if steps:
+        with _user_code():
+            problems = _trial(resolved, overrides, steps)
+        if problems:
+            sys.exit(
+                _refuse(_faults(problems), form, f"{_count(steps)} did not go through, and nothing is kept of them")
+            )
+    if form == "json":
+        click.echo("[]")
+    elif form == "text":
+        click.echo(f"{path}: no faults{f'; {_count(steps)} went through' if steps else ''}")
+
+
+@contextmanager
+def _user_code() -> Iterator[None]:
+    """What user code prints goes to stderr, and importing it leaves nothing behind."""
+    log.to_stderr("WARNING")
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def _build(config: Config) -> tuple[list[Problem], list[str]]:
+    # Imported now, since it imports torch.
+    build = import_module("pipeline.build").Build(config)
+    build.all()
+    width = max(map(len, build.lines), default=0) + 1
+    return build.problems.found, [f"{name + ':':<{width}} {said}" for name, said in build.lines.items()]
+
+
+def _trial(config: Config, overrides: Sequence[str], steps: int) -> list[Problem]:
+    trial = import_module("pipeline.trial")
+    for name in trial.unbounded(config):
+        own = f"the runner stage of '{name}' is your own: it may go on beyond {_count(steps)}"
+        click.echo(f"{config.origin(f'runner.{name}.runner_class_path')}: {own}", err=True)
+    problems: list[Problem] = trial.trial(config, overrides, steps)
+    return problems
+
+
+def _count(steps: int | None) -> str:
+    return f"{steps} step{'' if steps == 1 else 's'}"
+
+
+def _faults(problems: Sequence[Problem]) -> list[Fault]:
+    """The faults, once what the user's own code raised has been shown."""
+    for problem in problems:
+        if problem.error:
+            click.echo("".join(traceback.format_exception(problem.error, chain=False)).rstrip(), err=True)
+    return [problem.fault for problem in problems]
+
+
+def _refuse(faults: Sequence[Fault], form: str, outcome: str = "nothing was run") -> ExitCode:
+    if form == "text":
+        return refuse(ConfigError(faults), outcome)
+    if form == "json":
         click.echo(json.dumps([fault.as_dict() for fault in faults], indent=2))
-        sys.exit(ExitCode.USAGE if faults else ExitCode.DONE)
-    if faults:
-        sys.exit(refuse(ConfigError(faults)))
-    click.echo(f"{path}: no faults")
+    else:
+        click.echo("\n".join(map(annotation, faults)))
+    return ExitCode.USAGE
+
+
+def annotation(fault: Fault) -> str:
+    """The workflow command with which GitHub Actions marks the line of a file."""
+    message = f"{fault.address}: {fault.message}" if fault.address else fault.message
+    file, here = Path(fault.where), Path.cwd()
+    if file.is_file():
+        shown = file.resolve()
+        shown = shown.relative_to(here) if shown.is_relative_to(here) else shown
+        numbers = {"line": fault.line, "col": fault.column}
+        place = f"file={_escaped(str(shown), _PROPERTY)}," + "".join(f"{key}={n}," for key, n in numbers.items() if n)
+    else:
+        place, message = "", f"{fault.where}: {message}"
+    return f"::error {place}title=pipeline check::{_escaped(message, _DATA)}"
+
+
+def _escaped(text: str, characters: str) -> str:
+    """The text with these characters in GitHub's notation, ``%`` first among them."""
+    for each in characters:
+        text = text.replace(each, f"%{ord(each):02X}")
+    return text

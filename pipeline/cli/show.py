@@ -69,4 +69,4 @@ def _value(node: Node) -> str:
 
 def _scalar(value: Any) -> str:
     plain = describe(value) if isinstance(value, type) else value
-    return yaml_text.dump(plain, one_line=True).removesuffix("\n...\n").strip()
+    return yaml_text.one_line(plain)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from pipeline.config.tree import Node
@@ -43,6 +44,7 @@ RUNNER_ALIASES: dict[str, Alias] = {
     "ckpt_interval_minutes": Alias("save_interval", _every("minute")),
     "ckpt_interval_steps": Alias("save_interval"),
 }
+OPTIMIZER_ALIASES = {"lr": Alias("learning_rate")}
 ADDING = {"save_interval"}
 """Canonical keys that hold a list, to which each alias adds."""
 
@@ -59,6 +61,29 @@ NOT_YET: dict[str, tuple[str, ...]] = {
 """Keys with a fixed meaning that nothing implements yet; they are refused, since a setting is never ignored."""
 
 _CLUSTER = ("local_cluster_train", "cluster_train")
+
+
+def of(address: str) -> Mapping[str, Alias]:
+    """The aliases in the mapping at an address."""
+    if re.fullmatch(r"runner\.[^.]+", address):
+        return RUNNER_ALIASES
+    return OPTIMIZER_ALIASES if address == "hyper_parameters.optimizer" else {}
+
+
+def spellings(address: str) -> list[str]:
+    """Every name of the key at an address, the canonical one first."""
+    parent, _, key = address.rpartition(".")
+    known = of(parent)
+    canonical = known[key].canonical if key in known else key
+    return [canonical, *(alias for alias, each in known.items() if each.canonical == canonical)]
+
+
+def respell(values: dict[str, Node], key: str, address: str) -> None:
+    """What the mapping at ``address`` has under another name of ``key`` gets this one: what is set later replaces it."""
+    names = spellings(f"{address}.{key}")
+    for name in names if names[0] not in ADDING else ():
+        if name != key and name in values:
+            values[key] = values.pop(name)
 
 
 def use_canonical_keys(tree: Node) -> list[Fault]:
@@ -94,7 +119,7 @@ def _rename(item: Node, address: str) -> list[Fault]:
             item.value[canonical] = node
         elif canonical in ADDING:
             both = [*_each(present), *_each(node)]
-            item.value[canonical] = Node(both or None, present.origin, present.key)
+            item.value[canonical] = Node(both or None, node.origin, node.key, earlier=(*present.earlier, present))
         else:
             faults.append(
                 (node.key or node.origin).fault(

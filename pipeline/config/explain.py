@@ -80,7 +80,7 @@ def _message(detail: dict[str, Any], node: Node) -> str:
         allowed = [word.strip("' ") for word in str(context["expected"]).replace(" or ", ",").split(",")]
         return f"is {shown}{one_of(str(value), allowed)}"
     if kind in _BOUNDS:
-        return f"is {shown}; it must be {_BOUNDS[kind]} {next(iter(context.values()))}"
+        return f"is {shown}; it must be {_BOUNDS[kind]} {next(iter(context.values())):.12g}"
     if kind == "string_pattern_mismatch":
         return f"is {shown}; use letters, digits, '_' and '-' only"
     if kind == "too_short":

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pipeline.config import bases, schema, yaml_text
+from pipeline.config import bases, overrides, schema
+from pipeline.config.reads import Reads
 from pipeline.config.references import References
 from pipeline.config.tree import DEFAULT, Node, Origin, from_plain
-from pipeline.errors import ConfigError, Fault, nearest, one_of
+from pipeline.errors import ConfigError, Fault, nearest
+from pipeline.finder import resolved
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 """A config as the user gives it: the path of a file, or a dict."""
@@ -21,7 +23,6 @@ _CLASS_KEYS = re.compile(
     r"|phase\.[^.]+\.(model|loss|metrics\.[^.]+\.class)|hyper_parameters\.optimizer\.class"
 )
 _FILE_KEYS = re.compile(r"runner\.[^.]+\.init_model_path")
-_PLACEHOLDER = re.compile(r"\{(workspace|run_dir)\}")
 
 
 class Config:
@@ -32,15 +33,27 @@ class Config:
         settings: the same as typed objects (:class:`pipeline.config.schema.ConfigSchema`).
         path: the file; None for a dict.
         workspace: the folder that ``{workspace}`` stands for; None for a dict without one.
+        reads: what of it was read so far.
         sources: the files of user code that it names, and their neighbours; filled in by the check.
+        swaps: what changes where a stage is not the default; filled in by the check.
     """
 
-    def __init__(self, tree: Node, settings: schema.ConfigSchema, path: Path | None, workspace: Path | None) -> None:
+    def __init__(
+        self,
+        tree: Node,
+        settings: schema.ConfigSchema,
+        path: Path | None,
+        workspace: Path | None,
+        reads: Reads | None = None,
+    ) -> None:
         self.tree = tree
         self.settings = settings
         self.path = path
         self.workspace = workspace
+        self.reads = reads or Reads()
         self.sources: list[Path] = []
+        self.swaps = ""
+        self._watch()
 
     @property
     def name(self) -> str:
@@ -63,6 +76,7 @@ class Config:
     def get(self, address: str, default: Any = None) -> Any:
         """The plain value at a dotted address such as ``runner.train_runner.epochs``."""
         node = self.tree.find(address)
+        (self.reads.missed if node is None else self.reads.found).add(address)
         return default if node is None else node.plain()
 
     def origin(self, address: str) -> Origin:
@@ -87,7 +101,13 @@ class Config:
                 node.value = node.value.replace("{run_dir}", str(run_dir))
         settings, _ = schema.validate(tree)
         assert settings, "replacing a placeholder in strings keeps a config valid"
-        return Config(tree, settings, self.path, self.workspace)
+        return Config(tree, settings, self.path, self.workspace, self.reads)
+
+    def _watch(self) -> None:
+        """Have it noted what is read of the typed objects."""
+        for section in schema.SECTIONS:
+            for item in getattr(self.settings, section):
+                item.watch(f"{section}.{item.name}", self.reads.found)
 
 
 class Draft:
@@ -99,7 +119,7 @@ class Draft:
         config: the finished config; None while there are faults.
     """
 
-    def __init__(self, source: Source, overrides: Sequence[str] = ()) -> None:
+    def __init__(self, source: Source, given: Sequence[str] = ()) -> None:
         self.faults: list[Fault] = []
         self.tree: Node | None = None
         self.path = None if isinstance(source, Mapping) else Path(source)
@@ -110,13 +130,20 @@ class Draft:
         except ConfigError as error:
             self.faults += error.faults
             return
-        for override in overrides:
-            self._override(self.tree, override)
+        for override in given:
+            self.faults += overrides.apply(override, self.tree)
         self._resolve(self.tree)
         settings, faults = schema.validate(self.tree)
-        self.faults += faults
+        # A value that could not be made out, such as a reference to nothing, is wrong in no other way.
+        said = {(fault.where, fault.line, fault.column, fault.line or fault.address) for fault in self.faults}
+        self.faults += [
+            fault
+            for fault in faults
+            if (fault.where, fault.line, fault.column, fault.line or fault.address) not in said
+        ]
         if settings and not self.faults:
             self.config = Config(self.tree, settings, self.path, self.workspace)
+            self.config.reads.found |= self._used
 
     def _read(self, source: Source) -> Node:
         if isinstance(source, Mapping):
@@ -125,53 +152,13 @@ class Draft:
             return from_plain(dict(source), Origin("dict", folder))
         return bases.read(Path(source), self.faults)
 
-    def _override(self, tree: Node, override: str) -> None:
-        address, equals, text = override.partition("=")
-        origin = Origin(f"override '{override}'", tree.origin.folder)
-        if not equals or not address:
-            self.faults.append(origin.fault("", "is no override; write KEY=VALUE, e.g. runner.train_runner.epochs=3"))
-            return
-        try:
-            # A placeholder at the beginning would read as the brace of a mapping.
-            value = Node(text, origin) if _PLACEHOLDER.match(text) else yaml_text.parse(text, origin)
-        except ConfigError as error:
-            self.faults += [origin.fault(address, fault.message) for fault in error.faults]
-            return
-        *parents, last = address.split(".")
-        node = tree
-        for depth, part in enumerate(parents, 1):
-            below = node.child(part)
-            unset = below is None or below.value is None
-            if unset and isinstance(node.value, dict) and (depth > 1 or part == "hyper_parameters"):
-                below = node.value[part] = Node({}, origin, origin)
-            if below is None or not isinstance(below.value, dict | list):
-                above = ".".join(parents[:depth])
-                message = (
-                    f"there is no '{above}' to set this in{one_of(part, [name for name, _ in node.children()])}"
-                    if below is None
-                    else f"'{above}' is {below.value!r}, with nothing in it to set; set '{above}' itself"
-                )
-                self.faults.append(origin.fault(address, message))
-                return
-            node = below
-        self._set(node, last, value, address, origin)
-
-    def _set(self, node: Node, part: str, value: Node, address: str, origin: Origin) -> None:
-        value.key = origin
-        if isinstance(node.value, dict):
-            node.value[part] = value
-            return
-        index = next((i for i, (name, _) in enumerate(node.children()) if name == part), None)
-        if index is None:
-            known = one_of(part, [name for name, _ in node.children()])
-            self.faults.append(origin.fault(address, f"there is no '{part}' in this list{known}"))
-        else:
-            node.value[index] = value
-
     def _resolve(self, tree: Node) -> None:
+        if self.path and tree.child("workspace") is None:
+            tree.value["workspace"] = Node(str(self.path.resolve().parent), DEFAULT)
         references = References(tree)
         references.resolve(tree)
         self.faults += references.faults
+        self._used = references.used
         self.workspace = self._workspace(tree)
         for address, node in tree.walk():
             if isinstance(node.value, str):
@@ -187,11 +174,8 @@ class Draft:
 
     def _workspace(self, tree: Node) -> Path | None:
         given = tree.child("workspace")
-        own = self.path.resolve().parent if self.path else None
         if given is None or not isinstance(given.value, str):
-            if given is None and own:
-                tree.value["workspace"] = Node(str(own), DEFAULT)
-            return own
+            return self.path.resolve().parent if self.path else None
         if given.origin.folder is None and not Path(given.value).is_absolute():
             self.faults.append(
                 given.origin.fault(
@@ -199,7 +183,12 @@ class Draft:
                 )
             )
             return None
-        folder = ((given.origin.folder or Path()) / given.value).resolve()
+        try:
+            folder = resolved((given.origin.folder or Path()) / given.value)
+        except OSError as error:
+            message = f"'{given.value}' can be no folder: {error.strerror}; check the path"
+            self.faults.append(given.origin.fault("workspace", message))
+            return None
         if not folder.is_dir():
             self.faults.append(given.origin.fault("workspace", f"no such folder: {folder}; check the path"))
         given.value = str(folder)

@@ -2,94 +2,28 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from pipeline.config.aliases import use_canonical_keys
 from pipeline.config.explain import explain
 from pipeline.config.tree import DEFAULT, Node, from_plain
+from pipeline.config.values import (
+    Arguments,
+    ClassPathValue,
+    Device,
+    HyperParameters,
+    Interval,
+    Intervals,
+    Metrics,
+    Name,
+    Names,
+    PluginValue,
+    RunnerKind,
+    RunnerName,
+)
 from pipeline.errors import Fault
-
-_T = TypeVar("_T", bound=BaseModel)
-_UNITS = ("iteration", "epoch", "second", "minute")
-
-
-class Interval(NamedTuple):
-    """Every ``length`` iterations, epochs, seconds or minutes."""
-
-    length: int
-    unit: str
-
-    @classmethod
-    def parse(cls, value: Any) -> Interval:
-        """``100`` (iterations), ``"2 epoch"``.
-
-        Raises:
-            ValueError: it has neither form, or is not positive.
-        """
-        found = (
-            re.fullmatch(r"(\d+)(?: (\w+?)s?)?", str(value))
-            if isinstance(value, int | str) and not isinstance(value, bool)
-            else None
-        )
-        if not found or int(found[1]) < 1 or (found[2] or "iteration") not in _UNITS:
-            raise ValueError(
-                f"is {value!r}; write a positive number of iterations, or '2 epoch', '30 second', '10 minute'; null for never"
-            )
-        return cls(int(found[1]), found[2] or "iteration")
-
-
-def _intervals(value: Any) -> Any:
-    for each in value if isinstance(value, list) else [value]:
-        if each is not None:
-            Interval.parse(each)
-    return value
-
-
-def _names(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-def _class_path(value: Any) -> Any:
-    if callable(value) or (isinstance(value, str) and value):
-        return value
-    raise ValueError(f"is {value!r}; write a class path such as '{{workspace}}/file.py:Name' or 'package.module:Name'")
-
-
-def _device(value: Any) -> Any:
-    if isinstance(value, str) and re.fullmatch(r"auto|cpu|gpu|cuda(:\d+)?", value):
-        return value
-    raise ValueError(f"is {value!r}; write auto, cpu, gpu, cuda or cuda:N")
-
-
-def _runner_class(value: Any) -> Any:
-    return value.lower().removeprefix("single_") if isinstance(value, str) else value
-
-
-def _folder_name(value: Any) -> Any:
-    if value in {"lock", "workspace"}:
-        raise ValueError(f"is {value!r}, which the run directory uses itself; choose another name")
-    return value
-
-
-def _no_repeat(value: Any) -> Any:
-    names = value if isinstance(value, list) else [value]
-    if not names:
-        raise ValueError("is empty; name at least one, or leave it out for all")
-    repeated = sorted({str(name) for name in names if names.count(name) > 1})
-    if repeated:
-        raise ValueError(f"names {', '.join(repeated)} twice; name each once")
-    return value
-
-
-ClassPathValue = Annotated[Any, BeforeValidator(_class_path)]
-Names = Annotated[list[str], BeforeValidator(_no_repeat), BeforeValidator(_names)]
-Intervals = Annotated[int | str | list[int | str] | None, BeforeValidator(_intervals)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
-RunnerName = Annotated[Name, BeforeValidator(_folder_name)]
-Arguments = dict[str, Any]
 
 
 def _stage(name: str) -> Any:
@@ -104,6 +38,20 @@ def _stage_arguments(name: str) -> Any:
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())
+    _address: str = PrivateAttr("")
+    _read: set[str] | None = PrivateAttr(None)
+
+    def watch(self, address: str, read: set[str]) -> None:
+        """From now on, note in ``read`` the address of each key that is read."""
+        self._address, self._read = address, read
+
+    def __getattribute__(self, name: str) -> Any:
+        fields = type.__getattribute__(type(self), "__pydantic_fields__")
+        if name in fields:
+            private = object.__getattribute__(self, "__pydantic_private__")
+            if private and private["_read"] is not None:
+                private["_read"].add(f"{private['_address']}.{fields[name].alias or name}")
+        return super().__getattribute__(name)
 
 
 class DatasetSchema(_Section):
@@ -135,7 +83,7 @@ class PhaseSchema(_Section):
     loss: ClassPathValue | None = Field(
         None, description="function or module (predictions, target) -> scalar; a Brain brings its own"
     )
-    metrics: dict[str, dict[str, Any]] = Field(default_factory=dict, description="name -> {class, args}")
+    metrics: Metrics = Field(default_factory=dict, description="name -> {class, args}")
     dataset_name: str | None = Field(None, description="the data that is trained on")
     valid_dataset_name: str | None = Field(
         None, description="the data that is evaluated after each epoch, and by an infer runner"
@@ -146,10 +94,8 @@ class RunnerSchema(_Section):
     """One item of ``runner``."""
 
     name: RunnerName = Field(description="letters, digits, `_` and `-`")
-    kind: Annotated[Literal["train", "infer"], BeforeValidator(_runner_class)] = Field(
-        alias="class", description="train or infer; single_train and single_infer mean the same"
-    )
-    device: Annotated[str, BeforeValidator(_device)] = Field("auto", description="auto, cpu, gpu, cuda or cuda:N")
+    kind: RunnerKind = Field(alias="class", description="train or infer; single_train and single_infer mean the same")
+    device: Device = Field("auto", description="auto, cpu, gpu, cuda or cuda:N")
     epochs: int | None = Field(None, gt=0, description="passes over all phases; with max_steps, whichever comes first")
     max_steps: int | None = Field(None, gt=0, description="iterations over all phases")
     print_interval: int | None = Field(50, gt=0, description="iterations between two reports; null for none")
@@ -192,10 +138,10 @@ class ConfigSchema(_Section):
     workspace: str | None = Field(None, description="folder that {workspace} stands for; default: the config's own")
     mode: Names | None = Field(None, description="the runners to run, in order; null is all")
     output_dir: str = Field("runs", description="where run directories go, relative to where the command runs")
-    plugins: list[str | type | dict[str, Any]] = Field(
+    plugins: list[PluginValue] = Field(
         default_factory=list, description="added to the default plugins; {name: false} removes one"
     )
-    hyper_parameters: dict[str, Any] = Field(default_factory=dict, description="free, but for `optimizer`")
+    hyper_parameters: HyperParameters = Field(default_factory=dict, description="free, but for `optimizer`")
     dataset: list[DatasetSchema] = Field(default_factory=list, description="the data, each item with a name")
     runner: list[RunnerSchema] = Field(min_length=1, description="the runners, each item with a name")
     phase: list[PhaseSchema] = Field(default_factory=list, description="models with their data, each item with a name")

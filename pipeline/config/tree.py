@@ -48,12 +48,16 @@ class Node:
         origin: where the value was written.
         key: where its key was written, for a value of a mapping.
         unexpanded: the text before ``${env:…}`` was replaced, for the config that is kept with the run.
+        written: the text before any ``${…}`` was replaced; None where there was none.
+        earlier: what stood here before, in bases, files and overrides; the first comes first.
     """
 
     value: Any
     origin: Origin
     key: Origin | None = None
     unexpanded: str | None = field(default=None, compare=False)
+    written: str | None = field(default=None, compare=False)
+    earlier: tuple[Node, ...] = field(default=(), compare=False)
 
     @property
     def name(self) -> str | None:
@@ -70,6 +74,9 @@ class Node:
 
     def child(self, part: str) -> Node | None:
         """The child with this address part."""
+        if isinstance(self.value, dict):
+            found: Node | None = self.value.get(part)
+            return found
         return next((child for name, child in self.children() if name == part), None)
 
     def find(self, address: str) -> Node | None:
@@ -101,7 +108,16 @@ class Node:
             value = {name: child.copy() for name, child in value.items()}
         elif isinstance(value, list):
             value = [child.copy() for child in value]
-        return Node(value, self.origin, self.key, self.unexpanded)
+        return Node(value, self.origin, self.key, self.unexpanded, self.written, self.earlier)
+
+    def take_place_of(self, there: Node) -> Node:
+        """This node in the place of ``there``, which it remembers; so does each value in it that was there too."""
+        self.earlier = (*there.earlier, there, *self.earlier)
+        before = dict(there.children())
+        for part, child in self.children():
+            if part in before:
+                child.take_place_of(before[part])
+        return self
 
 
 def from_plain(value: Any, origin: Origin, key: Origin | None = None) -> Node:

@@ -76,7 +76,8 @@ class Network(NetworkBase):
         address = f"phase.{phase.name}.model"
         model_class = load(phase.model, address, "Model", context["config"])
         taken = inspect.signature(model_class).parameters
-        filled = {name: value for name, value in context["hyper_parameters"].items() if name in taken}
+        given = context["hyper_parameters"]
+        filled = {name: given[name] for name in taken if name in given}
         arguments = filled | phase.model_args
         missing = [
             name
@@ -110,7 +111,7 @@ class Network(NetworkBase):
         """The optimizer that ``hyper_parameters.optimizer`` describes, with a constant rate."""
         settings = dict(context["hyper_parameters"]["optimizer"])
         kind = settings.pop("class")
-        if isinstance(kind, str) and "/" in kind:
+        if isinstance(kind, str) and not kind.isidentifier():
             kind = load(kind, "hyper_parameters.optimizer.class", "Optimizer", context["config"])
         if "learning_rate" in settings:
             settings["lr"] = settings.pop("learning_rate")

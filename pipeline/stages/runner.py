@@ -15,6 +15,7 @@ from pipeline.errors import DataError
 from pipeline.run_directory import finite
 from pipeline.stages.base import RunnerBase
 from pipeline.training.brain import Stage
+from pipeline.training.entry import entry_of, loader_of
 from pipeline.training.evaluation import watched
 from pipeline.training.loop import Training
 from pipeline.training.metrics import build_metrics
@@ -44,8 +45,8 @@ class Runner(RunnerBase):
 
     def evaluate(self, phase: PhaseSchema, context: Context, *, write: bool) -> dict[str, float]:
         """The numbers of one phase; with ``write``, its predictions go to a file as they come."""
-        loader = context["dataset"][phase.valid_dataset_name or phase.dataset_name]
-        brain = context["model"][phase.name]["brain"]
+        loader = loader_of(phase.valid_dataset_name or phase.dataset_name or "", context)
+        brain = entry_of(phase.name, context, "brain")["brain"]
         brain.bind(phase.name, {}, context)
         metrics = build_metrics(phase.metrics, context["config"].workspace)
         if not write:

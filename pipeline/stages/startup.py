@@ -15,8 +15,6 @@ class Startup(StartupBase):
     takes those of ``init_model_path``, or of the newest checkpoint of the train runner before it.
     """
 
-    reads = ("model",)
-
     def startup(self, context: Context) -> None:
         """Load weights where there are any to load."""
         path = context["config"].get(f"runner.{context['runner_name']}.init_model_path")

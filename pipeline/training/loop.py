@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
-from pipeline.config.schema import Interval, PhaseSchema, RunnerSchema
+from pipeline.config.schema import PhaseSchema, RunnerSchema
+from pipeline.config.values import Interval
 from pipeline.context import Context
 from pipeline.data.batch import on_device
 from pipeline.data.loader import set_epoch
 from pipeline.errors import DataError
 from pipeline.training.brain import Brain, Stage
+from pipeline.training.entry import entry_of, loader_of
 from pipeline.training.evaluation import watched
 from pipeline.training.metrics import Mean, build_metrics
 from pipeline.training.triggers import NEVER, Triggers
@@ -69,12 +71,11 @@ class Training:
         self.hooks = context["hooks"]
         self.device: torch.device = context["device"]
         self.models: dict[str, dict[str, Any]] = context["model"]
-        self.loaders: dict[str, Any] = context["dataset"]
         self.state: dict[str, int] = context["train_state"]
         self.runner: RunnerSchema = next(each for each in config.runners if each.name == context["runner_name"])
         self.phases: list[PhaseSchema] = config.phases(self.runner)
         for phase in self.phases:
-            entry = self.models[phase.name]
+            entry = entry_of(phase.name, context, "brain", "optim_schedulers", "updater")
             entry["brain"].bind(phase.name, entry["optim_schedulers"], context, self.runner.nonfinite_patience)
         start = self.state["iteration"]
         print_interval = self.runner.print_interval
@@ -113,14 +114,14 @@ class Training:
 
     def validate(self, phase: PhaseSchema) -> dict[str, float]:
         """Evaluate a phase between two epochs; its numbers come with ``valid_`` before their names."""
-        loader, brain = self.loaders[phase.valid_dataset_name or ""], self.models[phase.name]["brain"]
+        loader, brain = loader_of(phase.valid_dataset_name or "", self.context), self.models[phase.name]["brain"]
         numbers = watched(self.context, phase.name, brain, loader, Stage.VALID, self.judges[phase.name])
         return {f"valid_{name}": value for name, value in numbers.items()}
 
     def train(self, phase: PhaseSchema, epoch: int) -> bool:
         """One pass over a phase's data; True when the last iteration is done."""
         entry = self.models[phase.name]
-        loader = self.loaders[phase.dataset_name or ""]
+        loader = loader_of(phase.dataset_name or "", self.context)
         brain, updater = entry["brain"], entry["updater"]
         set_epoch(loader, epoch)
         brain.begin_pass()

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from pipeline import class_path
 from pipeline.errors import ConfigError
-from pipeline.phase_check import OPTIMIZERS, optimizer_name
+from pipeline.optimizer_check import OPTIMIZERS, optimizer_name
 
 
 class OptimScheduler(ABC):

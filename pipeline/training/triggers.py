@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from pipeline.config.schema import Interval
+from pipeline.config.values import Interval
 
 NEVER = 1 << 62
 """An iteration that no run reaches."""

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config.aliases import NOT_YET
 from pipeline.config.load import Config
-from pipeline.config.schema import Interval
+from pipeline.config.values import Interval
 
 Configs = Callable[..., Config]
 Faults = Callable[..., list[str]]
@@ -50,19 +50,6 @@ def test_each_save_interval_adds_to_the_list(config: Configs) -> None:
         Interval(9, "iteration"),
         Interval(8, "iteration"),
         Interval(4, "minute"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("keys", "alias", "canonical"),
-    [
-        ("grad_clip: 1; max_grad_norm: 2", "max_grad_norm", "grad_clip"),
-        ("max_steps: 1; max_iteration: 1", "max_iteration", "max_steps"),
-    ],
-)
-def test_an_alias_beside_its_canonical_key_is_an_error(faults: Faults, keys: str, alias: str, canonical: str) -> None:
-    assert faults(runner(keys)) == [
-        f"config.yaml:5:5: runner.r.{alias}: means the same as '{canonical}', which is set too; keep one"
     ]
 
 

@@ -60,12 +60,6 @@ def test_delete_replaces_what_the_base_has(config: Configs, text: str, address: 
     assert config(f"_base_: base.yaml\n{text}", files={"base.yaml": BASE}).get(address) == value
 
 
-def test_a_later_base_goes_over_an_earlier_one_and_the_file_over_both(config: Configs) -> None:
-    later = "hyper_parameters: {width: 2, depth: 2}"
-    found = config("_base_: [a.yaml, b.yaml]\nhyper_parameters: {depth: 3}", files={"a.yaml": BASE, "b.yaml": later})
-    assert (found.get("hyper_parameters.width"), found.get("hyper_parameters.depth")) == (2, 3)
-
-
 def test_a_base_may_have_a_base_in_a_folder_of_its_own(config: Configs) -> None:
     files = {"far/a.yaml": "_base_: ../near/b.yaml\nhyper_parameters: {width: 1}", "near/b.yaml": BASE}
     assert config("_base_: far/a.yaml", files=files).get("hyper_parameters.width") == 1
@@ -108,31 +102,6 @@ def test_a_workspace_in_a_base_is_relative_to_the_base(config: Configs) -> None:
 def test_without_a_workspace_the_inheriting_config_has_its_own_folder(config: Configs) -> None:
     found = config('_base_: far/base.yaml\nhyper_parameters: {a: "{workspace}"}', files={"far/base.yaml": RUNNER})
     assert found.get("hyper_parameters.a") == str(Path.cwd())
-
-
-def test_a_circle_of_bases_is_named(faults: Faults) -> None:
-    files = {"a.yaml": "x: 1\n_base_: b.yaml", "b.yaml": "_base_: config.yaml"}
-    assert faults("_base_: a.yaml", files=files) == [
-        "b.yaml:1:9: _base_: inherits in a circle: config.yaml -> a.yaml -> b.yaml -> config.yaml; remove one"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("_base_: nope.yaml", "config.yaml:1:9: _base_: no such file: nope.yaml; it is relative to config.yaml"),
-        ("_base_: [base.yaml, 5]", "config.yaml:1:21: _base_: is 5; name a file, or a list of files"),
-        ("_base_: {a: 1}", "config.yaml:1:9: _base_: is {'a': 1}; name a file, or a list of files"),
-        ("_base_:", "config.yaml:1:8: _base_: is None; name a file, or a list of files"),
-    ],
-)
-def test_a_base_that_is_no_file_is_named(faults: Faults, text: str, fault: str) -> None:
-    assert faults(text, files={"base.yaml": BASE}) == [fault]
-
-
-def test_a_mark_that_is_neither_true_nor_false_is_a_fault(faults: Faults) -> None:
-    found = faults("_base_: base.yaml\nhyper_parameters: {_delete_: yes}", files={"base.yaml": BASE})
-    assert found == ["config.yaml:2:30: _delete_: is 'yes'; write true, or leave it out"]
 
 
 def test_a_duplicate_key_hides_no_other_fault(faults: Faults) -> None:

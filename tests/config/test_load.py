@@ -54,33 +54,6 @@ def test_a_later_override_goes_over_an_earlier_one(config: Configs) -> None:
     assert config("", "output_dir=a", "output_dir=b").settings.output_dir == "b"
 
 
-@pytest.mark.parametrize(
-    ("override", "fault"),
-    [
-        ("runner.train_runner.epochs=two", "runner.train_runner.epochs: is 'two', a string; write an integer"),
-        ("runner.train_runner.epoch=3", "runner.train_runner.epoch: unknown key; did you mean 'epochs'?"),
-        ("runner.train_runer.epochs=3",
-         "runner.train_runer.epochs: there is no 'runner.train_runer' to set this in; did you mean 'train_runner'?"),
-        ("runer.train_runner.epochs=3",
-         "runer.train_runner.epochs: there is no 'runer' to set this in; did you mean 'runner'?"),
-        ("outptu_dir=x", "outptu_dir: unknown key; did you mean 'output_dir'?"),
-        ("runner.train_runner.epochs.x=1",
-         ("runner.train_runner.epochs.x: 'runner.train_runner.epochs' is 2, with nothing in it to set; "
-         "set 'runner.train_runner.epochs' itself")),
-        ("runner.other={name: other}", "runner.other: there is no 'other' in this list; known: train_runner"),
-        ("hyper_parameters.list.2=9", "hyper_parameters.list.2: there is no '2' in this list; known: 0, 1"),
-        ("hyper_parameters.x=[1", "hyper_parameters.x: expected ',' or ']', but got '<stream end>'; mend the YAML"),
-        ("hyper_parameters.x={a: 1, a: 2}", "hyper_parameters.x: duplicate key; remove one"),
-        ("hyper_parameters.x=!!python/name:os.system ''",
-         "hyper_parameters.x: the tag '!!python/name:os.system' is not allowed; a config holds plain values only"),
-        ("epochs", "is no override; write KEY=VALUE, e.g. runner.train_runner.epochs=3"),
-        ("=3", "is no override; write KEY=VALUE, e.g. runner.train_runner.epochs=3"),
-    ],
-)  # fmt: skip
-def test_a_wrong_override_is_reported_as_the_user_typed_it(faults: Faults, override: str, fault: str) -> None:
-    assert faults("hyper_parameters: {list: [5, 6]}", override) == [f"override '{override}': {fault}"]
-
-
 def test_wrong_overrides_are_reported_all_at_once(faults: Faults) -> None:
     found = faults("", "runner.train_runner.epochs=two", "a", "outptu_dir=x")
     assert sorted(fault.partition("': ")[0] for fault in found) == [

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pipeline.config.load import Config
-from pipeline.config.schema import SECTIONS, ConfigSchema, Interval
+from pipeline.config.schema import SECTIONS, ConfigSchema
+from pipeline.config.values import Interval
 
 Configs = Callable[..., Config]
 Faults = Callable[..., list[str]]

@@ -140,10 +140,10 @@ def test_a_file_that_fails_on_import_is_refused_at_the_line_of_the_config_that_n
     config: dict[str, Any], workspace: Any
 ) -> None:
     config["workspace"] = str(
-        workspace({"model.py": "import torch, nothing_of_that_name\nclass Model(torch.nn.Module): pass\n"})
+        workspace({"model.py": "import torch\nraise OSError('no table')\nclass Model(torch.nn.Module): pass\n"})
     )
     config["phase"][0]["model"] = "{workspace}/model.py"
-    with pytest.raises(ClassPathError, match=r"phase.line.model: .*nothing_of_that_name"):
+    with pytest.raises(ClassPathError, match=r"phase.line.model: .*model.py:2: OSError: no table"):
         GeneralTrainer(config).run()
 
 
@@ -162,7 +162,8 @@ def test_a_brain_that_keeps_a_trained_module_outside_its_modules_is_refused() ->
 def test_a_run_with_such_a_brain_ends_before_it_trains(linear: Path) -> None:
     lines = ["super().__init__({'net': nn.Linear(1, 1)})", "self.head = nn.Linear(1, 1)"]
     text = "from torch import nn\nfrom pipeline import Brain\n\nclass Model(Brain):\n    def __init__(self):\n"
-    (linear.parent / "net.py").write_text(text + "".join(f"        {line}\n" for line in lines))
+    rest = "    def compute_forward(self, batch, stage): ...\n    def compute_objectives(self, predictions, batch, stage): ...\n"
+    (linear.parent / "net.py").write_text(text + "".join(f"        {line}\n" for line in lines) + rest)
     overrides = ["phase.line.model=net.py", "phase.line.model_args={}", "phase.line.loss=null"]
     with pytest.raises(ConfigError, match=r"Model keeps head outside its modules, .*; register it: super"):
         GeneralTrainer(linear, overrides).run()

@@ -1,0 +1,45 @@
+"""``pipeline convert``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from pipeline.cli import COMMANDS
+from pipeline.convert.config import convert
+from pipeline.errors import ConfigError, ExitCode
+
+
+@click.command("convert", help=COMMANDS["convert"])
+@click.argument("config")
+@click.option("-o", "--output", metavar="FILE", help="Where to write it, instead of to stdout; a new file.")
+def command(config: str, output: str | None) -> None:
+    """The new config on stdout; on stderr what could not be carried, or is different now."""
+    try:
+        converted = convert(Path(config), Path(output or config).parent)
+        if output:
+            _write(output, converted.text)
+    except ConfigError as error:
+        click.echo(str(error), err=True)
+        sys.exit(ExitCode.USAGE)
+    if not output:
+        click.echo(converted.text, nl=False)
+    for note in converted.notes:
+        click.echo(str(note), err=True)
+
+
+def _write(output: str, text: str) -> None:
+    """Write a new file.
+
+    Raises:
+        ConfigError: there is one already, or it cannot be written.
+    """
+    try:
+        with open(output, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise ConfigError(f"{output}: exists already; name another file, or remove it") from error
+    except OSError as error:
+        raise ConfigError(f"{output}: cannot be written: {error.strerror}; check the path") from error

@@ -1,0 +1,88 @@
+"""``pipeline explain``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import click
+
+from pipeline.cli import COMMANDS
+from pipeline.cli.arguments import config_and_overrides, refuse, split
+from pipeline.config import aliases, keys, yaml_text
+from pipeline.config.json_schema import in_words, properties
+from pipeline.config.load import Draft
+from pipeline.config.references import REFERENCE
+from pipeline.config.tree import DEFAULT, Node
+from pipeline.errors import ConfigError, ExitCode, nearest
+from pipeline.readers import readers
+
+_NOBODY = "nothing that can be told from the source"
+
+
+@click.command("explain", help=COMMANDS["explain"])
+@partial(config_and_overrides, words="CONFIG [KEY=VALUE]… ADDRESS")
+def command(config: str | None, words: Sequence[str], options: Sequence[str]) -> None:
+    """The last word without `=` is the address; the config may have faults, if only it can be read."""
+    named = [word for word in words if "=" not in word]
+    if len(named) + bool(config) < 2:
+        example = "pipeline explain config.yaml runner.train_runner.epochs"
+        raise click.UsageError(f"name a config and an address, e.g. {example}")
+    address, given = named.pop(), [word for word in words if "=" in word]
+    path, overrides = split(config, [*named, *given], options)
+    draft = Draft(path, overrides)
+    if draft.tree is None:
+        sys.exit(refuse(ConfigError(draft.faults)))
+    names = aliases.spellings(address)
+    canonical = ".".join([*address.split(".")[:-1], names[0]])
+    node = keys.find(draft.tree, canonical) if keys.key(canonical) else None
+    if node is None:
+        hint = nearest(address, sorted(keys.addresses(draft.tree))) or f"; `pipeline show {path}` has all there are"
+        click.echo(f"{path}: there is no '{address}'{hint}", err=True)
+        sys.exit(ExitCode.USAGE)
+    if draft.faults:
+        click.echo(f"{path} has faults; `pipeline check` names them", err=True)
+    click.echo(canonical)
+    rows = {
+        **_schema(canonical),
+        "same as": [", ".join(names[1:])] if names[1:] else [],
+        "value": [_value(node)],
+        "set by": list(_places(draft.tree, node)),
+        "read by": readers(draft.tree, draft.workspace, canonical) or [_NOBODY],
+    }
+    for title, lines in rows.items():
+        for index, line in enumerate(lines):
+            click.echo(f"  {'' if index else title:<8} {line}".rstrip())
+
+
+def _schema(address: str) -> dict[str, list[str]]:
+    """Type, default and meaning, as the schema has them."""
+    key = keys.key(address)
+    if key is None:
+        return {}
+    if key.inside:
+        return {"type": ["free"], "means": [f"part of {key.name}: {key.info.description}"]}
+    default = keys.default(address)
+    return {
+        "type": [in_words(properties(key.model)[key.name])],
+        "default": ["none: it is required"] if default is None else [yaml_text.one_line(default.plain())],
+        "means": [key.info.description or ""],
+    }
+
+
+def _value(node: Node) -> str:
+    whole = node.plain(expanded=False)
+    return yaml_text.brief(whole) if isinstance(whole, dict | list) else yaml_text.one_line(whole)
+
+
+def _places(tree: Node, node: Node) -> Iterator[str]:
+    """Each place that set a value, in order, and under it what its references mean."""
+    places = {each.origin: each for each in (*node.earlier, node)}
+    for place in places.values():
+        counts = "   <- this one counts" if place is node and len(places) > 1 else ""
+        what = place.written if place.written is not None else yaml_text.brief(place.plain(expanded=False))
+        yield str(place.origin) if place.origin is DEFAULT else f"{place.origin}: {what}{counts}"
+        for target in REFERENCE.findall(place.written or ""):
+            there = keys.find(tree, target)
+            yield from (f"    ${{{target}}}: {line}" for line in (_places(tree, there) if there else ()))

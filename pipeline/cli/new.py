@@ -1,0 +1,171 @@
+"""``pipeline new``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+
+import click
+
+from pipeline import hookspecs
+from pipeline.cli import COMMANDS
+from pipeline.cli.stages import keys_at, no_stage
+from pipeline.context import KEYS, ContextKey
+from pipeline.errors import one_of
+from pipeline.plugin_hooks import HOOKS
+from pipeline.stages.base import METHODS
+
+KINDS = {
+    "plain": "an nn.Module with its loss and data",
+    "ctr": "a recommender of click-through rates",
+    "brain": "a Brain, with forward and losses of its own",
+    "experiment": "a training written by hand, in stages of its own",
+}
+"""Kind -> what it is; the files of each are in the folder of its name in ``pipeline/templates``."""
+
+_STAGE = '''"""The {stage} stage."""
+
+from pipeline import Context, stages
+
+
+class {name}(stages.{name}):
+    """{purpose}
+
+    When it begins, the context holds:
+{given}
+
+    For the stages after it, it leaves:
+{left}
+    """
+
+    def {method}(self, context: Context) -> None:
+        """{does}"""
+        # Yours comes before or after what the default does, or instead of it.
+        super().{method}(context)
+'''
+
+_PLUGIN = '''"""A plugin."""
+
+from loguru import logger
+
+from pipeline import Context, hookimpl
+
+
+class Plugin:
+    """Logs the numbers of each epoch.
+
+    A method marked with @hookimpl is called at the moment that its name says, with those arguments that it names:
+{hooks}
+
+    From the first of them on, the context holds:
+{given}
+
+    and once a stage has written them:
+{written}
+    """
+
+    @hookimpl
+    def after_epoch(self, context: Context) -> None:
+        """{does}"""
+        logger.info(f"after epoch {{context['current_epoch']}}: {{context['metrics']}}")
+'''
+
+
+@click.command("new", help=COMMANDS["new"])
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--kind", metavar="|".join(KINDS), help=f"The workspace: {'; '.join(map(': '.join, KINDS.items()))}.")
+@click.option("--stage", "stages", multiple=True, metavar="STAGE", help="Add a stage to DIR instead: startup, …")
+@click.option("--plugin", is_flag=True, help="Add a plugin to DIR instead.")
+def command(folder: Path, kind: str | None, stages: Sequence[str], plugin: bool) -> None:
+    """Without --stage and --plugin a whole workspace, into a folder that is new or empty."""
+    for stage in stages:
+        if stage not in METHODS:
+            raise click.UsageError(no_stage(stage))
+    if not stages and not plugin:
+        _workspace(folder, kind or "plain")
+    elif kind:
+        raise click.UsageError(f"--kind {kind} is for a whole workspace; leave it out, or --stage and --plugin")
+    else:
+        _additions(folder, dict.fromkeys(stages), plugin=plugin)
+
+
+def _workspace(folder: Path, kind: str) -> None:
+    if kind not in KINDS:
+        raise click.UsageError(f"there is no kind '{kind}'{one_of(kind, KINDS)}")
+    if folder.is_dir() and any(folder.iterdir()):
+        remedy = "name a new folder, or add to it with --stage or --plugin"
+        raise click.UsageError(f"{folder}: is not empty; {remedy}")
+    template = resources.files("pipeline") / "templates" / kind
+    files = [file for file in template.iterdir() if file.is_file()]
+    _write({folder / file.name: file.read_text(encoding="utf-8") for file in sorted(files, key=lambda each: each.name)})
+    config = shlex.quote(str(folder / "config.yaml"))
+    click.echo(f"next:\n  pipeline check {config}\n  pipeline run {config}")
+
+
+def _additions(folder: Path, stages: Collection[str], *, plugin: bool) -> None:
+    if not folder.is_dir():
+        remedy = f"name the folder of a config, or write one first: pipeline new {shlex.quote(str(folder))}"
+        raise click.UsageError(f"{folder}: no such folder; {remedy}")
+    files = {folder / f"{stage}.py": _stage(stage) for stage in stages}
+    if plugin:
+        files[folder / "my_plugin.py"] = _plugin()
+    for path in files:
+        if os.path.lexists(path):
+            raise click.UsageError(f"{path}: is there already; edit it, or rename it first")
+    _write(files)
+    if stages:
+        click.echo("add to an item of `runner:` in the config:")
+        click.echo("\n".join(f'    {stage}_class_path: "{{workspace}}/{stage}.py"' for stage in stages))
+    if plugin:
+        click.echo('add to the config:\nplugins: ["{workspace}/my_plugin.py"]')
+
+
+def _write(files: dict[Path, str]) -> None:
+    for path, text in files.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise click.UsageError(f"{path}: cannot be written: {error.strerror}; name another folder") from error
+        click.echo(f"wrote {path}")
+
+
+def _stage(stage: str) -> str:
+    base, method = METHODS[stage]
+    return _STAGE.format(
+        stage=stage,
+        name=stage.capitalize(),
+        purpose=_first_line(base.__doc__),
+        given=_described(keys_at(stage)),
+        left=_described(key for key in KEYS if key.writer == stage),
+        method=method,
+        does=_first_line(getattr(base, method).__doc__),
+    )
+
+
+def _plugin() -> str:
+    told = {name: _first_line(getattr(hookspecs, name).__doc__) for name in HOOKS}
+    return _PLUGIN.format(
+        hooks=_listed(f"{name}({', '.join(HOOKS[name].parameters)}): {does}" for name, does in told.items()),
+        given=_described(keys_at("instance")),
+        written=_described(key for key in KEYS if key.writer in METHODS),
+        does=told["after_epoch"],
+    )
+
+
+def _described(keys: Iterable[ContextKey]) -> str:
+    return _listed([f"{key.name} ({key.type}): {key.meaning}" for key in keys] or ["nothing"])
+
+
+def _listed(entries: Iterable[str]) -> str:
+    """The entries as they stand in a docstring."""
+    return "\n".join(textwrap.fill(each, 118, initial_indent=" " * 8, subsequent_indent=" " * 12) for each in entries)
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").partition("\n")[0]

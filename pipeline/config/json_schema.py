@@ -1,0 +1,122 @@
+"""The schema as a JSON Schema, with which an editor completes and marks config.yaml as one types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
+
+from pipeline.config import aliases
+from pipeline.config.schema import SECTIONS, ConfigSchema
+
+DIALECT = "http://json-schema.org/draft-07/schema#"
+"""What the editors' YAML servers understand."""
+
+_REFERENCE = {"type": "string", "pattern": r"\$\{"}
+_BASE = {
+    "description": "the config, or configs, that this one inherits from",
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+}
+_DELETE = {"description": "true replaces what the base has here, instead of merging into it", "type": "boolean"}
+
+
+class _Untitled(GenerateJsonSchema):
+    """Without a title for each key that only repeats its name."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def document() -> dict[str, Any]:
+    """The JSON Schema of a config file.
+
+    Where a value is no string, a string with a reference may stand for it. A config that inherits need not be complete.
+    """
+    sections = {section: _section(model, f"{section}.x") for section, model in SECTIONS.items()}
+    whole = _section(ConfigSchema, "")
+    for name, info in ConfigSchema.model_fields.items():
+        if name in sections:
+            items = {"type": "array", "items": {"$ref": f"#/definitions/{name}"}}
+            whole["properties"][name] = {"description": info.description, **items}
+    complete = {name: {"items": {"required": section["required"]}} for name, section in sections.items()}
+    return {
+        "$schema": DIALECT,
+        "title": "A config of the five-stage pipeline",
+        "if": {"not": {"required": ["_base_"]}},
+        "then": {"required": whole.pop("required"), "properties": complete},
+        **whole,
+        "properties": {"_base_": _BASE, **whole["properties"]},
+        "definitions": {name: {**section, "required": ["name"]} for name, section in sections.items()},
+    }
+
+
+def properties(model: type[BaseModel]) -> dict[str, Any]:
+    """Key -> what the schema says of it, for a section."""
+    found: dict[str, Any] = model.model_json_schema(schema_generator=_Untitled)["properties"]
+    return found
+
+
+def _section(model: type[BaseModel], address: str) -> dict[str, Any]:
+    """One mapping: its keys, each under all its names."""
+    known = properties(model)
+    absent = aliases.NOT_YET.get(address.partition(".")[0], ())
+    for name, alias in aliases.of(address).items():
+        if alias.canonical not in absent:
+            known[name] = _same_as(alias, known[alias.canonical])
+    required = [info.alias or name for name, info in model.model_fields.items() if info.is_required()]
+    return {
+        "type": "object",
+        "properties": {**{name: _or_reference(each) for name, each in known.items()}, "_delete_": _DELETE},
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+def _same_as(alias: aliases.Alias, canonical: dict[str, Any]) -> dict[str, Any]:
+    one = alias.convert(1)
+    unit = "" if one == 1 else f"; 1 means '{one}'"
+    kept = {key: each for key, each in canonical.items() if key != "default"}
+    return {**kept, "description": f"the same as {alias.canonical}{unit}"}
+
+
+def _or_reference(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same, but for a value, and each within it, a reference may stand."""
+    said = {key: each for key, each in schema.items() if key in {"description", "default"}}
+    choices = [_open(each) for each in _choices(schema)]
+    if not any(each.get("type") == "string" and "pattern" not in each for each in choices):
+        choices.append(_REFERENCE)
+    return {**said, **choices[0]} if len(choices) == 1 else {**said, "anyOf": choices}
+
+
+def _choices(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    if "anyOf" in schema:
+        return [choice for each in schema["anyOf"] for choice in _choices(each)]
+    return [{key: each for key, each in schema.items() if key not in {"title", "description", "default"}}]
+
+
+def _open(schema: dict[str, Any]) -> dict[str, Any]:
+    """A mapping or list in which references may stand."""
+    opened = dict(schema)
+    for key in {"items", "additionalProperties"} & schema.keys():
+        if isinstance(schema[key], dict) and "$ref" not in schema[key]:
+            opened[key] = _or_reference(schema[key])
+    if "properties" in schema:
+        opened["properties"] = {name: _or_reference(each) for name, each in schema["properties"].items()}
+    return opened
+
+
+def in_words(schema: dict[str, Any]) -> str:
+    """What a value may be: ``integer above 0, or null``."""
+    if "title" in schema:
+        return str(schema["title"])
+    if "anyOf" in schema:
+        kinds = [in_words(each) for each in schema["anyOf"]]
+        return ", or ".join(kinds)
+    if "enum" in schema:
+        return " or ".join(", ".join(schema["enum"]).rsplit(", ", 1))
+    kind = {"object": "mapping", "array": "list", "boolean": "true or false"}.get(schema["type"], schema["type"])
+    if "items" in schema and "$ref" not in schema["items"]:
+        kind += f" of {in_words(schema['items'])}s"
+    words = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "below"}
+    return " ".join([kind, *(f"{word} {schema[bound]}" for bound, word in words.items() if bound in schema)])

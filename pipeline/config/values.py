@@ -1,0 +1,137 @@
+"""The kinds of value that a key of the config may have; each says what it is in a JSON Schema too."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+_UNITS = ("iteration", "epoch", "second", "minute")
+
+
+class Interval(NamedTuple):
+    """Every ``length`` iterations, epochs, seconds or minutes."""
+
+    length: int
+    unit: str
+
+    @classmethod
+    def parse(cls, value: Any) -> Interval:
+        """``100`` (iterations), ``"2 epoch"``.
+
+        Raises:
+            ValueError: it has neither form, or is not positive.
+        """
+        found = (
+            re.fullmatch(r"(\d+)(?: (\w+?)s?)?", str(value))
+            if isinstance(value, int | str) and not isinstance(value, bool)
+            else None
+        )
+        if not found or int(found[1]) < 1 or (found[2] or "iteration") not in _UNITS:
+            raise ValueError(
+                f"is {value!r}; write a positive number of iterations, or '2 epoch', '30 second', '10 minute'; null for never"
+            )
+        return cls(int(found[1]), found[2] or "iteration")
+
+
+def _intervals(value: Any) -> Any:
+    for each in value if isinstance(value, list) else [value]:
+        if each is not None:
+            Interval.parse(each)
+    return value
+
+
+def _names(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _class_path(value: Any) -> Any:
+    if callable(value) or (isinstance(value, str) and value):
+        return value
+    raise ValueError(f"is {value!r}; write a class path such as '{{workspace}}/file.py:Name' or 'package.module:Name'")
+
+
+def _device(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(r"auto|cpu|gpu|cuda(:\d+)?", value):
+        return value
+    raise ValueError(f"is {value!r}; write auto, cpu, gpu, cuda or cuda:N")
+
+
+def _runner_class(value: Any) -> Any:
+    return value.lower().removeprefix("single_") if isinstance(value, str) else value
+
+
+def _folder_name(value: Any) -> Any:
+    if value in ("lock", "workspace"):
+        raise ValueError(f"is {value!r}, which the run directory uses itself; choose another name")
+    return value
+
+
+def _no_repeat(value: Any) -> Any:
+    names = value if isinstance(value, list) else [value]
+    if not names:
+        raise ValueError("is empty; name at least one, or leave it out for all")
+    repeated = sorted({str(name) for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"names {', '.join(repeated)} twice; name each once")
+    return value
+
+
+_STRING = {"type": "string"}
+_INTERVAL = {"anyOf": [
+    {"type": "integer", "exclusiveMinimum": 0},
+    {"type": "string", "pattern": rf"^[0-9]+( ({'|'.join(_UNITS)})s?)?$"},
+]}  # fmt: skip
+_DEVICE = {"anyOf": [{"enum": ["auto", "cpu", "gpu", "cuda"]}, {"type": "string", "pattern": "^cuda:[0-9]+$"}]}
+_METRIC = {
+    "type": "object",
+    "properties": {"class": _STRING, "args": {"type": "object"}},
+    "required": ["class"],
+    "additionalProperties": False,
+}
+_OPTIMIZER = {
+    "type": "object",
+    "description": "the optimizer's class, and its arguments",
+    "properties": {
+        "class": {**_STRING, "description": "a class of torch.optim, or a class path"},
+        "learning_rate": {"type": "number"},
+        "lr": {"type": "number", "description": "the same as learning_rate"},
+    },
+}
+
+ClassPathValue = Annotated[
+    Any, BeforeValidator(_class_path), WithJsonSchema({"title": "class path", "type": "string", "minLength": 1})
+]
+Names = Annotated[
+    list[str],
+    BeforeValidator(_no_repeat),
+    BeforeValidator(_names),
+    WithJsonSchema(
+        {"title": "name or list of names", "anyOf": [_STRING, {"type": "array", "items": _STRING, "minItems": 1}]}
+    ),
+]
+Intervals = Annotated[
+    int | str | list[int | str] | None,
+    BeforeValidator(_intervals),
+    WithJsonSchema(
+        {"title": "interval, list of intervals or null",
+         "anyOf": [_INTERVAL, {"type": "array", "items": _INTERVAL}, {"type": "null"}]}
+    ),
+]  # fmt: skip
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+RunnerName = Annotated[Name, BeforeValidator(_folder_name)]
+Device = Annotated[
+    str, BeforeValidator(_device), WithJsonSchema({"title": "auto, cpu, gpu, cuda or cuda:N", **_DEVICE})
+]
+RunnerKind = Annotated[
+    Literal["train", "infer"],
+    BeforeValidator(_runner_class),
+    WithJsonSchema({"enum": ["train", "infer", "single_train", "single_infer"]}),
+]
+Arguments = dict[str, Any]
+Metrics = Annotated[dict[str, dict[str, Any]], WithJsonSchema({"type": "object", "additionalProperties": _METRIC})]
+HyperParameters = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "properties": {"optimizer": _OPTIMIZER}})]
+PluginValue = Annotated[
+    str | type | dict[str, Any], WithJsonSchema({"title": "plugin", "anyOf": [_STRING, {"type": "object"}]})
+]

@@ -1,0 +1,193 @@
+"""The conversion of a whole config."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+from pipeline.convert.dataset import DatasetSection, PhaseSection
+from pipeline.convert.document import Document
+from pipeline.convert.entry import Entry
+from pipeline.convert.runner import RunnerSection, kind_of
+from pipeline.convert.section import Notes, Section, slashes
+from pipeline.errors import ConfigError, Fault
+
+_OPTIMIZERS = {"SGD": "SGD", "ADAM": "Adam", "ADAGRAD": "Adagrad"}
+_LISTS = ("runner", "phase", "dataset")
+
+
+class Converted(NamedTuple):
+    """A config of ours, and what its user has to know."""
+
+    text: str
+    notes: list[Fault]
+
+
+def convert(path: Path, folder: Path) -> Converted:
+    """Convert a PaddleRec 1.8.5 config.
+
+    Args:
+        path: the config.
+        folder: where the new one is going to be.
+
+    Raises:
+        ConfigError: it cannot be read, or is no config of PaddleRec 1.8.5.
+    """
+    document = Document(path)
+    _refuse_others(document)
+    notes = Notes(document.where)
+    _Config(document, notes, path.resolve().parent, folder.resolve()).convert()
+    return Converted(document.result(), sorted(notes.all, key=lambda note: note.line))
+
+
+def _refuse_others(document: Document) -> None:
+    """Only what PaddleRec 1.8.5 could read is converted: lists of mappings with names."""
+    ours = document.ours
+    if "runner" not in ours.value:
+        raise ConfigError([ours.origin.fault("", "has no `runner:`; name a config of PaddleRec 1.8.5")])
+    faults = []
+    for entry in document.entries:
+        if entry.key not in _LISTS or (entry.is_empty and entry.key != "runner"):
+            continue
+        if entry.key == "runner" and isinstance(entry.ours.value, dict):
+            which = "is a mapping, as in PaddleRec 2.x, which has no stages; name a config of PaddleRec 1.8.5"
+            faults.append(entry.ours.origin.fault(entry.address, which))
+        elif not isinstance(entry.ours.value, list) or not entry.ours.value:
+            faults.append(entry.ours.origin.fault(entry.address, "is no list of mappings; write `- name: …` items"))
+        else:
+            faults += [
+                item.origin.fault(f"{entry.address}.{name}", "has no name; add `name:`, which PaddleRec needs too")
+                for name, item in entry.ours.children()
+                if not isinstance(item.value, dict)
+                or "name" not in item.value
+                or item.value["name"].value in (None, "")
+            ]
+    if faults:
+        raise ConfigError(faults)
+
+
+class _Config(Section):
+    """The top level.
+
+    Args:
+        document: the config.
+        notes: take what is different now.
+        home: its folder.
+        folder: where the new one is going to be.
+    """
+
+    def __init__(self, document: Document, notes: Notes, home: Path, folder: Path) -> None:
+        super().__init__("", document.entries, document, notes)
+        self.home = home
+        self.folder = folder
+
+    @property
+    def rules(self) -> Mapping[str, Callable[[Entry], None]]:
+        """Key -> what converts it."""
+        return {
+            "workspace": self.workspace,
+            "runner": self.runners,
+            "phase": self.phases,
+            "dataset": self.datasets,
+            "hyper_parameters": self.hyper_parameters,
+        }
+
+    def workspace(self, entry: Entry) -> None:
+        """``workspace``: was relative to where the command ran, is relative to the config."""
+        given = slashes(entry.value)
+        if given.startswith("paddlerec."):
+            folder = given.removeprefix("paddlerec.").replace(".", "/")
+            reason = f"PaddleRec's package is not here; copy its folder {folder} and put this config into it"
+            self.not_carried(entry, reason)
+            return
+        if os.path.isabs(given):
+            self.path(entry)
+            return
+        parts = PurePath(os.path.normpath(given)).parts
+        is_own = ".." not in parts and self.home.parts[len(self.home.parts) - len(parts) :] == parts
+        meant = self.home if is_own else Path(given).resolve()
+        was = "it was relative to where the command ran, and is to this file now"
+        if not meant.is_dir():
+            self.path(entry)
+            self.notes.add(entry, f"{was}, and there is no folder {meant}; check it")
+        elif (new := os.path.relpath(meant, self.folder)) != entry.value:
+            self.change(entry, new, f"{was}; check it")
+        else:
+            self.notes.add(entry, f"{was}; nothing to do")
+
+    def runners(self, entry: Entry) -> None:
+        """``runner``: each with what the train runner before it in ``mode`` has saved."""
+        given = {str(each["name"].value): each for each in map(_given, entry.items)}
+        mode = self.given["mode"].value if "mode" in self.given else list(given)
+        saved: dict[str, str | None] = {}
+        path: str | None = None
+        for name in [mode] if not isinstance(mode, list) else mode:
+            saved[str(name)] = path
+            runner = given.get(str(name), {})
+            if runner and kind_of(runner) == "train":
+                path = str(runner["save_checkpoint_path"].value) if "save_checkpoint_path" in runner else None
+        phases = [
+            str(each["name"].value) for each in map(_given, self.given["phase"].items if "phase" in self.given else [])
+        ]
+        for item in entry.items:
+            trained = saved.get(str(_given(item)["name"].value))
+            RunnerSection(item, self.document, self.notes, phases, trained).convert()
+
+    def phases(self, entry: Entry) -> None:
+        """``phase``."""
+        for item in entry.items:
+            PhaseSection(item, self.document, self.notes).convert()
+
+    def datasets(self, entry: Entry) -> None:
+        """``dataset``."""
+        for item in entry.items:
+            DatasetSection(item, self.document, self.notes).convert()
+
+    def hyper_parameters(self, entry: Entry) -> None:
+        """``hyper_parameters``: free, but for the optimizer."""
+        for each in entry.entries if isinstance(entry.ours.value, dict) else ():
+            if each.key == "optimizer" and isinstance(each.ours.value, dict):
+                _Optimizer("hyper_parameters.optimizer", each.entries, self.document, self.notes).convert()
+            else:
+                self.keep(each)
+
+
+class _Optimizer(Section):
+    """``hyper_parameters.optimizer``."""
+
+    @property
+    def rules(self) -> Mapping[str, Callable[[Entry], None]]:
+        """Key -> what converts it."""
+        return {"class": self.kind, "learning_rate": self.learning_rate}
+
+    def kind(self, entry: Entry) -> None:
+        """``class``: the class of torch.optim."""
+        name = _OPTIMIZERS.get(str(entry.value).upper())
+        lazy = (
+            "PaddleRec's was lazy and left rows alone that a batch did not use; SparseAdam does so for sparse gradients"
+        )
+        if name is None:
+            self.notes.add(
+                entry, f"PaddleRec had SGD, ADAM and ADAGRAD, not '{entry.value}'; name a class of torch.optim"
+            )
+        elif name != entry.value:
+            self.change(entry, name, lazy if name == "Adam" else "so torch.optim spells it; nothing to do")
+        elif name == "Adam":
+            self.notes.add(entry, lazy)
+
+    def learning_rate(self, entry: Entry) -> None:
+        """``learning_rate``: PaddleRec made a number of a string."""
+        if not isinstance(entry.value, str):
+            self.keep(entry)
+        elif isinstance(entry.ours.value, str):
+            try:
+                self.change(entry, float(entry.value), "PaddleRec made a number of the string itself; nothing to do")
+            except ValueError:
+                self.notes.add(entry, f"'{entry.value}' is no number; write one")
+
+
+def _given(item: list[Entry]) -> dict[str, Entry]:
+    """Key -> entry, of those that are set."""
+    return {entry.key: entry for entry in item if not entry.is_empty}

@@ -1,0 +1,201 @@
+"""The conversion of one runner."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from pipeline.config.yaml_text import brief
+from pipeline.convert.document import Document
+from pipeline.convert.entry import Entry
+from pipeline.convert.rules import STAGE_KEYS
+from pipeline.convert.section import Notes, Section, integer, slashes, start
+
+
+class RunnerSection(Section):
+    """One item of ``runner``.
+
+    Args:
+        entries: its entries.
+        document: where they stand.
+        notes: take what is different now.
+        phases: the names of all phases, in order.
+        trained: where the train runner before it in ``mode`` saved its checkpoints; None: there is none.
+    """
+
+    def __init__(
+        self, entries: Sequence[Entry], document: Document, notes: Notes, phases: Sequence[str], trained: str | None
+    ) -> None:
+        super().__init__("runner", entries, document, notes)
+        self.phases = phases
+        self.trained = trained
+        self.infers = kind_of(self.given) == "infer"
+        self.anchor = self.given.get("class", self.given["name"])
+
+    @property
+    def rules(self) -> Mapping[str, Callable[[Entry], None]]:
+        """Key -> what converts it."""
+        return {
+            "class": self.kind,
+            "device": self.device,
+            "selected_gpus": self.selected_gpus,
+            "epochs": self.epochs,
+            "print_interval": self.number,
+            "phases": self.chosen_phases,
+            "save_checkpoint_interval": self.save_checkpoint_interval,
+            "save_step_interval": self.save_step_interval,
+            "init_model_path": self.init_model_path,
+            "runner_result_dump_path": self.result_dump,
+            "trainer_class": self.trainer_class,
+            **dict.fromkeys(STAGE_KEYS, self.stage),
+        }
+
+    def convert(self) -> None:
+        """Convert every entry, and write down the defaults that were PaddleRec's."""
+        super().convert()
+        if "device" not in self.given:
+            default = "PaddleRec's default was the CPU, here it is auto; choose"
+            chosen = "selected_gpus named it; check it" if self.chosen_device() != "cpu" else default
+            self.add(self.anchor, "device", self.chosen_device(), chosen)
+        if "print_interval" not in self.given:
+            self.add(self.anchor, "print_interval", 20, "PaddleRec's default, here it is 50; choose")
+        if not self.infers:
+            self.add_save_interval()
+
+    def kind(self, entry: Entry) -> None:
+        """``class``: several processes become one."""
+        if re.fullmatch(r"(local_)?cluster(_train)?", str(entry.value).lower()):
+            self.document.remark(entry, f"not carried: class: {entry.value}")
+            self.document.set(entry, "train")
+            self.notes.add(entry, f"not carried: '{entry.value}': several processes come later; it trains in one")
+        else:
+            self.keep(entry)
+
+    def chosen_device(self) -> str:
+        """What ``device`` and ``selected_gpus`` mean together."""
+        gpus = self.gpus()
+        device = str(self.given["device"].value).lower() if "device" in self.given else "gpu" if gpus else "cpu"
+        return f"cuda:{gpus[0]}" if device == "gpu" and gpus else device
+
+    def gpus(self) -> list[str]:
+        """The numbers in ``selected_gpus``."""
+        return re.findall(r"\d+", str(self.given["selected_gpus"].value)) if "selected_gpus" in self.given else []
+
+    def device(self, entry: Entry) -> None:
+        """``device``: in small letters, with the number of the GPU."""
+        if self.chosen_device() != entry.value:
+            self.change(entry, self.chosen_device(), f"it was {entry.value}; check it")
+
+    def selected_gpus(self, entry: Entry) -> None:
+        """``selected_gpus``: one is a part of ``device``."""
+        if not self.chosen_device().startswith("cuda"):
+            self.not_carried(entry, f"the device is {self.chosen_device()}; nothing to do")
+        elif len(self.gpus()) > 1:
+            self.not_carried(entry, f"several processes come later; it runs on the first, {self.chosen_device()}")
+        else:
+            self.moved(entry, "device")
+
+    def epochs(self, entry: Entry) -> None:
+        """``epochs``: the default infer runner makes one pass."""
+        if self.infers and "runner_class_path" not in self.given:
+            self.not_carried(entry, "an infer runner makes one pass; nothing to do")
+        else:
+            self.number(entry)
+
+    def chosen_phases(self, entry: Entry) -> None:
+        """``phases``: those that PaddleRec took, ``phase["name"] in phases``, which looks within a string."""
+        named = entry.value
+        if named is None:
+            self.not_carried(entry, "it is empty, which means all; nothing to do")
+            return
+        taken = [name for name in self.phases if name in named] if isinstance(named, str | list) else []
+        if not taken:
+            self.notes.add(entry, "names no phase, and PaddleRec ran nothing then; name those that you want")
+        elif taken not in (named, [named]):
+            how = "in the order of `phase:`, and those that have their name within the string"
+            reason = how if isinstance(named, str) else "in the order of `phase:`, without those that are not there"
+            self.change(entry, taken, f"so PaddleRec took them, {reason}; check that it was meant")
+
+    def save_checkpoint_interval(self, entry: Entry) -> None:
+        """``save_checkpoint_interval``: epochs; what is negative counted like what is positive."""
+        interval = integer(entry)
+        if self.infers:
+            self.not_carried(entry, "an infer runner saves nothing; nothing to do")
+        elif "save_checkpoint_path" not in self.given:
+            self.not_carried(entry, "without save_checkpoint_path PaddleRec saved nothing; nothing to do")
+        elif interval is not None and interval < 1:
+            was = "it saved at that interval too" if interval else "0 ended PaddleRec with a ZeroDivisionError"
+            self.change(entry, abs(interval) or 1, f"{was}; choose")
+        else:
+            self.number(entry)
+
+    def save_step_interval(self, entry: Entry) -> None:
+        """``save_step_interval``: iterations, if PaddleRec saved at all."""
+        if self.saves_steps():
+            self.number(entry)
+            self.notes.add(entry, "counts the iterations of the run; PaddleRec's began anew with each epoch; check it")
+        else:
+            reason = "an infer runner saves nothing" if self.infers else "PaddleRec saved no steps with these settings"
+            self.not_carried(entry, f"{reason}; nothing to do")
+
+    def saves_steps(self) -> bool:
+        """Whether PaddleRec saved within epochs."""
+        interval = integer(self.given["save_step_interval"]) if "save_step_interval" in self.given else None
+        return not self.infers and "save_step_path" in self.given and interval is not None and interval > 0
+
+    def add_save_interval(self) -> None:
+        """When PaddleRec saved, where the config does not say so."""
+        if "save_checkpoint_path" in self.given:
+            if "save_checkpoint_interval" not in self.given:
+                reason = "PaddleRec saved after every epoch; choose"
+                self.add(self.anchor, "save_checkpoint_interval", 1, reason)
+        elif not self.saves_steps():
+            reason = "PaddleRec saved nothing without a path, here the end of training is always saved; choose"
+            self.add(self.anchor, "save_interval", None, reason)
+
+    def init_model_path(self, entry: Entry) -> None:
+        """``init_model_path``: an infer runner takes what the train runner before it has saved."""
+        own = {"startup_class_path", "runner_class_path"} & self.given.keys()
+        path = posixpath.normpath(slashes(entry.value))
+        if self.infers and not own and self.trained is not None and path == posixpath.normpath(slashes(self.trained)):
+            reason = "it takes the newest checkpoint of the train runner before it, not each of them; nothing to do"
+            self.not_carried(entry, reason)
+            return
+        self.path(entry)
+        wanted = "a checkpoint folder of ours or a .safetensors file"
+        self.notes.add(entry, f"Paddle's parameters cannot be read; name {wanted}{start(entry.value)}")
+
+    def result_dump(self, entry: Entry) -> None:
+        """``runner_result_dump_path``: predictions go into the run directory."""
+        if self.infers:
+            self.document.remark(entry, f"not carried: {entry.key}: {brief(entry.value)}")
+            self.document.rename(entry, "write_predictions")
+            self.document.set(entry, True)
+            what = "<phase>_predictions.jsonl in the run directory has a line per sample; read that"
+            self.notes.add(entry, f"is now write_predictions: {what}")
+        else:
+            self.not_carried(entry, "metrics.jsonl in the run directory has the numbers; read that")
+
+    def trainer_class(self, entry: Entry) -> None:
+        """``trainer_class``: only a path meant anything but GeneralTrainer."""
+        path = slashes(entry.value)
+        if path == "GeneralTrainer":
+            self.not_carried(entry, "it is the default; nothing to do")
+        elif path.endswith(".py") or "/" in path:
+            what = "its class is written for paddle; port it to a subclass of pipeline.GeneralTrainer"
+            self.change(entry, f"{path}:UserDefineTrainer", f"{what}{start(path)}")
+        else:
+            self.not_carried(entry, "PaddleRec 1.8.5 has no such trainer; nothing to do")
+
+    def stage(self, entry: Entry) -> None:
+        """A class of the user's."""
+        self.path(entry)
+        name = STAGE_KEYS[entry.key]
+        self.notes.add(entry, f"its class {name} is written for paddle; port it to torch{start(entry.value)}")
+
+
+def kind_of(given: Mapping[str, Entry]) -> str:
+    """``train`` or ``infer``: what the class of a runner comes to here."""
+    kind = str(given["class"].value).lower() if "class" in given else ""
+    return "infer" if kind in {"infer", "single_infer"} else "train"

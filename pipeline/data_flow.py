@@ -1,0 +1,155 @@
+"""How the context's keys flow through the five stages of a runner: which one needs what nobody before it writes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from pipeline import class_path, contracts, source
+from pipeline.config.schema import RunnerSchema
+from pipeline.context import KEYS, TRAIN_STATE
+from pipeline.errors import nearest
+from pipeline.inference.flow import ANY, Flow, Path, Use, any_leads_to, matches, shown
+
+GIVEN = tuple(key.name for key in KEYS if key.writer == "trainer" and key.name != "error")
+"""The keys that stand in the context before the first stage."""
+_NEXT = {"instance": "network_pass", "network": "startup_pass", "startup": "train_pass", "runner": "terminal_pass"}
+
+
+def default_definition(stage: str) -> source.Definition:
+    """The class of the default stage."""
+    found = class_path.define(class_path.parse(RunnerSchema.model_fields[f"{stage}_class_path"].default))
+    assert found, "our own stages stand in files that can be read"
+    return found
+
+
+@dataclass(frozen=True)
+class StageFlow:
+    """One stage of a runner and what it does with the context.
+
+    Attributes:
+        stage: which of the five.
+        definition: its class.
+        flow: what the class reads and writes.
+        custom: whether it stands in the place of the default.
+    """
+
+    stage: str
+    definition: source.Definition
+    flow: Flow
+    custom: bool = False
+
+    @property
+    def place(self) -> str:
+        """``runner (your_runner.py:14)``."""
+        return f"{self.stage} ({self.definition.place})"
+
+    @cached_property
+    def default_flow(self) -> Flow:
+        """What the default of this stage does."""
+        return contracts.flow_of_stage(default_definition(self.stage), self.stage)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A key that a stage certainly reads and that certainly nobody wrote; ``message`` says so and what to do."""
+
+    reader: StageFlow
+    use: Use
+    message: str
+    blamed: StageFlow | None = None
+
+
+class DataFlow:
+    """The flow through one runner.
+
+    Args:
+        stages: the stages in their order; None for one whose class cannot be told.
+        plugins: what each plugin may do; None where that cannot be told.
+    """
+
+    def __init__(self, stages: Mapping[str, StageFlow | None], plugins: Sequence[Flow | None] = ()) -> None:
+        self.stages = stages
+        self.plugins = plugins
+
+    def missing(self) -> list[Missing]:
+        """What is certainly read without having been written, in the order of the stages.
+
+        Behind a stage that may write anything, or may lead elsewhere than to the next, nothing is certain.
+        """
+        if any(plugin is None or plugin.unknown for plugin in self.plugins):
+            return []
+        keys = set(GIVEN).union(*(plugin.writes() for plugin in self.plugins if plugin))
+        paths: set[Path] = {("train_state",), *(("train_state", name) for name in TRAIN_STATE)}
+        opaque: set[Path] = set().union(*(plugin.opaque | plugin.written() for plugin in self.plugins if plugin))
+        found: list[Missing] = []
+        for stage, reader in self.stages.items():
+            if reader is None:
+                break
+            flow = reader.flow
+            for use in flow.demands():
+                if use.key not in keys:
+                    if len(use.path) == 1:
+                        found.append(self._missing(reader, use, keys))
+                elif len(use.path) > 1 and _lacks(use.path, paths, opaque):
+                    found.append(self._lacking(reader, use, paths))
+            if flow.unknown or flow.statuses - {_NEXT.get(stage)} or "is_exit" in flow.writes():
+                break
+            keys = (keys - flow.removed()) | set(flow.writes())
+            paths |= flow.written()
+            opaque |= flow.opaque
+        return found
+
+    def _earlier(self, stage: str) -> list[StageFlow]:
+        order = list(self.stages)
+        return [each for name in order[: order.index(stage)] if (each := self.stages[name])]
+
+    def _missing(self, reader: StageFlow, use: Use, keys: set[str]) -> Missing:
+        what = f"{reader.stage} ({use.place}) reads context['{use.key}']; no earlier stage writes it"
+        replaced = [each for each in self._earlier(reader.stage) if each.custom]
+        for each in replaced:
+            if use.key in each.default_flow.writes():
+                return Missing(reader, use, f"{what}. {_default(each)} writes it: write it there too", each)
+        for each in replaced:
+            near = _near(use.key, each.default_flow.written())
+            if near:
+                remedy = f"write context['{use.key}'] in {each.definition.module.file.name}, or read what there is"
+                return Missing(reader, use, f"{what}. {_default(each)} writes {shown(near)}: {remedy}", each)
+        own = sorted(keys - set(GIVEN))
+        remedy = (
+            nearest(use.key, keys) or f"; written by then: {', '.join(own) or 'nothing but what the trainer writes'}"
+        )
+        return Missing(reader, use, what + remedy)
+
+    def _lacking(self, reader: StageFlow, use: Use, paths: set[Path]) -> Missing:
+        above = use.path[:-1]
+        there = sorted({path[-1] for path in paths if matches(path[:-1], above) and path[-1] != ANY})
+        writers = [each for each in self._earlier(reader.stage) if any(matches(above, p) for p in each.flow.written())]
+        writer = writers[-1].place if writers else "trainer"
+        what = f"{reader.stage} ({use.place}) reads context{_address(use.path)}; {writer} writes context{_address(above)} without it"
+        known = f"; it has {', '.join(there)}" if there else ""
+        return Missing(reader, use, what + (nearest(use.path[-1], there) or known), writers[-1] if writers else None)
+
+
+def _default(swapped: StageFlow) -> str:
+    return f"The default {swapped.stage}, which {swapped.definition.module.file.name} replaces,"
+
+
+def _address(path: Path) -> str:
+    return f"['{path[0]}']{shown(path)[len(path[0]) :]}"
+
+
+def _lacks(path: Path, paths: set[Path], opaque: set[Path]) -> bool:
+    """Whether what lies above a path is known whole, and doesn't have it."""
+    known = any(matches(path[:-1], each) for each in paths)
+    return (
+        known and path[-1] != ANY and not any_leads_to(opaque, path) and not any(matches(path, each) for each in paths)
+    )
+
+
+def _near(key: str, paths: set[Path]) -> Path | None:
+    names = {path[-1]: path for path in sorted(paths, reverse=True) if path[-1] != ANY}
+    found = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    return names[found[0]] if found else None

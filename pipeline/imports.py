@@ -1,0 +1,216 @@
+"""What importing a workspace file would run into, told from its source: only what is certain.
+
+Imports at the top level of a file always run, one after the other. Those in a block, class or function may not, and are
+left alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import source, workspaces, wrong_import
+from pipeline.finder import find_spec
+
+_ROOT = len(workspaces.__name__.split(".")) + 1
+"""How many parts the name of a workspace's package has."""
+_DEPTH = 100
+"""More files than this within each other Python would hardly import either."""
+_MOVES = re.compile(
+    r"\bsys\s*\.\s*(path|modules|meta_path)|from sys import|__path__|addsitedir|subprocess|os\.system|['\"]pip['\"]"
+    r"|findspark|pyximport|jpype|\bclr\b"
+)
+"""Ways to change where Python looks for modules, or what there is to find."""
+_END = (sys.maxsize, 0)
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """Something that fails, as it seems.
+
+    Attributes:
+        message: what is wrong.
+        unless: what must stand in none of the workspace's files, for that to be certain.
+        circle: the modules that import each other.
+    """
+
+    message: str
+    unless: re.Pattern[str] | None = None
+    circle: tuple[str, ...] = ()
+
+
+def wrong_imports(module: str) -> list[str]:
+    """Why a workspace file cannot be imported, with file and line; empty where that cannot be told.
+
+    Args:
+        module: its dotted name.
+    """
+    trial = _Trial(module)
+    return [each.message for each in trial.found if _is_certain(each, trial)]
+
+
+def _is_certain(finding: _Finding, trial: _Trial) -> bool:
+    if finding.unless:
+        root = workspaces.folder_of(trial.package)
+        files = {*trial.files, *(root.glob("*.py") if root else ()), *(root.glob("*/*.py") if root else ())}
+        return not any(finding.unless.search(_text(file)) for file in files)
+    # Whichever of a circle some class path imports first: it has to fail for each.
+    return all(any(each.circle for each in _Trial(member).found) for member in finding.circle)
+
+
+def _text(file: Path) -> str:
+    """What stands in a file; nothing in one that is gone or may not be read, which cannot be imported either."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+class _Trial:
+    """The import of a module in thought, with all that it imports in turn.
+
+    Attributes:
+        package: the package that stands for the workspace.
+        found: what fails.
+        files: those that would be run.
+    """
+
+    def __init__(self, module: str) -> None:
+        self.package = ".".join(module.split(".")[:_ROOT])
+        self.found: list[_Finding] = []
+        self.files: list[Path] = []
+        self._running: list[str] = []
+        self._reached: dict[str, tuple[int, int]] = {}
+        self._called = False
+        self._enter(module)
+
+    def _enter(self, name: str) -> None:
+        """Import a module, after the packages that it lies in."""
+        parts = name.split(".")
+        for depth in range(_ROOT, len(parts) + 1):
+            self._run(".".join(parts[:depth]))
+
+    def _run(self, name: str) -> None:
+        if name in self._reached or len(self._running) > _DEPTH:
+            return
+        self._reached[name] = _END
+        try:
+            module = source.read(name)
+        except SyntaxError as error:
+            spec = find_spec(name)
+            self.found.append(_Finding(wrong_import.no_python(error, str(spec and spec.origin))))
+            return
+        except OSError:
+            return
+        if module is None:
+            return
+        self.files.append(module.file)
+        self._running.append(name)
+        for statement in module.body:
+            self._reached[name] = (statement.lineno, statement.col_offset)
+            self._step(module, statement)
+        self._running.pop()
+        self._reached[name] = _END
+
+    def _step(self, module: source.Module, statement: ast.stmt) -> None:
+        if isinstance(statement, ast.ImportFrom) and statement.level:
+            self._relative(module, statement)
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            self._absolute(module, statement)
+        elif not isinstance(statement, source.ClassNode | source.FunctionNode | ast.Assign | ast.AnnAssign):
+            # A call between the imports may be there to make the next of them work.
+            self._called = self._called or any(isinstance(node, ast.Call) for node in ast.walk(statement))
+
+    def _relative(self, module: source.Module, statement: ast.ImportFrom) -> None:
+        home, place = module.absolute(statement), f"{module.file}:{statement.lineno}"
+        written = "." * statement.level + (statement.module or "")
+        if not f"{home}.".startswith(f"{self.package}."):
+            self.found.append(_Finding(wrong_import.leads_out(place, written)))
+        elif find_spec(home) is None:
+            self.found.append(_Finding(wrong_import.not_there(place, written, home), _MOVES))
+        else:
+            self._enter(home)
+            for alias in statement.names:
+                if alias.name != "*":
+                    self._name(place, written, home, alias.name)
+
+    def _name(self, place: str, written: str, home: str, name: str) -> None:
+        target = source.quiet_read(home)
+        if find_spec(f"{home}.{name}"):
+            if target is None or name not in target.bindings:
+                self._enter(f"{home}.{name}")
+        elif target is None:
+            spec = find_spec(home)
+            # A folder; what is compiled cannot be told.
+            if spec and spec.origin is None:
+                dotted = f"{written.rstrip('.')}.{name}" if written.strip(".") else f"{written}{name}"
+                self.found.append(_Finding(wrong_import.not_there(place, dotted, f"{home}.{name}"), _MOVES))
+        elif not _has(target, name):
+            message = wrong_import.not_defined(place, name, str(target.file), source.names(target))
+            self.found.append(_Finding(message, _set_from_outside(name)))
+        elif home in self._running and _binds_later(target, name, self._reached[home]):
+            members = tuple(self._running[self._running.index(home) :])
+            files = [Path(str(spec.origin)).name for each in (*members, home) if (spec := find_spec(each))]
+            self.found.append(_Finding(wrong_import.in_a_circle(place, name, files), circle=members))
+
+    def _absolute(self, module: source.Module, statement: ast.Import | ast.ImportFrom) -> None:
+        place = f"{module.file}:{statement.lineno}"
+        dotted = [str(statement.module)] if isinstance(statement, ast.ImportFrom) else [a.name for a in statement.names]
+        for each in dotted:
+            top = each.partition(".")[0]
+            if top == "pipeline" and isinstance(statement, ast.ImportFrom):
+                self._of_ours(place, each, statement)
+            elif not self._called and not _is_there(top):
+                dots = wrong_import.neighbour(module.file.parent, self.package, top)
+                relative = _relatively(statement, each, dots or "")
+                message = wrong_import.absolute(place, top, relative) if dots else wrong_import.no_package(place, top)
+                self.found.append(_Finding(message, _MOVES))
+
+    def _of_ours(self, place: str, dotted: str, statement: ast.ImportFrom) -> None:
+        """What our own modules have is known, though their names are imported lazily."""
+        module = source.quiet_read(dotted)
+        known = source.names(module) if module else []
+        if find_spec(dotted) is None:
+            self.found.append(_Finding(wrong_import.no_module(place, dotted)))
+        for name in [alias.name for alias in statement.names] if module else ():
+            if not (name in known or name.startswith("_") or name == "*" or find_spec(f"{dotted}.{name}")):
+                public = [each for each in known if not each.startswith("_")]
+                self.found.append(_Finding(wrong_import.not_defined(place, name, dotted, public)))
+
+
+def _is_there(top: str) -> bool:
+    return top in sys.modules or top in sys.stdlib_module_names or find_spec(top) is not None
+
+
+def _has(module: source.Module, name: str) -> bool:
+    """Whether a module may have a name; every module has some of Python's own, like ``__file__``."""
+    try:
+        source.define(module, name)
+    except source.NotDefinedError as error:
+        # Else it imports what another does not define, and that import is at fault.
+        return error.args[0] is not module or name.startswith("__")
+    return True
+
+
+def _set_from_outside(name: str) -> re.Pattern[str]:
+    """How another module may give a module a name."""
+    return re.compile(rf"\.{name}\b\s*[:=]|setattr\(|__dict__|sys\.modules")
+
+
+def _binds_later(module: source.Module, name: str, reached: tuple[int, int]) -> bool:
+    """Whether a module that has run up to a statement certainly has no such name yet."""
+    if module.stars or not module.complete:
+        return False
+    binding = [each for each, _ in source.top_level(module.body) if name in source.bound_names(each)]
+    return bool(binding) and all((each.lineno, each.col_offset) >= reached for each in binding)
+
+
+def _relatively(statement: ast.Import | ast.ImportFrom, dotted: str, dots: str) -> str:
+    """The statement with which a neighbour is imported."""
+    if isinstance(statement, ast.ImportFrom):
+        return f"from {dots}{dotted} import {', '.join(alias.name for alias in statement.names)}"
+    package, _, last = dotted.rpartition(".")
+    return f"from {dots}{package} import {last}"

@@ -1,0 +1,170 @@
+"""``pipeline new`` writes workspaces, stages and plugins that pass every check and run as they are."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from pipeline.check import check
+from pipeline.cli.new import KINDS
+from pipeline.cli.stages import keys_at
+from pipeline.context import KEYS
+from pipeline.plugin_hooks import HOOKS
+from pipeline.stages.base import METHODS
+
+REPOSITORY = Path(__file__).parents[2]
+ADDED = [*METHODS, "my_plugin"]
+"""What may be added: the name of its file."""
+LEARNT: dict[str, tuple[str, str, dict[str, tuple[float, float]]]] = {
+    "plain": ("train_runner", "circle", {"valid_accuracy": (0.9, 1)}),
+    "ctr": ("infer_runner", "ctr", {"auc": (0.74, 0.85), "log_loss": (0.4, 0.56)}),
+    "brain": ("train_runner", "waves", {"valid_loss": (0, 0.01)}),
+    "experiment": ("train_runner", "sine", {"valid_loss": (0, 0.12)}),
+}
+"""Kind -> runner, phase and the bounds of its last numbers: what was written learns."""
+Call = Callable[..., Result]
+
+
+def add(pipeline: Call, name: str, folder: str = "mine") -> Result:
+    return pipeline("new", folder, *(["--plugin"] if name == "my_plugin" else ["--stage", name]))
+
+
+def with_line(config: Path, printed: str) -> None:
+    """Do as the output of ``new`` says: add its line to the config, at the place that it names."""
+    *_, place, line = printed.splitlines()
+    before = "    class: train\n" if place == "add to an item of `runner:` in the config:" else "runner:\n"
+    text = config.read_text(encoding="utf-8")
+    assert place in {"add to an item of `runner:` in the config:", "add to the config:"}
+    config.write_text(text.replace(before, f"{line}\n{before}"), encoding="utf-8")
+
+
+def docstring(file: str) -> str:
+    """The docstring of the class in a file, on one line."""
+    *_, node = ast.parse(Path(file).read_text(encoding="utf-8")).body
+    assert isinstance(node, ast.ClassDef)
+    return " ".join((ast.get_docstring(node) or "").split())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_commands_that_new_prints_check_and_run_what_it_wrote(pipeline: Call, kind: str) -> None:
+    done = pipeline("new", "my work", "--kind", kind)
+    wrote, commands = done.stdout.split("next:\n")
+    assert wrote == "".join(f"wrote {path}\n" for path in sorted(Path("my work").iterdir()))
+    checked, ran = (pipeline(*shlex.split(line)[1:]) for line in commands.splitlines())
+    assert (checked.exit_code, ran.exit_code) == (0, 0)
+    assert "my work/config.yaml: no faults\n" in checked.stdout
+    runner, phase, bounds = LEARNT[kind]
+    results = json.loads(Path("runs/my work/latest", runner, "results.json").read_text(encoding="utf-8"))
+    numbers = results["metrics"][phase]
+    assert {name: low < numbers[name] < high for name, (low, high) in bounds.items()} == dict.fromkeys(bounds, True)
+
+
+def test_everything_that_new_writes_is_typed(pipeline: Call, pytestconfig: pytest.Config) -> None:
+    for kind in KINDS:
+        pipeline("new", kind, "--kind", kind)
+    for name in ADDED:
+        add(pipeline, name, "plain")
+    # Its cache is kept, since torch takes it ten seconds.
+    cache = pytestconfig.cache.mkdir("mypy") if pytestconfig.cache else "mypy"
+    command = [sys.executable, "-m", "mypy", "--strict", "--explicit-package-bases", "--follow-imports=silent"]
+    done = subprocess.run(
+        [*command, "--config-file=", f"--cache-dir={cache}", "."],
+        env=os.environ | {"MYPYPATH": str(REPOSITORY)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    count = len(list(Path().glob("*/*.py")))
+    assert done.stdout == f"Success: no issues found in {count} source files\n"
+
+
+def test_without_a_kind_the_plain_one_is_written(pipeline: Call) -> None:
+    Path("mine").mkdir()
+    assert pipeline("new", "mine").stdout == pipeline("new", "other").stdout.replace("other", "mine")
+    template = REPOSITORY / "pipeline" / "templates" / "plain"
+    written = {path.name: path.read_bytes() for path in Path("mine").iterdir()}
+    assert written == {path.name: path.read_bytes() for path in template.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_what_is_added_checks_and_runs_once_the_printed_line_is_in_the_config(pipeline: Call, name: str) -> None:
+    pipeline("new", "mine")
+    done = add(pipeline, name)
+    assert done.stdout.startswith(f"wrote mine/{name}.py\n")
+    with_line(Path("mine/config.yaml"), done.stdout)
+    assert check("mine/config.yaml") == []
+    assert pipeline("run", "mine/config.yaml", "runner.train_runner.epochs=1").exit_code == 0
+    assert Path(f"runs/mine/latest/workspace/{name}.py").is_file()
+
+
+def test_stages_and_a_plugin_may_be_added_at_once(pipeline: Call) -> None:
+    pipeline("new", "mine")
+    done = pipeline("new", "mine", "--stage", "network", "--plugin", "--stage", "startup")
+    assert done.stdout == (
+        "wrote mine/network.py\nwrote mine/startup.py\nwrote mine/my_plugin.py\n"
+        "add to an item of `runner:` in the config:\n"
+        '    network_class_path: "{workspace}/network.py"\n    startup_class_path: "{workspace}/startup.py"\n'
+        'add to the config:\nplugins: ["{workspace}/my_plugin.py"]\n'
+    )
+
+
+@pytest.mark.parametrize("stage", METHODS)
+def test_a_stage_says_what_the_context_holds_and_what_it_leaves(pipeline: Call, stage: str) -> None:
+    pipeline("new", "mine")
+    add(pipeline, stage)
+    given, left = docstring(f"mine/{stage}.py").split(" For the stages after it, it leaves: ")
+    listed = [f"{key.name} ({key.type}): {key.meaning}" for key in keys_at(stage)]
+    assert given.partition(" When it begins, the context holds: ")[2] == " ".join(listed)
+    leaves = [f"{key.name} ({key.type}): {key.meaning}" for key in KEYS if key.writer == stage]
+    assert left == " ".join(leaves or ["nothing"])
+
+
+def test_a_plugin_says_which_hooks_and_keys_there_are(pipeline: Call) -> None:
+    pipeline("new", "mine")
+    add(pipeline, "my_plugin")
+    said = docstring("mine/my_plugin.py")
+    hooks = [f" {hook}({', '.join(signature.parameters)}): " for hook, signature in HOOKS.items()]
+    assert [hook for hook in hooks if hook not in said] == []
+    keys = [f" {key.name} ({key.type}): {key.meaning}" for key in KEYS if key.name != "error"]
+    assert [key for key in keys if key not in said] == []
+
+
+def test_what_is_added_does_something(pipeline: Call) -> None:
+    pipeline("new", "mine")
+    with_line(Path("mine/config.yaml"), add(pipeline, "my_plugin").stdout)
+    said = pipeline("run", "mine/config.yaml", "runner.train_runner.epochs=2").stderr
+    assert "after epoch 0: {'circle': {'loss': " in said
+    assert "after epoch 1: {'circle': {'loss': " in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mine"], "mine: is not empty; name a new folder, or add to it with --stage or --plugin"),
+        (["mine/data.py"], "mine/data.py/config.yaml: cannot be written: File exists; name another folder"),
+        (["new", "--kind", "pain"], "there is no kind 'pain'; did you mean 'plain'?"),
+        (["new", "--kind", "x"], "there is no kind 'x'; known: brain, ctr, experiment, plain"),
+        (["mine", "--stage", "strtup"], "there is no stage 'strtup'; did you mean 'startup'?"),
+        (["mine", "--stage", "x"], "there is no stage 'x'; known: instance, network, runner, startup, terminal"),
+        (["mine", "--stage", "network", "--stage", "runner"], "mine/runner.py: is there already; edit it, or rename it first"),
+        (["a b", "--plugin"], "a b: no such folder; name the folder of a config, or write one first: pipeline new 'a b'"),
+        (["mine", "--kind", "ctr", "--plugin"], "--kind ctr is for a whole workspace; leave it out, or --stage and --plugin"),
+        ([], "Missing argument 'DIR'."),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_is_refused_and_nothing_is_written(
+    pipeline: Call, arguments: list[str], message: str
+) -> None:
+    pipeline("new", "mine")
+    Path("mine/runner.py").symlink_to("nowhere")
+    before = sorted(Path().rglob("*"))
+    done = pipeline("new", *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"Error: {message}\n")
+    assert sorted(Path().rglob("*")) == before

@@ -1,0 +1,242 @@
+"""Each key of a PaddleRec runner becomes what it meant, or is said not to be carried."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+
+import pytest
+import yaml
+
+Convert = Callable[[str], tuple[str, list[str]]]
+Own = Callable[[str, str], tuple[str, list[str]]]
+
+RUNNER = """\
+runner:
+- name: r
+  class: {kind}
+  print_interval: 10
+  {own}
+phase: [{{name: train}}, {{name: big}}, {{name: train_big}}]
+"""
+SAVED = "save_checkpoint_path: saved\nsave_checkpoint_interval: 1\n"
+
+
+@pytest.fixture
+def own_lines(converted: Convert) -> Callable[[str, str], tuple[str, list[str]]]:
+    """The lines that some lines of a runner become, without those that every runner has; and the notes on them."""
+
+    def call(kind: str, lines: str) -> tuple[str, list[str]]:
+        extra = "" if "device" in lines or "selected" in lines else "device: cpu\n"
+        extra += SAVED if kind == "train" and "path: saved" not in lines else ""
+        text, notes = converted(RUNNER.format(kind=kind, own=textwrap.indent(extra + lines, "  ").strip()))
+        given = textwrap.dedent(text.partition("interval: 10\n")[2].partition("phase: [")[0])
+        common = {*extra.splitlines(), "# not carried: save_checkpoint_path: saved"}
+        written = "\n".join(line for line in given.splitlines() if line not in common)
+        return written, [note for note in notes if note.startswith("runner.r.") and "save_checkpoint_path" not in note]
+
+    return call
+
+
+SAME = "kept as it is"
+PORT = "is written for paddle; port it to"
+ONE = "not carried: several processes come later; train in one"
+RUN_DIRECTORY = "not carried: checkpoints are in the run directory, under <runner>/checkpoints; look there"
+EXPORT = "not carried: exporting a model comes later; save it in a terminal stage of your own"
+EMPTY = "not carried: it is empty; nothing to do"
+IGNORED = "not carried: PaddleRec 1.8.5 did not read it, and did not say so; "
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected", "note"),
+    [
+        ("device: cpu", SAME, None),
+        ("device: GPU", "device: gpu", "is now gpu: it was GPU; check it"),
+        ("device: CPU\nselected_gpus: '1'", "device: cpu\n# not carried: selected_gpus: '1'",
+         "not carried: the device is cpu; nothing to do"),
+        ("device: gpu\nselected_gpus: '1'", "device: cuda:1\n# now in device: selected_gpus: '1'",
+         "is now in device; nothing to do"),
+        ("device: gpu\nselected_gpus: 0", "device: cuda:0\n# now in device: selected_gpus: 0",
+         "is now cuda:0: it was gpu; check it"),
+        ("device: gpu\nselected_gpus: '2,3'", "device: cuda:2\n# not carried: selected_gpus: '2,3'",
+         "not carried: several processes come later; it runs on the first, cuda:2"),
+        ("epochs: 3", SAME, None),
+        ("epochs: '3'", "epochs: 3", "is now 3: PaddleRec made a number of '3' itself; nothing to do"),
+        ("fleet_mode: ps", "# not carried: fleet_mode: ps", ONE),
+        ("worker_num: 2", "# not carried: worker_num: 2", ONE),
+        ("server_num: 2", "# not carried: server_num: 2", ONE),
+        ("distribute_strategy: geo", "# not carried: distribute_strategy: geo", ONE),
+        ("save_inference_interval: 1", "# not carried: save_inference_interval: 1", EXPORT),
+        ("save_inference_path: x", "# not carried: save_inference_path: x", EXPORT),
+        ("save_inference_feed_varnames: [a]", "# not carried: save_inference_feed_varnames: [a]", EXPORT),
+        ("save_inference_fetch_varnames:\n- a\n- b",
+         "# not carried: save_inference_fetch_varnames:\n# - a\n# - b", EXPORT),
+        ("save_inference_feed_varnames: []", "# not carried: save_inference_feed_varnames: []", EMPTY),
+        ("save_step_path: saved_steps\nsave_step_interval: 5",
+         "# not carried: save_step_path: saved_steps\nsave_step_interval: 5",
+         "counts the iterations of the run; PaddleRec's began anew with each epoch; check it"),
+        ("save_step_path: saved_steps", "# not carried: save_step_path: saved_steps", RUN_DIRECTORY),
+        ("save_step_interval: 5", "# not carried: save_step_interval: 5",
+         "not carried: PaddleRec saved no steps with these settings; nothing to do"),
+        ("save_step_path: x\nsave_step_interval: -1", "# not carried: save_step_path: x\n# not carried: save_step_interval: -1",
+         "not carried: PaddleRec saved no steps with these settings; nothing to do"),
+        ("init_model_path: weights", SAME,
+         "Paddle's parameters cannot be read; name a checkpoint folder of ours or a .safetensors file; "
+         "it starts at this file now, not where the command runs"),
+        ("init_model_path: /w", SAME,
+         "Paddle's parameters cannot be read; name a checkpoint folder of ours or a .safetensors file"),
+        ("init_model_path:", "# not carried: init_model_path:", EMPTY),
+        ("init_pretraining_model_path: p", "# not carried: init_pretraining_model_path: p",
+         "not carried: only startup stages of users read it; give it to yours in startup_args"),
+        ("finetuning_aspect_varnames: [a]", "# not carried: finetuning_aspect_varnames: [a]",
+         "not carried: PaddleRec's fine-tuning was out of reach; freeze the parameters in your model"),
+        ("thread_num: 2", "# not carried: thread_num: 2",
+         "not carried: it read files in threads; set `num_workers` of the dataset"),
+        ("runner_result_dump_path: d.json", "# not carried: runner_result_dump_path: d.json",
+         "not carried: metrics.jsonl in the run directory has the numbers; read that"),
+        ("trainer_class: GeneralTrainer", "# not carried: trainer_class: GeneralTrainer",
+         "not carried: it is the default; nothing to do"),
+        ("trainer_class: single_train", "# not carried: trainer_class: single_train",
+         "not carried: PaddleRec 1.8.5 has no such trainer; nothing to do"),
+        ('trainer_class: "{workspace}/t.py"', 'trainer_class: "{workspace}/t.py:UserDefineTrainer"',
+         "is now '{workspace}/t.py:UserDefineTrainer': its class is written for paddle; "
+         "port it to a subclass of pipeline.GeneralTrainer"),
+        ('instance_class_path: "{workspace}/i.py"', SAME, f"its class Instance {PORT} torch"),
+        ('network_class_path: "{workspace}/i.py"', SAME, f"its class Network {PORT} torch"),
+        ('startup_class_path: "{workspace}/i.py"', SAME, f"its class Startup {PORT} torch"),
+        ('runner_class_path: "{workspace}/i.py"', SAME, f"its class Runner {PORT} torch"),
+        ("terminal_class_path: i.py", SAME,
+         f"its class Terminal {PORT} torch; it starts at this file now, not where the command runs"),
+        ("startup_class_path: a\\i.py", "startup_class_path: a/i.py",
+         "is now a/i.py: PaddleRec wrote other separators itself; nothing to do"),
+        ("phases: [train, big]", SAME, None),
+        ("phases: train", SAME, None),
+        ("phases: train_big", "phases: [train, big, train_big]",
+         "is now [train, big, train_big]: so PaddleRec took them, in the order of `phase:`, and those that have their "
+         "name within the string; check that it was meant"),
+        ("phases:  # these\n- big  # b\n# and\n- train", "phases: [train, big]  # these\n# - big  # b\n# # and\n# - train",
+         "is now [train, big]: so PaddleRec took them, in the order of `phase:`, without those that are not there; "
+         "check that it was meant"),
+        ("phases: [big, nope, train, big]", "phases: [train, big]",
+         "is now [train, big]: so PaddleRec took them, in the order of `phase:`, without those that are not there; "
+         "check that it was meant"),
+        ("phases: [nope]", SAME, "names no phase, and PaddleRec ran nothing then; name those that you want"),
+        ("phases: []", SAME, "names no phase, and PaddleRec ran nothing then; name those that you want"),
+        ("phases:", "# not carried: phases:", "not carried: it is empty, which means all; nothing to do"),
+        ("startup_class_paht: x", "# not carried: startup_class_paht: x", f"{IGNORED}did you mean 'startup_class_path'?"),
+        ("days:  # of the month\n  - {a: 1}\n\n  # the last\n  - 2",
+         "# not carried: days:  # of the month\n#   - {a: 1}\n\n#   # the last\n#   - 2",
+         f"{IGNORED}if a class of yours did, put it into the arguments of that class, e.g. startup_args"),
+    ],
+)  # fmt: skip
+def test_a_key_of_a_train_runner(own_lines: Own, lines: str, expected: str, note: str | None) -> None:
+    written, said = own_lines("train", lines)
+    assert written == (lines if expected == SAME else expected)
+    assert any(each.endswith(f": {note}") for each in said) if note else said == [], said
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected", "note"),
+    [
+        ("2", "2", None),
+        ("'2'", "2", "is now 2: PaddleRec made a number of '2' itself; nothing to do"),
+        ("-1", "1", "is now 1: it saved at that interval too; choose"),
+        ("-3", "3", "is now 3: it saved at that interval too; choose"),
+        ("0", "1", "is now 1: 0 ended PaddleRec with a ZeroDivisionError; choose"),
+    ],
+)
+def test_the_interval_of_checkpoints_means_epochs(own_lines: Own, interval: str, expected: str, note: str | None) -> None:
+    written, said = own_lines("train", f"save_checkpoint_path: saved\nsave_checkpoint_interval: {interval}")
+    assert written == f"save_checkpoint_interval: {expected}"
+    assert said == ([f"runner.r.save_checkpoint_interval: {note}"] if note else [])
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected", "note"),
+    [
+        ("epochs: 2", "# not carried: epochs: 2", "not carried: an infer runner makes one pass; nothing to do"),
+        ('epochs: 2\nrunner_class_path: "{workspace}/r.py"', SAME, f"its class Runner {PORT} torch"),
+        ("save_checkpoint_interval: 2", "# not carried: save_checkpoint_interval: 2",
+         "not carried: an infer runner saves nothing; nothing to do"),
+        ("save_step_path: x\nsave_step_interval: 2", "# not carried: save_step_path: x\n# not carried: save_step_interval: 2",
+         "not carried: an infer runner saves nothing; nothing to do"),
+        ('runner_result_dump_path: "{workspace}/d"  # all of it',
+         '# not carried: runner_result_dump_path: \'{workspace}/d\'\nwrite_predictions: true  # all of it',
+         "is now write_predictions: <phase>_predictions.jsonl in the run directory has a line per sample; read that"),
+    ],
+)  # fmt: skip
+def test_a_key_of_an_infer_runner(own_lines: Own, lines: str, expected: str, note: str) -> None:
+    written, said = own_lines("infer", lines)
+    assert written == (lines if expected == SAME else expected)
+    assert any(each.endswith(f": {note}") for each in said), said
+
+
+@pytest.mark.parametrize("kind", ["train", "Train", "single_train", "infer", "SINGLE_INFER"])
+def test_the_class_of_a_runner_is_kept(converted: Convert, kind: str) -> None:
+    assert f"  class: {kind}\n" in converted(RUNNER.format(kind=kind, own="device: cpu"))[0]
+
+
+@pytest.mark.parametrize("kind", ["cluster_train", "local_cluster_train", "LOCAL_CLUSTER"])
+def test_several_processes_become_one(converted: Convert, kind: str) -> None:
+    text, notes = converted(RUNNER.format(kind=kind, own="device: cpu"))
+    assert f"- name: r\n  # not carried: class: {kind}\n  class: train\n" in text
+    note = f"runner.r.class: not carried: '{kind}': several processes come later; it trains in one"
+    assert note in notes
+
+
+def test_the_defaults_of_paddlerec_are_written_down(converted: Convert) -> None:
+    text, notes = converted("runner: [{name: r, class: train}]")
+    added = "device: cpu, print_interval: 20, save_interval: null"
+    assert text == f"runner: [{{name: r, class: train, {added}}}]\n"
+    saved_at_end = "PaddleRec saved nothing without a path, here the end of training is always saved; choose"
+    assert notes == [
+        "runner.r.device: is new, cpu: PaddleRec's default was the CPU, here it is auto; choose",
+        "runner.r.print_interval: is new, 20: PaddleRec's default, here it is 50; choose",
+        f"runner.r.save_interval: is new, null: {saved_at_end}",
+    ]
+
+
+def test_a_path_alone_saves_after_every_epoch(converted: Convert) -> None:
+    text, notes = converted(RUNNER.format(kind="train", own="save_checkpoint_path: p"))
+    assert "save_checkpoint_interval: 1\n" in text
+    note = "runner.r.save_checkpoint_interval: is new, 1: PaddleRec saved after every epoch; choose"
+    assert note in notes
+
+
+def test_an_interval_without_a_path_saves_nothing(converted: Convert) -> None:
+    text, notes = converted(RUNNER.format(kind="train", own="save_checkpoint_interval: 2"))
+    assert "# not carried: save_checkpoint_interval: 2\n" in text
+    assert "save_interval: null\n" in text
+
+
+def test_gpus_without_a_device_are_the_device(converted: Convert) -> None:
+    text, notes = converted(RUNNER.format(kind="infer", own="selected_gpus: '1'"))
+    assert "  device: cuda:1\n" in text
+    assert "runner.r.device: is new, cuda:1: selected_gpus named it; check it" in notes
+
+
+INFER = """\
+mode: {mode}
+runner:
+- {{name: t, class: train, device: cpu, save_checkpoint_path: ./saved/, save_checkpoint_interval: 1, print_interval: 1}}
+- {{name: i, class: infer, device: cpu, print_interval: 1, init_model_path: {path}{own}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "path", "own", "is_carried"),
+    [
+        ("[t, i]", "saved", "", False),
+        ("[i, t]", "saved", "", True),
+        ("i", "saved", "", True),
+        ("[t, i]", "other", "", True),
+        ("[t, i]", "saved", ", startup_class_path: s.py", True),
+    ],
+)
+def test_an_infer_runner_takes_what_the_train_runner_before_it_saved(
+    converted: Convert, mode: str, path: str, own: str, is_carried: bool
+) -> None:
+    text, notes = converted(INFER.format(mode=mode, path=path, own=own))
+    dropped = "not carried: it takes the newest checkpoint of the train runner before it, not each of them; nothing to do"
+    assert ("init_model_path" in yaml.safe_load(text)["runner"][1]) is is_carried
+    assert (f"runner.i.init_model_path: {dropped}" in notes) is not is_carried
