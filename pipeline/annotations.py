@@ -45,13 +45,21 @@ class Annotation:
 
     def refuses(self, value: Any) -> str | None:
         """What is wrong with a value of a config; None where nothing is, or it cannot be told."""
-        kind = "None" if value is None else type(value).__name__
         unknown = isinstance(value, str) and "${" in value  # a reference to nothing, which is a fault of its own
-        if unknown or kind not in _NAMES or any(_TAKES[name](value) for name in self.types):
+        if unknown or _kind(value) not in _NAMES or any(_TAKES[name](value) for name in self.types):
             return None
-        shown = {None: "null", True: "true", False: "false"}[value] if kind in {"None", "bool"} else repr(value)
-        what = shown if kind in {"None", "bool"} else f"{shown}, {_NAMES[kind]}"
-        return f"is {what}; write {' or '.join(_NAMES[name] for name in self.types)} ({self.text})"
+        return f"is {shown(value)}; write {' or '.join(_NAMES[name] for name in self.types)} ({self.text})"
+
+
+def shown(value: Any) -> str:
+    """A value of a config and what it is: ``'two', a string``."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value!r}, {_NAMES.get(_kind(value), _kind(value))}"
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
 
 
 def annotation(name: str, arguments: ast.arguments, module: source.Module) -> Annotation | None:
@@ -63,9 +71,8 @@ def annotation(name: str, arguments: ast.arguments, module: source.Module) -> An
         return None
     # `size: int = None` takes null, whatever its annotation says.
     default = _default(name, arguments)
-    if isinstance(default, ast.Constant):
-        kind = "None" if default.value is None else type(default.value).__name__
-        types += [kind] if kind in _NAMES else []
+    if isinstance(default, ast.Constant) and not any(_TAKES[name](default.value) for name in types):
+        types += [kind] if (kind := _kind(default.value)) in _NAMES else []
     shown = ast.unparse(written.annotation).strip("'")
     text = f"{module.file.name}:{written.lineno}: {name}: {shown}"
     return Annotation(tuple(dict.fromkeys(types)), text)

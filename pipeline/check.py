@@ -15,6 +15,7 @@ from pipeline.config.schema import RunnerSchema
 from pipeline.config.tree import DEFAULT, Node
 from pipeline.data_flow import DataFlow, Missing, StageFlow
 from pipeline.errors import ClassPathError, ConfigError, Fault
+from pipeline.finder import unchanging
 from pipeline.inference.flow import Flow
 from pipeline.inference.stage import flow_of_plugin
 from pipeline.inspection import Inspection, plain
@@ -56,6 +57,7 @@ def checked(config: Source, overrides: Sequence[str] = ()) -> Config:
     return found.config
 
 
+@unchanging()
 def inspect(config: Source, overrides: Sequence[str] = ()) -> Checked:
     """Look at a config file or dict, and at all that it names."""
     draft = Draft(config, overrides)

@@ -11,12 +11,12 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline import classes, source
+from pipeline import source
 from pipeline.errors import ClassPathError, nearest, one_of
 from pipeline.finder import find_spec, resolved
 from pipeline.imports import wrong_imports
@@ -227,21 +227,3 @@ def wrong_base(text: str, name: str, base: str) -> str:
 def left_abstract(text: str, name: str, methods: Iterable[str]) -> str:
     """The message for a class that leaves methods of its base abstract."""
     return f"'{text}': {name} does not define {', '.join(methods)}; define it, spelt exactly so"
-
-
-def wrong_arguments(taken: classes.Parameters, given: Mapping[str, Any], what: str) -> dict[str, str]:
-    """What is wrong with arguments given by name: argument -> message; the missing ones come under ``""``."""
-    faults = {}
-    for name, value in given.items():
-        if name in taken.annotations:
-            if wrong := taken.annotations[name].refuses(value):
-                faults[name] = f"{what}'s argument {name} {wrong}"
-        elif name not in taken.names and not taken.any_name:
-            accepted = one_of(name, taken.names) if taken.names else "; it takes no arguments"
-            faults[name] = f"{what} has no argument '{name}'{accepted}"
-    missing = [name for name in taken.required if name not in given]
-    if missing:
-        faults[""] = (
-            f"{what} needs the argument{'s' if len(missing) > 1 else ''} {', '.join(missing)}; add {'them' if len(missing) > 1 else 'it'}"
-        )
-    return faults

@@ -9,9 +9,11 @@ import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pipeline import source
 from pipeline.annotations import Annotation, annotation
+from pipeline.errors import one_of
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,26 @@ class Parameters:
     any_name: bool
     positional: int = 0
     annotations: Mapping[str, Annotation] = field(default_factory=dict)
+
+    def wrong(self, given: Mapping[str, Any], what: str) -> dict[str, str]:
+        """What is wrong with arguments given by name: argument -> message; the missing ones come under ``""``.
+
+        Args:
+            given: the arguments as plain values of a config.
+            what: who takes them, for the messages.
+        """
+        faults = {}
+        for name, value in given.items():
+            if name in self.annotations:
+                if refused := self.annotations[name].refuses(value):
+                    faults[name] = f"{what}'s argument {name} {refused}"
+            elif name not in self.names and not self.any_name:
+                accepted = one_of(name, self.names) if self.names else "; it takes no arguments"
+                faults[name] = f"{what} has no argument '{name}'{accepted}"
+        if missing := [name for name in self.required if name not in given]:
+            named = f"the argument{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+            faults[""] = f"{what} needs {named}; add {'them' if len(missing) > 1 else 'it'}"
+        return faults
 
     def without(self, given: Sequence[str]) -> Parameters:
         """The same, less those that the caller gives anyway."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipeline import classes, source
+from pipeline import source
 from pipeline.context import Context
 from pipeline.errors import ContextError, nearest
 from pipeline.inference.flow import Flow, Use
+from pipeline.inference.members import declared
 from pipeline.inference.stage import flow_of
 from pipeline.stages.base import METHODS, StageBase
 
@@ -42,32 +42,6 @@ def check_writes(stage: StageBase, place: str, context: Context) -> None:
         raise ContextError(
             f"{place} declares that it writes context['{missing[0]}'] but did not; write it, or take it out of `writes`"
         )
-
-
-def declared(definition: source.Definition, attribute: str) -> tuple[str, ...] | None:
-    """The literal ``reads`` or ``writes`` of a class, its bases included; None where there is none to see."""
-    above, _ = classes.ancestry(definition)
-    for each in above:
-        for node in each.node.body:
-            targets = (
-                node.targets
-                if isinstance(node, ast.Assign)
-                else [node.target]
-                if isinstance(node, ast.AnnAssign)
-                else []
-            )
-            if any(isinstance(target, ast.Name) and target.id == attribute for target in targets):
-                return _literal(node)
-    return None
-
-
-def _literal(node: ast.stmt) -> tuple[str, ...] | None:
-    assert isinstance(node, ast.Assign | ast.AnnAssign)
-    try:
-        value = ast.literal_eval(node.value) if node.value else None
-    except ValueError:
-        return None
-    return tuple(map(str, value)) if isinstance(value, tuple | list) else None
 
 
 def flow_of_stage(

@@ -108,6 +108,9 @@ class DataFlow:
 
     def _missing(self, reader: StageFlow, use: Use, keys: set[str]) -> Missing:
         what = f"{reader.stage} ({use.place}) reads context['{use.key}']; no earlier stage writes it"
+        own = sorted(keys - set(GIVEN))
+        if difflib.get_close_matches(use.key, own, cutoff=0.8):
+            return Missing(reader, use, what + nearest(use.key, own))
         replaced = [each for each in self._earlier(reader.stage) if each.custom]
         for each in replaced:
             if use.key in each.default_flow.writes():
@@ -117,7 +120,6 @@ class DataFlow:
             if near:
                 remedy = f"write context['{use.key}'] in {each.definition.module.file.name}, or read what there is"
                 return Missing(reader, use, f"{what}. {_default(each)} writes {shown(near)}: {remedy}", each)
-        own = sorted(keys - set(GIVEN))
         remedy = (
             nearest(use.key, keys) or f"; written by then: {', '.join(own) or 'nothing but what the trainer writes'}"
         )

@@ -110,7 +110,7 @@ def faults_of(plugin: Plugin) -> list[Fault]:
     messages += plugin_hooks.faults_of_source(definition) if definition else []
     taken = classes.parameters(definition) if definition else None
     if taken:
-        messages += class_path.wrong_arguments(taken, plugin.args, f"plugin '{plugin.name}'").values()
+        messages += taken.wrong(plugin.args, f"plugin '{plugin.name}'").values()
     return [plugin.origin.fault("plugins", message) for message in messages]
 
 

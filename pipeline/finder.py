@@ -5,10 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pipeline.workspaces  # noqa: F401 - registers the finder of workspace modules
+
+_KNOWN: ContextVar[dict[str, ModuleSpec | None] | None] = ContextVar("known", default=None)
+"""What has been looked for; None outside of ``unchanging``."""
 
 
 def resolved(path: Path) -> Path:
@@ -25,13 +31,30 @@ def resolved(path: Path) -> Path:
     return found
 
 
+@contextmanager
+def unchanging() -> Iterator[None]:
+    """A block in which no file changes: each module is looked for once."""
+    before = _KNOWN.set({})
+    try:
+        yield
+    finally:
+        _KNOWN.reset(before)
+
+
 def find_spec(dotted: str) -> ModuleSpec | None:
     """The spec of a module, found without importing its parents (``importlib.util.find_spec`` would import them)."""
+    known = _KNOWN.get()
+    known = {} if known is None else known
+    if dotted in known:
+        return known[dotted]
     spec: ModuleSpec | None = None
     path: list[str] | None = None
     parts = dotted.split(".")
     for depth in range(1, len(parts) + 1):
-        spec = _first_spec(".".join(parts[:depth]), path)
+        name = ".".join(parts[:depth])
+        if name not in known:
+            known[name] = _first_spec(name, path)
+        spec = known[name]
         if spec is None or (depth < len(parts) and spec.submodule_search_locations is None):
             return None
         if spec.submodule_search_locations is not None:

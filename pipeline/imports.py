@@ -84,6 +84,7 @@ class _Trial:
         self.files: list[Path] = []
         self._running: list[str] = []
         self._reached: dict[str, tuple[int, int]] = {}
+        self._modules: dict[str, source.Module] = {}
         self._called = False
         self._enter(module)
 
@@ -108,6 +109,7 @@ class _Trial:
         if module is None:
             return
         self.files.append(module.file)
+        self._modules[name] = module
         self._running.append(name)
         for statement in module.body:
             self._reached[name] = (statement.lineno, statement.col_offset)
@@ -129,7 +131,7 @@ class _Trial:
         written = "." * statement.level + (statement.module or "")
         if not f"{home}.".startswith(f"{self.package}."):
             self.found.append(_Finding(wrong_import.leads_out(place, written)))
-        elif find_spec(home) is None:
+        elif home not in self._modules and find_spec(home) is None:
             self.found.append(_Finding(wrong_import.not_there(place, written, home), _MOVES))
         else:
             self._enter(home)
@@ -138,15 +140,15 @@ class _Trial:
                     self._name(place, written, home, alias.name)
 
     def _name(self, place: str, written: str, home: str, name: str) -> None:
-        target = source.quiet_read(home)
-        if find_spec(f"{home}.{name}"):
+        target = self._modules.get(home)
+        if (target is None or target.is_package) and find_spec(f"{home}.{name}"):
             if target is None or name not in target.bindings:
                 self._enter(f"{home}.{name}")
         elif target is None:
             spec = find_spec(home)
             # A folder; what is compiled cannot be told.
             if spec and spec.origin is None:
-                dotted = f"{written.rstrip('.')}.{name}" if written.strip(".") else f"{written}{name}"
+                dotted = f"{written}{name}" if written.endswith(".") else f"{written}.{name}"
                 self.found.append(_Finding(wrong_import.not_there(place, dotted, f"{home}.{name}"), _MOVES))
         elif not _has(target, name):
             message = wrong_import.not_defined(place, name, str(target.file), source.names(target))

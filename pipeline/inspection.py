@@ -101,7 +101,7 @@ class Inspection:
         """Hold arguments given by name against what is taken; None: cannot tell."""
         if taken is None or not isinstance(given.value, dict):
             return
-        for name, message in class_path.wrong_arguments(taken, given.plain(), what).items():
+        for name, message in taken.wrong(given.plain(), what).items():
             place = given.value[name].key if name else given.origin
             self.add(place or given.origin, f"{address}.{name}".rstrip("."), message)
 

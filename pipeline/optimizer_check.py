@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline import classes, source
+from pipeline.annotations import shown
 from pipeline.config.tree import Node
 from pipeline.inspection import Inspection
 
@@ -42,7 +43,7 @@ def _check_rate(inspection: Inspection, node: Node) -> None:
         rate = node.value[key]
         certain = rate.value is None or isinstance(rate.value, str | int | float | dict | list)
         if certain and not (isinstance(rate.value, int | float) and rate.value >= 0):
-            message = f"is {rate.plain()!r}; write a number of at least 0, such as 0.001"
+            message = f"is {shown(rate.plain())}; write a number of at least 0, such as 0.001"
             inspection.add(rate.origin, f"hyper_parameters.optimizer.{key}", message)
 
 

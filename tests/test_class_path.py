@@ -263,6 +263,7 @@ IMPORTS = [
         {},
         "{ws}/startup.py:1 imports 'json.nope', and 'json' has no module 'nope'; check the spelling",
     ),
+    ("from . import tree\ntree.zzz", {"tree.py": ""}, "AttributeError: module '.tree' has no attribute 'zzz'; mend"),
     ("raise ModuleNotFoundError('mine')", {}, "failed at {ws}/startup.py:1: ModuleNotFoundError: mine; mend the file"),
     ("exec('1 +')", {}, "failed at {ws}/startup.py:1: SyntaxError: invalid syntax (<string>, line 1); mend the file"),
     ("import tree", {"tree.py": ""}, "imports its neighbour 'tree' absolutely; write `from .tree import …`"),

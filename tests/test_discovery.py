@@ -215,6 +215,8 @@ def test_a_key_that_a_plugin_writes_may_be_read_by_a_stage(plugged: Plugged) -> 
 
 # What is said of a wrong item of `plugins`
 
+WRONG = "from pipeline import hookimpl\n\nclass Plugin:\n    "
+
 
 @pytest.mark.parametrize(
     ("plugins", "message"),
@@ -235,12 +237,16 @@ def test_a_key_that_a_plugin_writes_may_be_read_by_a_stage(plugged: Plugged) -> 
         ("[conter.py]", "no such file"),
         ("[counter.py:Conter]", "counter.py defines no 'Conter'; it defines Plugin"),
         ("[pipeline_plugins.metric_log:MetricLg]", "has no 'MetricLg'; did you mean 'MetricLog'?"),
+        ("[{counter.py: {every: often}}]", "argument every is 'often', a string; write an integer (counter.py:5: every: int)"),
+        ("[importing.py]", "importing.py:1 imports its neighbour 'counter' absolutely; write `from . import counter`"),
+        ("[counter.py:make]", "make (counter.py:11) is a function, not a class; name a class with hooks"),
     ],
 )  # fmt: skip
 def test_a_wrong_item_of_plugins_is_named_with_its_line_and_a_remedy(
     plugged: Plugged, plugins: str, message: str
 ) -> None:
-    config = plugged(plugins, counter=COUNTER, progress_bar=COUNTER)
+    made = COUNTER.replace("(self, every", "(self, every: int") + "\n    def make(): return Plugin\n"
+    config = plugged(plugins, counter=made, progress_bar=COUNTER, importing=f"import counter\n{WRONG}x = 1")
     (config.parent / "other").mkdir()
     (config.parent / "other" / "counter.py").write_text(textwrap.dedent(COUNTER), encoding="utf-8")
     found = faults(config)
@@ -263,7 +269,6 @@ MISTAKES = [
     ("def before_epoch(self): pass", r"before_epoch \(\w+.py:4\) is named like a hook but not marked; write @hookimpl"),
     ("def before_training(self): pass", r"has no hook; mark a method such as before_epoch with @hookimpl"),
 ]
-WRONG = "from pipeline import hookimpl\n\nclass Plugin:\n    "
 
 
 @pytest.mark.parametrize(("body", "message"), MISTAKES)

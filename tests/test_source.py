@@ -367,6 +367,56 @@ def test_what_an_unknown_base_leaves_abstract_cannot_be_told(workspace: Workspac
     assert classes.abstract_methods(defined(workspace({"m.py": text}), "Startup")) == []
 
 
+UNDEFINED = """
+    from nowhere import Unknown, wrap
+
+    class Base:
+        def one(self): pass
+    class Both(Base):
+        two = 2
+    class One(Base):
+        pass
+    class FromBase(Both):
+        pass
+    class Mixed(Unknown, Base):
+        pass
+    @wrap
+    class Wrapped:
+        pass
+    class Calls(Base):
+        def three(self): return self.two()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "left"),
+    [
+        ("Both", "", []),
+        ("FromBase", "", []),
+        ("Mixed", "", []),
+        ("Wrapped", "", []),
+        ("One", "", ["two"]),
+        ("One", "Base", ["one", "two"]),
+        ("FromBase", "Base", ["one"]),
+        ("Calls", "", ["two"]),
+    ],
+)
+def test_a_method_that_nobody_defines_is_told_where_that_is_certain(
+    workspace: Workspace, name: str, base: str, left: list[str]
+) -> None:
+    definition = defined(workspace({"m.py": UNDEFINED}), name)
+    assert classes.undefined(definition, ("one", "two"), f"{definition.module.name}:{base}") == left
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["One.two = 2", "setattr(One, 'two', 2)", "def f(self): self.two = 2", "def f(self): self.__dict__['two'] = 2"],
+)
+def test_a_method_that_code_may_define_cannot_be_told(workspace: Workspace, code: str) -> None:
+    definition = defined(workspace({"m.py": f"class One:\n    def one(self): pass\n{code}\n"}), "One")
+    assert classes.undefined(definition, ("one", "two")) == []
+
+
 LIBRARY = {
     "lib.py": "class A:\n    pass\ndef f(): pass\n",
     "star.py": "from .lib import *\n",
@@ -412,6 +462,10 @@ def test_a_name_is_followed_through_its_imports(workspace: Workspace, text: str,
         "class A: pass\nA = wrap(A)",
         "a, (A, *b) = 1, (2, 3)",
         "for A in []: pass",
+        "def f():\n    global A\n    A = 1\nf()",
+        "match 1:\n    case A: pass",
+        "match [1, 2]:\n    case [1, *A]: pass",
+        "match {1: 2}:\n    case {1: 2, **A}: pass",
         "with open('x') as A: pass",
         "print(A := 3)",
         "import nowhere as A",

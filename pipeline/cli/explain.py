@@ -48,7 +48,7 @@ def command(config: str | None, words: Sequence[str], options: Sequence[str]) ->
         **_schema(canonical),
         "same as": [", ".join(names[1:])] if names[1:] else [],
         "value": [_value(node)],
-        "set by": list(_places(draft.tree, node)),
+        "set by": list(_places(draft.tree, node, {canonical})),
         "read by": readers(draft.tree, draft.workspace, canonical) or [_NOBODY],
     }
     for title, lines in rows.items():
@@ -76,13 +76,15 @@ def _value(node: Node) -> str:
     return yaml_text.brief(whole) if isinstance(whole, dict | list) else yaml_text.one_line(whole)
 
 
-def _places(tree: Node, node: Node) -> Iterator[str]:
-    """Each place that set a value, in order, and under it what its references mean."""
+def _places(tree: Node, node: Node, followed: set[str]) -> Iterator[str]:
+    """Each place that set a value, in order, and under it what its references mean, each followed once."""
     places = {each.origin: each for each in (*node.earlier, node)}
     for place in places.values():
         counts = "   <- this one counts" if place is node and len(places) > 1 else ""
-        what = place.written if place.written is not None else yaml_text.brief(place.plain(expanded=False))
+        what = place.written or yaml_text.brief(place.plain(expanded=False))
         yield str(place.origin) if place.origin is DEFAULT else f"{place.origin}: {what}{counts}"
-        for target in REFERENCE.findall(place.written or ""):
-            there = keys.find(tree, target)
-            yield from (f"    ${{{target}}}: {line}" for line in (_places(tree, there) if there else ()))
+        for target in REFERENCE.findall(what):
+            there = None if target in followed else keys.find(tree, target)
+            followed.add(target)
+            for line in _places(tree, there, followed) if there else ():
+                yield f"    {line}" if line.startswith(" ") else f"    ${{{target}}}: {line}"

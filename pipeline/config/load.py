@@ -135,12 +135,8 @@ class Draft:
         self._resolve(self.tree)
         settings, faults = schema.validate(self.tree)
         # A value that could not be made out, such as a reference to nothing, is wrong in no other way.
-        said = {(fault.where, fault.line, fault.column, fault.line or fault.address) for fault in self.faults}
-        self.faults += [
-            fault
-            for fault in faults
-            if (fault.where, fault.line, fault.column, fault.line or fault.address) not in said
-        ]
+        said = {_place(fault) for fault in self.faults}
+        self.faults += [fault for fault in faults if _place(fault) not in said]
         if settings and not self.faults:
             self.config = Config(self.tree, settings, self.path, self.workspace)
             self.config.reads.found |= self._used
@@ -213,6 +209,10 @@ class Draft:
                 }
             elif isinstance(item.value, str):
                 item.value = _class_file(item.value, item.origin)
+
+
+def _place(fault: Fault) -> tuple[str, int, int, str]:
+    return fault.where, fault.line, fault.column, "" if fault.line else fault.address
 
 
 def _class_file(path: str, origin: Origin) -> str:

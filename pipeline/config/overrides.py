@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from pipeline.config import aliases, yaml_text
-from pipeline.config.tree import Node, Origin
-from pipeline.config.yaml_nodes import MAX_DEPTH
+from pipeline.config.tree import MAX_DEPTH, Node, Origin
 from pipeline.errors import ConfigError, Fault, one_of
 
 _PLACEHOLDER = re.compile(r"\{(workspace|run_dir)\}|\{\w+\}[^\s#]")

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.config import keys, yaml_text
-from pipeline.config.tree import DEFAULT, Node, Origin
-from pipeline.config.yaml_nodes import MAX_DEPTH
+from pipeline.config.tree import DEFAULT, MAX_DEPTH, Node, Origin
 from pipeline.config.yaml_text import MAX_BYTES
 from pipeline.errors import ConfigError, Fault, nearest
 

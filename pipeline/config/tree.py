@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import Fault
+from pipeline.errors import ConfigError, Fault
+
+MAX_DEPTH = 64
+"""Levels of a config: what is deeper holds itself, or is meant to break something."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +123,17 @@ class Node:
         return self
 
 
-def from_plain(value: Any, origin: Origin, key: Origin | None = None) -> Node:
-    """A tree made of plain data, every value written at ``origin``."""
+def from_plain(value: Any, origin: Origin, key: Origin | None = None, depth: int = 0) -> Node:
+    """A tree made of plain data, every value written at ``origin``.
+
+    Raises:
+        ConfigError: it is too deep.
+    """
+    if depth > MAX_DEPTH:
+        raise ConfigError([origin.fault("", f"more than {MAX_DEPTH} levels; make the config smaller")])
     if isinstance(value, dict):
-        return Node({str(name): from_plain(child, origin, origin) for name, child in value.items()}, origin, key)
+        below = {str(name): from_plain(child, origin, origin, depth + 1) for name, child in value.items()}
+        return Node(below, origin, key)
     if isinstance(value, list | tuple):
-        return Node([from_plain(child, origin) for child in value], origin, key)
+        return Node([from_plain(child, origin, None, depth + 1) for child in value], origin, key)
     return Node(value, origin, key)

@@ -8,11 +8,10 @@ from typing import Any
 
 import yaml
 
-from pipeline.config.tree import Node, Origin
+from pipeline.config.tree import MAX_DEPTH, Node, Origin
 from pipeline.errors import ConfigError, Fault
 
 MAX_NODES = 100_000
-MAX_DEPTH = 64
 TAG = "tag:yaml.org,2002:"
 
 

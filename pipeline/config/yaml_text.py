@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from pipeline.config.tree import Node, Origin
-from pipeline.config.yaml_nodes import MAX_DEPTH, TAG, Builder
+from pipeline.config.tree import MAX_DEPTH, Node, Origin
+from pipeline.config.yaml_nodes import TAG, Builder
 from pipeline.errors import ConfigError, Fault, nearest
 
 MAX_BYTES = 1 << 20

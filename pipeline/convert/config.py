@@ -106,7 +106,7 @@ class _Config(Section):
             self.path(entry)
             return
         parts = PurePath(os.path.normpath(given)).parts
-        is_own = ".." not in parts and self.home.parts[len(self.home.parts) - len(parts) :] == parts
+        is_own = self.home.parts[len(self.home.parts) - len(parts) :] == parts
         meant = self.home if is_own else Path(given).resolve()
         was = "it was relative to where the command ran, and is to this file now"
         if not meant.is_dir():
@@ -119,21 +119,24 @@ class _Config(Section):
 
     def runners(self, entry: Entry) -> None:
         """``runner``: each with what the train runner before it in ``mode`` has saved."""
-        given = {str(each["name"].value): each for each in map(_given, entry.items)}
-        mode = self.given["mode"].value if "mode" in self.given else list(given)
-        saved: dict[str, str | None] = {}
-        path: str | None = None
-        for name in [mode] if not isinstance(mode, list) else mode:
-            saved[str(name)] = path
-            runner = given.get(str(name), {})
-            if runner and kind_of(runner) == "train":
-                path = str(runner["save_checkpoint_path"].value) if "save_checkpoint_path" in runner else None
-        phases = [
-            str(each["name"].value) for each in map(_given, self.given["phase"].items if "phase" in self.given else [])
-        ]
+        phases = [_name(item) for item in self.given["phase"].items] if "phase" in self.given else []
+        saved = self.saved_before(entry)
         for item in entry.items:
-            trained = saved.get(str(_given(item)["name"].value))
-            RunnerSection(item, self.document, self.notes, phases, trained).convert()
+            RunnerSection(item, self.document, self.notes, phases, saved.get(_name(item))).convert()
+
+    def saved_before(self, runners: Entry) -> dict[str, str]:
+        """Name of a runner -> where the train runner before it saves; only where it does."""
+        given = {_name(item): {each.key: each for each in item if not each.is_empty} for item in runners.items}
+        mode = self.given["mode"].value if "mode" in self.given else list(given)
+        named = [str(name) for name in (mode if isinstance(mode, list) else [mode])]
+        saved: dict[str, str] = {}
+        path: str | None = None
+        for name in named:
+            if path is not None:
+                saved[name] = path
+            if name in given and kind_of(given[name]) == "train":
+                path = str(given[name]["save_checkpoint_path"].value) if "save_checkpoint_path" in given[name] else None
+        return saved
 
     def phases(self, entry: Entry) -> None:
         """``phase``."""
@@ -188,6 +191,6 @@ class _Optimizer(Section):
                 self.notes.add(entry, f"'{entry.value}' is no number; write one")
 
 
-def _given(item: list[Entry]) -> dict[str, Entry]:
-    """Key -> entry, of those that are set."""
-    return {entry.key: entry for entry in item if not entry.is_empty}
+def _name(item: list[Entry]) -> str:
+    """The name of an item of a list."""
+    return next(str(entry.value) for entry in item if entry.key == "name")

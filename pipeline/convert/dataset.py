@@ -7,7 +7,7 @@ from functools import cached_property
 
 from pipeline.convert.document import Document
 from pipeline.convert.entry import Entry
-from pipeline.convert.section import Notes, Section, slashes, start
+from pipeline.convert.section import Notes, Section, relative_note, slashes
 
 _ARGUMENTS = ("data_path", "sparse_slots", "dense_slots", "padding")
 
@@ -67,7 +67,7 @@ class DatasetSection(Section):
         path = f"{slashes(entry.value)}:{self.reader}"
         self.document.rename(entry, "class_path")
         self.document.set(entry, path)
-        self.notes.add(entry, f"is now class_path: {path}: port {self.reader} to {self.wanted()}{start(path)}")
+        self.notes.add(entry, f"is now class_path: {path}: port {self.reader} to {self.wanted()}{relative_note(path)}")
 
     def reader_class_name(self, entry: Entry) -> None:
         """``reader_class_name``: the end of the class path."""
@@ -103,4 +103,4 @@ class PhaseSection(Section):
         """``model``: a class of the user's."""
         self.path(entry)
         to = "a pipeline.Brain, or to a torch.nn.Module with `loss:` beside it"
-        self.notes.add(entry, f"its class Model is written for paddle; port it to {to}{start(entry.value)}")
+        self.notes.add(entry, f"its class Model is written for paddle; port it to {to}{relative_note(entry.value)}")

@@ -57,15 +57,15 @@ class Document:
         text = self._render(0, len(self.text))
         return text if text.endswith("\n") else f"{text}\n"
 
-    def replace(self, start: int, end: int, value: Any) -> None:
-        """Write a value in the place of another."""
+    def replace(self, start: int, end: int, value: float | None) -> None:
+        """Write a number or a truth value in the place of another."""
         self._edits.append(_Edit(start, end, written(value)))
 
     def set(self, entry: Entry, value: Any) -> None:
         """Give an entry another value; a list of several lines stays as a comment."""
         start = entry.node.start_mark.index
         if not entry.is_block:
-            self.replace(start, entry.end, value)
+            self._edits.append(_Edit(start, entry.end, written(value, in_braces=entry.flow is not None)))
             return
         colon = self.text.index(":", entry.key_node.end_mark.index) + 1
         self._edits.append(_Edit(colon, colon, f" {written(value)}"))
@@ -78,7 +78,7 @@ class Document:
     def add(self, after: Entry, key: str, value: Any) -> None:
         """Write a new entry behind another."""
         if after.flow is not None:
-            self._edits.append(_Edit(after.end, after.end, f", {key}: {written(value)}"))
+            self._edits.append(_Edit(after.end, after.end, f", {key}: {written(value, in_braces=True)}"))
             return
         end = self._line_end(after.end)
         self._edits.append(_Edit(end, end, f"\n{' ' * after.column}{key}: {written(value)}"))
@@ -168,7 +168,7 @@ class Document:
             self._edits.append(_Edit(start, end, ""))
 
 
-def written(value: Any) -> str:
+def written(value: Any, *, in_braces: bool = False) -> str:
     """A value as YAML text; a string that needs quotes has double ones, as in our examples."""
-    text = yaml_text.one_line(value)
+    text = yaml_text.one_line([value])[1:-1] if in_braces else yaml_text.one_line(value)
     return json.dumps(value, ensure_ascii=False) if text.startswith("'") else text

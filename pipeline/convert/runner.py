@@ -10,7 +10,7 @@ from pipeline.config.yaml_text import brief
 from pipeline.convert.document import Document
 from pipeline.convert.entry import Entry
 from pipeline.convert.rules import STAGE_KEYS
-from pipeline.convert.section import Notes, Section, integer, slashes, start
+from pipeline.convert.section import Notes, Section, integer, relative_note, slashes
 
 
 class RunnerSection(Section):
@@ -164,7 +164,7 @@ class RunnerSection(Section):
             return
         self.path(entry)
         wanted = "a checkpoint folder of ours or a .safetensors file"
-        self.notes.add(entry, f"Paddle's parameters cannot be read; name {wanted}{start(entry.value)}")
+        self.notes.add(entry, f"Paddle's parameters cannot be read; name {wanted}{relative_note(entry.value)}")
 
     def result_dump(self, entry: Entry) -> None:
         """``runner_result_dump_path``: predictions go into the run directory."""
@@ -184,7 +184,7 @@ class RunnerSection(Section):
             self.not_carried(entry, "it is the default; nothing to do")
         elif path.endswith(".py") or "/" in path:
             what = "its class is written for paddle; port it to a subclass of pipeline.GeneralTrainer"
-            self.change(entry, f"{path}:UserDefineTrainer", f"{what}{start(path)}")
+            self.change(entry, f"{path}:UserDefineTrainer", f"{what}{relative_note(path)}")
         else:
             self.not_carried(entry, "PaddleRec 1.8.5 has no such trainer; nothing to do")
 
@@ -192,7 +192,7 @@ class RunnerSection(Section):
         """A class of the user's."""
         self.path(entry)
         name = STAGE_KEYS[entry.key]
-        self.notes.add(entry, f"its class {name} is written for paddle; port it to torch{start(entry.value)}")
+        self.notes.add(entry, f"its class {name} is written for paddle; port it to torch{relative_note(entry.value)}")
 
 
 def kind_of(given: Mapping[str, Entry]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ class Notes:
         self.all.append(Fault(self.where, entry.line, 0, address, message))
 
 
-class Section:
+class Section(ABC):
     """The conversion of one mapping, key by key.
 
     Args:
@@ -48,9 +49,9 @@ class Section:
         self.given = {entry.key: entry for entry in entries if not entry.is_empty}
 
     @property
+    @abstractmethod
     def rules(self) -> Mapping[str, Callable[[Entry], None]]:
         """Key -> what converts it; a known key without one is kept."""
-        return {}
 
     def convert(self) -> None:
         """Convert every entry."""
@@ -125,7 +126,7 @@ class Section:
 def integer(entry: Entry) -> int | None:
     """The value of an entry that ``int()`` makes an integer of, as PaddleRec did."""
     try:
-        return None if isinstance(entry.value, bool) else int(entry.value)
+        return int(entry.value)
     except (TypeError, ValueError):
         return None
 
@@ -135,7 +136,7 @@ def slashes(path: Any) -> str:
     return str(path).replace("\\", "/")
 
 
-def start(path: Any) -> str:
+def relative_note(path: Any) -> str:
     """What to say of a path that was relative to where the command ran."""
     relative = not slashes(path).startswith(("/", "{"))
     return "; it starts at this file now, not where the command runs" if relative else ""

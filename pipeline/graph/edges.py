@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from pipeline.data_flow import GIVEN, DataFlow, StageFlow
 from pipeline.errors import Fault
-from pipeline.inference.flow import Flow, shown
+from pipeline.inference.flow import Flow, Path, shown
 
-MAY_DO_MORE = "may do more"
-"""The note on what cannot be followed."""
+_MORE = "may do more"
 
 
 @dataclass(frozen=True)
@@ -29,26 +29,24 @@ class Box:
 
     Attributes:
         stage: which of the five.
-        place: ``file.py:14``, where its class stands; ``""`` where that cannot be told.
-        custom: whether it stands in the place of the default.
+        kind: whether its class stands in the place of the default; ``unknown`` where it cannot be told.
+        place: ``file.py:14``, where its class stands.
         notes: what else there is to say of its keys: ``{"from the trainer": ["config", "device"]}``.
         missing: the keys that it reads and nobody writes.
         faults: what is wrong with its class path and its arguments.
     """
 
     stage: str
+    kind: Literal["default", "custom", "unknown"]
     place: str
-    custom: bool
     notes: Mapping[str, Sequence[str]]
     missing: Sequence[str] = ()
     faults: Sequence[str] = ()
 
     @property
-    def kind(self) -> str:
-        """``custom your_startup.py:8``, ``default``, or ``?`` where the class cannot be told."""
-        if not self.place:
-            return "?"
-        return f"custom {self.place}" if self.custom else "default"
+    def caption(self) -> str:
+        """``custom your_startup.py:8``, ``default`` or ``?``."""
+        return {"default": "default", "custom": f"custom {self.place}", "unknown": "?"}[self.kind]
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Graph:
         return [box.stage for box in self.boxes].index(stage)
 
 
-def graphs(flows: Mapping[str, DataFlow], faults: Sequence[Fault] = ()) -> list[Graph]:
+def graphs(flows: Mapping[str, DataFlow], faults: Sequence[Fault]) -> list[Graph]:
     """A graph for each runner.
 
     Args:
@@ -81,8 +79,8 @@ class _Tracing:
         self.runner = runner
         self.stages = flow.stages
         self.plugins = [plugin for plugin in flow.plugins if plugin]
-        self.faults = faults
-        wrong = {fault.message for fault in faults}
+        self.faults = [fault for fault in faults if f"{fault.address}.".startswith(f"runner.{runner}.")]
+        wrong = {fault.message for fault in self.faults}
         self.missing = [each for each in flow.missing() if each.message in wrong]
 
     def graph(self) -> Graph:
@@ -118,23 +116,31 @@ class _Tracing:
         own = (f"{address}_class_path", f"{address}_args")
         faults = [fault.message for fault in self.faults if fault.address.startswith(own)]
         if stage is None:
-            return Box(name, "", custom=True, notes={MAY_DO_MORE: ["its class cannot be told"]}, faults=faults)
-        missing = [each.use.path for each in self.missing if each.reader is stage]
+            return Box(name, "unknown", "", {_MORE: ["its class cannot be told"]}, faults=faults)
         notes: dict[str, list[str]] = {}
         for label, key in [*self.origins(stage, edges), *self.ends(stage, edges)]:
-            if (key,) not in missing:
-                notes.setdefault(label, []).append(_printable(key))
+            notes.setdefault(label, []).append(_printable(key))
         if stage.flow.unknown:
-            notes[MAY_DO_MORE] = [f"{_printable(stage.flow.unknown)} cannot be followed"]
-        lost = [_printable(shown(path)) for path in missing]
-        return Box(name, _printable(stage.definition.place), stage.custom, notes, lost, faults)
+            notes[_MORE] = [f"{_printable(stage.flow.unknown)} cannot be followed"]
+        lost = [_printable(shown(path)) for path in self.lost(stage)]
+        kind: Literal["default", "custom"] = "custom" if stage.custom else "default"
+        return Box(name, kind, _printable(stage.definition.place), notes, lost, faults)
+
+    def lost(self, stage: StageFlow) -> list[Path]:
+        """What it reads and nobody writes."""
+        return [each.use.path for each in self.missing if each.reader is stage]
 
     def origins(self, stage: StageFlow, edges: Sequence[Edge]) -> Iterator[tuple[str, str]]:
         """Where else than from another stage it has its keys."""
         drawn = {edge.key for edge in edges if edge.reader == stage.stage}
         written = {key for plugin in self.plugins for key in plugin.writes()}
+        lost = self.lost(stage)
         for key in stage.flow.reads():
-            if _printable(key) not in drawn and not _is_made_first(stage.flow, key, surely=False):
+            if (
+                _printable(key) not in drawn
+                and (key,) not in lost
+                and not _is_made_first(stage.flow, key, surely=False)
+            ):
                 given = "the trainer" if key in GIVEN else "plugins" if key in written else "nobody known"
                 yield f"from {given}", key
 
@@ -143,7 +149,7 @@ class _Tracing:
         drawn = {edge.key for edge in edges if edge.writer == stage.stage}
         read = {key for plugin in self.plugins for key in plugin.reads()}
         for key in stage.flow.writes():
-            if _printable(key) not in drawn and key not in stage.flow.removed():
+            if _printable(key) not in drawn:
                 taken = "the trainer" if key in GIVEN else "plugins" if key in read else "nobody known"
                 yield f"to {taken}", key
 

@@ -1,17 +1,19 @@
-"""Which edges run beside each other, and which may share a lane."""
+"""Which lines run beside each other at the side of the boxes, and which may share a lane."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-Span = tuple[int, int]
 
+def lanes(ways: Sequence[tuple[int, int]]) -> list[int]:
+    """The lane of each line, counted from the boxes; a long one runs outside of the shorter ones that it passes.
 
-def lanes(spans: Sequence[Span]) -> list[int]:
-    """The lane of each span, counted from the boxes: a long span runs outside of the shorter ones that it passes."""
+    Args:
+        ways: from which box each line comes and to which it goes; two that just meet at a box don't pass each other.
+    """
     found: dict[int, int] = {}
-    for index in sorted(range(len(spans)), key=lambda each: (spans[each][1] - spans[each][0], spans[each])):
-        first, last = spans[index]
-        passed = [lane for other, lane in found.items() if spans[other][0] <= last and first <= spans[other][1]]
+    for index in sorted(range(len(ways)), key=lambda each: (ways[each][1] - ways[each][0], ways[each])):
+        first, last = ways[index]
+        passed = [lane for other, lane in found.items() if ways[other][0] < last and first < ways[other][1]]
         found[index] = max(passed, default=-1) + 1
-    return [found[index] for index in range(len(spans))]
+    return [found[index] for index in range(len(ways))]

@@ -3,43 +3,61 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from rich.cells import cell_len
 
+from pipeline.graph.bundles import Bundle, bundles
 from pipeline.graph.edges import Box, Graph
 from pipeline.graph.lanes import lanes
 
 LETTER = 7.25
-"""How wide a letter is where the size is 12; all widths are counted, since who draws the file has the font."""
+"""How wide a letter is where the size is 12; widths are counted, since the fonts are those of who looks at it."""
 PILL = 20
-"""How high the label of an edge is."""
+"""How high the label of a line is."""
 LINE = 18
 """From one line of text to the next."""
 HEAD = 40
 """From the top of a box to the middle of its first note."""
 LABELS = 128
 """How wide the labels of the notes are."""
-_STACK, _GAP, _NOTE, _TITLE = 24, 40, 40, 34
+_STACK, _GAP, _TITLE, _TAIL = 24, 40, 34, 36
+"""From one label to the next; between two boxes; above the first; the free part of a missing key's line."""
+_NOTE = 40
+"""How many letters of a note stand in one line."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Placed:
     """A box; ``lines`` are its notes as they are broken, each with its label or ``""``."""
 
     box: Box
-    lines: list[tuple[str, str]]
-    x: float = 0
-    y: float = 0
-    width: float = 0
-    height: float = 0
+    lines: Sequence[tuple[str, str]]
+    x: float
+    y: float
+    width: float
+    height: float
+
+    @property
+    def right(self) -> float:
+        """Its right side."""
+        return self.x + self.width
+
+    @property
+    def bottom(self) -> float:
+        """Its lower side."""
+        return self.y + self.height
+
+    def ports(self, count: int) -> list[float]:
+        """Where lines end at one of its sides, from above."""
+        return [self.y + self.height * (index + 1) / (count + 1) for index in range(count)]
 
 
 @dataclass(frozen=True)
 class Pill:
-    """The label of an edge, and its middle."""
+    """The label of a line, and its middle."""
 
     text: str
     x: float
@@ -47,37 +65,18 @@ class Pill:
 
     @property
     def width(self) -> float:
-        """How wide it is, counted."""
-        return pill_width(self.text)
+        """How wide it is."""
+        return _pill_width(self.text)
 
 
 @dataclass(frozen=True)
 class Wire:
-    """A line with its labels, from corner to corner; ``lost``: of a missing key."""
+    """A line from corner to corner, with its labels; ``lost``: of a missing key."""
 
-    corners: list[tuple[float, float]]
-    pills: list[Pill]
+    corners: Sequence[tuple[float, float]]
+    pills: Sequence[Pill]
     sure: bool = True
     lost: bool = False
-
-
-@dataclass
-class _Bundle:
-    """The keys that go from one stage to another, and how they run."""
-
-    first: int
-    last: int
-    sure: bool
-    keys: list[str]
-    lane: int = 0
-    leaves: float = 0
-    arrives: float = 0
-    x: float = 0
-
-
-def pill_width(text: str) -> float:
-    """How wide a label is."""
-    return cell_len(text) * LETTER + 18
 
 
 class Layout:
@@ -85,119 +84,112 @@ class Layout:
 
     Attributes:
         boxes: the stages.
-        wires: the edges, and the missing keys.
+        wires: the keys between them, and the missing keys.
         idle: where no key goes from a box to the next: (x, top, bottom).
         width: of all.
         height: of all.
     """
 
     def __init__(self, graph: Graph) -> None:
-        bundles = _bundles(graph)
-        self._straight = [each for each in bundles if each.last == each.first + 1]
-        self._around = [each for each in bundles if each.last > each.first + 1]
-        # Within a box what arrives stands above what leaves.
-        spans = [(2 * each.first + 1, 2 * each.last) for each in self._around]
-        for bundle, lane in zip(self._around, lanes(spans), strict=True):
-            bundle.lane = lane
-        self.boxes = [Placed(box, _lines(box)) for box in graph.boxes]
-        self._place_boxes()
-        self._place_lanes()
-        self.idle = [
-            (above.x + above.width / 2, above.y + above.height, below.y)
-            for (above, below), gap in zip(pairwise(self.boxes), self._gaps(), strict=True)
-            if not gap
-        ]
+        found = bundles(graph)
+        self._gaps = [[each for each in found if each.is_straight and each.first == i] for i in range(len(graph.boxes))]
+        self._around = [each for each in found if not each.is_straight]
+        self._lanes = dict(zip(self._around, lanes([(each.first, each.last) for each in self._around]), strict=True))
+        self.boxes = list(self._placed(graph.boxes))
+        self.height = self.boxes[-1].bottom
+        self._middles, right = self._columns()
+        self.width = max(right, cell_len(graph.runner) * LETTER * 1.5)
+        self._leaves, self._arrives = self._sides()
         self.wires = [*self._lost(), *self._run_straight(), *self._run_around()]
+        steps = zip(pairwise(self.boxes), self._gaps, strict=False)
+        self.idle = [(each.x + each.width / 2, each.bottom, below.y) for (each, below), gap in steps if not gap]
 
-    def _place_boxes(self) -> None:
-        names = [pill_width(key) for placed in self.boxes for key in placed.box.missing]
-        side = max(names) + 44 if names else 0
-        width = max(
-            [_width(placed) for placed in self.boxes] + [sum(map(_stack_width, row)) + 60 for row in self._gaps()]
-        )
+    def _placed(self, boxes: Sequence[Box]) -> Iterator[Placed]:
+        lost = [_pill_width(key) for box in boxes for key in box.missing]
+        side = max(lost) + _TAIL + 8 if lost else 0
+        width = max([_box_width(box) for box in boxes] + [_row_width(gap) + 2 * _TAIL for gap in self._gaps])
         y = float(_TITLE)
-        for index, (placed, gap) in enumerate(zip(self.boxes, [*self._gaps(), []], strict=True)):
-            ports = [sum(index in (each.first, each.last) for each in self._around), len(placed.box.missing)]
-            placed.x, placed.y, placed.width = side, y, width
-            placed.height = max(HEAD + LINE * len(placed.lines) + 2, _STACK * (max(ports) + 1))
-            y += placed.height + _GAP + _STACK * max((len(each.keys) for each in gap), default=0)
-        self.height = self.boxes[-1].y + self.boxes[-1].height
+        for index, (box, gap) in enumerate(zip(boxes, self._gaps, strict=True)):
+            ports = max(sum(index in (each.first, each.last) for each in self._around), len(box.missing))
+            lines = _lines(box)
+            height = max(HEAD + LINE * len(lines) + 2, _STACK * (ports + 1))
+            yield Placed(box, lines, side, y, width, height)
+            y += height + _GAP + _STACK * max((len(each.keys) for each in gap), default=0)
 
-    def _gaps(self) -> list[list[_Bundle]]:
-        """What runs straight down between two boxes."""
-        return [[each for each in self._straight if each.first == index] for index in range(len(self.boxes) - 1)]
-
-    def _place_lanes(self) -> None:
+    def _columns(self) -> tuple[list[float], float]:
+        """The middle of each lane, and where the last one ends."""
         widths = [
-            max(_stack_width(each) for each in self._around if each.lane == lane)
-            for lane in range(1 + max((each.lane for each in self._around), default=-1))
+            max(_stack_width(each) for each in self._around if self._lanes[each] == lane)
+            for lane in range(len(set(self._lanes.values())))
         ]
-        side = self.boxes[0].x + self.boxes[0].width
-        edges = list(accumulate(widths, lambda x, width: x + width + 14, initial=side + 26))
-        for bundle in self._around:
-            bundle.x = edges[bundle.lane] + widths[bundle.lane] / 2
-        self.width = edges[-1] - 14 if widths else side
+        right = self.boxes[0].right
+        starts = list(accumulate(widths, lambda x, width: x + width + 14, initial=right + 26))
+        middles = [start + width / 2 for start, width in zip(starts, widths, strict=False)]
+        return middles, starts[-1] - 14 if widths else right
+
+    def _sides(self) -> tuple[dict[Bundle, float], dict[Bundle, float]]:
+        """The heights at which the lines leave and arrive, ordered so that they cross as little as can be."""
+        leaves: dict[Bundle, float] = {}
+        arrives: dict[Bundle, float] = {}
         for index, placed in enumerate(self.boxes):
-            arriving = sorted((each for each in self._around if each.last == index), key=lambda each: each.lane)
-            leaving = sorted((each for each in self._around if each.first == index), key=lambda each: -each.lane)
-            for bundle, y in zip([*arriving, *leaving], _spread(placed, len(arriving) + len(leaving)), strict=True):
-                if bundle in arriving:
-                    bundle.arrives = y
-                else:
-                    bundle.leaves = y
+            to = sorted((each for each in self._around if each.last == index), key=lambda each: self._lanes[each])
+            of = sorted((each for each in self._around if each.first == index), key=lambda each: -self._lanes[each])
+            heights = placed.ports(len(to) + len(of))
+            arrives.update(zip(to, heights, strict=False))
+            leaves.update(zip(of, heights[len(to) :], strict=True))
+        return leaves, arrives
 
     def _lost(self) -> Iterator[Wire]:
         for placed in self.boxes:
-            for key, y in zip(placed.box.missing, _spread(placed, len(placed.box.missing)), strict=True):
-                tail = placed.x - 36 - pill_width(key)
-                yield Wire([(tail, y), (placed.x, y)], [Pill(key, tail + 8 + pill_width(key) / 2, y)], lost=True)
+            for key, y in zip(placed.box.missing, placed.ports(len(placed.box.missing)), strict=True):
+                tail = placed.x - _TAIL - _pill_width(key)
+                yield Wire([(tail, y), (placed.x, y)], [Pill(key, tail + 8 + _pill_width(key) / 2, y)], lost=True)
 
     def _run_straight(self) -> Iterator[Wire]:
-        for (above, below), bundles in zip(pairwise(self.boxes), self._gaps(), strict=True):
-            x = above.x + above.width / 2 - (sum(map(_stack_width, bundles)) + 20 * (len(bundles) - 1)) / 2
-            top, bottom = above.y + above.height, below.y
-            for bundle in bundles:
+        for (above, below), gap in zip(pairwise(self.boxes), self._gaps, strict=False):
+            x = above.x + (above.width - _row_width(gap)) / 2
+            for bundle in gap:
                 middle = x + _stack_width(bundle) / 2
-                # A little higher than the middle: below is the head of the arrow.
-                yield _wire(bundle, [(middle, top), (middle, bottom)], middle, (top + bottom) / 2 - 3)
+                # A little higher than the middle, for the head of the arrow.
+                y = (above.bottom + below.y) / 2 - 3
+                yield _wire(bundle, [(middle, above.bottom), (middle, below.y)], middle, y)
                 x += _stack_width(bundle) + 20
 
     def _run_around(self) -> Iterator[Wire]:
-        side = self.boxes[0].x + self.boxes[0].width
+        right = self.boxes[0].right
         for each in self._around:
-            corners = [(side, each.leaves), (each.x, each.leaves), (each.x, each.arrives), (side, each.arrives)]
-            yield _wire(each, corners, each.x, self._clear(each))
+            x, top, bottom = self._middles[self._lanes[each]], self._leaves[each], self._arrives[each]
+            yield _wire(each, [(right, top), (x, top), (x, bottom), (right, bottom)], x, self._clear(each))
 
-    def _clear(self, bundle: _Bundle) -> float:
-        """The middle of the longest part of a lane that no other line crosses."""
-        others = [each for each in self._around if each.lane > bundle.lane]
-        crossings = [y for each in others for y in (each.leaves, each.arrives) if bundle.leaves < y < bundle.arrives]
-        parts = pairwise(sorted([bundle.leaves, *crossings, bundle.arrives]))
-        above, below = max(parts, key=lambda part: part[1] - part[0])
+    def _clear(self, bundle: Bundle) -> float:
+        """The middle of the longest part of a line that no line further out crosses."""
+        top, bottom = self._leaves[bundle], self._arrives[bundle]
+        outer = [each for each in self._around if self._lanes[each] > self._lanes[bundle]]
+        crossings = [y for each in outer for y in (self._leaves[each], self._arrives[each]) if top < y < bottom]
+        above, below = max(pairwise(sorted([top, *crossings, bottom])), key=lambda part: part[1] - part[0])
         return (above + below) / 2
 
 
-def _bundles(graph: Graph) -> list[_Bundle]:
-    groups: dict[tuple[str, str, bool], list[str]] = {}
-    for edge in graph.edges:
-        groups.setdefault((edge.writer, edge.reader, edge.sure), []).append(edge.key)
-    return [
-        _Bundle(graph.position(writer), graph.position(reader), sure, keys)
-        for (writer, reader, sure), keys in groups.items()
-    ]
-
-
-def _wire(bundle: _Bundle, corners: list[tuple[float, float]], x: float, y: float) -> Wire:
+def _wire(bundle: Bundle, corners: list[tuple[float, float]], x: float, y: float) -> Wire:
     top = y - _STACK * (len(bundle.keys) - 1) / 2
     return Wire(corners, [Pill(key, x, top + _STACK * index) for index, key in enumerate(bundle.keys)], bundle.sure)
 
 
-def _stack_width(bundle: _Bundle) -> float:
-    return max(map(pill_width, bundle.keys))
+def _pill_width(text: str) -> float:
+    return cell_len(text) * LETTER + 18
 
 
-def _spread(placed: Placed, count: int) -> Sequence[float]:
-    return [placed.y + placed.height * (index + 1) / (count + 1) for index in range(count)]
+def _stack_width(bundle: Bundle) -> float:
+    return max(map(_pill_width, bundle.keys))
+
+
+def _row_width(gap: Iterable[Bundle]) -> float:
+    return sum(_stack_width(bundle) + 20 for bundle in gap) - 20
+
+
+def _box_width(box: Box) -> float:
+    heading = cell_len(box.stage) * LETTER * 1.4 + cell_len(box.caption) * LETTER + 70
+    return max([heading] + [LABELS + 36 + cell_len(text) * LETTER for _, text in _lines(box)])
 
 
 def _lines(box: Box) -> list[tuple[str, str]]:
@@ -206,8 +198,3 @@ def _lines(box: Box) -> list[tuple[str, str]]:
         parts = textwrap.wrap(", ".join(keys), _NOTE, break_long_words=False, break_on_hyphens=False)
         lines += [(label if index == 0 else "", part) for index, part in enumerate(parts)]
     return lines
-
-
-def _width(placed: Placed) -> float:
-    heading = cell_len(placed.box.stage) * LETTER * 1.4 + cell_len(placed.box.kind) * LETTER + 70
-    return max([heading] + [LABELS + 36 + cell_len(text) * LETTER for _, text in placed.lines])

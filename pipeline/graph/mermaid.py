@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from pipeline.graph.edges import Box, Graph
+from pipeline.graph.bundles import bundles
+from pipeline.graph.edges import Graph
 
 _CLASSES = (
-    "classDef shipped fill:#f8fafc,stroke:#64748b,color:#0f172a",
+    "classDef default fill:#f8fafc,stroke:#64748b,color:#0f172a",
     "classDef custom fill:#eef2ff,stroke:#4f46e5,stroke-width:2px,color:#0f172a",
     "classDef unknown fill:#fff,stroke:#64748b,stroke-dasharray:4 3,color:#0f172a",
     "classDef fault fill:#fef2f2,stroke:#dc2626,stroke-width:2px,color:#991b1b",
@@ -37,30 +38,22 @@ def mermaid(graphs: Sequence[Graph]) -> str:
 def _nodes(graph: Graph, prefix: str) -> Iterator[str]:
     for box in graph.boxes:
         notes = (f"{_escaped(label)}: {_listed(keys)}" for label, keys in box.notes.items())
-        text = "<br>".join([f"<b>{box.stage}</b>", _escaped(box.kind), *notes])
-        yield f'{prefix}_{box.stage}["{text}"]:::{_class(box)}'
+        text = "<br>".join([f"<b>{box.stage}</b>", _escaped(box.caption), *notes])
+        yield f'{prefix}_{box.stage}["{text}"]:::{"fault" if box.faults else box.kind}'
         for number, _ in enumerate(box.missing):
             yield f'{prefix}_{box.stage}_missing{number}(("✗")):::fault'
 
 
 def _links(graph: Graph, prefix: str) -> Iterator[tuple[str, bool]]:
     """The links, each with whether it is of a missing key; those of ``~~~`` are not seen and keep the stages in order."""
-    groups: dict[tuple[str, str, bool], list[str]] = {}
-    for edge in graph.edges:
-        groups.setdefault((edge.writer, edge.reader, edge.sure), []).append(edge.key)
-    for (writer, reader, sure), keys in groups.items():
-        yield f'{prefix}_{writer} {"-->" if sure else "-.->"}|"{_listed(keys)}"| {prefix}_{reader}', False
+    names = [f"{prefix}_{box.stage}" for box in graph.boxes]
+    for each in bundles(graph):
+        yield f'{names[each.first]} {"-->" if each.sure else "-.->"}|"{_listed(each.keys)}"| {names[each.last]}', False
     for box in graph.boxes:
         for number, key in enumerate(box.missing):
             yield f"{prefix}_{box.stage}_missing{number} -->|{_quoted(key)}| {prefix}_{box.stage}", True
-    for above, below in pairwise(box.stage for box in graph.boxes):
-        yield f"{prefix}_{above} ~~~ {prefix}_{below}", False
-
-
-def _class(box: Box) -> str:
-    if box.faults:
-        return "fault"
-    return "custom" if box.custom and box.place else "shipped" if box.place else "unknown"
+    for above, below in pairwise(names):
+        yield f"{above} ~~~ {below}", False
 
 
 def _listed(keys: Iterable[str]) -> str:

@@ -12,20 +12,20 @@ from pipeline.graph.layout import HEAD, LABELS, LETTER, LINE, PILL, Layout, Plac
 _SANS = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 _MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 _INK, _GREY, _LINE, _RED = "#0f172a", "#64748b", "#475569", "#dc2626"
-_KINDS = {
-    "default": {"fill": "#f8fafc", "stroke": "#94a3b8"},
-    "custom": {"fill": "#eef2ff", "stroke": "#4f46e5", "stroke-width": 2},
-    "?": {"fill": "#ffffff", "stroke": "#64748b", "stroke-dasharray": "5 4"},
+_LOOKS = {
+    "default": {"fill": "#f8fafc", "stroke": "#94a3b8", "stroke-width": "1"},
+    "custom": {"fill": "#eef2ff", "stroke": "#4f46e5", "stroke-width": "2"},
+    "unknown": {"fill": "#ffffff", "stroke": "#64748b", "stroke-width": "1.5", "stroke-dasharray": "5 4"},
+    "fault": {"fill": "#fef2f2", "stroke": _RED, "stroke-width": "2"},
 }
-_FAULT = {"fill": "#fef2f2", "stroke": _RED, "stroke-width": 2}
 _MARGIN, _APART, _BEND = 32, 44, 12
 
 
 def svg(graphs: Sequence[Graph]) -> str:
     """The text of a ``.svg`` file, the graphs below each other."""
     layouts = [Layout(graph) for graph in graphs]
-    width = max(max(each.width for each in layouts), 300) + 2 * _MARGIN
     signs = _signs(graphs)
+    width = max(_signs_width(signs), *(each.width for each in layouts)) + 2 * _MARGIN
     height = sum(each.height + _APART for each in layouts) - _APART + 2 * _MARGIN + (36 if signs else 0)
     root = Element("svg", _text({"xmlns": "http://www.w3.org/2000/svg", "width": width, "height": height}))
     root.set("viewBox", f"0 0 {root.get('width')} {root.get('height')}")
@@ -57,15 +57,16 @@ def _draw(sheet: Element, graph: Graph, layout: Layout) -> None:
 
 def _box(sheet: Element, placed: Placed) -> None:
     box = placed.box
-    look = _FAULT if box.faults else _KINDS[box.kind.partition(" ")[0]]
-    group = _put(sheet, "g", data_stage=box.stage, data_kind="fault" if box.faults else box.kind.partition(" ")[0])
+    kind = "fault" if box.faults else box.kind
+    look = _LOOKS[kind]
+    group = _put(sheet, "g", data_stage=box.stage, data_kind=kind)
     if box.faults:
         SubElement(group, "title").text = "\n".join(box.faults)
     _put(group, "rect", x=placed.x, y=placed.y, width=placed.width, height=placed.height, rx=9, **look)
-    left, right = placed.x + 18, placed.x + placed.width - 18
+    left, right = placed.x + 18, placed.right - 18
     _write(group, box.stage, left, placed.y + 18, size=15, weight=600, colour=_RED if box.faults else _INK)
-    colour = look["stroke"] if box.custom else _GREY
-    _write(group, box.kind, right, placed.y + 18, mono=True, anchor="end", colour=colour)
+    colour = _GREY if kind == "default" else look["stroke"]
+    _write(group, box.caption, right, placed.y + 18, mono=True, anchor="end", colour=colour)
     for number, (label, keys) in enumerate(placed.lines):
         y = placed.y + HEAD + LINE * number
         _write(group, label, left, y, colour=_GREY)
@@ -110,7 +111,11 @@ def _signs(graphs: Sequence[Graph]) -> list[tuple[str, str, bool]]:
     lost = any(box.missing for graph in graphs for box in graph.boxes)
     signs = [("certainly read", _LINE, True)] if perhaps else []
     signs += [("perhaps read", _LINE, False)] if perhaps else []
-    return signs + ([("read, and written by nobody", _RED, True)] if lost else [])
+    return signs + ([("nobody writes it", _RED, True)] if lost else [])
+
+
+def _signs_width(signs: Sequence[tuple[str, str, bool]]) -> float:
+    return sum(48 + len(text) * LETTER for text, _, _ in signs)
 
 
 def _legend(sheet: Element, signs: Sequence[tuple[str, str, bool]]) -> None:
@@ -118,7 +123,7 @@ def _legend(sheet: Element, signs: Sequence[tuple[str, str, bool]]) -> None:
     for text, colour, sure in signs:
         _put(sheet, "path", d=f"M{x:g} 0h26", stroke=colour, stroke_width=1.6, **_dashes(sure))
         _write(sheet, text, x + 34, 0, colour=_GREY)
-        x += 34 + len(text) * LETTER + 14
+        x += _signs_width([(text, colour, sure)])
 
 
 def _marker(marks: Element, name: str, colour: str) -> None:

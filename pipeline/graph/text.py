@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from rich.cells import cell_len
 
-from pipeline.graph.canvas import Canvas
+from pipeline.graph.canvas import PLAIN, Canvas, Style
 from pipeline.graph.edges import Box, Graph
 from pipeline.graph.lanes import lanes
 
@@ -17,9 +17,8 @@ _NOTE = 44
 """How wide a note may be before it goes on in the next line."""
 _LANE = 4
 """Columns from the side of the boxes to the first lane."""
-_LINES = {"default": "╭─╮│├╰╯", "custom": "┏━┓┃┠┗┛", "?": "┌╌┐┆├└┘"}
-"""Kind of a box -> its corner, its line, …"""
-_RED = {"fg": "red", "bold": True}
+_LINES = {"default": tuple("╭─╮│├╰╯"), "custom": tuple("┏━┓┃┠┗┛"), "unknown": tuple("┌╌┐┆├└┘")}
+_BOLD, _CYAN, _RED = Style(bold=True), Style("cyan", bold=True), Style("red", bold=True)
 
 
 @dataclass
@@ -56,7 +55,7 @@ class _Drawing:
 
     def lines(self) -> Iterator[str]:
         """Draw it; each line is as long as it has to be."""
-        self.canvas.put(0, 0, self.graph.runner, bold=True)
+        self.canvas.put(0, 0, self.graph.runner, _BOLD)
         row = 1
         for box in self.graph.boxes:
             row = self.box(box, row)
@@ -77,35 +76,35 @@ class _Drawing:
         """How wide a box has to be."""
         rows = zip_longest(_notes(box), (key for key, _ in self.ports(box)), fillvalue="")
         body = [cell_len(note) + cell_len(key) + (6 if note and key else 4) for note, key in rows]
-        return max([cell_len(_heading(box)) + cell_len(box.kind) + 8, *body])
+        return max([cell_len(_heading(box)) + cell_len(box.caption) + 9, *body])
 
     def box(self, box: Box, top: int) -> int:
         """Draw a box and the keys in it; the row below it."""
-        style = _RED if box.faults else {"fg": "cyan", "bold": True} if box.custom else {}
-        corner, line, right, upright, out, below, end = _LINES[box.kind.partition(" ")[0]]
-        put, side = self.canvas.put, self.side
-        put(top, 0, f"{corner}{line * (side - 1)}{right}", **style)
-        put(top, 2, f" {_heading(box)} ", **style)
-        put(top, side - cell_len(box.kind) - 3, f" {box.kind} ", **style)
-        row = top
-        for row, (note, port) in enumerate(zip_longest(_notes(box), self.ports(box)), top + 1):
-            put(row, 0, upright, **style)
-            put(row, 2, note or "")
-            put(row, side, upright, **style)
+        style, side, caption = _style(box), self.side, f" {box.caption} "
+        left, line, right, upright, _, low_left, low_right = _LINES[box.kind]
+        self.canvas.put(top, 0, f"{left}{line * (side - 1)}{right}", style)
+        self.canvas.put(top, 2, f" {_heading(box)} ", style)
+        self.canvas.put(top, side - 1 - cell_len(caption), caption, style)
+        row = top + 1
+        for note, port in zip_longest(_notes(box), self.ports(box)):
+            self.canvas.put(row, 0, upright, style)
+            self.canvas.put(row, 2, note or "")
+            self.canvas.put(row, side, upright, style)
             if port:
-                self.port(box, row, *port, out, style)
-        put(row + 1, 0, f"{below}{line * (side - 1)}{end}", **style)
-        return row + 2
+                self.port(box, row, *port)
+            row += 1
+        self.canvas.put(row, 0, f"{low_left}{line * (side - 1)}{low_right}", style)
+        return row + 1
 
-    def port(self, box: Box, row: int, key: str, net: _Net | None, out: str, style: dict[str, object]) -> None:
+    def port(self, box: Box, row: int, key: str, net: _Net | None) -> None:
         """Draw a key at the side of its box, and note where its line begins or ends."""
         column = self.side - 1 - cell_len(key)
         if net is None:
-            self.canvas.put(row, column, f"{key} ◄─✗", **_RED)
+            self.canvas.put(row, column, f"{key} ◄─✗", _RED)
             return
-        self.canvas.put(row, column, key, bold=True)
+        self.canvas.put(row, column, key, _BOLD)
         if net.writer == box.stage:
-            self.canvas.put(row, self.side, out, **style)
+            self.canvas.put(row, self.side, _LINES[box.kind][4], _style(box))
             net.start = row
         else:
             self.canvas.put(row, self.side, "◄")
@@ -131,11 +130,11 @@ class _Drawing:
 
     def legend(self) -> Iterator[str]:
         """What the signs mean that are not plain."""
-        signs = {"╌ perhaps read": any(not edge.sure for edge in self.graph.edges),
-                 "✗ nobody writes it": any(box.missing for box in self.graph.boxes),
-                 "! at fault": any(box.faults for box in self.graph.boxes)}  # fmt: skip
-        if any(signs.values()):
-            yield "  ".join(sign for sign, is_there in signs.items() if is_there)
+        signs = ["╌ perhaps read"] if any(not edge.sure for edge in self.graph.edges) else []
+        signs += ["✗ nobody writes it"] if any(box.missing for box in self.graph.boxes) else []
+        signs += ["! at fault"] if any(box.faults for box in self.graph.boxes) else []
+        if signs:
+            yield "  ".join(signs)
 
 
 def _nets(graph: Graph) -> list[_Net]:
@@ -144,11 +143,14 @@ def _nets(graph: Graph) -> list[_Net]:
     for edge in graph.edges:
         nets.setdefault((edge.writer, edge.key), _Net(edge.key, edge.writer, {})).readers[edge.reader] = edge.sure
     found = list(nets.values())
-    # Within a box what arrives stands above what leaves.
-    spans = [(2 * graph.position(net.writer) + 1, 2 * max(map(graph.position, net.readers))) for net in found]
-    for net, lane in zip(found, lanes(spans), strict=True):
+    ways = [(graph.position(net.writer), max(map(graph.position, net.readers))) for net in found]
+    for net, lane in zip(found, lanes(ways), strict=True):
         net.lane = lane
     return found
+
+
+def _style(box: Box) -> Style:
+    return _RED if box.faults else _CYAN if box.kind == "custom" else PLAIN
 
 
 def _heading(box: Box) -> str:
@@ -156,7 +158,7 @@ def _heading(box: Box) -> str:
 
 
 def _notes(box: Box) -> list[str]:
-    lines = (f"{label}: {', '.join(keys)}" for label, keys in box.notes.items())
-    return [
-        part for line in lines for part in textwrap.wrap(line, _NOTE, subsequent_indent="  ", break_long_words=False)
-    ]
+    lines: list[str] = []
+    for label, keys in box.notes.items():
+        lines += textwrap.wrap(f"{label}: {', '.join(keys)}", _NOTE, subsequent_indent="  ", break_long_words=False)
+    return lines

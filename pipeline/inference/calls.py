@@ -1,193 +1,150 @@
-"""Calls: of the context's own methods, of functions that can be read, and of everything else."""
+"""Calls: of functions and classes that can be read, and of everything else."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
 
 from pipeline import classes
-from pipeline.inference.account import HARMLESS, Account, Frame, place
-from pipeline.inference.flow import ANY
-from pipeline.inference.names import resolve
+from pipeline.inference import builtin_calls
+from pipeline.inference.account import Account, Given
+from pipeline.inference.builtin_calls import lost
+from pipeline.inference.dicts import ContextMethod, DictMethod
+from pipeline.inference.frame import Frame, is_ours, place
+from pipeline.inference.members import member
+from pipeline.inference.names import settled
+from pipeline.inference.objects import bound
+from pipeline.inference.scopes import parameters
 from pipeline.inference.values import (
     Attribute,
     Builtin,
     Class,
-    Const,
     Each,
     Entries,
     Function,
     Imported,
     Items,
     Object,
+    Parent,
     Ref,
     Value,
-    carries,
-    has_items,
+    matters,
 )
 
-_ESCAPES = {"setattr", "exec", "eval", "map", "filter", "__import__"}
-_SAME_ITEMS = {"list", "tuple", "sorted", "reversed", "set", "frozenset", "iter"}
-_TRACED = {"enter", "wrote", "record"}
+_ENDS = {"sys.exit", "os._exit", "os.abort", "os.kill"}
 
 
-class Call:
-    """One call, its arguments evaluated."""
+def call(node: ast.Call, account: Account, frame: Frame) -> Value:
+    """What a call returns."""
+    if isinstance(node.func, ast.Name) and node.func.id == "super":
+        return _parent(node, account, frame)
+    callee = account.value_of(node.func, frame)
+    if (isinstance(callee, Imported) and callee.dotted in _ENDS) or callee in (Builtin("exit"), Builtin("quit")):
+        account.leave()
+    return value(callee, _arguments(node, account, frame), account, frame)
 
-    def __init__(
-        self, node: ast.Call, account: Account, frame: Frame, given: Sequence[Value], named: Mapping[str, Value]
-    ) -> None:
-        self.account = account
-        self.frame = frame
-        self.given = given
-        self.named = named
-        self.place = place(node, frame)
 
-    def of(self, callee: Value) -> Value:
-        """What a call of ``callee`` returns."""
-        match callee:
-            case Attribute(of=Ref() as ref, name=name):
-                return self.of_context(ref, name)
-            case Attribute(of=Entries() as entries, name=name):
-                return self.of_dict(entries, name)
-            case Attribute(of=Const(), name=_):
-                return None
-            case Function():
-                return self.of_function(callee)
-            case Class():
-                return self.of_class(callee)
-            case Builtin(name):
-                return self.of_builtin(name)
-            case Imported():
-                return self.of_imported(callee)
-        if isinstance(callee, Attribute):
-            self.account.escape(callee.of, self.place, self.frame)
-        return self.lost()
-
-    def of_imported(self, callee: Imported) -> Value:
-        """Something of a package: looked up only where it gets at the context, or calls what does."""
-        values = [*self.given, *self.named.values()]
-        if any(carries(each, whole=True) for each in values):
-            found = resolve(callee)
-            return self.lost() if isinstance(found, Imported) else self.of(found)
-        self.lost()
-        return Each(None, some=True) if callee.dotted.endswith("Loader") else None
-
-    def lost(self) -> Value:
-        """The arguments go where they cannot be followed."""
-        for value in (*self.given, *self.named.values()):
-            self.account.escape(value, self.place, self.frame)
-        return None
-
-    def of_function(self, function: Function) -> Value:
-        """A function, followed where the context may matter in it."""
-        values = [function.owner, *self.given, *self.named.values()]
-        own = function.module.name.startswith("pipeline.workspaces.") or function.outer is not None
-        if not own and not any(carries(each) for each in values):
-            return None
-        if self.frame.trusted and function.owner is None and function.module is not self.frame.module:
-            return None
-        return self.account.follow(self.account, function, self.given, self.named, self.frame)
-
-    def of_class(self, cls: Class) -> Value:
-        """A new object."""
-        built = Object(cls.definition)
-        constructor = built.method("__init__")
-        _, complete = classes.ancestry(cls.definition)
-        if constructor and not (self.frame.trusted and constructor.module is not self.frame.module):
-            self.of_function(constructor)
-        elif not constructor and not complete:
-            self.lost()
-        return built
-
-    def of_builtin(self, name: str) -> Value:
-        """One of Python's own functions: none of them changes the context, but for a few."""
-        first = self.given[0] if self.given else None
-        if name in _ESCAPES:
-            return self.lost()
-        if name in _SAME_ITEMS:
-            return Items(list(first.values), first.complete) if isinstance(first, Items) else first
-        if name == "enumerate":
-            return _pairs(first)
-        if name == "range":
+def value(callee: Value, given: Given, account: Account, frame: Frame) -> Value:  # noqa: PLR0911 - one return a kind
+    """What a call of ``callee`` returns."""
+    callee = settled(callee, frame)
+    match callee:
+        case Attribute(of=Ref() as ref, name=name):
+            return ContextMethod(ref, given, account, frame).value(name)
+        case Attribute(of=Entries() as entries, name=name):
+            return DictMethod(entries, given, account, frame).value(name)
+        case Attribute(of=Object() as owner, name=name):
+            return _of_object(owner, name, given, account, frame)
+        case Function():
+            return _of_function(callee, given, account, frame)
+        case Class():
+            return _of_class(callee, given, account, frame)
+        case Object():
+            return _of_object(callee, "__call__", given, account, frame)
+        case Builtin():
+            return builtin_calls.call(callee, given, account, frame)
+        case Imported(dotted=dotted) if dotted.rpartition(".")[2] == "DataLoader":
+            lost(given, account, frame)
             return Each(None, some=True)
-        if name == "dict" and not self.given:
-            return Entries(dict(self.named))
+    account.escape(callee, given.place, frame)
+    return lost(given, account, frame)
+
+
+def _parent(node: ast.Call, account: Account, frame: Frame) -> Value:
+    """``super()``, or ``super(Class, self)``."""
+    function = frame.function
+    while function and function.home is None and function.outer:
+        function = function.outer.function
+    if function is None or not function.home:
         return None
+    given = [settled(account.value_of(each, frame), frame) for each in node.args]
+    owner = given[1] if len(given) == 2 else function.owner or frame.names.get(next(iter(parameters(function.node)), ""))
+    after = given[0] if given else Class(function.home)
+    return Parent(owner, after.definition) if isinstance(owner, Object | Class) and isinstance(after, Class) else None
 
-    def of_dict(self, entries: Entries, name: str) -> Value:
-        """A method of a dict that stands in the source."""
-        match name, self.given:
-            case "items", []:
-                known = [Items([Const(frozenset({key})), value]) for key, value in entries.values.items()]
-                return Items(list(known), entries.complete and ANY not in entries.values)
-            case (("keys" | "values" | "copy"), []):
-                return None
-            case "get", _:
-                return None
-            case "update", [Entries() as more] if more.complete:
-                entries.values.update({**more.values, **self.named})
-                return None
-            case "update", []:
-                entries.values.update(self.named)
-                return None
-        entries.complete = False
-        return self.lost()
 
-    def of_context(self, ref: Ref, name: str) -> Value:
-        """A method of the context, or of something in it."""
-        key = self.given[0] if self.given else None
-        below = ref.below(key)
-        match name:
-            case "get":
-                self.read(below, needed=False)
-                return below
-            case "pop":
-                needed = len(self.given) < 2
-                self.read(below, needed=needed)
-                self.account.use(below.path, "delete", self.place, needed=needed)
-                return below
-            case "setdefault":
-                self.read(below, needed=False)
-                self.account.write(below.path, self.given[1] if len(self.given) > 1 else None, self.place, self.frame)
-                return below
-            case "update":
-                return self.update(ref)
-            case "items" | "values":
-                each: Value = Ref((*ref.path, ANY))
-                return Each(Items([None, each]) if name == "items" else each)
-            case "keys" | "copy":
-                return None
-        return self.method(ref, name)
+def _arguments(node: ast.Call, account: Account, frame: Frame) -> Given:
+    given = Given([], {}, place(node, frame))
+    for each in node.args:
+        found = account.value_of(each.value if isinstance(each, ast.Starred) else each, frame)
+        if not isinstance(each, ast.Starred):
+            given.values.append(found)
+        elif isinstance(found, Items) and found.whole and not found.views:
+            given.values += found.values
+        else:
+            # From here on, nobody knows which is which.
+            given.values.append(found)
+            given.sure = False
+    for keyword in node.keywords:
+        found = account.value_of(keyword.value, frame)
+        if keyword.arg:
+            given.named[keyword.arg] = found
+        elif isinstance(found, Entries) and found.whole:
+            given.named |= found.values
+        else:
+            given.values.append(found)
+            given.sure = False
+    return given
 
-    def method(self, ref: Ref, name: str) -> Value:
-        """A method that a dict doesn't have, or that changes it in a way that isn't followed."""
-        if not ref.path and name in _TRACED:
-            return None
-        if ref.path and ref.path[0] in HARMLESS:
-            return None
-        self.account.escape(ref, self.place, self.frame)
-        return self.lost()
 
-    def read(self, ref: Ref, *, needed: bool) -> None:
-        """Note a read."""
-        self.account.use(ref.path, "read", self.place, needed=needed)
-
-    def update(self, ref: Ref) -> Value:
-        """``update({…}, key=…)``, on the context or on something in it."""
-        new = [Entries(dict(self.named)), *self.given]
-        for each in new:
-            if not isinstance(each, Entries) or not each.complete:
-                self.account.escape(ref, self.place, self.frame)
-                self.account.escape(each, self.place, self.frame)
-            if isinstance(each, Entries):
-                for name, value in each.values.items():
-                    self.account.write((*ref.path, name), value, self.place, self.frame)
+def _of_function(function: Function, given: Given, account: Account, frame: Frame) -> Value:
+    """A function, followed where the context may matter in it."""
+    if not given.sure:
+        account.escape(function, given.place, frame)
+        return lost(given, account, frame)
+    matter = function.owner or function.outer or any(map(matters, given.all()))
+    if is_ours(function.module) and not matter:
         return None
+    if frame.trusted and function.owner is None and function.module is not frame.module:
+        return None
+    return account.follow(function, given, frame)
 
 
-def _pairs(value: Value) -> Value:
-    """``enumerate(…)``."""
-    if isinstance(value, Items):
-        return Items([Items([None, each]) for each in value.values], value.complete)
-    return Each(Items([None, value.value if isinstance(value, Each) else None]), has_items(value))
+def _of_class(cls: Class, given: Given, account: Account, frame: Frame) -> Value:
+    """A new object."""
+    if cls.definition.node.bases and not any(map(matters, given.all())):
+        # Its bases, torch's perhaps, are not looked at: it has nothing that could reach the context.
+        lost(given, account, frame)
+        return Object(cls.definition, shared=True)
+    constructor = member(cls.definition, "__init__")
+    complete = classes.ancestry(cls.definition)[1] and not member(cls.definition, "__new__")
+    if frame.trusted and constructor and constructor.home.module is not frame.module:
+        return None
+    built = Object(cls.definition)
+    if complete and not constructor and not given.all():
+        return built
+    if not complete or not constructor or not given.sure:
+        return lost(given, account, frame)
+    value(bound(constructor, built, account, frame, given.place), given, account, frame)
+    return built
+
+
+def _of_object(owner: Object, name: str, given: Given, account: Account, frame: Frame) -> Value:
+    """A method of an object, or the object itself, called."""
+    if owner.shared and not matters(owner) and not any(map(matters, given.all())):
+        return lost(given, account, frame)
+    complete = classes.ancestry(owner.definition)[1]
+    found = member(owner.definition, name) if complete and name not in owner.attributes else None
+    if found is None:
+        account.escape(owner, given.place, frame)
+        return lost(given, account, frame)
+    method = bound(found, owner, account, frame, given.place)
+    return value(method, given, account, frame)

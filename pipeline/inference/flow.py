@@ -58,14 +58,11 @@ class Flow:
 
     def reads(self) -> list[str]:
         """The keys of the context that are read, or may be."""
-        return self._keys("read")
+        return list(dict.fromkeys(use.key for use in self.uses if use.action == "read" and use.key != ANY))
 
     def writes(self) -> list[str]:
         """The keys of the context that are written, or may be."""
-        return self._keys("write")
-
-    def _keys(self, action: str) -> list[str]:
-        return list(dict.fromkeys(use.key for use in self.uses if use.action == action and use.key != ANY))
+        return list(dict.fromkeys(use.key for use in self.uses if use.action == "write" and len(use.path) == 1))
 
     def written(self) -> set[Path]:
         """Every path that is written, or may be."""
@@ -74,7 +71,9 @@ class Flow:
     def removed(self) -> set[str]:
         """The keys of the context that are certainly gone afterwards."""
         last = {use.key: use for use in self.uses if len(use.path) == 1 and use.action != "read"}
-        return {key for key, use in last.items() if use.action == "delete" and use.sure}
+        # What is not sure to be written where it stands may be written later.
+        perhaps = {use.key for use in self.uses if use.action == "write" and not use.sure}
+        return {key for key, use in last.items() if use.action == "delete" and use.sure} - perhaps
 
 
 def matches(path: Path, other: Path) -> bool:

@@ -5,62 +5,92 @@ from __future__ import annotations
 import ast
 import builtins
 
-from pipeline import classes, source
-from pipeline.inference.account import Frame
-from pipeline.inference.values import Builtin, Class, Function, Imported, Object, Value, literal
+from pipeline import source
+from pipeline.inference.account import Account
+from pipeline.inference.frame import Frame
+from pipeline.inference.members import is_told, mark, root_of
+from pipeline.inference.values import Builtin, Class, Entries, Function, Imported, Items, Value, constant
 
 _BUILTINS = frozenset(name for name in dir(builtins) if callable(getattr(builtins, name)))
 
 
-def look_up(name: str, frame: Frame) -> Value:
+def look_up(name: str, account: Account, frame: Frame) -> Value:
     """The value of a name, where Python would find it."""
     scope: Frame | None = frame
     while scope:
+        within = scope is not frame
+        if name in scope.scope.foreign or (within and name in scope.scope.unsettled):
+            return None  # its values have escaped
         if name in scope.names:
-            return scope.names[name]
-        scope = scope.function.outer if scope.function else None
-    node = frame.module.bindings.get(name)
-    if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and not node.level):
-        return Imported(frame.module, name)
-    if node:
-        return of_module(frame.module, name)
+            value = scope.names[name]
+            if within and account.deferred and isinstance(value, Items | Entries):
+                account.spoil(value)
+            return value
+        if name in scope.scope.bound:
+            # A function within may be called when it is bound.
+            scope.exposed.add(name)
+            return None
+        scope = scope.outer
+    return _of_top_level(name, frame.module)
+
+
+def _of_top_level(name: str, module: source.Module) -> Value:
+    node = module.bindings.get(name)
+    if not is_told(module, name):
+        return None
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return Imported(module, name)
+    if node or module.stars:
+        found = of_module(module, name)
+        if node or found or not _is_certainly_absent(module, name):
+            return found
     return Builtin(name) if name in _BUILTINS else None
 
 
-def resolve(value: Value) -> Value:
-    """The value itself, looked up in the package that has it."""
-    if not isinstance(value, Imported):
+def _is_certainly_absent(module: source.Module, name: str) -> bool:
+    try:
+        source.define(module, name)
+    except source.NotDefinedError:
+        return True
+    return False
+
+
+def settled(value: Value, frame: Frame) -> Value:
+    """The value itself, looked up in the module that has it: one of ours, or of the package that the stage is in."""
+    if not isinstance(value, Imported) or not _is_near(value, frame.module):
         return value
     found = of_module(value.module, value.dotted)
-    above, _, last = value.dotted.rpartition(".")
-    owner = of_module(value.module, above) if found is None and above else None
-    return unbound(owner, last) if isinstance(owner, Class) else found
+    return value if found is None else found
 
 
-def unbound(cls: Class, name: str) -> Value:
-    """``Startup.startup``, to be called with the object as its first argument."""
-    method = Object(cls.definition).method(name)
-    return Function(method.node, method.module, home=method.home) if method else None
+def _is_near(value: Imported, module: source.Module) -> bool:
+    binding = value.module.bindings.get(value.dotted.partition(".")[0])
+    if isinstance(binding, ast.ImportFrom) and binding.level:
+        return True
+    root = root_of(binding) if binding else ""
+    return bool(root) and root in {"pipeline", module.name.partition(".")[0]}
 
 
 def of_module(module: source.Module, dotted: str) -> Value:
-    """A constant, function or class that a module defines or imports."""
+    """A constant, function or class that a module defines or imports; None where the source doesn't tell."""
     try:
         definition = source.define(module, dotted)
     except source.NotDefinedError:
         return None
-    if definition and isinstance(definition.node, ast.ClassDef):
+    if definition is None:
+        return _constant(module, dotted)
+    if not is_told(definition.module, definition.name):
+        return None
+    if isinstance(definition.node, ast.ClassDef):
         return Class(definition)
-    if definition and not isinstance(definition.node, ast.ClassDef):
-        return Function(definition.node, definition.module)
-    return _constant(module, dotted)
+    return None if mark(definition.node, definition.module) else Function(definition.node, definition.module)
 
 
 def _constant(module: source.Module, dotted: str, depth: int = 0) -> Value:
     first, _, rest = dotted.partition(".")
     node = module.bindings.get(first)
     if isinstance(node, ast.Assign | ast.AnnAssign) and not rest:
-        return _literal(node.value) if _is_alone(node, first) else None
+        return constant(node.value) if is_told(module, first) and _is_alone(node) else None
     if isinstance(node, ast.ImportFrom) and depth < 8:
         original = next(alias.name for alias in node.names if (alias.asname or alias.name) == first)
         home = f"{module.absolute(node)}.{original}" if rest else module.absolute(node)
@@ -69,26 +99,7 @@ def _constant(module: source.Module, dotted: str, depth: int = 0) -> Value:
     return None
 
 
-def _is_alone(node: ast.Assign | ast.AnnAssign, name: str) -> bool:
+def _is_alone(node: ast.Assign | ast.AnnAssign) -> bool:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return any(isinstance(target, ast.Name) and target.id == name for target in targets)
+    return all(isinstance(target, ast.Name) for target in targets)
 
-
-def _literal(node: ast.expr | None) -> Value:
-    try:
-        return literal(ast.literal_eval(node)) if node else None
-    except (ValueError, TypeError, SyntaxError, RecursionError):
-        return None
-
-
-def of_object(owner: Object, name: str) -> Value:
-    """An attribute of an object: its own, a method, or a constant of its class."""
-    if name in owner.attributes:
-        return owner.attributes[name]
-    if method := owner.method(name):
-        return method
-    for each in classes.ancestry(owner.definition)[0]:
-        for node in each.node.body:
-            if isinstance(node, ast.Assign | ast.AnnAssign) and _is_alone(node, name):
-                return _literal(node.value)
-    return None

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from pipeline import classes, source
-from pipeline.inference.account import Account, Frame
+from pipeline.inference.account import Account, Given, TooLongError
+from pipeline.inference.calls import value as called
+from pipeline.inference.expressions import value_of
 from pipeline.inference.flow import Flow
-from pipeline.inference.statements import follow
+from pipeline.inference.frame import Frame
+from pipeline.inference.functions import follow
+from pipeline.inference.members import member
+from pipeline.inference.objects import bound
+from pipeline.inference.statements import block
 from pipeline.inference.values import Object, Ref, literal
 
 
@@ -25,22 +32,19 @@ def flow_of(
         arguments: those that the config gives the constructor.
         facts: keys of the context whose value is known before anything runs: ``{"is_infer": False}``.
     """
-    account = Account(facts or {}, follow)
-    frame = Frame(definition.module, {})
-    stage = Object(definition)
-    function, constructor = stage.method(method), stage.method("__init__")
-    _, complete = classes.ancestry(definition)
-    if function is None or not complete:
-        account.give_up(definition.place, frame)
-    # A base that cannot be read may do anything before, after or instead.
-    account.sure = complete
-    if constructor:
-        follow(
-            account, constructor, [Ref()], {name: literal(value) for name, value in (arguments or {}).items()}, frame
-        )
-    if function:
-        follow(account, function, [Ref()], {}, frame)
-    return account.flow()
+    account = Account(facts or {}, value_of, block, follow)
+
+    def stage() -> None:
+        frame, owner = Frame(definition.module), Object(definition)
+        # A base that cannot be read may do anything before, after or instead.
+        account.sure = _is_plain(definition)
+        if not account.sure:
+            account.give_up(definition.place, frame)
+        named = {name: literal(value) for name, value in (arguments or {}).items()}
+        _call(owner, "__init__", Given([Ref()], named, definition.place), account, frame)
+        _call(owner, method, Given([Ref()], {}, definition.place), account, frame)
+
+    return _followed(stage, account, definition)
 
 
 def flow_of_plugin(definition: source.Definition, hooks: Mapping[str, object], arguments: Mapping[str, object]) -> Flow:
@@ -51,17 +55,42 @@ def flow_of_plugin(definition: source.Definition, hooks: Mapping[str, object], a
         hooks: the names of all hooks.
         arguments: those that the config gives the constructor.
     """
-    account = Account({}, follow)
-    frame = Frame(definition.module, {})
-    plugin = Object(definition)
-    above, complete = classes.ancestry(definition)
-    if not complete:
-        account.give_up(definition.place, frame)
-    account.sure = False
-    constructor = plugin.method("__init__")
-    if constructor:
-        follow(account, constructor, [], {name: literal(value) for name, value in arguments.items()}, frame)
-    for name in {name for each in above for name in classes.methods(each) if name in hooks}:
-        if function := plugin.method(name):
-            follow(account, function, [], {"context": Ref()}, frame)
+    account = Account({}, value_of, block, follow)
+
+    def plugin() -> None:
+        frame, owner = Frame(definition.module), Object(definition)
+        account.sure = False
+        if not _is_plain(definition):
+            account.give_up(definition.place, frame)
+        named = {name: literal(value) for name, value in arguments.items()}
+        _call(owner, "__init__", Given([], named, definition.place), account, frame)
+        # From one hook to the next, it may keep anything.
+        account.share(owner, definition.place, frame)
+        for name in hooks:
+            if member(definition, name):
+                _call(owner, name, Given([], {"context": Ref()}, definition.place), account, frame)
+
+    return _followed(plugin, account, definition)
+
+
+def _is_plain(definition: source.Definition) -> bool:
+    """Whether all bases of a class can be read, and its objects are made as objects are."""
+    return classes.ancestry(definition)[1] and member(definition, "__new__") is None
+
+
+def _call(owner: Object, name: str, given: Given, account: Account, frame: Frame) -> None:
+    found = member(owner.definition, name)
+    if found:
+        called(bound(found, owner, account, frame, given.place), given, account, frame)
+    elif name != "__init__":
+        account.give_up(given.place, frame)
+
+
+def _followed(steps: Callable[[], None], account: Account, definition: source.Definition) -> Flow:
+    """The account after following some steps; where they are too many or too deep, nothing is sure."""
+    try:
+        steps()
+    except (TooLongError, RecursionError):
+        flow = account.flow()
+        return replace(flow, uses=tuple(replace(use, sure=False) for use in flow.uses), unknown=definition.place)
     return account.flow()

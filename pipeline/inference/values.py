@@ -1,18 +1,23 @@
-"""The values that are followed through a stage's source. Of anything else nothing is known, which is None."""
+"""The values that are followed through a stage's source.
+
+Of anything else nothing is known, which is None: something that is certainly neither the context nor anything in it,
+because whatever is no longer followed has escaped first (:meth:`pipeline.inference.account.Account.escape`).
+"""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from pipeline import classes, source
+from pipeline import source
 from pipeline.inference.flow import ANY, Path
 
 if TYPE_CHECKING:
-    import ast
+    from pipeline.inference.frame import Frame
 
-    from pipeline.inference.account import Frame
+_MOST_CHOICES = 16
 
 
 @dataclass(frozen=True)
@@ -21,10 +26,9 @@ class Ref:
 
     path: Path = ()
 
-    def below(self, keys: Value) -> Ref:
+    def below(self, key: Value) -> Ref:
         """What lies at a key of it."""
-        name = keys.only if isinstance(keys, Const) else None
-        return Ref((*self.path, name if isinstance(name, str) else ANY))
+        return Ref((*self.path, text_of(key) or ANY))
 
 
 @dataclass(frozen=True)
@@ -41,18 +45,44 @@ class Const:
 
 @dataclass(eq=False)
 class Items:
-    """A tuple or list; ``complete`` as long as nobody may have changed it."""
+    """A tuple or list, or what goes through some.
+
+    Attributes:
+        values: the items in their order.
+        complete: as long as nobody may have changed it.
+        views: those that it goes through, once.
+    """
 
     values: list[Value]
     complete: bool = True
+    views: tuple[Items, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has exactly these items."""
+        return self.complete and all(each.whole for each in self.views)
 
 
 @dataclass(eq=False)
 class Entries:
-    """A dict; ``complete`` as long as nobody may have changed it. A key that isn't known is ``*``."""
+    """A dict that stands in the source.
+
+    Attributes:
+        values: its values by key; a key that isn't known is ``*``.
+        complete: as long as nobody may have changed it.
+        loose: the keys that may not be there.
+        at: where in the context it lies too.
+    """
 
     values: dict[str, Value]
     complete: bool = True
+    loose: set[str] = field(default_factory=set)
+    at: set[Path] = field(default_factory=set)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has exactly these keys."""
+        return self.complete and not self.loose and ANY not in self.values
 
 
 @dataclass(frozen=True)
@@ -65,37 +95,33 @@ class Each:
 
 @dataclass(eq=False)
 class Object:
-    """An instance of a class that can be read; ``self`` above all."""
+    """An instance of a class that can be read; ``self`` above all.
+
+    Attributes:
+        definition: its class.
+        attributes: those that were assigned.
+        shared: whether code that cannot be followed, or runs later, may assign them too.
+    """
 
     definition: source.Definition
     attributes: dict[str, Value] = field(default_factory=dict)
-
-    def method(self, name: str, after: source.Definition | None = None) -> Function | None:
-        """The method of this name, as Python would find it; ``after`` as ``super()`` in that class would."""
-        above, _ = classes.ancestry(self.definition)
-        keys = [(each.module.file, each.name) for each in above]
-        start = keys.index((after.module.file, after.name)) + 1 if after else 0
-        for each in above[start:]:
-            node = classes.methods(each).get(name)
-            if node:
-                return Function(node, each.module, owner=self, home=each)
-        return None
+    shared: bool = False
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Function:
     """A function, method or lambda that can be followed.
 
     Attributes:
         node, module: its source.
-        owner: the object that it is bound to.
+        owner: the object or class that it is bound to.
         home: the class that defines it.
         outer: the call in which it was defined, for a function within a function.
     """
 
     node: source.FunctionNode | ast.Lambda
     module: source.Module
-    owner: Object | None = None
+    owner: Object | Class | None = None
     home: source.Definition | None = None
     outer: Frame | None = None
 
@@ -111,11 +137,11 @@ class Class:
 class Parent:
     """``super()`` of an object, in a method of the class ``home``."""
 
-    owner: Object
+    owner: Object | Class
     home: source.Definition
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Attribute:
     """An attribute, and so perhaps a method, of a value."""
 
@@ -125,7 +151,7 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Imported:
-    """What an installed package has at ``dotted`` in the module; looked up only where it matters."""
+    """What a module imports under ``dotted``; looked up only where it matters."""
 
     module: source.Module
     dotted: str
@@ -141,24 +167,53 @@ class Builtin:
 Value: TypeAlias = (
     Ref | Const | Items | Entries | Each | Object | Function | Class | Parent | Attribute | Imported | Builtin | None
 )
+NOTHING = Const(frozenset({None}))
+"""Python's None."""
+
+
+def text_of(value: Value) -> str | None:
+    """The string that a value certainly is."""
+    only = value.only if isinstance(value, Const) else None
+    return only if isinstance(only, str) else None
 
 
 def inside(value: Value) -> Iterable[Value]:
-    """The values that a container holds."""
-    if isinstance(value, Items):
-        return value.values
-    if isinstance(value, Entries | Object):
-        return (value.values if isinstance(value, Entries) else value.attributes).values()
-    return [value.value] if isinstance(value, Each) else []
+    """The values that can be reached from another."""
+    match value:
+        case Items():
+            return value.values
+        case Entries():
+            return list(value.values.values())
+        case Object():
+            return list(value.attributes.values())
+        case Each():
+            return [value.value]
+        case Attribute():
+            return [value.of]
+        case Parent() | Function():
+            return [value.owner]
+    return []
 
 
-def carries(value: Value, *, whole: bool = False, depth: int = 0) -> bool:
-    """Whether something in the context can be reached from a value; ``whole``: the context itself."""
-    if isinstance(value, Ref):
-        return not (whole and value.path)
-    if isinstance(value, Attribute):
-        return carries(value.of, whole=whole, depth=depth + 1)
-    return depth < 8 and any(carries(each, whole=whole, depth=depth + 1) for each in inside(value))
+def carries(value: Value) -> bool:
+    """Whether something in the context can be reached from a value."""
+    return any(isinstance(each, Ref) for each in reachable(value))
+
+
+def matters(value: Value) -> bool:
+    """Whether a value brings the context itself along, or a method or function within a function, that may."""
+    return any(each == Ref() or (isinstance(each, Function) and (each.owner or each.outer)) for each in reachable(value))
+
+
+def reachable(value: Value) -> Iterable[Value]:
+    """A value and all that can be reached from it."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            waiting += inside(each)
 
 
 def merge(one: Value, other: Value) -> Value:
@@ -166,8 +221,9 @@ def merge(one: Value, other: Value) -> Value:
     if one is other or one == other:
         return one
     if isinstance(one, Const) and isinstance(other, Const):
-        return Const(one.choices | other.choices)
-    if isinstance(one, Ref) and isinstance(other, Ref) and len(one.path) == len(other.path):
+        choices = one.choices | other.choices
+        return Const(choices) if len(choices) <= _MOST_CHOICES else None
+    if isinstance(one, Ref) and isinstance(other, Ref) and one.path and len(one.path) == len(other.path):
         return Ref(tuple(a if a == b else ANY for a, b in zip(one.path, other.path, strict=True)))
     return None
 
@@ -183,10 +239,28 @@ def literal(value: object) -> Value:
     return None
 
 
+def constant(node: ast.expr | None) -> Value:
+    """A plain value that stands in the source and that nobody can change."""
+    try:
+        value = ast.literal_eval(node) if node else ...
+    except (ValueError, TypeError, SyntaxError, RecursionError):
+        return None
+    return literal(value) if _is_fixed(value) else None
+
+
+def _is_fixed(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_fixed, value))
+    return isinstance(value, str | int | float | bool | None)
+
+
 def has_items(value: Value) -> bool:
     """Whether a loop over a value certainly comes to an item: a loader without a batch is an error of its own."""
-    if isinstance(value, Each):
-        return value.some
-    if isinstance(value, Ref):
-        return len(value.path) > 1 and value.path[0] == "dataset"
-    return isinstance(value, Object) and value.definition.name.endswith("Loader")
+    match value:
+        case Each():
+            return value.some
+        case Items():
+            return value.whole and bool(value.values)
+        case Ref():
+            return len(value.path) > 1 and value.path[0] == "dataset"
+    return False

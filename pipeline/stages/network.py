@@ -16,7 +16,8 @@ from pipeline.data.loader import build_loader
 from pipeline.errors import ClassPathError, ConfigError
 from pipeline.stages.base import NetworkBase
 from pipeline.training.brain import Brain, ModuleBrain
-from pipeline.training.optim_scheduler import Constant, OptimScheduler
+from pipeline.training.optim_scheduler import OptimScheduler
+from pipeline.training.schedules import Constant
 from pipeline.training.updater import Updater
 
 

@@ -107,7 +107,8 @@ class Brain:
             self._before_batch(context=self._context, batch=batch)
         predictions = self.compute_forward(batch, Stage.TRAIN)
         losses = self._losses(self.compute_objectives(predictions, batch, Stage.TRAIN))
-        if optimize(losses, self._optim_schedulers, self._train_state["epoch"]):
+        finite, _ = optimize(losses, self._optim_schedulers, self._train_state["epoch"])
+        if finite:
             self.train_loss.add(losses["loss"].detach(), self.count_samples(batch) or uncountable(batch))
         else:
             self._discarded(losses["loss"])

@@ -110,3 +110,55 @@ def test_a_duplicate_key_hides_no_other_fault(faults: Faults) -> None:
         "output_dir: duplicate key, first on line 1; remove one",
         "mod: unknown key; did you mean 'mode'?",
     ]
+
+
+LISTED = "_base_: [a.yaml, b.yaml]\n"
+BOTH = "config.yaml inherits from both; set it in config.yaml"
+
+
+@pytest.mark.parametrize(
+    ("text", "later", "width"),
+    [
+        ("hyper_parameters: {width: 3}", "hyper_parameters: {width: 2}", 3),
+        ("mode: null", "hyper_parameters: {width: 8}", 8),
+        ("mode: null", "hyper_parameters: {_delete_: true, width: 2}", 2),
+        ("hyper_parameters: {_delete_: true, width: 4}", "hyper_parameters: {width: 2}", 4),
+    ],
+    ids=["the file decides", "they agree", "one replaces the other", "the file replaces both"],
+)
+def test_two_bases_of_a_list_may_both_set_a_value(config: Configs, text: str, later: str, width: int) -> None:
+    found = config(LISTED + text, files={"a.yaml": BASE, "b.yaml": later})
+    assert found.get("hyper_parameters.width") == width
+
+
+@pytest.mark.parametrize(("value", "other"), [("[1, 2, 3]", "[1, 2]"), ("{a: 1}", "[1, 2]"), ("1", "[1, 2]")])
+def test_two_bases_of_a_list_may_not_differ_in_a_value_of_whatever_kind(faults: Faults, value: str, other: str) -> None:
+    assert faults(LISTED, files={"a.yaml": BASE, "b.yaml": f"hyper_parameters: {{sizes: {value}}}"}) == [
+        f"b.yaml:1:27: hyper_parameters.sizes: is {value}, but a.yaml:2 says {other}, and {BOTH}"
+    ]
+
+
+@pytest.mark.parametrize("order", ["[a.yaml, b.yaml]", "[b.yaml, a.yaml]"])
+def test_what_two_bases_inherit_may_be_changed_by_one_of_them(config: Configs, order: str) -> None:
+    files = {"a.yaml": "_base_: c.yaml\nhyper_parameters: {width: 9}", "b.yaml": "_base_: c.yaml", "c.yaml": BASE}
+    assert config(f"_base_: {order}", files=files).get("hyper_parameters.width") == 9
+
+
+def test_what_two_bases_inherit_may_not_be_changed_by_both(faults: Faults) -> None:
+    own = "_base_: c.yaml\nhyper_parameters: {width: %d}"
+    assert faults(LISTED, files={"a.yaml": own % 1, "b.yaml": own % 2, "c.yaml": BASE}) == [
+        f"b.yaml:2:27: hyper_parameters.width: is 2, but a.yaml:2 says 1, and {BOTH}"
+    ]
+
+
+@pytest.mark.parametrize(("written", "over"), [("max_grad_norm", "grad_clip"), ("grad_clip", "max_grad_norm")])
+def test_a_key_replaces_the_base_s_under_its_other_name(config: Configs, written: str, over: str) -> None:
+    base = f"runner: [{{name: r, class: infer, {written}: 1}}]"
+    found = config(f"_base_: base.yaml\nrunner: [{{name: r, {over}: 2}}]", files={"base.yaml": base})
+    assert found.get("runner.r.grad_clip") == 2
+
+
+def test_save_intervals_under_different_names_add_up_across_files(config: Configs) -> None:
+    base = "runner: [{name: r, class: train, save_step_interval: 7, save_interval: 9}]"
+    text = "_base_: base.yaml\nrunner: [{name: r, save_checkpoint_interval: 2, save_interval: 8}]"
+    assert config(text, files={"base.yaml": base}).get("runner.r.save_interval") == [8, "2 epoch", 7]

@@ -247,3 +247,33 @@ def test_a_dict_without_a_folder_has_no_relative_weights() -> None:
     runner = {"name": "only", "class": "train", "epochs": 1, "init_model_path": "weights.safetensors"}
     found = [fault.message for fault in check({"runner": [runner]}) if fault.address.endswith("init_model_path")]
     assert found == ["'weights.safetensors' is relative, and a dict has no folder; give an absolute path"]
+
+
+@pytest.mark.parametrize(
+    ("written", "override", "address"),
+    [
+        ("max_iteration: 5", "runner.r.max_steps=7", "runner.r.max_steps"),
+        ("max_steps: 5", "runner.r.max_iteration=7", "runner.r.max_steps"),
+        ("max_grad_norm: 5", "runner.r.max_grad_norm=7", "runner.r.grad_clip"),
+    ],
+)
+def test_an_override_replaces_a_key_under_its_other_name(
+    config: Configs, written: str, override: str, address: str
+) -> None:
+    assert config(f"runner: [{{name: r, class: train, {written}}}]", override).get(address) == 7
+
+
+def test_the_learning_rate_may_be_overridden_under_its_other_name(linear: Path) -> None:
+    found = checked(linear, ["hyper_parameters.optimizer.lr=0.5"])
+    assert found.get("hyper_parameters.optimizer") == {"class": "SGD", "lr": 0.5}
+
+
+def test_of_two_overrides_under_two_names_the_later_counts(config: Configs) -> None:
+    assert config("", "runner.train_runner.max_steps=1", "runner.train_runner.max_iteration=2").get(
+        "runner.train_runner.max_steps"
+    ) == 2  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["{a}", "{a: 1}", "{}"])
+def test_an_override_may_be_a_mapping(config: Configs, text: str) -> None:
+    assert isinstance(config("", f"hyper_parameters.x={text}").get("hyper_parameters.x"), dict)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.config.load import Config
+from pipeline.config.load import Config, Draft
 
 Configs = Callable[..., Config]
 Faults = Callable[..., list[str]]
+RUNNER = "runner: [{name: train_runner, class: train, epochs: 2}]\n"
 
 
 @pytest.mark.parametrize("value", ["16", "0.5", "true", "null", "[1, {a: 2}]", "{a: {b: 1}}", "text"])
@@ -127,3 +129,47 @@ def test_a_reference_that_leads_nowhere_is_named(faults: Faults, values: str, fa
 def test_every_bad_reference_is_reported_where_it_stands(faults: Faults) -> None:
     text = 'hyper_parameters:\n  a: "${hyper_parameters.x}"\n  b: [1, "${hyper_parameters.y}"]\n'
     assert [fault.partition(": ")[0] for fault in faults(text)] == ["config.yaml:2:6", "config.yaml:3:10"]
+
+
+@pytest.mark.parametrize(
+    ("target", "value"),
+    [
+        ("runner.train_runner.print_interval", 50),
+        ("runner.train_runner.startup_args", {}),
+        ("output_dir", "runs"),
+        ("mode", None),
+        ("runner.train_runner.max_steps", 4),
+        ("runner.train_runner.max_iteration", 4),
+    ],
+)
+def test_a_reference_sees_defaults_and_other_names(config: Configs, target: str, value: Any) -> None:
+    text = f"hyper_parameters: {{a: '${{{target}}}'}}\nrunner: [{{name: train_runner, class: train, max_iteration: 4}}]"
+    assert config(text).get("hyper_parameters.a") == value
+
+
+def test_a_reference_sees_the_workspace_that_is_not_written(config: Configs) -> None:
+    assert config('hyper_parameters: {a: "${workspace}/x"}').get("hyper_parameters.a") == f"{Path.cwd()}/x"
+
+
+def test_a_folder_called_like_a_reference_is_none(workspace: Callable[..., Path]) -> None:
+    folder = workspace({"config.yaml": RUNNER}, "${x}")
+    assert Draft(folder / "config.yaml").workspace == folder
+
+
+@pytest.mark.parametrize(
+    ("path", "taken"),
+    [("${hyper_parameters.path}", "far/x.py"), ("${hyper_parameters.folder}/x.py", "far/code/x.py"),
+     ("own/${hyper_parameters.path}", "own/x.py"), ("./${hyper_parameters.path}", "x.py")],
+)  # fmt: skip
+def test_a_relative_path_that_is_referred_to_belongs_to_the_file_that_wrote_its_beginning(
+    config: Configs, path: str, taken: str
+) -> None:
+    base = f"hyper_parameters: {{path: x.py, folder: code}}\n{RUNNER}"
+    text = f'_base_: far/base.yaml\nrunner: [{{name: train_runner, startup_class_path: "{path}"}}]'
+    found = config(text, files={"far/base.yaml": base})
+    assert found.get("runner.train_runner.startup_class_path") == str(Path.cwd() / taken)
+
+
+def test_sixty_references_in_a_row_are_followed(config: Configs) -> None:
+    row = "\n".join(f"  a{n}: ${{hyper_parameters.a{n + 1}}}" for n in range(60))
+    assert config(f"hyper_parameters:\n{row}\n  a60: 5").get("hyper_parameters.a0") == 5

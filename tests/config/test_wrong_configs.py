@@ -145,6 +145,7 @@ def test_a_misspelt_name_in_a_reference_is_named_with_the_nearest(wrong: Wrong, 
         ("name: line", "name: a line", "config.yaml:19:11: phase.a line.name: is 'a line'; use letters, digits, '_' and '-' only"),
         # out of range
         ("epochs: 2", "epochs: 0", "config.yaml:14:13: runner.train_runner.epochs: is 0; it must be greater than 0"),
+        ("epochs: 2", "max_steps: 0", "config.yaml:14:16: runner.train_runner.max_steps: is 0; it must be greater than 0"),
         ("batch_size: 4", "batch_size: -4",
          "config.yaml:10:17: dataset.train_data.batch_size: is -4; it must be greater than 0"),
         ("grad_clip: 5", "grad_clip: 0", "config.yaml:15:16: runner.train_runner.grad_clip: is 0; it must be greater than 0"),
@@ -214,17 +215,21 @@ def test_the_truth_values_of_yaml_1_1_are_none(wrong: Wrong, written: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("new", "fault"),
+    ("old", "new", "fault"),
     [
-        ("grad_clip: 5\n    max_grad_norm: 5",
+        ("grad_clip: 5", "grad_clip: 5\n    max_grad_norm: 5",
          "config.yaml:16:5: runner.train_runner.max_grad_norm: means the same as 'grad_clip', which is set too; keep one"),
-        ("max_iteration: 5\n    max_steps: 5",
+        ("grad_clip: 5", "max_iteration: 5\n    max_steps: 5",
          "config.yaml:15:5: runner.train_runner.max_iteration: means the same as 'max_steps', which is set too; keep one"),
-        ("max_grad_norm: 0", "config.yaml:15:20: runner.train_runner.grad_clip: is 0; it must be greater than 0"),
+        ("learning_rate: 0.1", "learning_rate: 0.1, lr: 0.2",
+         "config.yaml:4:47: hyper_parameters.optimizer.lr: means the same as 'learning_rate', which is set too; keep one"),
+        ("grad_clip: 5", "max_grad_norm: 0", "config.yaml:15:20: runner.train_runner.grad_clip: is 0; it must be greater than 0"),
     ],
 )  # fmt: skip
-def test_a_key_under_two_names_is_refused_and_one_under_another_is_judged(wrong: Wrong, new: str, fault: str) -> None:
-    assert wrong(changed("grad_clip: 5", new)) == [fault]
+def test_a_key_under_two_names_is_refused_and_one_under_another_is_judged(
+    wrong: Wrong, old: str, new: str, fault: str
+) -> None:
+    assert wrong(changed(old, new)) == [fault]
 
 
 @pytest.mark.parametrize(
@@ -255,7 +260,7 @@ def test_a_key_under_two_names_is_refused_and_one_under_another_is_judged(wrong:
         ("hyper_parameters.x=!!python/name:os.system ''",
          "hyper_parameters.x: the tag '!!python/name:os.system' is not allowed; a config holds plain values only"),
         ("runner.other={name: other}",
-         "runner.other: there is no 'other' in this list; did you mean 'infer_runner'?"),
+         "runner.other: there is no 'other' in this list; known: infer_runner, train_runner"),
         ("mode=trian_runner", "mode: there is no runner 'trian_runner'; did you mean 'train_runner'?"),
         ("runner.train_runner={name: train_runner, class: train, epochs: 1, max_steps: 1, max_iteration: 1}",
          "runner.train_runner.max_iteration: means the same as 'max_steps', which is set too; keep one"),
@@ -464,3 +469,9 @@ def test_a_dict_that_needs_a_workspace_is_told_so_once_for_each_value() -> None:
         ("runner.r.startup_class_path", f"'{path}' {remedy}"),
         ("plugins", f"'{path}' {remedy}"),
     ]
+
+
+def test_a_dict_that_holds_itself_is_refused() -> None:
+    config: dict[str, Any] = {"runner": [{"name": "r", "class": "infer"}]}
+    config["hyper_parameters"] = {"all": [config]}
+    assert [str(fault) for fault in check(config)] == ["dict: more than 64 levels; make the config smaller"]

@@ -25,14 +25,6 @@ def faults(text: str) -> list[str]:
     return [str(fault).splitlines()[0] for fault in raised.value.faults]
 
 
-def read_fault(content: bytes, folder: Path) -> str:
-    path = folder / "config.yaml"
-    path.write_bytes(content)
-    with pytest.raises(ConfigError) as raised:
-        yaml_text.read(path, "config.yaml")
-    return str(raised.value)
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [

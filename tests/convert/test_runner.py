@@ -81,8 +81,8 @@ IGNORED = "not carried: PaddleRec 1.8.5 did not read it, and did not say so; "
         ("save_step_path: x\nsave_step_interval: -1", "# not carried: save_step_path: x\n# not carried: save_step_interval: -1",
          "not carried: PaddleRec saved no steps with these settings; nothing to do"),
         ("init_model_path: weights", SAME,
-         "Paddle's parameters cannot be read; name a checkpoint folder of ours or a .safetensors file; "
-         "it starts at this file now, not where the command runs"),
+         ("Paddle's parameters cannot be read; name a checkpoint folder of ours or a .safetensors file; "
+         "it starts at this file now, not where the command runs")),
         ("init_model_path: /w", SAME,
          "Paddle's parameters cannot be read; name a checkpoint folder of ours or a .safetensors file"),
         ("init_model_path:", "# not carried: init_model_path:", EMPTY),
@@ -99,8 +99,8 @@ IGNORED = "not carried: PaddleRec 1.8.5 did not read it, and did not say so; "
         ("trainer_class: single_train", "# not carried: trainer_class: single_train",
          "not carried: PaddleRec 1.8.5 has no such trainer; nothing to do"),
         ('trainer_class: "{workspace}/t.py"', 'trainer_class: "{workspace}/t.py:UserDefineTrainer"',
-         "is now '{workspace}/t.py:UserDefineTrainer': its class is written for paddle; "
-         "port it to a subclass of pipeline.GeneralTrainer"),
+         ("is now '{workspace}/t.py:UserDefineTrainer': its class is written for paddle; "
+         "port it to a subclass of pipeline.GeneralTrainer")),
         ('instance_class_path: "{workspace}/i.py"', SAME, f"its class Instance {PORT} torch"),
         ('network_class_path: "{workspace}/i.py"', SAME, f"its class Network {PORT} torch"),
         ('startup_class_path: "{workspace}/i.py"', SAME, f"its class Startup {PORT} torch"),
@@ -112,14 +112,14 @@ IGNORED = "not carried: PaddleRec 1.8.5 did not read it, and did not say so; "
         ("phases: [train, big]", SAME, None),
         ("phases: train", SAME, None),
         ("phases: train_big", "phases: [train, big, train_big]",
-         "is now [train, big, train_big]: so PaddleRec took them, in the order of `phase:`, and those that have their "
-         "name within the string; check that it was meant"),
+         ("is now [train, big, train_big]: so PaddleRec took them, in the order of `phase:`, and those that have their "
+         "name within the string; check that it was meant")),
         ("phases:  # these\n- big  # b\n# and\n- train", "phases: [train, big]  # these\n# - big  # b\n# # and\n# - train",
-         "is now [train, big]: so PaddleRec took them, in the order of `phase:`, without those that are not there; "
-         "check that it was meant"),
+         ("is now [train, big]: so PaddleRec took them, in the order of `phase:`, without those that are not there; "
+         "check that it was meant")),
         ("phases: [big, nope, train, big]", "phases: [train, big]",
-         "is now [train, big]: so PaddleRec took them, in the order of `phase:`, without those that are not there; "
-         "check that it was meant"),
+         ("is now [train, big]: so PaddleRec took them, in the order of `phase:`, without those that are not there; "
+         "check that it was meant")),
         ("phases: [nope]", SAME, "names no phase, and PaddleRec ran nothing then; name those that you want"),
         ("phases: []", SAME, "names no phase, and PaddleRec ran nothing then; name those that you want"),
         ("phases:", "# not carried: phases:", "not carried: it is empty, which means all; nothing to do"),
@@ -145,7 +145,9 @@ def test_a_key_of_a_train_runner(own_lines: Own, lines: str, expected: str, note
         ("0", "1", "is now 1: 0 ended PaddleRec with a ZeroDivisionError; choose"),
     ],
 )
-def test_the_interval_of_checkpoints_means_epochs(own_lines: Own, interval: str, expected: str, note: str | None) -> None:
+def test_the_interval_of_checkpoints_means_epochs(
+    own_lines: Own, interval: str, expected: str, note: str | None
+) -> None:
     written, said = own_lines("train", f"save_checkpoint_path: saved\nsave_checkpoint_interval: {interval}")
     assert written == f"save_checkpoint_interval: {expected}"
     assert said == ([f"runner.r.save_checkpoint_interval: {note}"] if note else [])
@@ -204,9 +206,15 @@ def test_a_path_alone_saves_after_every_epoch(converted: Convert) -> None:
 
 
 def test_an_interval_without_a_path_saves_nothing(converted: Convert) -> None:
-    text, notes = converted(RUNNER.format(kind="train", own="save_checkpoint_interval: 2"))
+    text, _ = converted(RUNNER.format(kind="train", own="save_checkpoint_interval: 2"))
     assert "# not carried: save_checkpoint_interval: 2\n" in text
     assert "save_interval: null\n" in text
+
+
+def test_steps_alone_are_saved_as_they_were(converted: Convert) -> None:
+    text, _ = converted(RUNNER.format(kind="train", own="save_step_path: p\n  save_step_interval: 7"))
+    saving = {key: value for key, value in yaml.safe_load(text)["runner"][0].items() if "save" in key}
+    assert saving == {"save_step_interval": 7}
 
 
 def test_gpus_without_a_device_are_the_device(converted: Convert) -> None:
@@ -237,6 +245,8 @@ def test_an_infer_runner_takes_what_the_train_runner_before_it_saved(
     converted: Convert, mode: str, path: str, own: str, is_carried: bool
 ) -> None:
     text, notes = converted(INFER.format(mode=mode, path=path, own=own))
-    dropped = "not carried: it takes the newest checkpoint of the train runner before it, not each of them; nothing to do"
+    dropped = (
+        "not carried: it takes the newest checkpoint of the train runner before it, not each of them; nothing to do"
+    )
     assert ("init_model_path" in yaml.safe_load(text)["runner"][1]) is is_carried
     assert (f"runner.i.init_model_path: {dropped}" in notes) is not is_carried

@@ -39,8 +39,8 @@ def in_item(section: str, lines: str) -> str:
         ('sparse_slots: ""', '# not carried: sparse_slots: ""', "sparse_slots: not carried: it is empty; nothing to do"),
         # What belongs to the class is gathered, with its comments.
         ("data_path: p\nbatch_size: 2  # b\n# above\n# slots\nsparse_slots: |  # s\n  1 2\n  3\n\n# after\ntype: T",
-         "args:\n  data_path: p\n  # above\n  # slots\n  sparse_slots: |  # s\n    1 2\n    3\n"
-         "batch_size: 2  # b\n\n# after\n# not carried: type: T",
+         ("args:\n  data_path: p\n  # above\n  # slots\n  sparse_slots: |  # s\n    1 2\n    3\n"
+         "batch_size: 2  # b\n\n# after\n# not carried: type: T"),
          "type: not carried: a torch DataLoader reads every dataset; nothing to do"),
     ],
 )  # fmt: skip
@@ -57,17 +57,17 @@ def test_a_key_of_a_dataset(converted: Convert, lines: str, expected: str, note:
     ("lines", "path", "note"),
     [
         ('data_converter: "{workspace}/r.py"\ndata_path: p', "{workspace}/r.py:Reader",
-         "data_converter: is now class_path: {workspace}/r.py:Reader: port Reader to a torch Dataset or IterableDataset "
-         "that takes data_path"),
+         ("data_converter: is now class_path: {workspace}/r.py:Reader: port Reader to a torch Dataset or IterableDataset "
+         "that takes data_path")),
         ("data_converter: r.py\nreader_class_name: Mine", "r.py:Mine",
-         "data_converter: is now class_path: r.py:Mine: port Mine to a torch Dataset or IterableDataset"
-         "; it starts at this file now, not where the command runs"),
+         ("data_converter: is now class_path: r.py:Mine: port Mine to a torch Dataset or IterableDataset"
+         "; it starts at this file now, not where the command runs")),
         ("data_path: p\ndense_slots: d:1\npadding: 1", "{workspace}/slots.py:Slots",
-         "class_path: is new, '{workspace}/slots.py:Slots': PaddleRec read this with its own reader of slots; write class "
-         "Slots there, a torch Dataset or IterableDataset that takes data_path, dense_slots, padding"),
+         ("class_path: is new, '{workspace}/slots.py:Slots': PaddleRec read this with its own reader of slots; write class "
+         "Slots there, a torch Dataset or IterableDataset that takes data_path, dense_slots, padding")),
         ("data_path: p", "{workspace}/reader.py:Reader",
-         "class_path: is new, '{workspace}/reader.py:Reader': PaddleRec read this with the model; write class Reader "
-         "there, a torch Dataset or IterableDataset that takes data_path"),
+         ("class_path: is new, '{workspace}/reader.py:Reader': PaddleRec read this with the model; write class Reader "
+         "there, a torch Dataset or IterableDataset that takes data_path")),
     ],
 )  # fmt: skip
 def test_what_reads_a_dataset_becomes_its_class(converted: Convert, lines: str, path: str, note: str) -> None:
@@ -77,8 +77,11 @@ def test_what_reads_a_dataset_becomes_its_class(converted: Convert, lines: str, 
 
 
 def test_a_converter_beside_slots_was_ignored(converted: Convert) -> None:
-    _, notes = converted(in_item("dataset", "sparse_slots: a\ndata_converter: r.py\nreader_class_name: R"))
-    assert "dataset.x.data_converter: not carried: PaddleRec did not use it where there are slots; nothing to do" in notes
+    text, notes = converted(in_item("dataset", "sparse_slots: a\ndata_converter: r.py\nreader_class_name: R"))
+    assert (
+        "dataset.x.data_converter: not carried: PaddleRec did not use it where there are slots; nothing to do" in notes
+    )
+    assert 'class_path: "{workspace}/slots.py:Slots"' in text
     nameless = "not carried: there is no file of which it could name a class; nothing to do"
     assert f"dataset.x.reader_class_name: {nameless}" in notes
 
@@ -87,16 +90,16 @@ def test_a_converter_beside_slots_was_ignored(converted: Convert) -> None:
     ("lines", "expected", "note"),
     [
         ('model: "{workspace}/m.py"', SAME,
-         "model: its class Model is written for paddle; port it to a pipeline.Brain, or to a torch.nn.Module with `loss:` "
-         "beside it"),
+         ("model: its class Model is written for paddle; port it to a pipeline.Brain, or to a torch.nn.Module with `loss:` "
+         "beside it")),
         ("dataset_name: y", SAME, None),
         ("thread_num: 1", "# not carried: thread_num: 1",
          "thread_num: not carried: it read files in threads; set `num_workers` of the dataset"),
         ("gradient_scale_strategy: 0", "# not carried: gradient_scale_strategy: 0",
          "gradient_scale_strategy: not carried: it scaled the loss for several devices; nothing to do for one"),
         ("shuffle_filelist: yes", "# not carried: shuffle_filelist: yes",
-         "shuffle_filelist: not carried: the order is the dataset's affair; set `shuffle: true` there, or shuffle files in "
-         "its class"),
+         ("shuffle_filelist: not carried: the order is the dataset's affair; set `shuffle: true` there, or shuffle files in "
+         "its class")),
         ("modle: m.py", "# not carried: modle: m.py", f"modle: {IGNORED}did you mean 'model'?"),
         ("colour: y", "# not carried: colour: y", f"colour: {IGNORED}if a class of yours did, put it into model_args"),
     ],
@@ -163,8 +166,8 @@ def test_a_value_is_what_paddlerec_read(converted: Convert, value: str, expected
         ("mode: r", SAME, None),
         ("workspace: /a/b", SAME, None),
         ("workspace: paddlerec.models.rank.dnn", "# not carried: workspace: paddlerec.models.rank.dnn",
-         "workspace: not carried: PaddleRec's package is not here; copy its folder models/rank/dnn and put this config "
-         "into it"),
+         ("workspace: not carried: PaddleRec's package is not here; copy its folder models/rank/dnn and put this config "
+         "into it")),
         ("debug: true", "# not carried: debug: true",
          "debug: not carried: it timed the operators of a QueueDataset; time them with torch.profiler in a plugin"),
         ("hyper_parameters:", "# not carried: hyper_parameters:",

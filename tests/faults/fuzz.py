@@ -20,7 +20,19 @@ from mutations import BASES, Case, cases, write_workspaces
 from pipeline.check import check
 from pipeline.errors import Fault
 
-FORBIDDEN = ("exec", "import", "subprocess.", "os.", "pty.", "socket.", "shutil.", "ctypes.", "urllib.", "ftplib.", "signal.")
+FORBIDDEN = (
+    "exec",
+    "import",
+    "subprocess.",
+    "os.",
+    "pty.",
+    "socket.",
+    "shutil.",
+    "ctypes.",
+    "urllib.",
+    "ftplib.",
+    "signal.",
+)
 HARMLESS = {"os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.listxattr", "os.getxattr"}
 
 
@@ -81,7 +93,10 @@ def main() -> None:
 
         @hypothesis.seed(arguments.seed)
         @hypothesis.settings(
-            max_examples=arguments.count, database=None, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+            max_examples=arguments.count,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
         )
         @hypothesis.given(cases())
         def answers_with_faults(case: Case) -> None:
@@ -94,9 +109,13 @@ def main() -> None:
         try:
             answers_with_faults()
         except BaseException as error:
-            error.add_note(f"seed {arguments.seed}; again with: python tests/faults/fuzz.py {arguments.count} --seed {arguments.seed}")
+            error.add_note(
+                f"seed {arguments.seed}; again with: python tests/faults/fuzz.py {arguments.count} --seed {arguments.seed}"
+            )
             raise
-    print(f"{clean + faulty} configs: {faulty} with faults, {clean} without; {time.perf_counter() - start:.0f} s, slowest {slowest[0]:.2f} s")
+    print(
+        f"{clean + faulty} configs: {faulty} with faults, {clean} without; {time.perf_counter() - start:.0f} s, slowest {slowest[0]:.2f} s"
+    )
 
 
 if __name__ == "__main__":

@@ -8,11 +8,19 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
-from idioms import CAREFUL, HIDDEN, IDLE, IDLE_PLACES, PLACES, READS, WRITES, StageFile, choose, indented, put
+from accesses import CAREFUL, HIDDEN, IDLE, READS, WRITES
+from places import IDLE_PLACES, PLACES, put
+from stage_file import StageFile, indented
 
-METHODS = {"instance": "instance", "network": "build_network", "startup": "startup", "runner": "run", "terminal": "terminal"}
+METHODS = {
+    "instance": "instance",
+    "network": "build_network",
+    "startup": "startup",
+    "runner": "run",
+    "terminal": "terminal",
+}
 STATUS = {"network": "network_pass", "startup": "startup_pass", "runner": "train_pass", "terminal": "terminal_pass"}
 STAGES = tuple(METHODS)
 KEYS = (
@@ -23,7 +31,7 @@ KEYS = (
 DEFECTS = {
     "forgotten": 30, "misspelt": 24, "written later": 12, "removed before": 6, "jumped over": 5, "branch not taken": 6, "swap": 17,
 }  # fmt: skip
-DATA = '''
+DATA = """
 import torch
 from torch.utils.data import Dataset
 
@@ -34,7 +42,8 @@ class Line(Dataset):
         return len(self.x)
     def __getitem__(self, index):
         return self.x[index], 3 * self.x[index] - 1
-'''
+"""
+TABLES = {"read": READS, "careful": CAREFUL, "write": WRITES, "hidden": HIDDEN, "idle": IDLE, "unused": READS}
 ENTRY = {
     "model": "net",
     "brain": "brain",
@@ -43,22 +52,41 @@ ENTRY = {
 }
 
 
+class Use(NamedTuple):
+    """One use of a key: in which stage, how (read, careful, write, hidden, idle, unused), as which idiom, where it stands."""
+
+    stage: str
+    kind: str
+    idiom: str
+    place: str
+    key: str
+
+
 @dataclass
 class Generated:
-    """A workspace: file name -> text, and what was done to it.
+    """A workspace.
 
     Attributes:
+        files: name -> text.
         defect: the mistake that was made on purpose; "" for none.
-        key: the key that it concerns.
-        hidden: whether a stage writes a key whose name cannot be seen in its source.
-        idioms: what it is made of.
+        uses: what it is made of.
     """
 
     files: dict[str, str]
-    defect: str = ""
-    key: str = ""
-    hidden: bool = False
-    idioms: list[str] = field(default_factory=list)
+    defect: str
+    uses: list[Use] = field(default_factory=list)
+
+    def can_be_told(self, stage: str, key: str) -> bool:
+        """Whether the source says that nothing has written a key when a stage begins.
+
+        It doesn't where a stage up to then writes under a name that cannot be seen, or would write the key under
+        another condition.
+        """
+        before = STAGES[: STAGES.index(stage) + 1]
+        return not any(
+            use.stage in before and (use.kind == "hidden" or (use.kind == "idle" and use.key == key))
+            for use in self.uses
+        )
 
 
 class Workspace:
@@ -70,8 +98,7 @@ class Workspace:
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
-        self.idioms: list[str] = []
-        self.hidden = False
+        self.uses: list[Use] = []
         self.neighbour: list[str] = []
         self.plugin: list[str] = []
         self.keys = self.random.sample(KEYS, self.random.randint(3, 7))
@@ -107,11 +134,16 @@ class Workspace:
             file.imports.append(f"from pipeline import {name}Base")
         return file
 
-    def access(self, stage: str, table: dict[str, Any], key: str, places: dict[str, Any] = PLACES) -> None:
-        """Add one use of a key to a stage."""
-        how, place = choose(table, self.random), choose(places, self.random)
+    def use(self, stage: str, kind: str, key: str, *idioms: str) -> None:
+        """Add one use of a key to a stage, as one of the idioms."""
+        table = {name: each for name, each in TABLES[kind].items() if not idioms or name in idioms}
+        places = IDLE_PLACES if kind == "unused" else PLACES
+        how = self.pick({name: weight for name, (weight, _) in table.items()})
+        place = self.pick({name: weight for name, (weight, _) in places.items()})
+        if place == "another dict" and how in ("pop", "del"):
+            place = "dead method"  # a dict that lacks the key would fail
         put(self.files[stage], place, table[how][1], key)
-        self.idioms.append(f"{stage}: {how} ({place}) {key}")
+        self.uses.append(Use(stage, kind, how, place, key))
 
     def flow(self, key: str, defect: str) -> None:
         """Let a key be written by one stage and used by later ones."""
@@ -124,22 +156,26 @@ class Workspace:
         if defect != "forgotten":
             self.write(writer, key, defect)
         if defect == "removed before" and len(later) > 1:
-            self.access(later[0], {name: READS[name] for name in ("pop", "del")}, key)
+            self.use(later[0], "read", key, "pop", "del")
             readers = later[1:2]
         if defect == "written later":
             self.random.shuffle(readers)
         for reader in readers:
-            self.read(reader, misspelt(key, self.random) if defect == "misspelt" else key, last=reader == readers[-1], sure=bool(defect))
+            self.read(
+                reader,
+                misspelt(key, self.random) if defect == "misspelt" else key,
+                last=reader == readers[-1],
+                sure=bool(defect),
+            )
         if self.random.random() < 0.15:
-            self.access(self.random.choice(own), READS, self.random.choice(KEYS), IDLE_PLACES)
+            self.use(self.random.choice(own), "unused", self.random.choice(KEYS))
 
     def write(self, stage: str, key: str, defect: str) -> None:
         """A write of a key, mostly one that is certain to happen."""
         if defect == "branch not taken":
-            self.access(stage, IDLE, key)
+            self.use(stage, "idle", key)
         elif self.random.random() < 0.03:
-            self.hidden = True
-            self.access(stage, HIDDEN, key)
+            self.use(stage, "hidden", key)
         elif not self.plugin and self.random.random() < 0.04:
             guard = f'if name == "{stage}":'
             hook, lines = self.random.choice(
@@ -150,23 +186,26 @@ class Workspace:
                 ]
             )
             self.plugin = ["@hookimpl", f"def {hook}:", *indented(lines)]
-            self.idioms.append(f"plugin: {hook} {key}")
+            self.uses.append(Use(stage, "write", hook, "plugin", key))
         else:
-            self.access(stage, WRITES, key)
+            self.use(stage, "write", key)
 
     def read(self, stage: str, key: str, *, last: bool, sure: bool) -> None:
         """A read of a key, often a careful one."""
         if not sure and self.random.random() < 0.3:
-            self.access(stage, CAREFUL, key)
-            return
-        table = {name: each for name, each in READS.items() if last or name not in ("pop", "del")}
-        self.access(stage, table, key)
+            self.use(stage, "careful", key)
+        else:
+            self.use(stage, "read", key, *(name for name in READS if last or name not in ("pop", "del")))
 
     def build(self) -> None:
         """The network stage of one who builds the model by hand, and a runner for it, or the default's."""
         file = self.files["network"]
-        file.imports += ["import torch", "from pipeline import Updater", "from pipeline.training.brain import ModuleBrain"]
-        file.imports += ["from pipeline.training.optim_scheduler import Constant", "from .data import Line"]
+        file.imports += [
+            "import torch",
+            "from pipeline import Updater",
+            "from pipeline.training.brain import ModuleBrain",
+        ]
+        file.imports += ["from pipeline.training.schedules import Constant", "from .data import Line"]
         parts = dict(ENTRY)
         if self.defect == "swap" or self.random.random() < 0.3:
             parts = {name: parts[name] for name in parts if name == "model" or self.random.random() < 0.5}
@@ -187,7 +226,7 @@ class Workspace:
                 file.body += [f'{c}["model"] = {{"line": entry}}']
         if self.defect != "swap" or self.random.random() < 0.7:
             file.body += [f'{c}["dataset"] = {{"train_data": torch.utils.data.DataLoader(Line(), batch_size=4)}}']
-        self.idioms.append(f"network: entry of {', '.join(parts)}")
+        self.uses.append(Use("network", "write", f"entry of {', '.join(parts)}", "inline", "model"))
 
     def use_model(self) -> None:
         """Reads of what the network stage leaves, one or two levels down."""
@@ -196,7 +235,9 @@ class Workspace:
             if self.random.random() < 0.6:
                 part = self.random.choice(["model", "model", "brain", "optim_schedulers", "updater"])
                 if self.defect == "swap" and self.random.random() < 0.15:
-                    part = {"model": "net", "brain": "brains", "optim_schedulers": "optimizer", "updater": "update"}[part]
+                    part = {"model": "net", "brain": "brains", "optim_schedulers": "optimizer", "updater": "update"}[
+                        part
+                    ]
                 file.body += self.random.choice(
                     [
                         [f'print({c}["model"]["line"]["{part}"])'],
@@ -208,7 +249,7 @@ class Workspace:
                         [f'if "{part}" in {c}["model"]["line"]:', f'    print({c}["model"]["line"]["{part}"])'],
                     ]
                 )
-                self.idioms.append(f"{stage}: model[…]['{part}']")
+                self.uses.append(Use(stage, "read", "of an entry", "inline", part))
             if stage == "runner" and file.base == "RunnerBase":
                 file.body += [f'for x, y in {c}["dataset"]["train_data"]:', "    print(len(x))"]
                 if self.random.random() < 0.5:
@@ -225,30 +266,32 @@ class Workspace:
         own = [stage for stage in self.files if stage != "terminal"]
         if self.defect == "jumped over" or self.random.random() < 0.04:
             stage = self.random.choice(own[:2] or ["network"])
-            target = self.random.choice([each for each in STAGES[STAGES.index(stage) + 2 :] or ["terminal"]])
+            target = self.random.choice(STAGES[STAGES.index(stage) + 2 :] or ["terminal"])
             if stage in self.files:
                 file = self.files[stage]
                 file.body.append(f'{file.context}["status"] = "{STATUS[target]}"')
-                self.idioms.append(f"{stage}: jumps to {target}")
+                self.uses.append(Use(stage, "write", f"jumps to {target}", "inline", "status"))
         if "runner" in self.files and self.random.random() < 0.05:
             file = self.files["runner"]
             c, target = file.context, self.random.choice(["startup", "runner"])
-            file.body += [f'{c}["rounds"] = {c}.get("rounds", 0) + 1', f'if {c}["rounds"] < 2:', f'    {c}["status"] = "{STATUS[target]}"']
-            self.idioms.append(f"runner: goes back to {target}")
+            file.body += [
+                f'{c}["rounds"] = {c}.get("rounds", 0) + 1',
+                f'if {c}["rounds"] < 2:',
+                f'    {c}["status"] = "{STATUS[target]}"',
+            ]
+            self.uses.append(Use("runner", "write", f"goes back to {target}", "inline", "status"))
         if own and self.random.random() < 0.03:
             file = self.files[self.random.choice(own)]
             file.body.append(f'{file.context}["is_exit"] = True')
-            self.idioms.append(f"{file.stage}: is_exit")
+            self.uses.append(Use(file.stage, "write", "ends early", "inline", "is_exit"))
 
     def declare(self) -> None:
         """Some say what they write, most of them not all of it."""
-        for key_writes in self.idioms[:]:
-            stage, _, rest = key_writes.partition(": ")
-            how, _, key = rest.rpartition(" ")
-            if stage in self.files and how.startswith("assignment (inline") and self.random.random() < 0.1:
-                if not any("writes" in each for each in self.files[stage].attributes):
-                    self.files[stage].attributes.append(f'writes = ("{key}",)')
-                    self.idioms.append(f"{stage}: declares {key}")
+        for use in self.uses:
+            attributes = self.files[use.stage].attributes if use.stage in self.files else []
+            plain = use.idiom == "assignment" and use.place == "inline" and self.random.random() < 0.1
+            if plain and not any("writes" in each for each in attributes):
+                attributes.append(f'writes = ("{use.key}",)')
 
     def done(self) -> Generated:
         """The files."""
@@ -267,17 +310,29 @@ class Workspace:
         texts["shared.py"] = "\n".join(["import contextlib", *self.neighbour, ""])
         texts["data.py"] = DATA
         if self.plugin:
-            texts["plugin.py"] = "\n".join(["from pipeline import hookimpl", "", "class Plugin:", *(f"    {line}" for line in self.plugin), ""])
+            texts["plugin.py"] = "\n".join(
+                ["from pipeline import hookimpl", "", "class Plugin:", *(f"    {line}" for line in self.plugin), ""]
+            )
         texts["config.yaml"] = json.dumps(self.config(), indent=1)
-        return Generated(texts, self.defect, key, self.hidden, self.idioms)
+        return Generated(texts, self.defect, self.uses)
 
     def config(self) -> dict[str, Any]:
         """The config; JSON is YAML."""
-        runner: dict[str, Any] = {"name": "train_runner", "class": "train", "device": "cpu", "epochs": 1, "print_interval": None}
+        runner: dict[str, Any] = {
+            "name": "train_runner",
+            "class": "train",
+            "device": "cpu",
+            "epochs": 1,
+            "print_interval": None,
+        }
         for stage in self.files:
             runner[f"{stage}_class_path"] = f"{{workspace}}/your_{stage}.py"
         names = {key: key for key in self.keys}
-        config: dict[str, Any] = {"hyper_parameters": {"names": names}, "runner": [runner], "plugins": [{"progress_bar": False}]}
+        config: dict[str, Any] = {
+            "hyper_parameters": {"names": names},
+            "runner": [runner],
+            "plugins": [{"progress_bar": False}],
+        }
         if self.plugin:
             config["plugins"].append("{workspace}/plugin.py")
         if self.has_phase:
@@ -298,7 +353,14 @@ class Workspace:
 def misspelt(key: str, random: Random) -> str:
     """The key as one might write it by mistake."""
     at = random.randrange(1, len(key))
-    wrong = [key[:at] + key[at + 1 :], key + "s", key.replace("_", ""), key[:-1], key[:at] + key[at] + key[at:], f"my_{key}"]
+    wrong = [
+        key[:at] + key[at + 1 :],
+        key + "s",
+        key.replace("_", ""),
+        key[:-1],
+        key[:at] + key[at] + key[at:],
+        f"my_{key}",
+    ]
     return random.choice([each for each in wrong if each != key])
 
 

@@ -15,7 +15,7 @@ from pipeline import Brain, Context, Stage, hookspecs
 from pipeline.data.batch import split
 from pipeline.errors import DataError, DivergedError, ExitCode, StageError
 from pipeline.training.brain import ModuleBrain
-from pipeline.training.optim_scheduler import Constant
+from pipeline.training.schedules import Constant
 
 X, Y = torch.linspace(-1, 1, 8).view(4, 2), torch.linspace(0, 1, 4).view(4, 1)
 
@@ -41,7 +41,7 @@ def bound(brain: Brain, *, patience: int = 3, plugins: tuple[type, ...] = ()) ->
     for plugin in plugins:
         manager.register(plugin())
     context = Context(train_state={"iteration": 0, "epoch": 0}, hooks=manager.hook)
-    brain.bind("line", {"main": Constant("SGD", {"lr": 0.1}, brain.modules, None)}, context, patience)
+    brain.bind("line", {"main": Constant("SGD", {"lr": 0.1}, brain.modules, grad_clip=None)}, context, patience)
     return brain
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from pipeline import OptimScheduler
 from pipeline.errors import ClassPathError, ConfigError
-from pipeline.training.optim_scheduler import Constant
+from pipeline.training.schedules import Constant
 
 
 def seeded() -> nn.Module:

@@ -1,0 +1,152 @@
+"""Statements of which only a part may run: ``if``, ``match``, ``try``, ``with``."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from pipeline.inference.account import Account, End, Given
+from pipeline.inference.assignment import bind
+from pipeline.inference.calls import value as called
+from pipeline.inference.conditions import truth
+from pipeline.inference.frame import Frame, place
+from pipeline.inference.members import member, root_of
+from pipeline.inference.objects import bound
+from pipeline.inference.scopes import stored
+from pipeline.inference.values import Attribute, Builtin, Const, Imported, Object, Value
+
+_LETS_THROUGH = set(
+    "torch numpy io os pathlib tempfile warnings threading multiprocessing concurrent tqdm rich gzip bz2 lzma zipfile "
+    "tarfile h5py sqlite3 logging loguru tensorboard tensorboardX wandb mlflow".split()
+)
+"""Packages whose context managers let exceptions through."""
+
+
+def if_else(node: ast.If, account: Account, frame: Frame) -> End:
+    """``if``."""
+    known = truth(node.test, account, frame)
+    if known is not None:
+        return account.block(node.body if known else node.orelse, frame)
+    ways = [lambda: account.block(node.body, frame), lambda: account.block(node.orelse, frame)]
+    return _joined(account.one_of(ways, frame), account)
+
+
+def match_case(node: ast.Match, account: Account, frame: Frame) -> End:
+    """``match``."""
+    account.escape(account.value_of(node.subject, frame), place(node, frame), frame)
+
+    def way(case: ast.match_case) -> End:
+        for name in stored((case.pattern,)):
+            frame.names[name] = None
+        if case.guard:
+            account.value_of(case.guard, frame)
+        return account.block(case.body, frame)
+
+    # No case may fit, and what a pattern looks at is not sure to be looked at.
+    with account.perhaps():
+        ends = account.one_of([*(lambda case=each: way(case) for each in node.cases), lambda: End.ON], frame)
+    return _joined(ends, account)
+
+
+def _joined(ends: Sequence[End], account: Account) -> End:
+    """How ways end of which one is taken: after one that leaves, the rest may not be reached."""
+    if End.ON not in ends:
+        return next((end for end in (End.LOOP, End.RETURN) if end in ends), End.RAISE)
+    if End.LOOP in ends or End.RETURN in ends:
+        account.sure = False
+    return End.ON
+
+
+def try_except(node: ast.Try | ast.TryStar, account: Account, frame: Frame) -> End:
+    """``try``."""
+    end, anywhere = _guarded(node.body, node.orelse, node.handlers, account, frame)
+    if not node.finalbody:
+        return end
+    after = frame.names
+    frame.names = account.merged([after, anywhere], frame)
+    last = account.block(node.finalbody, frame)
+    # What follows is reached only where nothing was raised.
+    frame.names = after | {name: frame.names.get(name) for name in stored(tuple(node.finalbody))}
+    return last if last is not End.ON else end
+
+
+def _guarded(
+    body: Sequence[ast.stmt],
+    orelse: Sequence[ast.stmt],
+    handlers: Sequence[ast.ExceptHandler | None],
+    account: Account,
+    frame: Frame,
+) -> tuple[End, dict[str, Value]]:
+    """A block that may be left anywhere, and what is done then; None lets it be. Also the names wherever it is left."""
+    sure, before = account.sure, dict(frame.names)
+    # A name that is bound twice may hold either.
+    twice = {name for name, times in stored(tuple(body)).items() if times > 1}
+    with frame.exposing(twice):
+        account.sure = sure and not handlers
+        end = account.block(body, frame)
+        if end is End.ON:
+            end = account.block(orelse, frame)
+    after = frame.names
+    account.sure = False
+    anywhere = {name: value for name, value in {**before, **after}.items() if before.get(name, value) == value}
+    for name in {*before, *after} - set(anywhere):
+        anywhere[name] = account.either(before[name], after.get(name), frame)
+    anywhere |= dict.fromkeys(twice)
+    ends, going = [end], [after] if end is End.ON else []
+    for handler in handlers:
+        frame.names = dict(anywhere)
+        if handler and handler.name:
+            frame.names[handler.name] = None
+        ends.append(account.block(handler.body, frame) if handler else End.ON)
+        going += [frame.names] if ends[-1] is End.ON else []
+    frame.names = account.merged(going, frame) if going else anywhere
+    account.sure = sure
+    return (_joined(ends, account) if handlers else end), anywhere
+
+
+def with_block(node: ast.With | ast.AsyncWith, account: Account, frame: Frame) -> End:
+    """``with``."""
+    managers: list[Value] = []
+    swallows = False
+    for item in node.items:
+        manager = account.value_of(item.context_expr, frame)
+        entered = _special(manager, "__enter__", account, frame, item.context_expr)
+        managers.append(manager)
+        swallows = swallows or not _lets_through(item.context_expr, manager, account, frame)
+        if item.optional_vars:
+            bind(item.optional_vars, entered, account, frame)
+    end, _ = _guarded(node.body, (), [None] if swallows else [], account, frame)
+    for manager in reversed(managers):
+        _special(manager, "__exit__", account, frame, node)
+    return end
+
+
+def _special(manager: Value, name: str, account: Account, frame: Frame, node: ast.AST) -> Value:
+    """Call ``__enter__`` or ``__exit__``."""
+    where = place(node, frame)
+    if not isinstance(manager, Object):
+        account.escape(manager, where, frame)
+        return None
+    found = member(manager.definition, name)
+    method = bound(found, manager, account, frame, where) if found else None
+    if method is None:
+        account.escape(manager, where, frame)
+    return called(method, Given([None] * (3 if name == "__exit__" else 0), {}, where), account, frame)
+
+
+def _lets_through(node: ast.expr, manager: Value, account: Account, frame: Frame) -> bool:
+    """Whether a context manager certainly lets exceptions through."""
+    if isinstance(manager, Object):
+        found = member(manager.definition, "__exit__")
+        method = bound(found, manager, account, frame, place(node, frame)) if found else None
+        given = Given([None, None, None], {}, place(node, frame))
+        with account.perhaps():
+            answer = called(method, given, account, frame) if method else None
+        return isinstance(answer, Const) and not any(answer.choices)
+    if not isinstance(node, ast.Call):
+        return False
+    callee = account.value_of(node.func, frame)
+    if isinstance(callee, Imported):
+        binding = callee.module.bindings.get(callee.dotted.partition(".")[0])
+        return binding is not None and root_of(binding) in _LETS_THROUGH
+    return callee == Builtin("open") or (isinstance(callee, Attribute) and callee.name == "open" and callee.of is None)

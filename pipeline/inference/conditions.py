@@ -1,0 +1,106 @@
+"""Conditions, and expressions of which only a part is evaluated."""
+
+from __future__ import annotations
+
+import ast
+
+from pipeline.inference.account import Account, End
+from pipeline.inference.frame import Frame, place
+from pipeline.inference.names import settled
+from pipeline.inference.values import Const, Items, Ref, Value
+
+
+def truth(test: ast.expr, account: Account, frame: Frame) -> bool | None:
+    """Whether a condition holds; None: cannot tell."""
+    if isinstance(test, ast.Name) and test.id == "TYPE_CHECKING":
+        return False
+    return _holds(account.value_of(test, frame), account)
+
+
+def _holds(value: Value, account: Account) -> bool | None:
+    if isinstance(value, Ref):
+        fact = account.fact(value.path)
+        return None if fact is None else bool(fact)
+    if isinstance(value, Const) and len({bool(each) for each in value.choices}) == 1:
+        return bool(next(iter(value.choices)))
+    return None
+
+
+def negation(node: ast.UnaryOp, account: Account, frame: Frame) -> Value:
+    """``not a``."""
+    known = truth(node.operand, account, frame)
+    return None if known is None else Const(frozenset({not known}))
+
+
+def choice(node: ast.IfExp, account: Account, frame: Frame) -> Value:
+    """``a if condition else b``."""
+    known = truth(node.test, account, frame)
+    if known is not None:
+        return account.value_of(node.body if known else node.orelse, frame)
+    values: list[Value] = []
+
+    def way(branch: ast.expr) -> End:
+        values.append(account.value_of(branch, frame))
+        return End.ON
+
+    account.one_of([lambda: way(node.body), lambda: way(node.orelse)], frame)
+    return account.either(values[0], values[1], frame)
+
+
+def bool_op(node: ast.BoolOp, account: Account, frame: Frame) -> Value:
+    """``a and b``, ``a or b``: what comes after the first may not be looked at."""
+    stops, before = isinstance(node.op, ast.Or), account.sure
+    found: list[Value] = []
+    for each in node.values:
+        value = account.value_of(each, frame)
+        known = _holds(value, account)
+        if known is (not stops) and each is not node.values[-1]:
+            continue
+        found.append(value)
+        if known is stops:
+            break
+        account.sure = False
+    account.sure = before
+    value = found[0]
+    for other in found[1:]:
+        value = account.either(value, other, frame)
+    return value
+
+
+def comparison(node: ast.Compare, account: Account, frame: Frame) -> Value:
+    """``a == b``, ``a in b``; known only where the values are."""
+    left = settled(account.value_of(node.left, frame), frame)
+    values = [settled(account.value_of(each, frame), frame) for each in node.comparators]
+    for each in (left, *values):
+        if not isinstance(each, Ref | Const | Items):
+            account.escape(each, place(node, frame), frame)
+    if len(values) != 1:
+        return None
+    (operator,), (right,) = node.ops, values
+    if isinstance(operator, ast.In | ast.NotIn):
+        return _membership(left, right, node, account, frame)
+    one, other = (_plain(each, account) for each in (left, right))
+    if one is None or other is None or not isinstance(operator, ast.Eq | ast.NotEq | ast.Is | ast.IsNot):
+        return None
+    alike = one.only is other.only if isinstance(operator, ast.Is | ast.IsNot) else one.only == other.only
+    return Const(frozenset({alike is isinstance(operator, ast.Eq | ast.Is)}))
+
+
+def _membership(left: Value, right: Value, node: ast.Compare, account: Account, frame: Frame) -> Value:
+    negated = isinstance(node.ops[0], ast.NotIn)
+    if isinstance(right, Ref):
+        account.use(right.below(left).path, "read", place(node, frame), needed=False)
+    one = _plain(left, account)
+    if one is None or not isinstance(right, Items) or not right.whole or right.views:
+        return None
+    choices = [_plain(each, account) for each in right.values]
+    if any(each is not None and each.only == one.only for each in choices):
+        return Const(frozenset({not negated}))
+    return None if None in choices else Const(frozenset({negated}))
+
+
+def _plain(value: Value, account: Account) -> Const | None:
+    """The one plain value that a value certainly is."""
+    if isinstance(value, Ref) and (fact := account.fact(value.path)) is not None:
+        return Const(frozenset({fact}))
+    return value if isinstance(value, Const) and len(value.choices) == 1 else None

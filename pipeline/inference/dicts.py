@@ -1,0 +1,158 @@
+"""What is done to a dict by its own methods: to the context, to something in it, to a dict that stands in the source."""
+
+from __future__ import annotations
+
+from pipeline.inference.account import OURS, Account, Given
+from pipeline.inference.flow import ANY
+from pipeline.inference.frame import Frame
+from pipeline.inference.values import NOTHING, Const, Each, Entries, Items, Ref, Value, text_of
+
+_TRACED = ("enter", "wrote", "record")
+"""Methods that the context has beside those of a dict."""
+
+
+class ContextMethod:
+    """A call of a method of the context, or of something in it."""
+
+    def __init__(self, ref: Ref, given: Given, account: Account, frame: Frame) -> None:
+        self.ref = ref
+        self.given = given
+        self.account = account
+        self.frame = frame
+
+    def value(self, name: str) -> Value:
+        """What it returns."""
+        values, path = self.given.values, self.ref.path
+        if not self.given.sure or (path and path[0] in OURS):
+            return self.other(name)
+        match name, values:
+            case "get", [key, *default]:
+                return self.get(self.ref.below(key), default)
+            case "pop", [key, *default]:
+                return self.pop(self.ref.below(key), default)
+            case "setdefault", [key, *default]:
+                return self.setdefault(self.ref.below(key), default[0] if default else None)
+            case "update", _:
+                return self.update()
+            case "items", []:
+                return Each(Items([None, self.below_all()]))
+            case "values", []:
+                return Each(self.below_all())
+            case "keys", []:
+                return None
+        return self.other(name)
+
+    def below_all(self) -> Ref:
+        """Any of the values."""
+        if not self.ref.path:
+            self.account.copied()
+        return Ref((*self.ref.path, ANY))
+
+    def get(self, below: Ref, default: list[Value]) -> Value:
+        """``get(key)``."""
+        self.account.use(below.path, "read", self.given.place, needed=False)
+        return self.or_else(below, default)
+
+    def pop(self, below: Ref, default: list[Value]) -> Value:
+        """``pop(key)``."""
+        self.account.use(below.path, "read", self.given.place, needed=not default)
+        self.account.use(below.path, "delete", self.given.place, needed=not default)
+        return self.or_else(below, default)
+
+    def or_else(self, below: Ref, default: list[Value]) -> Value:
+        """What lies at a key, or something else where there is none."""
+        return self.account.either(below, default[0], self.frame) if default and default[0] != NOTHING else below
+
+    def setdefault(self, below: Ref, default: Value) -> Value:
+        """``setdefault(key, value)``."""
+        self.account.use(below.path, "read", self.given.place, needed=False)
+        self.account.write(below.path, default, self.given.place, self.frame)
+        return below
+
+    def update(self) -> Value:
+        """``update({…}, key=…)``."""
+        for each in (Entries(self.given.named), *self.given.values):
+            if not isinstance(each, Entries) or not each.complete:
+                self.account.escape(self.ref, self.given.place, self.frame)
+                self.account.escape(each, self.given.place, self.frame)
+            for name, value in list(each.values.items()) if isinstance(each, Entries) else ():
+                self.account.write((*self.ref.path, name), value, self.given.place, self.frame)
+        return NOTHING
+
+    def other(self, name: str) -> Value:
+        """A method that a dict doesn't have, or that changes it in a way that isn't followed."""
+        ours = self.ref.path and self.ref.path[0] in OURS
+        # A Brain is told the context; whether it writes to it is looked into with the model.
+        if ours or (name == "bind" and self.ref.path[:1] == ("model",)):
+            for each in self.given.all():
+                if not isinstance(each, Ref):
+                    self.account.escape(each, self.given.place, self.frame)
+            return None
+        if not self.ref.path and name == "copy":
+            self.account.copied()
+        elif self.ref.path or name not in _TRACED:
+            self.account.escape(self.ref, self.given.place, self.frame)
+        for each in self.given.all():
+            self.account.escape(each, self.given.place, self.frame)
+        return None
+
+
+class DictMethod:
+    """A call of a method of a dict that stands in the source."""
+
+    def __init__(self, entries: Entries, given: Given, account: Account, frame: Frame) -> None:
+        self.entries = entries
+        self.given = given
+        self.account = account
+        self.frame = frame
+
+    def value(self, name: str) -> Value:
+        """What it returns."""
+        known = self.entries.values
+        match name, self.given.values:
+            case "get", [key, *default] if self.entries.whole and text_of(key) is not None:
+                return known.get(text_of(key) or "", default[0] if default else NOTHING)
+            case "items", [] if self.entries.whole:
+                return Items([Items([Const(frozenset({key})), value]) for key, value in known.items()])
+            case "values", [] if self.entries.whole:
+                return Items(list(known.values()))
+            case "keys", [] if self.entries.whole:
+                return Items([Const(frozenset({key})) for key in known])
+            case "copy", [] if self.entries.whole:
+                return Entries(dict(known))
+            case "update", values if self.given.sure and all(isinstance(each, Entries) and each.whole for each in values):
+                for each in (*values, Entries(self.given.named)):
+                    for key, value in each.values.items() if isinstance(each, Entries) else ():
+                        put(self.entries, key, value, self.account, self.frame, self.given.place)
+                return NOTHING
+        for each in (self.entries, *self.given.all()):
+            self.account.escape(each, self.given.place, self.frame)
+        return None
+
+
+def put(entries: Entries, key: str, value: Value, account: Account, frame: Frame, place: str) -> None:
+    """``entries[key] = value``; ``*`` for a key that isn't known."""
+    if entries.at:
+        account.spoil(entries)
+        account.escape(value, place, frame)
+    there = key in entries.values
+    if not account.firm or key == ANY:
+        value = account.either(entries.values[key], value, frame) if there else value
+        entries.loose |= set() if there else {key}
+    else:
+        entries.loose.discard(key)
+    if not there or entries.values[key] != value:
+        account.version += 1
+    entries.values[key] = value
+
+
+def item(entries: Entries, key: Value, account: Account, frame: Frame, place: str) -> Value:
+    """``entries[key]``."""
+    name = text_of(key)
+    if entries.complete and name in entries.values and name not in entries.loose and ANY not in entries.values:
+        return entries.values[name]
+    if len(entries.values) == 1 and entries.complete:
+        # Whatever the key, it is the only value there is.
+        return next(iter(entries.values.values()))
+    account.escape(entries, place, frame)
+    return None

@@ -1,0 +1,75 @@
+"""One call of a function: where its names are looked up, and what they hold."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from pipeline import source
+from pipeline.inference.scopes import Scope
+from pipeline.inference.values import Function, Value
+
+
+@dataclass(eq=False)
+class Frame:
+    """One call of a function.
+
+    Attributes:
+        module: where the names in it are looked up.
+        names: its local names.
+        function: what is called.
+        scope: the names that the function binds.
+        exposed: the names whose values code sees that runs at another time: whatever they are bound to escapes.
+        leaving: the names that the loop around binds: at a ``break`` their values are taken out of it.
+        returned: the values that it may return.
+        may_return: whether a return was met.
+    """
+
+    module: source.Module
+    names: dict[str, Value] = field(default_factory=dict)
+    function: Function | None = None
+    scope: Scope = field(default_factory=Scope)
+    exposed: set[str] = field(default_factory=set)
+    leaving: frozenset[str] = frozenset()
+    returned: list[Value] = field(default_factory=list)
+    may_return: bool = False
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the code is ours: it changes nothing in the context but what its classes declare in ``writes``."""
+        return is_ours(self.module)
+
+    @property
+    def outer(self) -> Frame | None:
+        """The call in which the function was defined."""
+        return self.function.outer if self.function else None
+
+    @contextmanager
+    def exposing(self, names: set[str]) -> Iterator[None]:
+        """Within, whatever these names are bound to escapes."""
+        before, self.exposed = self.exposed, self.exposed | names
+        try:
+            yield
+        finally:
+            self.exposed = before
+
+    @contextmanager
+    def looping(self, names: frozenset[str]) -> Iterator[None]:
+        """Within is a loop that binds these names."""
+        before, self.leaving = self.leaving, names
+        try:
+            yield
+        finally:
+            self.leaving = before
+
+
+def is_ours(module: source.Module) -> bool:
+    """Whether a module belongs to this package, and not to a workspace."""
+    return module.name.startswith("pipeline.") and not module.name.startswith("pipeline.workspaces.")
+
+
+def place(node: ast.AST, frame: Frame) -> str:
+    """``file.py:14``."""
+    return f"{frame.module.file.name}:{getattr(node, 'lineno', 0)}"

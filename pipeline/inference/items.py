@@ -1,0 +1,48 @@
+"""What a loop over a value comes to, and what lies at an index of it."""
+
+from __future__ import annotations
+
+from pipeline.inference.account import Account
+from pipeline.inference.flow import ANY
+from pipeline.inference.frame import Frame
+from pipeline.inference.values import Const, Each, Items, Ref, Value
+
+_MOST_ROUNDS = 32
+
+
+def rounds(value: Value, account: Account) -> list[Value] | None:
+    """The items, one after the other, where they are known and few."""
+    if not isinstance(value, Items) or not value.whole or not 0 < len(value.values) <= _MOST_ROUNDS:
+        return None
+    found = list(value.values)
+    if value.views:
+        # It is at its end.
+        account.spoil(value)
+    return found
+
+
+def item_of(value: Value, account: Account, frame: Frame, where: str) -> Value:
+    """What is known of every item."""
+    match value:
+        case Each():
+            return value.value
+        case Ref(()):
+            return None
+        case Ref(path):
+            return Ref((*path, ANY))
+        case Items() if value.whole and not value.views and all(isinstance(each, Const) for each in value.values):
+            kinds = [each.choices for each in value.values if isinstance(each, Const)]
+            return Const(frozenset().union(*kinds))
+    account.escape(value, where, frame)
+    return None
+
+
+def at_index(value: Value, key: Value, account: Account, frame: Frame, where: str) -> Value:
+    """``value[key]`` of something that is no dict."""
+    index = key.only if isinstance(key, Const) else None
+    if isinstance(value, Items) and value.whole and isinstance(index, int) and -len(value.values) <= index < len(value.values):
+        return value.values[index]
+    if isinstance(value, Each) and isinstance(index, int):
+        return value.value
+    account.escape(value, where, frame)
+    return None

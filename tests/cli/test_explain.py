@@ -1,0 +1,179 @@
+"""``pipeline explain`` says what a value means, what set it, and who reads it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+Call = Callable[..., Result]
+BASE = """\
+hyper_parameters:
+  epochs: 9
+runner:
+  - {name: train_runner, epochs: 5, max_grad_norm: 2}
+"""
+
+
+@pytest.fixture
+def config(linear: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The small complete config, which inherits from ``base.yaml``."""
+    monkeypatch.chdir(linear.parent)
+    Path("base.yaml").write_text(BASE, encoding="utf-8")
+    text = linear.read_text(encoding="utf-8").replace("epochs: 2", "epochs: '${hyper_parameters.epochs}'")
+    linear.write_text(f"_base_: base.yaml\n{text}", encoding="utf-8")
+    return Path("config.yaml")
+
+
+def row(done: Result, title: str) -> list[str]:
+    """The lines under a title."""
+    found = re.search(rf"^  {title} +(.*\n(?:   .*\n)*)", done.stdout, flags=re.MULTILINE)
+    return [line.strip() for line in found[1].splitlines()] if found else []
+
+
+def test_a_key_is_explained_whole(pipeline: Call, linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(linear.parent)
+    done = pipeline("explain", "config.yaml", "runner.train_runner.max_steps")
+    assert (done.exit_code, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[:7] == [
+        "runner.train_runner.max_steps",
+        "  type     integer above 0, or null",
+        "  default  null",
+        "  means    iterations over all phases",
+        "  same as  max_iteration",
+        "  value    null",
+        "  set by   default",
+    ]
+    assert lines[7].startswith("  read by  pipeline/training/loop.py:")
+
+
+def test_every_place_that_set_a_value_is_listed_in_order(pipeline: Call, config: Path) -> None:
+    done = pipeline("explain", config, "runner.train_runner.epochs=3", "runner.train_runner.epochs")
+    line = next(n for n, text in enumerate(config.read_text().splitlines(), 1) if "train_runner" in text)
+    assert row(done, "set by") == [
+        "base.yaml:4: 5",
+        f"config.yaml:{line}: ${{hyper_parameters.epochs}}",
+        "${hyper_parameters.epochs}: base.yaml:2: 9",
+        "override 'runner.train_runner.epochs=3': 3   <- this one counts",
+    ]
+    assert row(done, "value") == ["3"]
+
+
+def test_a_reference_is_followed_to_where_the_value_stands(pipeline: Call, config: Path) -> None:
+    done = pipeline("explain", config, "hyper_parameters.epochs=4", "runner.train_runner.epochs")
+    assert row(done, "value") == ["4"]
+    assert row(done, "set by")[2:] == [
+        "${hyper_parameters.epochs}: base.yaml:2: 9",
+        "${hyper_parameters.epochs}: override 'hyper_parameters.epochs=4': 4   <- this one counts",
+    ]
+
+
+@pytest.mark.parametrize("name", ["grad_clip", "max_grad_norm"])
+def test_another_name_of_a_key_is_the_key(pipeline: Call, config: Path, name: str) -> None:
+    done = pipeline("explain", config, f"runner.train_runner.{name}")
+    assert done.stdout.splitlines()[0] == "runner.train_runner.grad_clip"
+    assert (row(done, "same as"), row(done, "set by")) == (["max_grad_norm"], ["base.yaml:4: 2"])
+
+
+@pytest.mark.parametrize(
+    ("address", "kind", "means"),
+    [
+        ("hyper_parameters.optimizer", "free", "part of hyper_parameters: free, but for `optimizer`"),
+        ("hyper_parameters.optimizer.class", "free", "part of hyper_parameters: free, but for `optimizer`"),
+        ("dataset.train_data.args.size", "free", "part of args: keyword arguments of the dataset class"),
+        ("runner.train_runner.seed", "integer from 0 below 4294967296, or null",
+         "of weights and order of data; null leaves them to chance"),
+        ("runner.train_runner.class", "train, infer, single_train or single_infer",
+         "train or infer; single_train and single_infer mean the same"),
+        ("runner.train_runner.save_interval", "interval, list of intervals or null",
+         "how often a checkpoint is saved; null only at the end"),
+        ("dataset.train_data.shuffle", "true or false", "a new order each epoch, from the runner's seed"),
+        ("phase.line.model", "class path, or null", "an nn.Module or a Brain (class Model)"),
+        ("plugins", "list of plugins", "added to the default plugins; {name: false} removes one"),
+        ("runner", "list", "the runners, each item with a name"),
+        ("runner.train_runner", "free", "part of runner: the runners, each item with a name"),
+    ],
+)  # fmt: skip
+def test_type_and_meaning_are_the_schema_s(pipeline: Call, linear: Path, address: str, kind: str, means: str) -> None:
+    done = pipeline("explain", linear, address)
+    assert (row(done, "type"), row(done, "means")) == ([kind], [means])
+
+
+def test_a_required_key_has_no_default(pipeline: Call, linear: Path) -> None:
+    assert row(pipeline("explain", linear, "dataset.train_data.class_path"), "default") == ["none: it is required"]
+
+
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [
+        ("runner.train_runner.epoch", "; did you mean 'runner.train_runner.epochs'?"),
+        ("runner.train_runner.print_intervall", "; did you mean 'runner.train_runner.print_interval'?"),
+        ("runner.train_runer.epochs", "; did you mean 'runner.train_runner.epochs'?"),
+        ("outptu_dir", "; did you mean 'output_dir'?"),
+        ("zzz", "; `pipeline show config.yaml` has all there are"),
+    ],
+)
+def test_an_address_that_is_not_there_is_named_with_the_nearest(
+    pipeline: Call, linear: Path, monkeypatch: pytest.MonkeyPatch, address: str, hint: str
+) -> None:
+    monkeypatch.chdir(linear.parent)
+    done = pipeline("explain", "config.yaml", address)
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"config.yaml: there is no '{address}'{hint}\n")
+
+
+def test_a_misspelt_key_that_is_written_is_none(pipeline: Call, linear: Path) -> None:
+    done = pipeline("explain", linear, "runner.train_runner.epoch=3", "runner.train_runner.epoch")
+    assert (done.exit_code, done.stdout) == (2, "")
+
+
+def test_a_config_with_faults_is_explained_all_the_same(pipeline: Call, linear: Path) -> None:
+    done = pipeline("explain", linear, "outptu_dir=x", "runner.train_runner.epochs")
+    assert done.exit_code == 0
+    assert row(done, "value") == ["2"]
+    assert done.stderr == f"{linear} has faults; `pipeline check` names them\n"
+
+
+def test_a_config_that_cannot_be_read_is_refused(pipeline: Call) -> None:
+    Path("config.yaml").write_text("a: [1", encoding="utf-8")
+    done = pipeline("explain", "config.yaml", "mode")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("config.yaml:1:6: expected ',' or ']', but got '<stream end>'; mend the YAML\n")
+
+
+@pytest.mark.parametrize("words", [[], ["config.yaml"], ["runner.train_runner.epochs=3", "config.yaml"]])
+def test_without_an_address_the_command_line_is_wrong(pipeline: Call, words: list[str]) -> None:
+    done = pipeline("explain", *words)
+    assert done.exit_code == 2
+    assert "name a config and an address, e.g. pipeline explain config.yaml runner.train_runner.epochs" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["-m", "{}", "mode"], ["mode=train_runner", "{}", "mode"], ["{}", "mode", "-o", "mode=x"]]
+)
+def test_config_and_overrides_may_come_in_any_order(pipeline: Call, linear: Path, words: list[str]) -> None:
+    done = pipeline("explain", *(word.replace("{}", str(linear)) for word in words))
+    assert (done.exit_code, done.stdout.splitlines()[0]) == (0, "mode")
+
+
+def test_a_secret_is_not_shown(pipeline: Call, linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIPELINE_SECRET", "hidden")
+    done = pipeline("explain", linear, "hyper_parameters.key=${env:PIPELINE_SECRET}", "hyper_parameters.key")
+    assert row(done, "value") == ["${env:PIPELINE_SECRET}"]
+    assert "hidden" not in done.stdout
+
+
+def test_a_circle_of_references_is_followed_once(pipeline: Call, linear: Path) -> None:
+    circle = [
+        "hyper_parameters.a=${hyper_parameters.b}",
+        "hyper_parameters.b=x${hyper_parameters.a}${hyper_parameters.a}",
+    ]
+    done = pipeline("explain", linear, *circle, "hyper_parameters.c=${hyper_parameters.a}", "hyper_parameters.c")
+    assert (done.exit_code, row(done, "set by")) == (0, [
+        "override 'hyper_parameters.c=${hyper_parameters.a}': ${hyper_parameters.a}",
+        f"${{hyper_parameters.a}}: override '{circle[0]}': ${{hyper_parameters.b}}",
+        f"${{hyper_parameters.b}}: override '{circle[1]}': x${{hyper_parameters.a}}${{hyper_parameters.a}}",
+    ])  # fmt: skip

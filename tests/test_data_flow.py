@@ -1,0 +1,21 @@
+"""The keys that generated workspaces lack are found, and no others; the counts are in the README."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+
+PROGRAM = Path(__file__).parent / "faults" / "data_flow.py"
+
+
+def test_of_200_generated_workspaces_the_missing_keys_are_found_and_no_others() -> None:
+    command = [sys.executable, "-W", "ignore", str(PROGRAM), "200"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = re.search(r"(\d+) false faults; (\d+) of (\d+) missing keys found", done.stdout)
+    assert counts
+    assert counts[0] in " ".join((REPOSITORY / "README.md").read_text(encoding="utf-8").split())

@@ -1,0 +1,134 @@
+"""Whether a phase holds together: what a Brain, a metric and an optimizer must be, from source alone."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from pipeline import GeneralTrainer
+from pipeline.check import check
+
+BRAIN = """
+    import torch
+    from pipeline import Brain
+
+    class Model(Brain):
+        def __init__(self, width: int = 1):
+            super().__init__({"net": torch.nn.Linear(1, width)})
+        def compute_forward(self, batch, stage):
+            return self.modules.net(batch[0])
+        def compute_objectives(self, predictions, batch, stage):
+            return (predictions - batch[1]).square().mean()
+"""
+OWN = ["phase.line.model={workspace}/own.py", "phase.line.model_args={}", "phase.line.loss=null"]
+
+
+def messages(config: Path, *overrides: str) -> list[str]:
+    found = [f"{fault.address}: {fault.message}" for fault in check(config, overrides)]
+    return [each.replace(str(config.parent), "{ws}") for each in found]
+
+
+def with_model(config: Path, text: str, *overrides: str) -> list[str]:
+    (config.parent / "own.py").write_text(textwrap.dedent(text), encoding="utf-8")
+    return messages(config, *OWN, *overrides)
+
+
+def test_a_brain_that_computes_everything_has_no_faults(linear: Path) -> None:
+    assert with_model(linear, BRAIN) == []
+    GeneralTrainer(linear, [*OWN, "runner.train_runner.max_steps=1"]).run()
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "left"),
+    [
+        ("compute_objectives", "compute_objective", "compute_objectives; define it, spelt exactly so; did you mean 'compute_objective'?"),
+        ("compute_forward", "forward", "compute_forward; define it, spelt exactly so; did you mean 'forward'?"),
+        ("compute_", "calculate_", ("compute_forward, compute_objectives; define it, spelt exactly so; "
+                                   "did you mean 'calculate_forward'?")),
+    ],
+)  # fmt: skip
+def test_a_brain_has_to_say_what_it_computes(linear: Path, right: str, wrong: str, left: str) -> None:
+    expected = f"phase.line.model: '{{ws}}/own.py': Model does not define {left}"
+    assert with_model(linear, BRAIN.replace(f"def {right}", f"def {wrong}")) == [expected]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("def compute_objectives", "def fit_batch"),
+        ("def compute_objectives", "def evaluate_batch"),
+        ("return (predictions", "self.compute_forward = self.compute_objectives = self.net; return (predictions"),
+        ("class Model(Brain)", "from nowhere_at import Mixin\n    class Model(Mixin, Brain)"),
+        ("class Model", "@torch.no_grad()\n    class Model"),
+    ],
+)  # fmt: skip
+def test_a_brain_that_may_compute_otherwise_is_left_alone(linear: Path, change: tuple[str, str]) -> None:
+    found = with_model(linear, BRAIN.replace(*change).replace("def compute_forward", "def other"))
+    assert [each for each in found if "does not define" in each] == []
+
+
+def test_a_brain_under_a_runner_of_ones_own_may_lack_what_only_the_default_calls(linear: Path) -> None:
+    (linear.parent / "run.py").write_text("from pipeline import stages\nclass Runner(stages.Runner): pass\n")
+    text = BRAIN.replace("def compute_forward", "def other")
+    assert with_model(linear, text, "runner.train_runner.runner_class_path={workspace}/run.py") == []
+
+
+METRIC = """
+    class Count:
+        def __init__(self, start: int = 0): self.n = start
+        def update(self, predictions, target): self.n += 1
+        def compute(self): return self.n
+        def reset(self): self.n = 0
+    class Counts(Count):
+        pass
+    def Function(): pass
+"""
+PATH = "phase.line.metrics.m.class: '{ws}/own.py:"
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "expected"),
+    [
+        (("", ""), "Count", []),
+        (("", ""), "Counts", []),
+        (("def update", "def updat"), "Counts",
+         [f"{PATH}Counts': Counts does not define update; define it, spelt exactly so"]),
+        (("def reset", "def restart"), "Count",
+         [f"{PATH}Count': Count does not define reset; define it, spelt exactly so; did you mean 'restart'?"]),
+        (("", ""), "Function", [f"{PATH}Function' is a function, not a class; name a class with update, compute and reset"]),
+    ],
+)  # fmt: skip
+def test_a_metric_has_the_three_methods(linear: Path, change: tuple[str, str], name: str, expected: list[str]) -> None:
+    (linear.parent / "own.py").write_text(textwrap.dedent(METRIC.replace(*change) if change[0] else METRIC))
+    assert messages(linear, f"phase.line.metrics={{m: {{class: 'own.py:{name}'}}}}") == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("optimizer.learning_rate=fast", ["optimizer.learning_rate: is 'fast', a string; write a number of at least 0, such as 0.001"]),
+        ("optimizer.learning_rate=-0.1", ["optimizer.learning_rate: is -0.1, a number; write a number of at least 0, such as 0.001"]),
+        ("optimizer.learning_rate=null", ["optimizer.learning_rate: is null; write a number of at least 0, such as 0.001"]),
+        ("optimizer={class: Adam, lr: [0.1]}", ["optimizer.lr: is [0.1], a list; write a number of at least 0, such as 0.001"]),
+        ("optimizer.learning_rate=0", []),
+        ("optimizer.momentum=0.9", []),
+    ],
+)  # fmt: skip
+def test_the_learning_rate_is_a_number_of_at_least_0(linear: Path, override: str, expected: list[str]) -> None:
+    assert messages(linear, f"hyper_parameters.{override}") == [f"hyper_parameters.{each}" for each in expected]
+
+
+def test_an_argument_of_the_optimizer_is_held_against_its_annotation(linear: Path) -> None:
+    (found,) = messages(linear, "hyper_parameters.optimizer.momentum=high")
+    said = "hyper_parameters.optimizer.momentum: SGD's argument momentum is 'high', a string; write a number (sgd.py:"
+    assert found.startswith(said)
+
+
+def test_what_fills_a_models_argument_is_held_against_its_annotation_where_it_stands(linear: Path) -> None:
+    expected = (
+        "hyper_parameters.width: Model's argument width is 'two', a string; write an integer (own.py:6: width: int)"
+    )
+    assert with_model(linear, BRAIN, "hyper_parameters.width=two") == [expected]
+    assert with_model(linear, BRAIN, "hyper_parameters.width=two", "phase.line.model_args={width: 1}") == []
