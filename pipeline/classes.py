@@ -168,6 +168,16 @@ def parameters(definition: source.Definition) -> Parameters | None:
     return Parameters((), (), any_name=False)
 
 
+def method_parameters(definition: source.Definition, name: str) -> Parameters | None:
+    """What a call of a method takes; None: cannot tell."""
+    above, complete = ancestry(definition)
+    for each in above:
+        method = methods(each).get(name)
+        if method:
+            return None if method.decorator_list or not complete else _parameters(method, each.module, skip=1)
+    return None
+
+
 def _parameters(node: source.FunctionNode, module: source.Module, skip: int) -> Parameters:
     arguments = node.args
     positional = [argument.arg for argument in arguments.posonlyargs + arguments.args][skip:]

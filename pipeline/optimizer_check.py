@@ -12,15 +12,27 @@ from pipeline.inspection import Inspection
 OPTIMIZERS = "torch.optim"
 
 
-def check_optimizer(inspection: Inspection, runner: Node) -> None:
-    """``hyper_parameters.optimizer``: its class, and keys that are the optimizer's own."""
-    address = "hyper_parameters.optimizer"
-    node = inspection.tree.find(address)
+ADDRESS = "hyper_parameters.optimizer"
+
+
+def check_short_form(inspection: Inspection, runner: Node, *, needed: bool) -> None:
+    """``hyper_parameters.optimizer``, of which every phase without ``optim_schedulers`` makes its own."""
+    node = inspection.tree.find(ADDRESS)
+    if not needed:
+        if node is not None and node.value is not None:
+            message = "would be ignored: every phase of this runner has optim_schedulers; remove one or the other"
+            inspection.add(node.key or node.origin, ADDRESS, message)
+        return
     if node is None or not isinstance(node.value, dict) or "class" not in node.value:
         place = node.origin if node else runner.origin
         remedy = "add `optimizer: {class: Adam, learning_rate: 0.001}` to hyper_parameters"
-        inspection.add(place, address, f"training needs an optimizer; {remedy}")
-        return
+        inspection.add(place, ADDRESS, f"training needs an optimizer; {remedy}")
+    else:
+        check_optimizer(inspection, ADDRESS, node)
+
+
+def check_optimizer(inspection: Inspection, address: str, node: Node) -> None:
+    """An optimizer's ``class``, and the keys beside it, which are its own."""
     if {"learning_rate", "lr"} <= set(node.value):
         message = "means the same as 'learning_rate', which is set too; keep one"
         inspection.add(node.value["lr"].key or node.origin, f"{address}.lr", message)
@@ -34,17 +46,17 @@ def check_optimizer(inspection: Inspection, runner: Node) -> None:
         # The first are the parameters to optimize, which the network stage gives.
         inspection.check_arguments(taken.without_first(), Node(given, node.origin), address, definition.name)
     if definition and definition.module.name.startswith(f"{OPTIMIZERS}."):
-        _check_rate(inspection, node)
+        _check_rate(inspection, address, node)
 
 
-def _check_rate(inspection: Inspection, node: Node) -> None:
+def _check_rate(inspection: Inspection, address: str, node: Node) -> None:
     """Every optimizer of torch refuses a rate below 0, and takes a Tensor too, so that its annotation says nothing."""
     for key in {"learning_rate", "lr"} & set(node.value):
         rate = node.value[key]
         certain = rate.value is None or isinstance(rate.value, str | int | float | dict | list)
         if certain and not (isinstance(rate.value, int | float) and rate.value >= 0):
             message = f"is {shown(rate.plain())}; write a number of at least 0, such as 0.001"
-            inspection.add(rate.origin, f"hyper_parameters.optimizer.{key}", message)
+            inspection.add(rate.origin, f"{address}.{key}", message)
 
 
 def optimizer_name(name: Any) -> Any:

@@ -9,7 +9,8 @@ from pipeline.config.schema import RunnerSchema
 from pipeline.config.tree import DEFAULT, Node
 from pipeline.errors import nearest
 from pipeline.inspection import Inspection, plain
-from pipeline.optimizer_check import check_optimizer
+from pipeline.optimizer_check import check_short_form
+from pipeline.scheduler_check import check_optim_scheduler
 
 BRAIN = "pipeline.training.brain:Brain"
 MODULE = "torch.nn.modules.module:Module"
@@ -36,7 +37,8 @@ class PhaseCheck:
         for name, phase in phases.items():
             self.phase(f"phase.{name}", phase, trains)
         if phases and trains:
-            check_optimizer(self.inspection, self.runner)
+            without = [phase for phase in phases.values() if not plain(phase, "optim_schedulers")]
+            check_short_form(self.inspection, self.runner, needed=bool(without))
 
     def phase(self, address: str, phase: Node, trains: bool) -> None:
         """Check one phase."""
@@ -54,6 +56,10 @@ class PhaseCheck:
             self.dataset(phase, key, address)
         if plain(phase, "dataset_name") is None and (trains or plain(phase, "valid_dataset_name") is None):
             self.missing(phase, f"{address}.dataset_name", "add `dataset_name:`, one of `dataset:`")
+        schedulers = phase.child("optim_schedulers")
+        for name, scheduler in schedulers.children() if schedulers and isinstance(schedulers.value, dict) else ():
+            judged = plain(phase, "valid_dataset_name") is not None
+            check_optim_scheduler(self.inspection, f"{address}.optim_schedulers.{name}", scheduler, judged=judged)
         metrics = phase.child("metrics")
         for name, metric in metrics.children() if metrics and isinstance(metrics.value, dict) else ():
             self.metric(f"{address}.metrics.{name}", metric)

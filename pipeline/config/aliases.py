@@ -50,12 +50,12 @@ ADDING = {"save_interval"}
 
 NOT_YET: dict[str, tuple[str, ...]] = {
     "runner": (
-        "precision", "eval_precision", "accum_grad", "optimizer_step_limit", "save_inference_interval",
+        "precision", "eval_precision", "optimizer_step_limit", "save_inference_interval",
         "save_inference_path", "deterministic", "compile", "jit", "debug", "limit_batches", "overfit_batches",
         "valid_interval", "keep_last", "keep_best", "save_checkpoint_path", "save_step_path", "noprogressbar",
         "profile_training",
     ),
-    "phase": ("optim_schedulers", "updater", "model_of", "modules", "watch"),
+    "phase": ("updater", "model_of", "modules", "watch"),
     "dataset": ("data_converter", "sparse_slots", "dense_slots"),
 }  # fmt: skip
 """Keys with a fixed meaning that nothing implements yet; they are refused, since a setting is never ignored."""

@@ -19,6 +19,7 @@ from pipeline.config.values import (
     Metrics,
     Name,
     Names,
+    OptimSchedulers,
     PluginValue,
     RunnerKind,
     RunnerName,
@@ -84,6 +85,10 @@ class PhaseSchema(_Section):
         None, description="function or module (predictions, target) -> scalar; a Brain brings its own"
     )
     metrics: Metrics = Field(default_factory=dict, description="name -> {class, args}")
+    optim_schedulers: OptimSchedulers = Field(
+        default_factory=dict,
+        description="name -> {class, args}; without them, hyper_parameters.optimizer at a constant rate",
+    )
     dataset_name: str | None = Field(None, description="the data that is trained on")
     valid_dataset_name: str | None = Field(
         None, description="the data that is evaluated after each epoch, and by an infer runner"
@@ -107,6 +112,9 @@ class RunnerSchema(_Section):
     seed: int | None = Field(0, ge=0, lt=2**32, description="of weights and order of data; null leaves them to chance")
     grad_clip: float | None = Field(
         None, gt=0, description="largest norm of the gradients of one optimizer; null does not clip"
+    )
+    accum_grad: int = Field(
+        1, gt=0, description="batches whose gradients make one update; an optim_scheduler may have its own"
     )
     nonfinite_patience: int = Field(
         3, ge=0, description="non-finite losses that are discarded before the run ends with exit code 5"

@@ -131,6 +131,9 @@ RunnerKind = Annotated[
 ]
 Arguments = dict[str, Any]
 Metrics = Annotated[dict[str, dict[str, Any]], WithJsonSchema({"type": "object", "additionalProperties": _METRIC})]
+OptimSchedulers = Annotated[
+    dict[str, dict[str, Any]], WithJsonSchema({"type": "object", "additionalProperties": _METRIC})
+]
 HyperParameters = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "properties": {"optimizer": _OPTIMIZER}})]
 PluginValue = Annotated[
     str | type | dict[str, Any], WithJsonSchema({"title": "plugin", "anyOf": [_STRING, {"type": "object"}]})

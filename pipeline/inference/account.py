@@ -56,6 +56,7 @@ class Account:
         sure: whether what is met now happens on every way through the stage.
         ways: how many branches and loops there are around: what is assigned now may not be assigned.
         deferred: whether what is met runs later, if at all, and perhaps often.
+        here: ``file.py:14``, the statement that is being followed.
         version: grows with each change of what objects and containers hold.
         uses: the reads and writes so far.
         active: the functions that are being followed.
@@ -68,6 +69,7 @@ class Account:
         self.ways = 0
         self.deferred = False
         self.version = 0
+        self.here = ""
         self.uses: list[Use] = []
         self.active: list[ast.AST] = []
         self._steps = 0
@@ -241,7 +243,9 @@ class Account:
             ended.append((end, self.uses[start:], frame.names, self._written))
             del self.uses[start:]
         self.sure = sure
-        counted = [{(use.action, use.path) for use in uses if use.sure} for end, uses, _, _ in ended if end is not End.RAISE]
+        counted = [
+            {(use.action, use.path) for use in uses if use.sure} for end, uses, _, _ in ended if end is not End.RAISE
+        ]
         alike = set.intersection(*counted) if counted else set()
         for _, uses, _, _ in ended:
             self.uses += [use if (use.action, use.path) in alike else replace(use, sure=False) for use in uses]
@@ -263,7 +267,7 @@ class Account:
         value = merge(one, other)
         if value is None:
             for each in (one, other):
-                self.escape(each, frame.module.file.name, frame)
+                self.escape(each, self.here, frame)
         return value
 
 

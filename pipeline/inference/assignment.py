@@ -24,7 +24,9 @@ def bind(target: ast.expr, value: Value, account: Account, frame: Frame) -> None
         case ast.Starred():
             bind(target.value, value, account, frame)
         case ast.Attribute():
-            set_attribute(account.value_of(target.value, frame), target.attr, value, account, frame, place(target, frame))
+            set_attribute(
+                account.value_of(target.value, frame), target.attr, value, account, frame, place(target, frame)
+            )
         case ast.Subscript():
             base, key = account.value_of(target.value, frame), account.value_of(target.slice, frame)
             _set_item(base, settled(key, frame), value, account, frame, place(target, frame))
@@ -33,7 +35,7 @@ def bind(target: ast.expr, value: Value, account: Account, frame: Frame) -> None
 def bind_name(name: str, value: Value, account: Account, frame: Frame) -> None:
     """Assign a value to a name; it escapes where other code sees the name."""
     if name in frame.exposed or name in frame.scope.unsettled:
-        account.escape(value, frame.module.file.name, frame)
+        account.escape(value, account.here, frame)
     frame.names[name] = value
 
 

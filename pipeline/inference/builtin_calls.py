@@ -41,11 +41,11 @@ def call(builtin: Builtin, given: Given, account: Account, frame: Frame) -> Valu
     if not given.sure or (given.named and name not in ("dict", "print", "open")):
         return lost(given, account, frame)
     match name, values:
-        case ("list" | "tuple" | "iter" | "sorted" | "reversed" | "set" | "frozenset" | "enumerate"), [value]:
+        case (("list" | "tuple" | "iter" | "sorted" | "reversed" | "set" | "frozenset" | "enumerate"), [value]):
             return _looped(name, value, given, account, frame)
         case "next", [Each() | Ref() as several]:
             return item_of(several, account, frame, given.place)
-        case ("list" | "tuple"), []:
+        case (("list" | "tuple"), []):
             return Items([])
         case "zip", _:
             return _side_by_side(values, given, account, frame)
@@ -78,7 +78,9 @@ def lost(given: Given, account: Account, frame: Frame) -> Value:
 def _looked_at(name: str, given: Given, account: Account, frame: Frame) -> Value:
     known = given.values[0] if len(given.values) == 1 else None
     for value in given.all() if name not in _ASK_NOTHING else ():
-        plain = isinstance(value, Items) and not value.views and all(isinstance(each, Ref | Const) for each in value.values)
+        plain = (
+            isinstance(value, Items) and not value.views and all(isinstance(each, Ref | Const) for each in value.values)
+        )
         if not plain and not isinstance(value, Ref | Const):
             # What it is asked runs code of its own.
             account.escape(value, given.place, frame)
@@ -120,10 +122,14 @@ def _count(values: list[Value]) -> Value:
     """``range(…)``: whether it has items is known only with its bounds."""
     bounds = [each.only if isinstance(each, Const) else None for each in values]
     numbers = [each for each in bounds if isinstance(each, int)]
-    return Each(None, some=bool(numbers and len(numbers) == len(bounds) <= 3 and 0 not in numbers[2:] and range(*numbers)))
+    return Each(
+        None, some=bool(numbers and len(numbers) == len(bounds) <= 3 and 0 not in numbers[2:] and range(*numbers))
+    )
 
 
-def _get_attribute(owner: Value, key: Value, default: list[Value], given: Given, account: Account, frame: Frame) -> Value:
+def _get_attribute(
+    owner: Value, key: Value, default: list[Value], given: Given, account: Account, frame: Frame
+) -> Value:
     name = text_of(key)
     for each in default:
         account.escape(each, given.place, frame)

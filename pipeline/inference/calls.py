@@ -76,7 +76,9 @@ def _parent(node: ast.Call, account: Account, frame: Frame) -> Value:
     if function is None or not function.home:
         return None
     given = [settled(account.value_of(each, frame), frame) for each in node.args]
-    owner = given[1] if len(given) == 2 else function.owner or frame.names.get(next(iter(parameters(function.node)), ""))
+    owner = (
+        given[1] if len(given) == 2 else function.owner or frame.names.get(next(iter(parameters(function.node)), ""))
+    )
     after = given[0] if given else Class(function.home)
     return Parent(owner, after.definition) if isinstance(owner, Object | Class) and isinstance(after, Class) else None
 

@@ -120,7 +120,9 @@ class DictMethod:
                 return Items([Const(frozenset({key})) for key in known])
             case "copy", [] if self.entries.whole:
                 return Entries(dict(known))
-            case "update", values if self.given.sure and all(isinstance(each, Entries) and each.whole for each in values):
+            case "update", values if self.given.sure and all(
+                isinstance(each, Entries) and each.whole for each in values
+            ):
                 for each in (*values, Entries(self.given.named)):
                     for key, value in each.values.items() if isinstance(each, Entries) else ():
                         put(self.entries, key, value, self.account, self.frame, self.given.place)

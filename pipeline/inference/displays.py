@@ -121,7 +121,12 @@ def _generated(node: Comprehension, generators: list[ast.comprehension], account
 
 
 def _one(
-    node: Comprehension, first: ast.comprehension, rest: list[ast.comprehension], item: Value, account: Account, frame: Frame
+    node: Comprehension,
+    first: ast.comprehension,
+    rest: list[ast.comprehension],
+    item: Value,
+    account: Account,
+    frame: Frame,
 ) -> Value:
     sure = account.sure
     bind(first.target, item, account, frame)

@@ -66,8 +66,10 @@ class Frame:
 
 
 def is_ours(module: source.Module) -> bool:
-    """Whether a module belongs to this package, and not to a workspace."""
-    return module.name.startswith("pipeline.") and not module.name.startswith("pipeline.workspaces.")
+    """Whether a module belongs to this package or its plugins, and not to a workspace."""
+    return module.name.startswith(("pipeline.", "pipeline_plugins.")) and not module.name.startswith(
+        "pipeline.workspaces."
+    )
 
 
 def place(node: ast.AST, frame: Frame) -> str:

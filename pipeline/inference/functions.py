@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import lru_cache
 
 from pipeline.inference.account import Account, End, Given
 from pipeline.inference.frame import Frame, is_ours, place
@@ -76,6 +77,7 @@ def _body(node: ast.FunctionDef | ast.AsyncFunctionDef, function: Function, acco
     return value
 
 
+@lru_cache(maxsize=4096)
 def is_suspended(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether a call of a function runs none of it yet."""
     return isinstance(node, ast.AsyncFunctionDef) or _yields(node.body)

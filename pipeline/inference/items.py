@@ -40,7 +40,12 @@ def item_of(value: Value, account: Account, frame: Frame, where: str) -> Value:
 def at_index(value: Value, key: Value, account: Account, frame: Frame, where: str) -> Value:
     """``value[key]`` of something that is no dict."""
     index = key.only if isinstance(key, Const) else None
-    if isinstance(value, Items) and value.whole and isinstance(index, int) and -len(value.values) <= index < len(value.values):
+    if (
+        isinstance(value, Items)
+        and value.whole
+        and isinstance(index, int)
+        and -len(value.values) <= index < len(value.values)
+    ):
         return value.values[index]
     if isinstance(value, Each) and isinstance(index, int):
         return value.value

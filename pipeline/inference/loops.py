@@ -36,7 +36,9 @@ def for_loop(node: ast.For | ast.AsyncFor, account: Account, frame: Frame) -> En
     return _after(node, sure, account, frame)
 
 
-def _round_by_round(node: ast.For | ast.AsyncFor, known: list[Value], items: Value, account: Account, frame: Frame) -> bool:
+def _round_by_round(
+    node: ast.For | ast.AsyncFor, known: list[Value], items: Value, account: Account, frame: Frame
+) -> bool:
     """Go through known items; whether their list was changed on the way, so that there may be more."""
     for each in known:
         bind(node.target, each, account, frame)

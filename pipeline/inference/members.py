@@ -57,7 +57,9 @@ def root_of(binding: ast.AST) -> str:
     """The package from which an import takes a name; ``""`` for a relative import, and for what is none."""
     if isinstance(binding, ast.ImportFrom):
         return "" if binding.level else (binding.module or "").partition(".")[0]
-    return binding.names[0].name.partition(".")[0] if isinstance(binding, ast.Import) and len(binding.names) == 1 else ""
+    return (
+        binding.names[0].name.partition(".")[0] if isinstance(binding, ast.Import) and len(binding.names) == 1 else ""
+    )
 
 
 def mark(node: source.FunctionNode, module: source.Module) -> str:
@@ -83,7 +85,9 @@ def _members(definition: source.Definition) -> dict[str, ast.AST]:
     """Name -> the statement of the class's own body that binds it."""
     found: dict[str, ast.AST] = {}
     for statement, sometimes in source.top_level(definition.node.body):
-        told = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.Assign | ast.AnnAssign) and not sometimes
+        told = (
+            isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.Assign | ast.AnnAssign) and not sometimes
+        )
         if isinstance(statement, ast.AnnAssign) and statement.value is None:
             continue
         for name in source.bound_names(statement):

@@ -102,4 +102,3 @@ def _constant(module: source.Module, dotted: str, depth: int = 0) -> Value:
 def _is_alone(node: ast.Assign | ast.AnnAssign) -> bool:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     return all(isinstance(target, ast.Name) for target in targets)
-

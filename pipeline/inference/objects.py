@@ -78,7 +78,9 @@ def assign(owner: Object, name: str, value: Value, account: Account, frame: Fram
     """``self.name = value``."""
     found = None if owner.shared else member(owner.definition, name)
     before = owner.attributes[name] if name in owner.attributes else _hidden(found, owner)
-    if (found and not found.is_plain) or (not owner.shared and any(member(owner.definition, each) for each in _BY_HAND)):
+    if (found and not found.is_plain) or (
+        not owner.shared and any(member(owner.definition, each) for each in _BY_HAND)
+    ):
         # A setter takes it.
         account.escape(owner, place, frame)
     if owner.shared and not (isinstance(value, Ref) and value == before):

@@ -19,6 +19,7 @@ def block(body: Sequence[ast.stmt], account: Account, frame: Frame) -> End:
     """Follow statements until one of them ends the block for certain."""
     for node in body:
         account.step()
+        account.here = place(node, frame)
         end = _statement(node, account, frame)
         if end is not End.ON:
             return end

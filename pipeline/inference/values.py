@@ -202,7 +202,9 @@ def carries(value: Value) -> bool:
 
 def matters(value: Value) -> bool:
     """Whether a value brings the context itself along, or a method or function within a function, that may."""
-    return any(each == Ref() or (isinstance(each, Function) and (each.owner or each.outer)) for each in reachable(value))
+    return any(
+        each == Ref() or (isinstance(each, Function) and (each.owner or each.outer)) for each in reachable(value)
+    )
 
 
 def reachable(value: Value) -> Iterable[Value]:

@@ -14,6 +14,7 @@ from pipeline.config.schema import DatasetSchema, PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.loader import build_loader
 from pipeline.errors import ClassPathError, ConfigError
+from pipeline.scheduler_check import SCHEDULES, schedule_name
 from pipeline.stages.base import NetworkBase
 from pipeline.training.brain import Brain, ModuleBrain
 from pipeline.training.optim_scheduler import OptimScheduler
@@ -65,9 +66,7 @@ class Network(NetworkBase):
                 f"where nothing is trained or saved; {remedy}"
             )
         brain.modules.to(context["device"])
-        optim_schedulers = (
-            {} if context["is_infer"] else {"main": self.build_optim_scheduler(brain.modules, runner, context)}
-        )
+        optim_schedulers = {} if context["is_infer"] else self.build_optim_schedulers(phase, brain, runner, context)
         # The default runner binds again, for whatever network it gets; a runner of the user's own need not.
         brain.bind(phase.name, optim_schedulers, context, runner.nonfinite_patience)
         return {"model": model, "brain": brain, "optim_schedulers": optim_schedulers, "updater": Updater(brain)}
@@ -108,6 +107,26 @@ class Network(NetworkBase):
         loss = load(phase.loss, f"phase.{phase.name}.loss", "Loss", config)
         return ModuleBrain(module, loss() if isinstance(loss, type) else loss)
 
+    def build_optim_schedulers(
+        self, phase: PhaseSchema, brain: Brain, runner: RunnerSchema, context: Context
+    ) -> dict[str, OptimScheduler]:
+        """Those that the phase names; else one, "main"."""
+        if not phase.optim_schedulers:
+            return {"main": self.build_optim_scheduler(brain.modules, runner, context)}
+        shared = {"grad_clip": runner.grad_clip, "accum_grad": runner.accum_grad}
+        built = {}
+        for name, settings in phase.optim_schedulers.items():
+            address = f"phase.{phase.name}.optim_schedulers.{name}"
+            cls = load(
+                schedule_name(settings["class"]), f"{address}.class", "OptimScheduler", context["config"], SCHEDULES
+            )
+            arguments = {**shared, **settings.get("args", {})}
+            try:
+                built[name] = cls(model=brain.modules, **arguments)
+            except ConfigError as error:
+                raise ConfigError(f"{context['config'].origin(address)}: {address}: {error}") from error
+        return built
+
     def build_optim_scheduler(self, module: nn.Module, runner: RunnerSchema, context: Context) -> OptimScheduler:
         """The optimizer that ``hyper_parameters.optimizer`` describes, with a constant rate."""
         settings = dict(context["hyper_parameters"]["optimizer"])
@@ -116,10 +135,10 @@ class Network(NetworkBase):
             kind = load(kind, "hyper_parameters.optimizer.class", "Optimizer", context["config"])
         if "learning_rate" in settings:
             settings["lr"] = settings.pop("learning_rate")
-        return Constant(kind, settings, module, grad_clip=runner.grad_clip)
+        return Constant(kind, settings, module, grad_clip=runner.grad_clip, accum_grad=runner.accum_grad)
 
 
-def load(path: Any, address: str, name: str, config: Config) -> Any:
+def load(path: Any, address: str, name: str, config: Config, module: str = "") -> Any:
     """What a class path of the config names; a class or function given from Python is itself.
 
     Raises:
@@ -128,7 +147,7 @@ def load(path: Any, address: str, name: str, config: Config) -> Any:
     if not isinstance(path, str):
         return path
     try:
-        parsed: ClassPath = class_path.parse(path, name=name, workspace=config.workspace)
+        parsed: ClassPath = class_path.parse(path, name=name, workspace=config.workspace, module=module)
         return class_path.load(parsed)
     except ClassPathError as error:
         raise ClassPathError(f"{config.origin(address)}: {address}: {error}", error.user_error) from error

@@ -15,7 +15,7 @@ from pipeline.discovery import plain_callable
 from pipeline.errors import DataError, DivergedError, StageError
 from pipeline.training.metrics import Mean
 from pipeline.training.optim_scheduler import OptimScheduler
-from pipeline.training.optimize import optimize
+from pipeline.training.optimize import close, optimize
 
 Losses = dict[str, Tensor]
 
@@ -47,7 +47,7 @@ class Brain:
         self._phase = ""
         self._patience = 0
         self._context: Context | None = None
-        self._train_state: Mapping[str, int] = {"iteration": 0, "epoch": 0}
+        self._train_state: dict[str, int] = {"iteration": 0, "update": 0, "epoch": 0}
         self._optim_schedulers: list[OptimScheduler] = []
         self._before_batch: Callable[..., Any] | None = None
         self._after_batch: Callable[..., Any] | None = None
@@ -83,6 +83,10 @@ class Brain:
         self.train_loss.reset()
         self.nonfinite = 0
 
+    def end_pass(self) -> None:
+        """Close the windows of accumulation that the last batches left open."""
+        self._train_state["update"] += close(self._optim_schedulers, self._train_state["epoch"])
+
     def compute_forward(self, batch: Any, stage: Stage) -> Any:
         """The predictions for a batch."""
         raise NotImplementedError(f"{type(self).__name__} does not define compute_forward(batch, stage)")
@@ -107,9 +111,11 @@ class Brain:
             self._before_batch(context=self._context, batch=batch)
         predictions = self.compute_forward(batch, Stage.TRAIN)
         losses = self._losses(self.compute_objectives(predictions, batch, Stage.TRAIN))
-        finite, _ = optimize(losses, self._optim_schedulers, self._train_state["epoch"])
+        samples = self.count_samples(batch) or uncountable(batch)
+        finite, updated = optimize(losses, self._optim_schedulers, self._train_state["epoch"], samples)
+        self._train_state["update"] += updated
         if finite:
-            self.train_loss.add(losses["loss"].detach(), self.count_samples(batch) or uncountable(batch))
+            self.train_loss.add(losses["loss"].detach(), samples)
         else:
             self._discarded(losses["loss"])
         if self._after_batch:

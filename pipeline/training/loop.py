@@ -21,7 +21,7 @@ from pipeline.training.entry import entry_of, loader_of
 from pipeline.training.evaluation import watched
 from pipeline.training.metrics import Mean, build_metrics
 from pipeline.training.triggers import NEVER, Triggers
-from pipeline.training.updater import UpdaterBase
+from pipeline.training.updater import Updater, UpdaterBase
 
 
 def train_pass(
@@ -32,7 +32,7 @@ def train_pass(
     Args:
         loader: the batches, on their device.
         updater: trains on one of them; its ``state.iteration`` is assigned, so that one that counts itself does not count twice.
-        state: the counters; ``iteration`` and ``update`` are kept up to date.
+        state: the counters; ``iteration`` is kept up to date.
         due: the next iteration after which something has to be done.
         on_due: does it, and returns the next one; 0 ends the pass.
 
@@ -44,7 +44,7 @@ def train_pass(
     for batch in loader:
         update(batch)
         iteration += 1
-        state["iteration"] = state["update"] = iteration
+        state["iteration"] = iteration
         updater.state.iteration = iteration - others
         if iteration >= due:
             due = on_due(iteration)
@@ -116,7 +116,10 @@ class Training:
         """Evaluate a phase between two epochs; its numbers come with ``valid_`` before their names."""
         loader, brain = loader_of(phase.valid_dataset_name or "", self.context), self.models[phase.name]["brain"]
         numbers = watched(self.context, phase.name, brain, loader, Stage.VALID, self.judges[phase.name])
-        return {f"valid_{name}": value for name, value in numbers.items()}
+        named = {f"valid_{name}": value for name, value in numbers.items()}
+        for scheduler in self.models[phase.name]["optim_schedulers"].values():
+            scheduler.take_metrics(named)
+        return named
 
     def train(self, phase: PhaseSchema, epoch: int) -> bool:
         """One pass over a phase's data; True when the last iteration is done."""
@@ -134,6 +137,10 @@ class Training:
         if self.state["iteration"] == before:
             nothing = f"'{phase.dataset_name}' gave no batch in epoch {epoch}"
             raise DataError(f"phase.{phase.name}: {nothing}; check the dataset, or drop_last with few samples")
+        brain.end_pass()
+        if not isinstance(updater, Updater):
+            # How often another updater has updated, it alone knows.
+            self.state["update"] += self.state["iteration"] - before
         updater.state.epoch = epoch + 1
         self.metrics[phase.name] = report.epoch_numbers()
         return not due

@@ -51,7 +51,7 @@ def test_every_other_key_has_its_default(config: Configs) -> None:
          "num_workers": 0, "multiprocessing_context": None, "collate_fn": None}
     ]  # fmt: skip
     assert found.get("phase") == [
-        {"name": "p", "model": None, "model_args": {}, "loss": None, "metrics": {}, "dataset_name": None,
+        {"name": "p", "model": None, "model_args": {}, "loss": None, "metrics": {}, "optim_schedulers": {}, "dataset_name": None,
          "valid_dataset_name": None}
     ]  # fmt: skip
     assert {key: found.get(key) for key in ("mode", "output_dir", "plugins", "hyper_parameters")} == {
@@ -177,7 +177,7 @@ def test_hyper_parameters_and_arguments_are_free(config: Configs) -> None:
         ("runner: [{name: x}]", "config.yaml:1:10: runner.x.class: required key is missing; add `class:`"),
         ("runner: [{name: x, kind: train, class: train}]",
          ("config.yaml:1:20: runner.x.kind: unknown key; known: name, class, device, epochs, max_steps, print_interval, "
-         "save_interval, init_model_path, write_predictions, seed, grad_clip, nonfinite_patience, …")),
+         "save_interval, init_model_path, write_predictions, seed, grad_clip, accum_grad, …")),
         ("runner: [{name: 5, class: train}]", "config.yaml:1:17: runner.0.name: is 5, a whole number; write a string"),
         ("dataset: [{name: d}]", "config.yaml:1:11: dataset.d.class_path: required key is missing; add `class_path:`"),
         ("phase: [{model: a.B}]", "config.yaml:1:9: phase.0.name: required key is missing; add `name:`"),
@@ -197,7 +197,7 @@ def test_the_name_of_a_field_of_ours_is_no_key(faults: Faults) -> None:
         "runner.x.class: required key is missing; add `class:`",
         (
             "runner.x.kind: unknown key; known: name, class, device, epochs, max_steps, print_interval, save_interval, "
-            "init_model_path, write_predictions, seed, grad_clip, nonfinite_patience, …"
+            "init_model_path, write_predictions, seed, grad_clip, accum_grad, …"
         ),
     ]
 

@@ -104,7 +104,7 @@ def test_the_config_itself_has_no_fault(workspace: Callable[..., Path], monkeypa
         ("learning_rate: 0.1", "momentun: 0.1",
          "config.yaml:4:27: hyper_parameters.optimizer.momentun: SGD has no argument 'momentun'; did you mean 'momentum'?"),
         ("grad_clip", "zzz", ("config.yaml:15:5: runner.train_runner.zzz: unknown key; known: name, class, device, epochs, "
-         "max_steps, print_interval, save_interval, init_model_path, write_predictions, seed, grad_clip, nonfinite_patience, …")),
+         "max_steps, print_interval, save_interval, init_model_path, write_predictions, seed, grad_clip, accum_grad, …")),
     ],
 )  # fmt: skip
 def test_a_misspelt_key_is_named_with_the_nearest_right_one(wrong: Wrong, old: str, new: str, fault: str) -> None:

@@ -40,7 +40,7 @@ def bound(brain: Brain, *, patience: int = 3, plugins: tuple[type, ...] = ()) ->
     manager.add_hookspecs(hookspecs)
     for plugin in plugins:
         manager.register(plugin())
-    context = Context(train_state={"iteration": 0, "epoch": 0}, hooks=manager.hook)
+    context = Context(train_state={"iteration": 0, "update": 0, "epoch": 0}, hooks=manager.hook)
     brain.bind("line", {"main": Constant("SGD", {"lr": 0.1}, brain.modules, grad_clip=None)}, context, patience)
     return brain
 

@@ -1,0 +1,29 @@
+"""Numbers over a whole pass: ``update(predictions, target)`` for each batch, then ``compute()``, then ``reset()``.
+
+Any object with these three methods fits, so those of torchmetrics do as they are. Ours keep their sums on the device of
+the predictions and read a number only in ``compute()``, so an update never waits for a GPU; what is wrong with the values
+in a batch is therefore told by ``compute()``, and what is wrong with their shapes at once. How a pass is split into
+batches changes nothing. A metric of no samples is nan. ``state_dict`` and ``load_state_dict`` carry a pass over.
+"""
+
+from pipeline.training.metrics.auc import AUC
+from pipeline.training.metrics.averages import MAE, RMSE, Accuracy, LogLoss
+from pipeline.training.metrics.confusion import F1, Precision, Recall
+from pipeline.training.metrics.mean import Mean
+from pipeline.training.metrics.metric import Metric, build_metrics
+from pipeline.training.metrics.recall_at_k import RecallAtK
+
+__all__ = [
+    "AUC",
+    "F1",
+    "MAE",
+    "RMSE",
+    "Accuracy",
+    "LogLoss",
+    "Mean",
+    "Metric",
+    "Precision",
+    "Recall",
+    "RecallAtK",
+    "build_metrics",
+]

@@ -1,0 +1,134 @@
+"""Precision, recall and F1: how many samples are taken for a class, how many are of it, and how many both.
+
+The formulas are those of M. Sokolova and G. Lapalme, "A systematic analysis of performance measures for classification
+tasks" (2009), except that macro F1 is the mean of the classes' F1, as in scikit-learn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import ConfigError, DataError, one_of
+from pipeline.training.metrics.shapes import classified, paired
+from pipeline.training.metrics.sums import CLASSES, LABELS, Summed, no_labels, outside
+
+Average = Literal["macro", "micro", "binary"]
+
+
+class Confusion(Summed):
+    """Counts for each class, and a mean of what a subclass makes of them; nan where a score is nan.
+
+    A class that is neither predicted nor in the target has no number and is left out of a mean; one whose number is 0 / 0
+    otherwise has 0.
+
+    Args:
+        average: ``macro``, the mean of the classes' numbers; ``micro``, the number of the classes' sums, which is the
+            accuracy; ``binary``, the number of class 1 of two.
+        threshold: the score of scores [batch] above which class 1 is predicted. None: 0.5, and the scores must be
+            probabilities.
+    """
+
+    mistakes: ClassVar[Mapping[str, str]] = {
+        "improbable": "scores outside [0, 1] are no probabilities; for logits write args: {threshold: 0}",
+        "unlabelled": LABELS,
+        "strangers": CLASSES,
+    }
+
+    def __init__(self, average: Average = "macro", threshold: float | None = None) -> None:
+        super().__init__()
+        if average not in get_args(Average):
+            known = one_of(str(average), get_args(Average))
+            raise ConfigError(f"{type(self).__name__}: there is no average '{average}'{known}")
+        self.average = average
+        self.threshold = threshold
+
+    def update(self, predictions: Tensor, target: Tensor) -> None:
+        """Scores [batch, classes] of any scale and classes [batch], from 0; or scores [batch] and labels [batch], 0 or 1."""
+        if isinstance(predictions, Tensor) and predictions.shape[1:].numel() == 1:
+            self._update_labels(predictions, target)
+        else:
+            self._update_classes(predictions, target)
+
+    def compute(self) -> float:
+        """The number, from 0 to 1; nan if there was nothing."""
+        sums = self.read()
+        if not sums or sums["nans"]:
+            return math.nan
+        counts = torch.stack([sums["both"], sums["predicted"], sums["actual"]]).double()
+        if self.average == "micro":
+            counts = counts.sum(1, keepdim=True)
+        elif self.average == "binary":
+            counts = counts[:, 1:]
+        both, predicted, actual = counts[:, counts[1:].sum(0) > 0]
+        return float((both / self.denominator(predicted, actual)).nan_to_num().mean())
+
+    def denominator(self, predicted: Tensor, actual: Tensor) -> Tensor:
+        """What the number of samples that are rightly taken for a class is divided by, [classes].
+
+        Args:
+            predicted: how many samples are taken for a class, [classes].
+            actual: how many are of it, [classes].
+        """
+        raise NotImplementedError
+
+    def _update_labels(self, predictions: Tensor, target: Any) -> None:
+        wanted = "scores [batch] with labels [batch]"
+        scores, labels = paired(self, predictions, target, wanted, "return one score per sample, or one per class")
+        self.add(unlabelled=no_labels(labels))
+        if self.threshold is None:
+            self.add(improbable=outside(scores, 0, 1))
+        chosen = scores > (0.5 if self.threshold is None else self.threshold)
+        self._count(chosen.long(), (labels == 1).long(), 2, scores.isnan())
+
+    def _update_classes(self, predictions: Any, target: Any) -> None:
+        scores, classes = classified(self, predictions, target, "classes", "return one score per class")
+        size = scores.shape[-1]
+        if self.average == "binary" and size != 2:
+            raise DataError(
+                f"{type(self).__name__}: average is binary, and there are {size} classes; write macro or micro"
+            )
+        self.add(strangers=outside(classes, 0, size - 1))
+        # An index that is no class would end a process that uses a GPU.
+        self._count(scores.argmax(-1), classes.clamp(0, size - 1), size, scores.isnan())
+
+    def _count(self, predicted: Tensor, actual: Tensor, size: int, nans: Tensor) -> None:
+        before = self.sums.get("both")
+        if before is not None and len(before) != size:
+            came = f"scores of {size} classes came after scores of {len(before)}"
+            raise DataError(f"{type(self).__name__}: {came}; return as many for every batch")
+        none = torch.zeros(size, dtype=torch.int64, device=predicted.device)
+        self.add(
+            both=none.index_add(0, actual, (predicted == actual).long()),
+            predicted=none.index_add(0, predicted, torch.ones_like(predicted)),
+            actual=none.index_add(0, actual, torch.ones_like(actual)),
+            nans=nans.sum(),
+        )
+
+
+class Precision(Confusion):
+    """The share of the samples taken for a class that are of it: both / predicted."""
+
+    def denominator(self, predicted: Tensor, actual: Tensor) -> Tensor:
+        """Those that are taken for it."""
+        return predicted
+
+
+class Recall(Confusion):
+    """The share of the samples of a class that are taken for it: both / actual."""
+
+    def denominator(self, predicted: Tensor, actual: Tensor) -> Tensor:
+        """Those that are of it."""
+        return actual
+
+
+class F1(Confusion):
+    """The harmonic mean of precision and recall: 2 both / (predicted + actual)."""
+
+    def denominator(self, predicted: Tensor, actual: Tensor) -> Tensor:
+        """The mean of the two numbers."""
+        return (predicted + actual) / 2
