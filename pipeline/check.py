@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline import class_path, classes, contracts, discovery, plugin_hooks, source, swap_report
+from pipeline import class_path, classes, discovery, plugin_hooks, source, swap_report
 from pipeline.config.load import Config, Draft, Source
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.tree import DEFAULT, Node
-from pipeline.data_flow import DataFlow, Missing, StageFlow
+from pipeline.data_flow import DataFlow
 from pipeline.errors import ClassPathError, ConfigError, Fault
 from pipeline.finder import unchanging
+from pipeline.flow_check import FlowCheck, is_untouched, runs_in_order
 from pipeline.inference.flow import Flow
 from pipeline.inference.stage import flow_of_plugin
 from pipeline.inspection import Inspection, plain
@@ -45,20 +46,25 @@ def check(config: Source, overrides: Sequence[str] = ()) -> list[Fault]:
     return inspect(config, overrides).faults
 
 
-def checked(config: Source, overrides: Sequence[str] = ()) -> Config:
+def checked(config: Source, overrides: Sequence[str] = (), *, in_order: bool = True) -> Config:
     """The resolved config.
+
+    Args:
+        config: a config file or dict.
+        overrides: ``"runner.train_runner.epochs=3"`` and the like.
+        in_order: whether the stages follow each other as the default trainer's do.
 
     Raises:
         ConfigError: it has faults; all of them.
     """
-    found = inspect(config, overrides)
+    found = inspect(config, overrides, in_order=in_order)
     if found.config is None:
         raise ConfigError(found.faults)
     return found.config
 
 
 @unchanging()
-def inspect(config: Source, overrides: Sequence[str] = ()) -> Checked:
+def inspect(config: Source, overrides: Sequence[str] = (), *, in_order: bool = True) -> Checked:
     """Look at a config file or dict, and at all that it names."""
     draft = Draft(config, overrides)
     if draft.tree is None:
@@ -72,7 +78,7 @@ def inspect(config: Source, overrides: Sequence[str] = ()) -> Checked:
         # Another class is a misspelt one.
         trained = any(_kind(runners[each]) != "infer" for each in earlier)
         found = _RunnerCheck(inspection, address, runner)
-        flows[address.partition(".")[2]] = found.all(plugins, trained_before=trained)
+        flows[address.partition(".")[2]] = found.all(plugins, trained_before=trained, in_order=in_order)
     # Two runners that share a phase share its faults.
     faults = sorted(dict.fromkeys(draft.faults), key=lambda fault: (fault.where, fault.line, fault.column))
     if draft.config:
@@ -127,53 +133,36 @@ class _RunnerCheck:
         self.kind = _kind(runner)
         self.trains = self.kind == "train"
 
-    def all(self, plugins: Sequence[Flow | None], *, trained_before: bool) -> DataFlow:
+    def all(self, plugins: Sequence[Flow | None], *, trained_before: bool, in_order: bool) -> DataFlow:
         """Check everything.
 
         Args:
             plugins: what each plugin may do with the context.
             trained_before: whether a train runner precedes this one.
+            in_order: whether the stages follow each other as the default trainer's do.
 
         Returns:
             How the keys of the context flow through the stages.
         """
         definitions = {stage: self.stage(stage) for stage in METHODS}
-        flow = DataFlow({stage: self.stage_flow(stage, each) for stage, each in definitions.items()}, plugins)
         trainer = self.runner.child("trainer_class")
         if trainer and trainer.origin is not DEFAULT:
-            # Its order of the stages may be another.
-            self.inspection.find_class(
-                trainer, f"{self.address}.trainer_class", "Trainer", "pipeline.trainer:GeneralTrainer"
-            )
-        else:
-            self.data_flow(flow.missing())
+            address = f"{self.address}.trainer_class"
+            self.inspection.find_class(trainer, address, "Trainer", "pipeline.trainer:GeneralTrainer")
         default = {stage for stage, found in definitions.items() if found and _is_default(found, stage)}
         if "runner" in default and self.kind in {"train", "infer"}:
             self.budget()
         if self.kind == "infer" and {"startup", "network"} <= default:
             self.weights(trained_before)
-        if all(_is_untouched(self.runner, stage) for stage in ("instance", "startup")):
+        if all(is_untouched(self.runner, stage) for stage in ("instance", "startup")):
             self.initial_weights()
-        self.phases(default)
+        phases = self.phases(default)
+        flow_check = FlowCheck(self.inspection, self.runner, self.add)
+        facts = {"is_infer": self.kind == "infer", "is_fleet": False} if self.kind in {"train", "infer"} else {}
+        flow = flow_check.flow(definitions, plugins, facts)
+        if in_order and runs_in_order(self.runner):
+            flow_check.faults(flow, phases)
         return flow
-
-    def stage_flow(self, stage: str, definition: source.Definition | None) -> StageFlow | None:
-        """What a stage does with the context."""
-        if definition is None:
-            return None
-        arguments = plain(self.runner, f"{stage}_args")
-        facts = {"is_infer": self.kind == "infer", "is_fleet": False, "engine": "SINGLE"}
-        known = facts if self.kind in {"train", "infer"} else {}
-        found = contracts.flow_of_stage(definition, stage, arguments if isinstance(arguments, dict) else {}, known)
-        return StageFlow(stage, definition, found, custom=not _is_untouched(self.runner, stage))
-
-    def data_flow(self, missing: Sequence[Missing]) -> None:
-        """A key that nobody writes is a fault of the stage that reads it, or of the one that was to write it."""
-        for each in missing:
-            if each.reader.custom or each.blamed is None:
-                self.add(f"{each.reader.stage}_class_path", each.message)
-            else:
-                self.add(f"{each.blamed.stage}_class_path", each.message)
 
     def add(self, key: str, message: str) -> None:
         """A fault at one of the runner's keys, or at the runner where the key is not written."""
@@ -222,7 +211,7 @@ class _RunnerCheck:
         if isinstance(path, str) and Path(path).is_absolute() and not Path(path).exists():
             self.add("init_model_path", f"no such checkpoint: {path}; check the path")
 
-    def phases(self, default: set[str]) -> None:
+    def phases(self, default: set[str]) -> dict[str, Node]:
         """The phases that the runner runs, and whether it needs any."""
         phases = self.inspection.section("phase")
         chosen = self.runner.child("phases")
@@ -235,12 +224,7 @@ class _RunnerCheck:
             self.add("", f"the default {need} a phase; add `phase:`, or replace network and runner")
         if "network" in default:
             PhaseCheck(self.inspection, self.runner).all(phases, trains=self.trains)
-
-
-def _is_untouched(runner: Node, stage: str) -> bool:
-    """Whether a stage is the default itself; a subclass may do more before and after."""
-    default = RunnerSchema.model_fields[f"{stage}_class_path"].default
-    return plain(runner, f"{stage}_class_path") in (None, default)
+        return phases
 
 
 def _is_default(definition: source.Definition, stage: str) -> bool:

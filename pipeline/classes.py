@@ -14,6 +14,7 @@ from typing import Any
 from pipeline import source
 from pipeline.annotations import Annotation, annotation
 from pipeline.errors import one_of
+from pipeline.finder import once
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ def _adds_nothing(module: source.Module, name: str) -> bool:
     return name == "object" if binding is None else name == "abc.ABC" and isinstance(binding, ast.Import)
 
 
+@once
 def _parent(module: source.Module, name: str) -> source.Definition | None:
     try:
         parent = source.define(module, name)

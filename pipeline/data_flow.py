@@ -46,10 +46,15 @@ class StageFlow:
         """``runner (your_runner.py:14)``."""
         return f"{self.stage} ({self.definition.place})"
 
-    @cached_property
+    @property
     def default_flow(self) -> Flow:
         """What the default of this stage does."""
-        return contracts.flow_of_stage(default_definition(self.stage), self.stage)
+        return _default_flow(self.stage)
+
+
+@cache
+def _default_flow(stage: str) -> Flow:
+    return contracts.flow_of_stage(default_definition(stage), stage)
 
 
 @dataclass(frozen=True)
@@ -79,11 +84,14 @@ class DataFlow:
 
         Behind a stage that may write anything, or may lead elsewhere than to the next, nothing is certain.
         """
-        if any(plugin is None or plugin.unknown for plugin in self.plugins):
+        plugins = [plugin for plugin in self.plugins if plugin and not _jumps(plugin, None)]
+        if len(plugins) < len(self.plugins):
             return []
-        keys = set(GIVEN).union(*(plugin.writes() for plugin in self.plugins if plugin))
+        # A plugin may write at any time.
+        added = {key for plugin in plugins for key in plugin.writes()}
+        keys = {*GIVEN, *added}
         paths: set[Path] = {("train_state",), *(("train_state", name) for name in TRAIN_STATE)}
-        opaque: set[Path] = set().union(*(plugin.opaque | plugin.written() for plugin in self.plugins if plugin))
+        opaque: set[Path] = set().union(*(plugin.opaque | plugin.written() for plugin in plugins))
         found: list[Missing] = []
         for stage, reader in self.stages.items():
             if reader is None:
@@ -95,9 +103,9 @@ class DataFlow:
                         found.append(self._missing(reader, use, keys))
                 elif len(use.path) > 1 and _lacks(use.path, paths, opaque):
                     found.append(self._lacking(reader, use, paths))
-            if flow.unknown or flow.statuses - {_NEXT.get(stage)} or "is_exit" in flow.writes():
+            if _jumps(flow, _NEXT.get(stage)):
                 break
-            keys = (keys - flow.removed()) | set(flow.writes())
+            keys = (keys - flow.removed()) | set(flow.writes()) | added
             paths |= flow.written()
             opaque |= flow.opaque
         return found
@@ -133,6 +141,11 @@ class DataFlow:
         what = f"{reader.stage} ({use.place}) reads context{_address(use.path)}; {writer} writes context{_address(above)} without it"
         known = f"; it has {', '.join(there)}" if there else ""
         return Missing(reader, use, what + (nearest(use.path[-1], there) or known), writers[-1] if writers else None)
+
+
+def _jumps(flow: Flow, following: str | None) -> bool:
+    """Whether something else than the next stage may follow, or the context may hold anything."""
+    return bool(flow.unknown or flow.statuses - {following} or "is_exit" in flow.writes())
 
 
 def _default(swapped: StageFlow) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import source, workspaces, wrong_import
-from pipeline.finder import find_spec
+from pipeline.finder import find_spec, once
 
 _ROOT = len(workspaces.__name__.split(".")) + 1
 """How many parts the name of a workspace's package has."""
@@ -42,6 +42,7 @@ class _Finding:
     circle: tuple[str, ...] = ()
 
 
+@once
 def wrong_imports(module: str) -> list[str]:
     """Why a workspace file cannot be imported, with file and line; empty where that cannot be told.
 

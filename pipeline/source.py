@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
-from pipeline.finder import find_spec
+from pipeline.finder import find_spec, once
 
 ClassNode: TypeAlias = ast.ClassDef
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -127,6 +127,7 @@ def bound_names(statement: ast.stmt) -> Iterator[str]:
             yield from (part.rest for part in caught if isinstance(part, ast.MatchMapping) and part.rest)
 
 
+@once
 def read(name: str) -> Module | None:
     """The parsed module; None where there is no Python source to read (built in, compiled, not found).
 

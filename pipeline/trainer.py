@@ -46,7 +46,9 @@ class GeneralTrainer:
     """Status -> stage. A subclass may add statuses that lead to a method of its own, which takes the context."""
 
     def __init__(self, config: Source | Config, overrides: Sequence[str] = ()) -> None:
-        self.config = config if isinstance(config, Config) else checked(config, overrides)
+        # A subclass may order the stages otherwise.
+        in_order = type(self) is GeneralTrainer
+        self.config = config if isinstance(config, Config) else checked(config, overrides, in_order=in_order)
         self.contexts: dict[str, Context] = {}
         self.outcome = ExitCode.USAGE
 

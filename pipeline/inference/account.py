@@ -9,8 +9,10 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import Literal, TypeAlias
 
+from pipeline import source
 from pipeline.inference.flow import ANY, Flow, Path, Use
 from pipeline.inference.frame import Frame
+from pipeline.inference.members import patched
 from pipeline.inference.values import (
     Attribute,
     Const,
@@ -49,6 +51,7 @@ class Account:
     """What a stage does, as far as it was followed.
 
     Args:
+        module: that of the stage.
         facts: keys of the context whose value is known before anything runs.
         value_of, block, follow: what follows an expression, some statements, a call of a function.
 
@@ -62,7 +65,10 @@ class Account:
         active: the functions that are being followed.
     """
 
-    def __init__(self, facts: Mapping[str, object], value_of: ValueOf, block: Block, follow: Follow) -> None:
+    def __init__(
+        self, module: source.Module, facts: Mapping[str, object], value_of: ValueOf, block: Block, follow: Follow
+    ) -> None:
+        self._patched = patched(module)
         self._facts = dict(facts)
         self._value_of, self._block, self._follow = value_of, block, follow
         self.sure = True
@@ -104,6 +110,10 @@ class Account:
         self._steps += 1
         if self._steps > _MOST_STEPS:
             raise TooLongError
+
+    def is_patched(self, name: str) -> bool:
+        """Whether some code assigns another function or value to a name of a class or module."""
+        return name in self._patched or ANY in self._patched
 
     def fact(self, path: Path) -> object:
         """What is known of a value in the context."""

@@ -29,7 +29,7 @@ def bind(target: ast.expr, value: Value, account: Account, frame: Frame) -> None
             )
         case ast.Subscript():
             base, key = account.value_of(target.value, frame), account.value_of(target.slice, frame)
-            _set_item(base, settled(key, frame), value, account, frame, place(target, frame))
+            _set_item(base, settled(key, account, frame), value, account, frame, place(target, frame))
 
 
 def bind_name(name: str, value: Value, account: Account, frame: Frame) -> None:
@@ -107,7 +107,7 @@ def delete(target: ast.expr, account: Account, frame: Frame) -> None:
         case ast.Attribute():
             account.escape(account.value_of(target.value, frame), where, frame)
         case ast.Subscript():
-            base, key = account.value_of(target.value, frame), settled(account.value_of(target.slice, frame), frame)
+            base, key = account.value_of(target.value, frame), settled(account.value_of(target.slice, frame), account, frame)
             if isinstance(base, Ref):
                 path = base.below(key).path
                 account.use(path, "read", where, needed=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pipeline.inference.account import Account, End, Given
 from pipeline.inference.assignment import bind
@@ -59,7 +59,10 @@ def _joined(ends: Sequence[End], account: Account) -> End:
 
 def try_except(node: ast.Try | ast.TryStar, account: Account, frame: Frame) -> End:
     """``try``."""
-    end, anywhere = _guarded(node.body, node.orelse, node.handlers, account, frame)
+    # What leaves `finally` otherwise than at its end swallows what was raised.
+    left = any(isinstance(each, ast.Return | ast.Break | ast.Continue) for each in _parts(node.finalbody))
+    handlers: list[ast.ExceptHandler | None] = [*node.handlers, *([None] if left else [])]
+    end, anywhere = _guarded(node.body, node.orelse, handlers, account, frame)
     if not node.finalbody:
         return end
     after = frame.names
@@ -68,6 +71,10 @@ def try_except(node: ast.Try | ast.TryStar, account: Account, frame: Frame) -> E
     # What follows is reached only where nothing was raised.
     frame.names = after | {name: frame.names.get(name) for name in stored(tuple(node.finalbody))}
     return last if last is not End.ON else end
+
+
+def _parts(body: Sequence[ast.stmt]) -> Iterable[ast.AST]:
+    return (part for each in body for part in ast.walk(each))
 
 
 def _guarded(

@@ -30,6 +30,7 @@ from pipeline.inference.values import (
     matters,
 )
 
+_LOOKS_UP = {"sys._getframe", "inspect.currentframe", "inspect.stack"}
 _ENDS = {"sys.exit", "os._exit", "os.abort", "os.kill"}
 
 
@@ -40,12 +41,14 @@ def call(node: ast.Call, account: Account, frame: Frame) -> Value:
     callee = account.value_of(node.func, frame)
     if (isinstance(callee, Imported) and callee.dotted in _ENDS) or callee in (Builtin("exit"), Builtin("quit")):
         account.leave()
+    if isinstance(callee, Imported) and callee.dotted in _LOOKS_UP:
+        account.give_up(place(node, frame), frame)
     return value(callee, _arguments(node, account, frame), account, frame)
 
 
 def value(callee: Value, given: Given, account: Account, frame: Frame) -> Value:  # noqa: PLR0911 - one return a kind
     """What a call of ``callee`` returns."""
-    callee = settled(callee, frame)
+    callee = settled(callee, account, frame)
     match callee:
         case Attribute(of=Ref() as ref, name=name):
             return ContextMethod(ref, given, account, frame).value(name)
@@ -75,7 +78,7 @@ def _parent(node: ast.Call, account: Account, frame: Frame) -> Value:
         function = function.outer.function
     if function is None or not function.home:
         return None
-    given = [settled(account.value_of(each, frame), frame) for each in node.args]
+    given = [settled(account.value_of(each, frame), account, frame) for each in node.args]
     owner = (
         given[1] if len(given) == 2 else function.owner or frame.names.get(next(iter(parameters(function.node)), ""))
     )
@@ -144,7 +147,8 @@ def _of_object(owner: Object, name: str, given: Given, account: Account, frame: 
     if owner.shared and not matters(owner) and not any(map(matters, given.all())):
         return lost(given, account, frame)
     complete = classes.ancestry(owner.definition)[1]
-    found = member(owner.definition, name) if complete and name not in owner.attributes else None
+    known = complete and not owner.untold and name not in owner.attributes
+    found = member(owner.definition, name) if known else None
     if found is None:
         account.escape(owner, given.place, frame)
         return lost(given, account, frame)

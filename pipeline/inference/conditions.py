@@ -7,22 +7,25 @@ import ast
 from pipeline.inference.account import Account, End
 from pipeline.inference.frame import Frame, place
 from pipeline.inference.names import settled
-from pipeline.inference.values import Const, Items, Ref, Value
+from pipeline.inference.values import Const, Entries, Items, Ref, Value
 
 
 def truth(test: ast.expr, account: Account, frame: Frame) -> bool | None:
     """Whether a condition holds; None: cannot tell."""
     if isinstance(test, ast.Name) and test.id == "TYPE_CHECKING":
         return False
-    return _holds(account.value_of(test, frame), account)
+    return _holds(account.value_of(test, frame), account, place(test, frame), frame)
 
 
-def _holds(value: Value, account: Account) -> bool | None:
+def _holds(value: Value, account: Account, where: str, frame: Frame) -> bool | None:
     if isinstance(value, Ref):
         fact = account.fact(value.path)
         return None if fact is None else bool(fact)
     if isinstance(value, Const) and len({bool(each) for each in value.choices}) == 1:
         return bool(next(iter(value.choices)))
+    if not isinstance(value, Items | Entries):
+        # Asked whether it is true, it may run code of its own.
+        account.escape(value, where, frame)
     return None
 
 
@@ -53,7 +56,7 @@ def bool_op(node: ast.BoolOp, account: Account, frame: Frame) -> Value:
     found: list[Value] = []
     for each in node.values:
         value = account.value_of(each, frame)
-        known = _holds(value, account)
+        known = _holds(value, account, place(each, frame), frame)
         if known is (not stops) and each is not node.values[-1]:
             continue
         found.append(value)
@@ -69,8 +72,8 @@ def bool_op(node: ast.BoolOp, account: Account, frame: Frame) -> Value:
 
 def comparison(node: ast.Compare, account: Account, frame: Frame) -> Value:
     """``a == b``, ``a in b``; known only where the values are."""
-    left = settled(account.value_of(node.left, frame), frame)
-    values = [settled(account.value_of(each, frame), frame) for each in node.comparators]
+    left = settled(account.value_of(node.left, frame), account, frame)
+    values = [settled(account.value_of(each, frame), account, frame) for each in node.comparators]
     for each in (left, *values):
         if not isinstance(each, Ref | Const | Items):
             account.escape(each, place(node, frame), frame)

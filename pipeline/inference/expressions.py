@@ -52,7 +52,7 @@ def _attribute(node: ast.Attribute, account: Account, frame: Frame) -> Value:
 
 
 def _item(node: ast.Subscript, account: Account, frame: Frame) -> Value:
-    base, key = account.value_of(node.value, frame), settled(account.value_of(node.slice, frame), frame)
+    base, key = account.value_of(node.value, frame), settled(account.value_of(node.slice, frame), account, frame)
     where = place(node, frame)
     if isinstance(base, Ref):
         found = base.below(key)

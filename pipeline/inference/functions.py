@@ -6,6 +6,7 @@ import ast
 from functools import lru_cache
 
 from pipeline.inference.account import Account, End, Given
+from pipeline.inference.builtin_calls import lost
 from pipeline.inference.frame import Frame, is_ours, place
 from pipeline.inference.members import declared, mark
 from pipeline.inference.scopes import defaults, parameters, scope_of
@@ -18,6 +19,9 @@ def follow(function: Function, given: Given, account: Account, caller: Frame) ->
     """Call a function; what it returns."""
     node = function.node
     account.step()
+    if not isinstance(node, ast.Lambda) and account.is_patched(node.name):
+        account.escape(function.owner, given.place, caller)
+        return lost(given, account, caller)
     if node in account.active or len(account.active) > _DEEPEST:
         return _again(function, given, account, caller)
     frame = Frame(function.module, function=function, scope=scope_of(node))

@@ -21,10 +21,12 @@ class Member:
     """What a class has under a name.
 
     Attributes:
+        name: the name.
         node: the statement that binds it; ``UNTOLD`` where several do, or nobody can tell.
         home: the class whose body has it.
     """
 
+    name: str
     node: ast.AST
     home: source.Definition
 
@@ -108,24 +110,19 @@ def member(definition: source.Definition, name: str, after: source.Definition | 
     for each in above[start:]:
         node = _members(each).get(name)
         if node:
-            told = not _is_patched(name, each.module) and not _is_patched(name, definition.module)
-            return Member(node if told else UNTOLD, each)
+            return Member(name, node, each)
     return None
 
 
 def declared(definition: source.Definition, attribute: str) -> tuple[str, ...] | None:
     """The literal ``reads`` or ``writes`` of a class, its bases included; None where there is none to see."""
     found = member(definition, attribute) if classes.ancestry(definition)[1] else None
-    node = found.node if found else None
+    node = found.node if found and not {attribute, ANY} & patched(definition.module) else None
     try:
         value = ast.literal_eval(node.value) if isinstance(node, ast.Assign | ast.AnnAssign) and node.value else None
     except (ValueError, TypeError, SyntaxError, RecursionError):
         return None
     return tuple(map(str, value)) if isinstance(value, tuple | list) else None
-
-
-def _is_patched(name: str, module: source.Module) -> bool:
-    return bool({name, ANY} & patched(module))
 
 
 @lru_cache(maxsize=1024)
@@ -137,7 +134,7 @@ def patched(module: source.Module) -> frozenset[str]:
 def is_told(module: source.Module, name: str) -> bool:
     """Whether a module's top level says for certain what a name of it is."""
     survey = _survey(module)
-    return not survey.by_code and name not in survey.globals and not _is_patched(name, module)
+    return not survey.by_code and name not in survey.globals
 
 
 @dataclass
@@ -152,7 +149,8 @@ class _Survey:
         """Look through a node; ``inside``: of a function."""
         match node:
             case ast.Attribute(ctx=ast.Store() | ast.Del()) if not _is_self(node.value):
-                self.attributes.add(node.attr)
+                # Such as `function.__defaults__`.
+                self.attributes.add(ANY if node.attr.startswith("__") else node.attr)
             case ast.Global():
                 self.globals |= set(node.names)
             case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[owner, ast.Constant(value=str() as name), *_]):

@@ -55,12 +55,12 @@ def _is_certainly_absent(module: source.Module, name: str) -> bool:
     return False
 
 
-def settled(value: Value, frame: Frame) -> Value:
+def settled(value: Value, account: Account, frame: Frame) -> Value:
     """The value itself, looked up in the module that has it: one of ours, or of the package that the stage is in."""
     if not isinstance(value, Imported) or not _is_near(value, frame.module):
         return value
     found = of_module(value.module, value.dotted)
-    return value if found is None else found
+    return value if found is None or account.is_patched(value.dotted.rpartition(".")[2]) else found
 
 
 def _is_near(value: Imported, module: source.Module) -> bool:

@@ -19,7 +19,9 @@ def attribute(owner: Object, name: str, account: Account, frame: Frame, place: s
         return Attribute(owner, name)
     if account.deferred:
         account.share(owner, place, frame)
-    if any(member(owner.definition, each) for each in _BY_HAND):
+    if name.startswith("__"):
+        owner.untold = owner.untold or name == "__dict__"
+    if owner.untold or any(member(owner.definition, each) for each in _BY_HAND):
         account.escape(owner, place, frame)
         return None
     if name in owner.attributes:
@@ -53,6 +55,9 @@ def of_class(cls: Class, name: str, account: Account, frame: Frame, place: str) 
 def bound(found: Member, owner: Object | Class, account: Account, frame: Frame, place: str) -> Value:
     """What Python makes of a member when an object or class is asked for it."""
     node, module = found.node, found.home.module
+    if account.is_patched(found.name):
+        account.escape(owner, place, frame)
+        return None
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         if not found.is_plain:
             # It may be a function, or run one.
@@ -76,6 +81,7 @@ def bound(found: Member, owner: Object | Class, account: Account, frame: Frame, 
 
 def assign(owner: Object, name: str, value: Value, account: Account, frame: Frame, place: str) -> None:
     """``self.name = value``."""
+    owner.untold = owner.untold or name.startswith("__")
     found = None if owner.shared else member(owner.definition, name)
     before = owner.attributes[name] if name in owner.attributes else _hidden(found, owner)
     if (found and not found.is_plain) or (

@@ -32,7 +32,7 @@ def flow_of(
         arguments: those that the config gives the constructor.
         facts: keys of the context whose value is known before anything runs: ``{"is_infer": False}``.
     """
-    account = Account(facts or {}, value_of, block, follow)
+    account = Account(definition.module, facts or {}, value_of, block, follow)
 
     def stage() -> None:
         frame, owner = Frame(definition.module), Object(definition)
@@ -55,7 +55,7 @@ def flow_of_plugin(definition: source.Definition, hooks: Mapping[str, object], a
         hooks: the names of all hooks.
         arguments: those that the config gives the constructor.
     """
-    account = Account({}, value_of, block, follow)
+    account = Account(definition.module, {}, value_of, block, follow)
 
     def plugin() -> None:
         frame, owner = Frame(definition.module), Object(definition)

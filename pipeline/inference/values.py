@@ -101,11 +101,13 @@ class Object:
         definition: its class.
         attributes: those that were assigned.
         shared: whether code that cannot be followed, or runs later, may assign them too.
+        untold: whether some are assigned of which not even the name is known.
     """
 
     definition: source.Definition
     attributes: dict[str, Value] = field(default_factory=dict)
     shared: bool = False
+    untold: bool = False
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,8 @@ class AUC(Summed):
     def state_dict(self) -> dict[str, Any]:
         """The samples kept, or the bins and their counts: name -> tensor."""
         scores, positive = self.kept.all(self.kept.scores.device)
-        kept = {"scores": scores.clone(), "positive": positive.clone()}
-        return {**super().state_dict(), **(kept if self.edges is None else {"edges": self.edges})}
+        kept = {"scores": scores, "positive": positive} if self.edges is None else {"edges": self.edges}
+        return super().state_dict() | kept
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of another."""

@@ -1,0 +1,200 @@
+"""What holds for each of our metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pipeline import check
+from pipeline.errors import DataError
+from pipeline.training import metrics
+from pipeline.training.metrics import AUC, F1, MAE, RMSE, Accuracy, LogLoss, Mean, Precision, Recall, RecallAtK
+
+Data = tuple[Tensor, Tensor]
+random = torch.Generator().manual_seed(0)
+PAIRS: Data = torch.rand(24, generator=random), torch.randint(2, (24,), generator=random).float()
+CLASSES: Data = torch.randn(24, 5, generator=random), torch.randint(5, (24,), generator=random)
+LABELS: Data = torch.randn(24, 5, generator=random), torch.randint(2, (24, 5), generator=random)
+
+EVERY: list[tuple[str, Callable[[], Any], Data]] = [
+    ("mean", Mean, PAIRS),
+    ("accuracy", Accuracy, CLASSES),
+    ("auc", AUC, PAIRS),
+    ("auc in bins", lambda: AUC(exact_samples=10), PAIRS),
+    ("log loss", LogLoss, PAIRS),
+    ("log loss of logits", lambda: LogLoss(from_logits=True), PAIRS),
+    ("mae", MAE, PAIRS),
+    ("rmse", RMSE, PAIRS),
+    ("precision of classes", Precision, CLASSES),
+    ("recall of labels", lambda: Recall("binary"), PAIRS),
+    ("micro f1", lambda: F1("micro"), CLASSES),
+    ("f1 of logits", lambda: F1(threshold=0), PAIRS),
+    ("recall at 2 of an item", lambda: RecallAtK(2), CLASSES),
+    ("recall at 2 of items", lambda: RecallAtK(2), LABELS),
+]
+every = pytest.mark.parametrize(("make", "data"), [each[1:] for each in EVERY], ids=[each[0] for each in EVERY])
+
+
+def updated(metric: Any, data: Data, sizes: list[int]) -> Any:
+    """The metric after batches of these sizes."""
+    for predictions, target in zip(data[0].split(sizes), data[1].split(sizes), strict=True):
+        metric.update(predictions, target)
+    return metric
+
+
+def test_every_metric_that_has_a_name_is_tested_here() -> None:
+    assert {type(make()).__name__ for _, make, _ in EVERY} == set(metrics.__all__) - {"Metric", "build_metrics"}
+
+
+@every
+@settings(max_examples=40, deadline=None)
+@given(cuts=st.lists(st.integers(0, 24), max_size=8))
+def test_how_a_pass_is_split_into_batches_changes_nothing(make: Callable[[], Any], data: Data, cuts: list[int]) -> None:
+    ends = [0, *sorted(cuts), 24]
+    sizes = [after - before for before, after in pairwise(ends)]
+    whole = updated(make(), data, [24]).compute()
+    assert updated(make(), data, sizes).compute() == pytest.approx(whole, rel=1e-12)
+
+
+@every
+def test_a_pass_goes_on_from_the_state_that_was_kept_in_its_midst(make: Callable[[], Any], data: Data) -> None:
+    first, second = (data[0][:15], data[1][:15]), (data[0][15:], data[1][15:])
+    before, after = updated(make(), first, [8, 7]), make()
+    state = before.state_dict()
+    updated(before, second, [9])
+    after.load_state_dict(state)
+    assert updated(after, second, [9]).compute() == before.compute() == updated(make(), data, [24]).compute()
+
+
+@every
+def test_a_state_is_tensors_and_plain_numbers(make: Callable[[], Any], data: Data) -> None:
+    assert all(type(each) in {Tensor, int, float} for each in updated(make(), data, [24]).state_dict().values())
+
+
+@every
+def test_a_metric_starts_again_after_a_reset(make: Callable[[], Any], data: Data) -> None:
+    metric = updated(make(), data, [24])
+    expected = metric.compute()
+    metric.reset()
+    assert math.isnan(metric.compute())
+    assert updated(metric, data, [24]).compute() == expected
+
+
+@every
+def test_a_metric_of_nothing_is_nan(make: Callable[[], Any], data: Data) -> None:
+    assert math.isnan(make().compute())
+    assert math.isnan(updated(make(), (data[0][:0], data[1][:0]), [0]).compute())
+
+
+@every
+def test_a_number_is_a_float_whatever_the_precision_of_the_predictions(make: Callable[[], Any], data: Data) -> None:
+    for kind in (torch.float16, torch.bfloat16, torch.float64):
+        rounded = data[0].to(kind)
+        found = updated(make(), (rounded.requires_grad_(), data[1]), [20, 4]).compute()
+        assert type(found) is float
+        assert found == pytest.approx(updated(make(), (rounded.detach().double(), data[1]), [24]).compute(), rel=1e-12)
+
+
+@every
+def test_an_update_reads_no_number_and_so_waits_for_no_device(make: Callable[[], Any], data: Data) -> None:
+    # A tensor on the device "meta" has no numbers to read.
+    metric = updated(make(), (data[0].to("meta"), data[1].to("meta")), [8, 8, 8])
+    assert all(each.is_meta for each in metric.state_dict().values() if isinstance(each, Tensor))
+
+
+@every
+def test_a_state_from_another_device_moves_to_that_of_the_predictions(make: Callable[[], Any], data: Data) -> None:
+    metric = make()
+    metric.load_state_dict(updated(make(), data, [24]).state_dict())
+    updated(metric, (data[0].to("meta"), data[1].to("meta")), [24])
+    assert all(each.is_meta for each in metric.state_dict().values() if isinstance(each, Tensor))
+
+
+@pytest.mark.parametrize("kind", ["Mean", "Accuracy", "AUC", "LogLoss", "MAE", "RMSE", "Precision", "Recall", "F1"])
+def test_a_metric_is_named_in_a_config_by_its_bare_name(kind: str, linear: Path) -> None:
+    assert check.check(linear, [f"phase.line.metrics={{m: {{class: {kind}}}}}"]) == []
+
+
+def test_the_arguments_of_a_metric_are_checked_from_its_source(linear: Path) -> None:
+    faults = check.check(linear, ["phase.line.metrics={m: {class: RecallAtK}, f: {class: F1, args: {avrage: micro}}}"])
+    assert [each.message for each in faults] == [
+        "RecallAtK needs the argument k; add it",
+        "F1 has no argument 'avrage'; did you mean 'average'?",
+    ]
+
+
+SCORES = "compares scores [batch] with labels [batch], and got"
+CHOICES = "compares scores [batch, classes] with classes [batch], and got"
+NUMBERS = "compares predictions [batch] with labels [batch], and got"
+TARGETS = "compares predictions [batch] with targets [batch], and got"
+ITEMS = "compares scores [batch, items] with items [batch], and got"
+SHAPES = [
+    (AUC(), (4, 2), (4,), f"{SCORES} (4, 2) and (4,); return one score per sample"),
+    (AUC(), (2, 3), (3, 2), f"{SCORES} (2, 3) and (3, 2); return one score per sample"),
+    (LogLoss(), (4, 2), (4,), f"{NUMBERS} (4, 2) and (4,); return one prediction per sample"),
+    (MAE(), (4, 1), (4, 3), f"{TARGETS} (4, 1) and (4, 3); return one prediction per sample"),
+    (RMSE(), (4,), (), f"{TARGETS} (4,) and (); return one prediction per sample"),
+    (Accuracy(), (4,), (4,), f"{CHOICES} (4,) and (4,); use another metric"),
+    (Accuracy(), (4, 3), (4, 1), f"{CHOICES} (4, 3) and (4, 1); use another metric"),
+    (Precision(), (4, 3), (4, 3), f"{CHOICES} (4, 3) and (4, 3); return one score per class"),
+    (Recall(), (4, 1), (5,), f"{SCORES} (4, 1) and (5,); return one score per sample, or one per class"),
+    (F1(), (4,), (5,), f"{SCORES} (4,) and (5,); return one score per sample, or one per class"),
+    (RecallAtK(1), (4, 3), (4, 2),
+     f"{ITEMS} (4, 3) and (4, 2); return one score per item, and the item or a label for each of them"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("metric", "predictions", "target", "message"), SHAPES)
+def test_a_metric_refuses_shapes_that_it_would_misread(
+    metric: Any, predictions: tuple[int, ...], target: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        metric.update(torch.zeros(predictions), torch.zeros(target, dtype=torch.int64))
+    assert str(caught.value) == f"{type(metric).__name__} {message}"
+
+
+@pytest.mark.parametrize(
+    ("metric", "what"),
+    [
+        (Accuracy(), "classes"),
+        (Precision(), "classes"),
+        (Recall(), "classes"),
+        (F1(), "classes"),
+        (RecallAtK(1), "items"),
+    ],
+)
+def test_float_targets_are_refused_where_classes_are_wanted(metric: Any, what: str) -> None:
+    with pytest.raises(DataError) as caught:
+        metric.update(torch.rand(4, 3), torch.zeros(4))
+    assert str(caught.value) == (
+        f"{type(metric).__name__} takes {what} as integers, and got float32; give it target.long()"
+    )
+
+
+@every
+def test_what_is_no_tensor_is_refused(make: Callable[[], Any], data: Data) -> None:
+    metric = make()
+    with pytest.raises(DataError) as caught:
+        metric.update((data[0], data[0]), data[1])
+    name = type(metric).__name__
+    assert (
+        str(caught.value)
+        == f"{name} takes tensors, and got a tuple of 2; return one tensor, or write a metric of your own"
+    )
+
+
+def test_a_target_that_is_no_tensor_is_refused() -> None:
+    metric: Any = AUC()
+    with pytest.raises(
+        DataError, match=r"^AUC takes tensors, and got a NoneType; return one tensor, or write a metric"
+    ):
+        metric.update(torch.rand(4), None)
