@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 
 from pipeline import class_path, contracts, source
 from pipeline.config.schema import RunnerSchema
