@@ -157,11 +157,11 @@ class _RunnerCheck:
         if all(is_untouched(self.runner, stage) for stage in ("instance", "startup")):
             self.initial_weights()
         phases = self.phases(default)
-        flow_check = FlowCheck(self.inspection, self.runner, self.add)
+        flow_check = FlowCheck(self.inspection, self.runner, phases, self.add)
         facts = {"is_infer": self.kind == "infer", "is_fleet": False} if self.kind in {"train", "infer"} else {}
         flow = flow_check.flow(definitions, plugins, facts)
         if in_order and runs_in_order(self.runner):
-            flow_check.faults(flow, phases)
+            flow_check.faults(flow)
         return flow
 
     def add(self, key: str, message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from pipeline import class_path, contracts, source
@@ -15,7 +15,14 @@ from pipeline.inference.flow import ANY, Flow, Path, Use, any_leads_to, matches,
 
 GIVEN = tuple(key.name for key in KEYS if key.writer == "trainer" and key.name != "error")
 """The keys that stand in the context before the first stage."""
-_NEXT = {"instance": "network_pass", "network": "startup_pass", "startup": "train_pass", "runner": "terminal_pass"}
+_LEADS_TO = {
+    "uninit": "instance",
+    "network_pass": "network",
+    "startup_pass": "startup",
+    "train_pass": "runner",
+    "terminal_pass": "terminal",
+}
+"""Status -> stage, as in the trainer."""
 
 
 def default_definition(stage: str) -> source.Definition:
@@ -82,9 +89,9 @@ class DataFlow:
     def missing(self) -> list[Missing]:
         """What is certainly read without having been written, in the order of the stages.
 
-        Behind a stage that may write anything, or may lead elsewhere than to the next, nothing is certain.
+        Behind a stage that may write anything, or of which it isn't certain where it leads, nothing is certain.
         """
-        plugins = [plugin for plugin in self.plugins if plugin and not _jumps(plugin, None)]
+        plugins = [plugin for plugin in self.plugins if plugin and not _steers(plugin)]
         if len(plugins) < len(self.plugins):
             return []
         # A plugin may write at any time.
@@ -93,33 +100,44 @@ class DataFlow:
         paths: set[Path] = {("train_state",), *(("train_state", name) for name in TRAIN_STATE)}
         opaque: set[Path] = set().union(*(plugin.opaque | plugin.written() for plugin in plugins))
         found: list[Missing] = []
-        for stage, reader in self.stages.items():
-            if reader is None:
-                break
+        entered: list[StageFlow] = []
+        stage: str | None = next(iter(self.stages), None)
+        while stage and (reader := self.stages[stage]) and reader not in entered:
             flow = reader.flow
             for use in flow.demands():
                 if use.key not in keys:
                     if len(use.path) == 1:
-                        found.append(self._missing(reader, use, keys))
+                        found.append(self._missing(reader, use, keys, entered))
                 elif len(use.path) > 1 and _lacks(use.path, paths, opaque):
-                    found.append(self._lacking(reader, use, paths))
-            if _jumps(flow, _NEXT.get(stage)):
-                break
+                    found.append(self._lacking(reader, use, paths, entered))
+            entered.append(reader)
+            stage = self._following(stage, flow)
             keys = (keys - flow.removed()) | set(flow.writes()) | added
             paths |= flow.written()
             opaque |= flow.opaque
         return found
 
-    def _earlier(self, stage: str) -> list[StageFlow]:
-        order = list(self.stages)
-        return [each for name in order[: order.index(stage)] if (each := self.stages[name])]
+    def _following(self, stage: str, flow: Flow) -> str | None:
+        """The stage that certainly comes after one; None where that cannot be told, or nothing does."""
+        order = [*self.stages, None]
+        following = order[order.index(stage) + 1]
+        statuses = flow.statuses - {status for status, each in _LEADS_TO.items() if each == following}
+        if not statuses and not flow.unknown and "is_exit" not in flow.writes():
+            return following
+        sure = any(use.path == ("status",) and use.action == "write" and use.sure for use in flow.uses)
+        certain = sure and len(flow.statuses) == 1 and not _steers(replace(flow, statuses=frozenset()))
+        return _LEADS_TO.get(next(iter(flow.statuses))) if certain else None
 
-    def _missing(self, reader: StageFlow, use: Use, keys: set[str]) -> Missing:
+    def _missing(self, reader: StageFlow, use: Use, keys: set[str], entered: list[StageFlow]) -> Missing:
         what = f"{reader.stage} ({use.place}) reads context['{use.key}']; no earlier stage writes it"
         own = sorted(keys - set(GIVEN))
         if difflib.get_close_matches(use.key, own, cutoff=0.8):
             return Missing(reader, use, what + nearest(use.key, own))
-        replaced = [each for each in self._earlier(reader.stage) if each.custom]
+        for each in self.stages.values():
+            if each and each is not reader and each not in entered and use.key in each.flow.writes():
+                later = f"{each.place} writes it, but comes later or not at all"
+                return Missing(reader, use, f"{what}. {later}: write it before, or read it there")
+        replaced = [each for each in entered if each.custom]
         for each in replaced:
             if use.key in each.default_flow.writes():
                 return Missing(reader, use, f"{what}. {_default(each)} writes it: write it there too", each)
@@ -133,19 +151,19 @@ class DataFlow:
         )
         return Missing(reader, use, what + remedy)
 
-    def _lacking(self, reader: StageFlow, use: Use, paths: set[Path]) -> Missing:
+    def _lacking(self, reader: StageFlow, use: Use, paths: set[Path], entered: list[StageFlow]) -> Missing:
         above = use.path[:-1]
         there = sorted({path[-1] for path in paths if matches(path[:-1], above) and path[-1] != ANY})
-        writers = [each for each in self._earlier(reader.stage) if any(matches(above, p) for p in each.flow.written())]
+        writers = [each for each in entered if any(matches(above, p) for p in each.flow.written())]
         writer = writers[-1].place if writers else "trainer"
         what = f"{reader.stage} ({use.place}) reads context{_address(use.path)}; {writer} writes context{_address(above)} without it"
         known = f"; it has {', '.join(there)}" if there else ""
         return Missing(reader, use, what + (nearest(use.path[-1], there) or known), writers[-1] if writers else None)
 
 
-def _jumps(flow: Flow, following: str | None) -> bool:
-    """Whether something else than the next stage may follow, or the context may hold anything."""
-    return bool(flow.unknown or flow.statuses - {following} or "is_exit" in flow.writes())
+def _steers(flow: Flow) -> bool:
+    """Whether somebody may choose the stage that follows, or write anything."""
+    return bool(flow.unknown or flow.statuses or "is_exit" in flow.writes())
 
 
 def _default(swapped: StageFlow) -> str:

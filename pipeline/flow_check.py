@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from pipeline import contracts, source
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.tree import DEFAULT, Node
 from pipeline.data_flow import DataFlow, StageFlow
-from pipeline.inference.flow import Flow
+from pipeline.inference.flow import Flow, Path, Use
 from pipeline.inference.outside import is_reached, keeps_context
 from pipeline.inspection import Inspection, plain
+
+TRAINED = ("brain", "optim_schedulers", "updater")
+"""What the default runner needs of ``context["model"][phase]`` to train."""
+EVALUATED = ("brain",)
+"""What it needs to evaluate."""
 
 
 class FlowCheck:
@@ -19,16 +25,23 @@ class FlowCheck:
     Args:
         inspection: what is known of the config and its files.
         runner: the runner.
+        phases: name -> phase, those that the runner runs.
         add: notes a fault at one of the runner's keys.
     """
 
-    def __init__(self, inspection: Inspection, runner: Node, add: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, inspection: Inspection, runner: Node, phases: Mapping[str, Node], add: Callable[[str, str], None]
+    ) -> None:
         self.inspection = inspection
         self.runner = runner
+        self.phases = phases
         self.add = add
 
     def flow(
-        self, definitions: Mapping[str, source.Definition | None], plugins: Sequence[Flow | None], facts: Mapping[str, bool]
+        self,
+        definitions: Mapping[str, source.Definition | None],
+        plugins: Sequence[Flow | None],
+        facts: Mapping[str, bool],
     ) -> DataFlow:
         """How the keys flow through the stages.
 
@@ -49,23 +62,36 @@ class FlowCheck:
             return None
         arguments = plain(self.runner, f"{stage}_args")
         found = contracts.flow_of_stage(definition, stage, arguments if isinstance(arguments, dict) else {}, facts)
-        return StageFlow(stage, definition, found, custom=not is_untouched(self.runner, stage))
+        custom = not is_untouched(self.runner, stage)
+        if stage == "runner" and not custom:
+            found = replace(found, uses=(*found.uses, *self.needs(definition.place, facts)))
+        return StageFlow(stage, definition, found, custom)
 
-    def faults(self, flow: DataFlow, phases: Mapping[str, Node]) -> None:
+    def needs(self, place: str, facts: Mapping[str, bool]) -> Iterator[Use]:
+        """What the default runner takes out of ``model`` and ``dataset`` for each phase, which the config names."""
+        for name, phase in self.phases.items() if "is_infer" in facts else ():
+            keys = EVALUATED if facts["is_infer"] else TRAINED
+            data = ("valid_dataset_name", "dataset_name")
+            named = [each for key in data if isinstance(each := plain(phase, key), str)]
+            paths: list[Path] = [("model", name, key) for key in keys]
+            paths += [("dataset", each) for each in (named[:1] if facts["is_infer"] else named)]
+            yield from (Use(path, "read", place, sure=True) for path in paths)
+
+    def faults(self, flow: DataFlow) -> None:
         """A key that nobody writes is a fault of the stage that reads it, or of the one that was to write it."""
         missing = flow.missing()
         # What else may write is looked for only where it matters.
-        if missing and not self.is_reached(flow, phases):
+        if missing and not self.is_reached(flow):
             for each in missing:
                 owner = each.reader if each.reader.custom or each.blamed is None else each.blamed
                 self.add(f"{owner.stage}_class_path", each.message)
 
-    def is_reached(self, flow: DataFlow, phases: Mapping[str, Node]) -> bool:
+    def is_reached(self, flow: DataFlow) -> bool:
         """Whether anything else than stages and plugins may write to the context."""
         stages = [each.definition.module for each in flow.stages.values() if each]
         if is_reached([*self.inspection.modules.values(), *stages]):
             return True
-        for name, phase in phases.items():
+        for name, phase in self.phases.items():
             model = phase.child("model")
             if model is None or model.value is None:
                 continue

@@ -307,7 +307,9 @@ def test_a_phase_is_needed_unless_network_and_runner_are_replaced(
     paths = {f"{name}_class_path": "{workspace}/own.py" for name in replaced}
     runner = {"name": "r", "class": "train", "device": "cpu", "epochs": 1, **paths}
     faults = [fault.message for fault in check({"workspace": str(folder), "runner": [runner]})]
-    assert [each.split(";")[0] for each in faults] == ([f"the default {needy} a phase"] if needy else [])
+    # That a stage leaves out what the next one reads is another fault.
+    own = [each.split(";")[0] for each in faults if " reads context[" not in each]
+    assert own == ([f"the default {needy} a phase"] if needy else [])
 
 
 def test_a_class_from_python_is_left_to_the_trainer(linear: Path) -> None:
@@ -429,7 +431,7 @@ def test_a_dataset_that_runs_has_no_faults(linear: Path, text: str) -> None:
 def test_loss_metric_and_optimizer_may_be_the_workspaces_own(linear: Path, override: str) -> None:
     (linear.parent / "sub").mkdir()
     (linear.parent / "sub/loss.py").write_text(
-        "import torch\nfrom ..data import Line\nfrom pipeline.training.metrics import AUC as Metric\n"
+        "import torch\nfrom ..data import Line\nfrom pipeline.training.metrics import RMSE as Metric\n"
         "def square(a, b): return ((a - b) ** 2).mean()\nclass Slow(torch.optim.SGD): pass\n"
     )
     assert messages(linear, override) == []

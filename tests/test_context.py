@@ -178,7 +178,7 @@ def test_context_json_has_nothing_twice_and_a_line_for_every_key_of_the_framewor
 def test_context_json_is_kept_of_a_failed_run_too(linear: Path) -> None:
     (linear.parent / "own.py").write_text(
         "from pipeline import stages\nclass Startup(stages.Startup):\n"
-        "    def startup(self, context):\n        context['tree']\n"
+        "    def startup(self, context):\n        context['eert'[::-1]]\n"  # so that the check can't tell
     )
     with pytest.raises(ContextError, match=r"context\['tree'\] was read by startup \(own\.py:4\)"):
         GeneralTrainer(linear, ["runner.train_runner.startup_class_path=own.py"]).run()

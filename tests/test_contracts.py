@@ -48,44 +48,41 @@ def test_what_a_class_declares_hides_what_its_base_does(workspace: Workspace) ->
     assert contracts.declared(definition(folder, "Stage"), "reads") == ("b",)
 
 
-STAGES = """
-    class First:
-        writes = ("points",)
-    class Second:
-        reads = ("points", "device")
-        writes = ("model",)
-    class Typo:
-        reads = ("pionts",)
-    class Late:
-        reads = ("loss",)
-    class Silent:
-        pass
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class Stage:\n    def __init__(self): Stage.reads = ()\n    reads = ('a',)\n",
+        "class Stage:\n    reads = ('a',)\n    reads = KEYS\n",
+        "class Stage:\n    reads = ('a',)\n    if KEYS:\n        reads = ()\n",
+        "from unknown import Mixin\nclass Base:\n    reads = ('a',)\nclass Stage(Mixin, Base): pass\n",
+        "@changed\nclass Stage:\n    reads = ('a',)\n",
+    ],
+)
+def test_what_may_be_declared_otherwise_is_not_relied_on(workspace: Workspace, text: str) -> None:
+    assert contracts.declared(definition(workspace({"stages.py": text}), "Stage"), "reads") is None
+
+
+def test_the_last_declaration_counts(workspace: Workspace) -> None:
+    folder = workspace({"stages.py": "class Stage:\n    reads = ('a',)\n    reads = ('b',)\n"})
+    assert contracts.declared(definition(folder, "Stage"), "reads") == ("b",)
+
+
+DECLARES = """
+    from pipeline import StartupBase
+    class Stage(StartupBase):
+        reads = ("declared", "both")
+        writes = ("promised", "done")
+        def startup(self, context):
+            context["both"], context["found"]
+            context["done"] = 1
 """
 
 
-@pytest.mark.parametrize(
-    ("order", "expected"),
-    [
-        (["First", "Second"], {}),
-        (["First", "Typo"], {"Typo": "Typo (stages.py:7) reads context['pionts']; no earlier stage writes it; did you mean 'points'?"}),
-        (["First", "Late"], {"Late": "Late (stages.py:9) reads context['loss']; no earlier stage writes it; written by then: points"}),
-        (["Second"], {"Second": "Second (stages.py:4) reads context['points']; no earlier stage writes it; "
-                                "written by then: nothing but what the trainer writes"}),
-        (["Silent", "Late"], {}),
-        (["Second", "First"], {"Second": "Second (stages.py:4) reads context['points']; no earlier stage writes it; "
-                                         "written by then: nothing but what the trainer writes"}),
-    ],
-)  # fmt: skip
-def test_a_declared_read_that_no_earlier_stage_writes_is_named(
-    workspace: Workspace, order: list[str], expected: dict[str, str]
-) -> None:
-    folder = workspace({"stages.py": STAGES})
-    assert contracts.unwritten({name: definition(folder, name) for name in order}, frozenset({"device"})) == expected
-
-
-def test_a_stage_that_cannot_be_read_makes_everything_after_it_uncertain(workspace: Workspace) -> None:
-    late = definition(workspace({"stages.py": STAGES}), "Late")
-    assert contracts.unwritten({"instance": None, "network": late}, frozenset()) == {}
+def test_a_stage_does_what_it_declares_and_what_its_source_shows(workspace: Workspace) -> None:
+    flow = contracts.flow_of_stage(definition(workspace({"stages.py": DECLARES}), "Stage"), "startup")
+    needed = {use.key: use.place for use in flow.demands()}
+    assert needed == {"declared": "stages.py:3", "both": "stages.py:7", "found": "stages.py:7"}
+    assert flow.writes() == ["done", "promised"]
 
 
 class Reader(StartupBase):
@@ -144,7 +141,7 @@ def test_the_check_names_stage_class_and_line(linear: Path) -> None:
     (fault,) = check(linear, OVERRIDES)
     assert fault.address == "runner.train_runner.startup_class_path"
     assert fault.message == (
-        "Startup (own.py:8) reads context['pionts']; no earlier stage writes it; did you mean 'points'?"
+        "startup (own.py:8) reads context['pionts']; no earlier stage writes it; did you mean 'points'?"
     )
 
 

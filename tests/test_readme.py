@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shlex
@@ -22,7 +23,9 @@ from pipeline.config.schema import ConfigSchema, DatasetSchema, PhaseSchema, Run
 from pipeline.context import KEYS
 from pipeline.errors import ExitCode
 from pipeline.plugin_hooks import HOOKS
+from pipeline.scheduler_check import schedule_name
 from pipeline.stages.base import METHODS
+from pipeline.training import metrics, schedules
 
 REPOSITORY = Path(__file__).parents[1]
 EXAMPLES = REPOSITORY / "workspace_examples"
@@ -96,6 +99,27 @@ def test_the_aliases_are_all_listed() -> None:
     known = {"precision"}  # it leads to a key that is not there yet
     listed = re.findall(r"`(\w+)`\s+for\s+`(\w+)`", README)
     assert listed == [(name, alias.canonical) for name, alias in RUNNER_ALIASES.items() if alias.canonical not in known]
+
+
+def test_the_metrics_are_those_that_a_config_can_name_bare() -> None:
+    named = {name: each for name, each in vars(metrics).items() if isinstance(each, type) and hasattr(each, "compute")}
+    rows = [
+        f"| `{name}` | {', '.join(f'`{each}`' for each in inspect.signature(cls).parameters)} |"
+        for name, cls in named.items()
+        if name != "Metric"
+    ]
+    assert sorted(row.rpartition(" | ")[0] + " |" for row in table("| metric | arguments | what |")) == sorted(rows)
+
+
+def test_the_schedules_are_those_that_a_config_can_name_bare() -> None:
+    paragraph = README[README.index("A phase's `optim_schedulers`") :].partition("```")[0]
+    own = {
+        name
+        for name, each in vars(schedules).items()
+        if isinstance(each, type) and each.__module__ == schedules.__name__
+    }
+    named = {str(schedule_name(word)) for word in re.findall(r"`(\w+)`", paragraph)}
+    assert named & own == {name for name in own if not name.startswith("_")}
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,22 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 
-from pipeline.inference.account import Account, End, Given
+from pipeline.inference.account import Account, End
 from pipeline.inference.assignment import bind
 from pipeline.inference.calls import value as called
 from pipeline.inference.conditions import truth
-from pipeline.inference.frame import Frame, place
-from pipeline.inference.members import member, root_of
+from pipeline.inference.frame import Frame
+from pipeline.inference.given import Given
+from pipeline.inference.members import member
 from pipeline.inference.objects import bound
 from pipeline.inference.scopes import stored
 from pipeline.inference.values import Attribute, Builtin, Const, Imported, Object, Value
 
-_LETS_THROUGH = set(
-    "torch numpy io os pathlib tempfile warnings threading multiprocessing concurrent tqdm rich gzip bz2 lzma zipfile "
-    "tarfile h5py sqlite3 logging loguru tensorboard tensorboardX wandb mlflow".split()
-)
+_LETS_THROUGH = {
+    "torch", "numpy", "io", "os", "pathlib", "tempfile", "warnings", "threading", "multiprocessing", "concurrent", "tqdm",
+    "rich", "gzip", "bz2", "lzma", "zipfile", "tarfile", "h5py", "sqlite3", "logging", "loguru", "tensorboard",
+    "tensorboardX", "wandb", "mlflow",
+}  # fmt: skip
 """Packages whose context managers let exceptions through."""
 
 
@@ -33,7 +35,7 @@ def if_else(node: ast.If, account: Account, frame: Frame) -> End:
 
 def match_case(node: ast.Match, account: Account, frame: Frame) -> End:
     """``match``."""
-    account.escape(account.value_of(node.subject, frame), place(node, frame), frame)
+    account.escape(account.value_of(node.subject, frame))
 
     def way(case: ast.match_case) -> End:
         for name in stored((case.pattern,)):
@@ -66,7 +68,7 @@ def try_except(node: ast.Try | ast.TryStar, account: Account, frame: Frame) -> E
     if not node.finalbody:
         return end
     after = frame.names
-    frame.names = account.merged([after, anywhere], frame)
+    frame.names = account.merged([after, anywhere])
     last = account.block(node.finalbody, frame)
     # What follows is reached only where nothing was raised.
     frame.names = after | {name: frame.names.get(name) for name in stored(tuple(node.finalbody))}
@@ -97,7 +99,7 @@ def _guarded(
     account.sure = False
     anywhere = {name: value for name, value in {**before, **after}.items() if before.get(name, value) == value}
     for name in {*before, *after} - set(anywhere):
-        anywhere[name] = account.either(before[name], after.get(name), frame)
+        anywhere[name] = account.either(before[name], after.get(name))
     anywhere |= dict.fromkeys(twice)
     ends, going = [end], [after] if end is End.ON else []
     for handler in handlers:
@@ -106,54 +108,50 @@ def _guarded(
             frame.names[handler.name] = None
         ends.append(account.block(handler.body, frame) if handler else End.ON)
         going += [frame.names] if ends[-1] is End.ON else []
-    frame.names = account.merged(going, frame) if going else anywhere
+    frame.names = account.merged(going) if going else anywhere
     account.sure = sure
     return (_joined(ends, account) if handlers else end), anywhere
 
 
 def with_block(node: ast.With | ast.AsyncWith, account: Account, frame: Frame) -> End:
     """``with``."""
-    managers: list[Value] = []
-    swallows = False
-    for item in node.items:
-        manager = account.value_of(item.context_expr, frame)
-        entered = _special(manager, "__enter__", account, frame, item.context_expr)
-        managers.append(manager)
-        swallows = swallows or not _lets_through(item.context_expr, manager, account, frame)
-        if item.optional_vars:
-            bind(item.optional_vars, entered, account, frame)
-    end, _ = _guarded(node.body, (), [None] if swallows else [], account, frame)
-    for manager in reversed(managers):
-        _special(manager, "__exit__", account, frame, node)
+    first, *rest = node.items
+    manager = account.value_of(first.context_expr, frame)
+    entered = _special(manager, "__enter__", account)
+    lets_through = _lets_through(first.context_expr, manager, account, frame)
+    if first.optional_vars:
+        bind(first.optional_vars, entered, account, frame)
+    # Several are one within the other.
+    body = [ast.copy_location(ast.With(rest, node.body), node)] if rest else node.body
+    end = account.block(body, frame) if lets_through else _guarded(body, (), [None], account, frame)[0]
+    _special(manager, "__exit__", account)
     return end
 
 
-def _special(manager: Value, name: str, account: Account, frame: Frame, node: ast.AST) -> Value:
+def _special(manager: Value, name: str, account: Account) -> Value:
     """Call ``__enter__`` or ``__exit__``."""
-    where = place(node, frame)
     if not isinstance(manager, Object):
-        account.escape(manager, where, frame)
+        account.escape(manager)
         return None
     found = member(manager.definition, name)
-    method = bound(found, manager, account, frame, where) if found else None
+    method = bound(found, manager, account) if found else None
     if method is None:
-        account.escape(manager, where, frame)
-    return called(method, Given([None] * (3 if name == "__exit__" else 0), {}, where), account, frame)
+        account.escape(manager)
+    return called(method, Given([None] * (3 if name == "__exit__" else 0), {}), account)
 
 
 def _lets_through(node: ast.expr, manager: Value, account: Account, frame: Frame) -> bool:
     """Whether a context manager certainly lets exceptions through."""
     if isinstance(manager, Object):
         found = member(manager.definition, "__exit__")
-        method = bound(found, manager, account, frame, place(node, frame)) if found else None
-        given = Given([None, None, None], {}, place(node, frame))
+        method = bound(found, manager, account) if found else None
+        given = Given([None, None, None], {})
         with account.perhaps():
-            answer = called(method, given, account, frame) if method else None
+            answer = called(method, given, account) if method else None
         return isinstance(answer, Const) and not any(answer.choices)
     if not isinstance(node, ast.Call):
         return False
     callee = account.value_of(node.func, frame)
     if isinstance(callee, Imported):
-        binding = callee.module.bindings.get(callee.dotted.partition(".")[0])
-        return binding is not None and root_of(binding) in _LETS_THROUGH
+        return callee.package in _LETS_THROUGH
     return callee == Builtin("open") or (isinstance(callee, Attribute) and callee.name == "open" and callee.of is None)

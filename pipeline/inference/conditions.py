@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from pipeline.inference.account import Account, End
-from pipeline.inference.frame import Frame, place
+from pipeline.inference.frame import Frame
 from pipeline.inference.names import settled
 from pipeline.inference.values import Const, Entries, Items, Ref, Value
 
@@ -14,10 +14,10 @@ def truth(test: ast.expr, account: Account, frame: Frame) -> bool | None:
     """Whether a condition holds; None: cannot tell."""
     if isinstance(test, ast.Name) and test.id == "TYPE_CHECKING":
         return False
-    return _holds(account.value_of(test, frame), account, place(test, frame), frame)
+    return _holds(account.value_of(test, frame), account)
 
 
-def _holds(value: Value, account: Account, where: str, frame: Frame) -> bool | None:
+def _holds(value: Value, account: Account) -> bool | None:
     if isinstance(value, Ref):
         fact = account.fact(value.path)
         return None if fact is None else bool(fact)
@@ -25,7 +25,7 @@ def _holds(value: Value, account: Account, where: str, frame: Frame) -> bool | N
         return bool(next(iter(value.choices)))
     if not isinstance(value, Items | Entries):
         # Asked whether it is true, it may run code of its own.
-        account.escape(value, where, frame)
+        account.escape(value)
     return None
 
 
@@ -47,7 +47,7 @@ def choice(node: ast.IfExp, account: Account, frame: Frame) -> Value:
         return End.ON
 
     account.one_of([lambda: way(node.body), lambda: way(node.orelse)], frame)
-    return account.either(values[0], values[1], frame)
+    return account.either(values[0], values[1])
 
 
 def bool_op(node: ast.BoolOp, account: Account, frame: Frame) -> Value:
@@ -56,7 +56,7 @@ def bool_op(node: ast.BoolOp, account: Account, frame: Frame) -> Value:
     found: list[Value] = []
     for each in node.values:
         value = account.value_of(each, frame)
-        known = _holds(value, account, place(each, frame), frame)
+        known = _holds(value, account)
         if known is (not stops) and each is not node.values[-1]:
             continue
         found.append(value)
@@ -66,22 +66,22 @@ def bool_op(node: ast.BoolOp, account: Account, frame: Frame) -> Value:
     account.sure = before
     value = found[0]
     for other in found[1:]:
-        value = account.either(value, other, frame)
+        value = account.either(value, other)
     return value
 
 
 def comparison(node: ast.Compare, account: Account, frame: Frame) -> Value:
     """``a == b``, ``a in b``; known only where the values are."""
-    left = settled(account.value_of(node.left, frame), account, frame)
-    values = [settled(account.value_of(each, frame), account, frame) for each in node.comparators]
+    left = settled(account.value_of(node.left, frame), account)
+    values = [settled(account.value_of(each, frame), account) for each in node.comparators]
     for each in (left, *values):
         if not isinstance(each, Ref | Const | Items):
-            account.escape(each, place(node, frame), frame)
+            account.escape(each)
     if len(values) != 1:
         return None
     (operator,), (right,) = node.ops, values
     if isinstance(operator, ast.In | ast.NotIn):
-        return _membership(left, right, node, account, frame)
+        return _membership(left, right, node, account)
     one, other = (_plain(each, account) for each in (left, right))
     if one is None or other is None or not isinstance(operator, ast.Eq | ast.NotEq | ast.Is | ast.IsNot):
         return None
@@ -89,10 +89,10 @@ def comparison(node: ast.Compare, account: Account, frame: Frame) -> Value:
     return Const(frozenset({alike is isinstance(operator, ast.Eq | ast.Is)}))
 
 
-def _membership(left: Value, right: Value, node: ast.Compare, account: Account, frame: Frame) -> Value:
+def _membership(left: Value, right: Value, node: ast.Compare, account: Account) -> Value:
     negated = isinstance(node.ops[0], ast.NotIn)
     if isinstance(right, Ref):
-        account.use(right.below(left).path, "read", place(node, frame), needed=False)
+        account.use(right.below(left).path, "read", needed=False)
     one = _plain(left, account)
     if one is None or not isinstance(right, Items) or not right.whole or right.views:
         return None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.inference.account import OURS, Account, Given
+from pipeline.inference.account import OURS, Account
 from pipeline.inference.flow import ANY
-from pipeline.inference.frame import Frame
+from pipeline.inference.given import Given
 from pipeline.inference.values import NOTHING, Const, Each, Entries, Items, Ref, Value, text_of
 
 _TRACED = ("enter", "wrote", "record")
@@ -14,11 +14,10 @@ _TRACED = ("enter", "wrote", "record")
 class ContextMethod:
     """A call of a method of the context, or of something in it."""
 
-    def __init__(self, ref: Ref, given: Given, account: Account, frame: Frame) -> None:
+    def __init__(self, ref: Ref, given: Given, account: Account) -> None:
         self.ref = ref
         self.given = given
         self.account = account
-        self.frame = frame
 
     def value(self, name: str) -> Value:
         """What it returns."""
@@ -26,12 +25,8 @@ class ContextMethod:
         if not self.given.sure or (path and path[0] in OURS):
             return self.other(name)
         match name, values:
-            case "get", [key, *default]:
-                return self.get(self.ref.below(key), default)
-            case "pop", [key, *default]:
-                return self.pop(self.ref.below(key), default)
-            case "setdefault", [key, *default]:
-                return self.setdefault(self.ref.below(key), default[0] if default else None)
+            case "get" | "pop" | "setdefault", [key, *default]:
+                return self.of_key(name, self.ref.below(key), default)
             case "update", _:
                 return self.update()
             case "items", []:
@@ -48,35 +43,26 @@ class ContextMethod:
             self.account.copied()
         return Ref((*self.ref.path, ANY))
 
-    def get(self, below: Ref, default: list[Value]) -> Value:
-        """``get(key)``."""
-        self.account.use(below.path, "read", self.given.place, needed=False)
-        return self.or_else(below, default)
-
-    def pop(self, below: Ref, default: list[Value]) -> Value:
-        """``pop(key)``."""
-        self.account.use(below.path, "read", self.given.place, needed=not default)
-        self.account.use(below.path, "delete", self.given.place, needed=not default)
-        return self.or_else(below, default)
-
-    def or_else(self, below: Ref, default: list[Value]) -> Value:
-        """What lies at a key, or something else where there is none."""
-        return self.account.either(below, default[0], self.frame) if default and default[0] != NOTHING else below
-
-    def setdefault(self, below: Ref, default: Value) -> Value:
-        """``setdefault(key, value)``."""
-        self.account.use(below.path, "read", self.given.place, needed=False)
-        self.account.write(below.path, default, self.given.place, self.frame)
-        return below
+    def of_key(self, name: str, below: Ref, default: list[Value]) -> Value:
+        """``get(key)``, ``pop(key)``, ``setdefault(key, value)``."""
+        needed = name == "pop" and not default
+        self.account.use(below.path, "read", needed=needed)
+        if name == "pop":
+            self.account.use(below.path, "delete", needed=needed)
+        if name == "setdefault":
+            self.account.write(below.path, default[0] if default else NOTHING)
+            return below
+        # What lies there, or something else where nothing does.
+        return self.account.either(below, default[0]) if default and default[0] != NOTHING else below
 
     def update(self) -> Value:
         """``update({…}, key=…)``."""
         for each in (Entries(self.given.named), *self.given.values):
             if not isinstance(each, Entries) or not each.complete:
-                self.account.escape(self.ref, self.given.place, self.frame)
-                self.account.escape(each, self.given.place, self.frame)
+                self.account.escape(self.ref)
+                self.account.escape(each)
             for name, value in list(each.values.items()) if isinstance(each, Entries) else ():
-                self.account.write((*self.ref.path, name), value, self.given.place, self.frame)
+                self.account.write((*self.ref.path, name), value)
         return NOTHING
 
     def other(self, name: str) -> Value:
@@ -86,32 +72,31 @@ class ContextMethod:
         if ours or (name == "bind" and self.ref.path[:1] == ("model",)):
             for each in self.given.all():
                 if not isinstance(each, Ref):
-                    self.account.escape(each, self.given.place, self.frame)
+                    self.account.escape(each)
             return None
         if not self.ref.path and name == "copy":
             self.account.copied()
         elif self.ref.path or name not in _TRACED:
-            self.account.escape(self.ref, self.given.place, self.frame)
+            self.account.escape(self.ref)
         for each in self.given.all():
-            self.account.escape(each, self.given.place, self.frame)
+            self.account.escape(each)
         return None
 
 
 class DictMethod:
     """A call of a method of a dict that stands in the source."""
 
-    def __init__(self, entries: Entries, given: Given, account: Account, frame: Frame) -> None:
+    def __init__(self, entries: Entries, given: Given, account: Account) -> None:
         self.entries = entries
         self.given = given
         self.account = account
-        self.frame = frame
 
     def value(self, name: str) -> Value:
         """What it returns."""
         known = self.entries.values
         match name, self.given.values:
-            case "get", [key, *default] if self.entries.whole and text_of(key) is not None:
-                return known.get(text_of(key) or "", default[0] if default else NOTHING)
+            case "get", [each, *default] if self.entries.whole and text_of(each) is not None:
+                return known.get(text_of(each) or "", default[0] if default else NOTHING)
             case "items", [] if self.entries.whole:
                 return Items([Items([Const(frozenset({key})), value]) for key, value in known.items()])
             case "values", [] if self.entries.whole:
@@ -124,31 +109,32 @@ class DictMethod:
                 isinstance(each, Entries) and each.whole for each in values
             ):
                 for each in (*values, Entries(self.given.named)):
-                    for key, value in each.values.items() if isinstance(each, Entries) else ():
-                        put(self.entries, key, value, self.account, self.frame, self.given.place)
+                    for text, value in each.values.items() if isinstance(each, Entries) else ():
+                        put(self.entries, text, value, self.account)
                 return NOTHING
         for each in (self.entries, *self.given.all()):
-            self.account.escape(each, self.given.place, self.frame)
+            self.account.escape(each)
         return None
 
 
-def put(entries: Entries, key: str, value: Value, account: Account, frame: Frame, place: str) -> None:
+def put(entries: Entries, key: str, value: Value, account: Account) -> None:
     """``entries[key] = value``; ``*`` for a key that isn't known."""
     if entries.at:
         account.spoil(entries)
-        account.escape(value, place, frame)
+    if not entries.complete:
+        account.escape(value)
     there = key in entries.values
     if not account.firm or key == ANY:
-        value = account.either(entries.values[key], value, frame) if there else value
+        value = account.either(entries.values[key], value) if there else value
         entries.loose |= set() if there else {key}
     else:
         entries.loose.discard(key)
     if not there or entries.values[key] != value:
-        account.version += 1
+        account.changed(entries)
     entries.values[key] = value
 
 
-def item(entries: Entries, key: Value, account: Account, frame: Frame, place: str) -> Value:
+def item(entries: Entries, key: Value, account: Account) -> Value:
     """``entries[key]``."""
     name = text_of(key)
     if entries.complete and name in entries.values and name not in entries.loose and ANY not in entries.values:
@@ -156,5 +142,5 @@ def item(entries: Entries, key: Value, account: Account, frame: Frame, place: st
     if len(entries.values) == 1 and entries.complete:
         # Whatever the key, it is the only value there is.
         return next(iter(entries.values.values()))
-    account.escape(entries, place, frame)
+    account.escape(entries)
     return None

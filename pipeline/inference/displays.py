@@ -8,16 +8,16 @@ from pipeline.inference.account import Account
 from pipeline.inference.assignment import bind
 from pipeline.inference.dicts import put
 from pipeline.inference.flow import ANY
-from pipeline.inference.frame import Frame, place
-from pipeline.inference.items import item_of, rounds
-from pipeline.inference.values import Const, Each, Entries, Items, Ref, Value, has_items, text_of
+from pipeline.inference.frame import Frame
+from pipeline.inference.items import has_items, item_of, rounds
+from pipeline.inference.values import Const, Each, Entries, Items, Ref, Value, text_of
 
 Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
 
 
 def items(node: ast.Tuple | ast.List, account: Account, frame: Frame) -> Value:
     """``(a, b)`` and ``[a, *b]``."""
-    found = Items([])
+    found, incomplete = Items([]), False
     for each in node.elts:
         value = account.value_of(each.value if isinstance(each, ast.Starred) else each, frame)
         if not isinstance(each, ast.Starred):
@@ -25,40 +25,44 @@ def items(node: ast.Tuple | ast.List, account: Account, frame: Frame) -> Value:
         elif isinstance(value, Items) and value.whole and not value.views:
             found.values += value.values
         else:
-            account.escape(value, place(each, frame), frame)
-            found.complete = False
+            account.escape(value)
+            incomplete = True
+    if incomplete:
+        account.escape(found)
     return found
 
 
 def choices(node: ast.Set, account: Account, frame: Frame) -> Value:
     """``{a, b}``: in which order it is gone through, nobody knows."""
     values = [account.value_of(each, frame) for each in node.elts]
-    return any_of(values, account, frame, place(node, frame))
+    return any_of(values, account)
 
 
-def any_of(values: list[Value], account: Account, frame: Frame, where: str) -> Value:
+def any_of(values: list[Value], account: Account) -> Value:
     """Something to loop over that has these values in whatever order."""
     if values and all(isinstance(each, Const) for each in values):
         kinds = [each.choices for each in values if isinstance(each, Const)]
         return Each(Const(frozenset().union(*kinds)), some=True)
     for each in values:
-        account.escape(each, where, frame)
+        account.escape(each)
     return Each(None)
 
 
 def entries(node: ast.Dict, account: Account, frame: Frame) -> Value:
     """``{key: value, **more}``."""
-    found = Entries({})
+    found, incomplete = Entries({}), False
     for key_node, value_node in zip(node.keys, node.values, strict=True):
         key = account.value_of(key_node, frame) if key_node else None
         value = account.value_of(value_node, frame)
         if key_node:
-            put(found, text_of(key) or ANY, value, account, frame, place(node, frame))
+            put(found, text_of(key) or ANY, value, account)
         elif isinstance(value, Entries) and value.whole:
             found.values |= value.values
         else:
-            account.escape(value, place(node, frame), frame)
-            found.complete = False
+            account.escape(value)
+            incomplete = True
+    if incomplete:
+        account.escape(found)
     # What stands in one display is there all at once.
     found.loose.clear()
     return found
@@ -71,7 +75,7 @@ def text(node: ast.JoinedStr, account: Account, frame: Frame) -> Value:
         inner = each.value if isinstance(each, ast.FormattedValue) else each
         value = account.value_of(inner, frame)
         if not isinstance(value, Ref | Const):
-            account.escape(value, place(node, frame), frame)
+            account.escape(value)
         formatted = isinstance(each, ast.FormattedValue) and (each.conversion >= 0 or each.format_spec is not None)
         parts.append(None if formatted else text_of(value))
     known = [each for each in parts if each is not None]
@@ -114,10 +118,10 @@ def _generated(node: Comprehension, generators: list[ast.comprehension], account
     if (each_round := rounds(source, account)) is not None:
         made = [_one(node, first, rest, each, account, frame) for each in each_round]
         plain = not (first.ifs or rest or isinstance(node, ast.SetComp | ast.DictComp))
-        return Items(made) if plain else _mixed(node, made, account, frame)
+        return Items(made) if plain else _mixed(node, made, account)
     account.sure = account.sure and has_items(source)
-    value = _one(node, first, rest, item_of(source, account, frame, place(node, frame)), account, frame)
-    return _mixed(node, [value], account, frame)
+    value = _one(node, first, rest, item_of(source, account), account, frame)
+    return _mixed(node, [value], account)
 
 
 def _one(
@@ -128,6 +132,7 @@ def _one(
     account: Account,
     frame: Frame,
 ) -> Value:
+    account.step()
     sure = account.sure
     bind(first.target, item, account, frame)
     for test in first.ifs:
@@ -145,14 +150,14 @@ def _outcome(node: Comprehension, account: Account, frame: Frame) -> Value:
     return Entries({text_of(key) or ANY: value})
 
 
-def _mixed(node: Comprehension, made: list[Value], account: Account, frame: Frame) -> Value:
+def _mixed(node: Comprehension, made: list[Value], account: Account) -> Value:
     """Something of which the items are known, but not which of them are there."""
     if not isinstance(node, ast.DictComp):
-        return Each(made[0]) if len(made) == 1 else any_of(made, account, frame, place(node, frame))
+        return Each(made[0]) if len(made) == 1 else any_of(made, account)
     found = Entries({})
     for each in made:
         for key, value in each.values.items() if isinstance(each, Entries) else ():
             there = found.values.get(key, value)
-            found.values[key] = account.either(there, value, frame)
+            found.values[key] = account.either(there, value)
             found.loose.add(key)
     return found

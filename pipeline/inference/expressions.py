@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pipeline.inference import calls, conditions, displays
 from pipeline.inference.account import Account
 from pipeline.inference.assignment import bind_name
 from pipeline.inference.dicts import item
-from pipeline.inference.frame import Frame, place
+from pipeline.inference.frame import Frame
 from pipeline.inference.functions import define
 from pipeline.inference.items import at_index
 from pipeline.inference.names import look_up, settled
@@ -25,7 +26,7 @@ def value_of(node: ast.expr, account: Account, frame: Frame) -> Value:
         return evaluate(node, account, frame)
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.expr):
-            account.escape(account.value_of(child, frame), place(node, frame), frame)
+            account.escape(account.value_of(child, frame))
     return None
 
 
@@ -40,27 +41,26 @@ def _name(node: ast.Name, account: Account, frame: Frame) -> Value:
 def _attribute(node: ast.Attribute, account: Account, frame: Frame) -> Value:
     base = account.value_of(node.value, frame)
     if isinstance(base, Imported):
-        return Imported(base.module, f"{base.dotted}.{node.attr}")
+        return replace(base, dotted=f"{base.dotted}.{node.attr}")
     match base:
         case Object():
-            return attribute(base, node.attr, account, frame, place(node, frame))
+            return attribute(base, node.attr, account)
         case Parent():
-            return of_parent(base, node.attr, account, frame, place(node, frame))
+            return of_parent(base, node.attr, account)
         case Class():
-            return of_class(base, node.attr, account, frame, place(node, frame))
+            return of_class(base, node.attr, account)
     return Attribute(base, node.attr)
 
 
 def _item(node: ast.Subscript, account: Account, frame: Frame) -> Value:
-    base, key = account.value_of(node.value, frame), settled(account.value_of(node.slice, frame), account, frame)
-    where = place(node, frame)
+    base, key = account.value_of(node.value, frame), settled(account.value_of(node.slice, frame), account)
     if isinstance(base, Ref):
         found = base.below(key)
-        account.use(found.path, "read", where, needed=True)
+        account.use(found.path, "read", needed=True)
         return found
     if isinstance(base, Entries):
-        return item(base, key, account, frame, where)
-    return at_index(base, key, account, frame, where)
+        return item(base, key, account)
+    return at_index(base, key, account)
 
 
 def _unary(node: ast.UnaryOp, account: Account, frame: Frame) -> Value:
@@ -70,7 +70,7 @@ def _unary(node: ast.UnaryOp, account: Account, frame: Frame) -> Value:
     only = value.only if isinstance(value, Const) else None
     if isinstance(node.op, ast.USub) and isinstance(only, int):
         return Const(frozenset({-only}))
-    account.escape(value, place(node, frame), frame)
+    account.escape(value)
     return None
 
 
@@ -81,14 +81,14 @@ def _binary(node: ast.BinOp, account: Account, frame: Frame) -> Value:
         if each == Ref():
             account.copied()
         else:
-            account.escape(each, place(node, frame), frame)
+            account.escape(each)
     return found
 
 
 def _walrus(node: ast.NamedExpr, account: Account, frame: Frame) -> Value:
     value = account.value_of(node.value, frame)
     name = node.target.id
-    kept = value if account.firm or name not in frame.names else account.either(frame.names[name], value, frame)
+    kept = value if account.firm or name not in frame.names else account.either(frame.names[name], value)
     bind_name(name, kept, account, frame)
     return value
 

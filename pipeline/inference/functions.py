@@ -5,44 +5,45 @@ from __future__ import annotations
 import ast
 from functools import lru_cache
 
-from pipeline.inference.account import Account, End, Given
+from pipeline import source
+from pipeline.inference.account import Account, End
 from pipeline.inference.builtin_calls import lost
-from pipeline.inference.frame import Frame, is_ours, place
+from pipeline.inference.frame import Frame
+from pipeline.inference.given import Given
 from pipeline.inference.members import declared, mark
+from pipeline.inference.plain import constant
+from pipeline.inference.reach import matters, reachable
 from pipeline.inference.scopes import defaults, parameters, scope_of
-from pipeline.inference.values import NOTHING, Entries, Function, Items, Ref, Value, constant, matters, reachable
+from pipeline.inference.values import NOTHING, Entries, Function, Items, Ref, Value
 
 _DEEPEST = 30
 
 
-def follow(function: Function, given: Given, account: Account, caller: Frame) -> Value:
+def follow(function: Function, given: Given, account: Account) -> Value:
     """Call a function; what it returns."""
     node = function.node
     account.step()
     if not isinstance(node, ast.Lambda) and account.is_patched(node.name):
-        account.escape(function.owner, given.place, caller)
-        return lost(given, account, caller)
+        account.escape(function.owner)
+        return lost(given, account)
     if node in account.active or len(account.active) > _DEEPEST:
-        return _again(function, given, account, caller)
+        return _again(function, given, account)
     frame = Frame(function.module, function=function, scope=scope_of(node))
     frame.names = _arguments(function, given)
     for name in frame.scope.unsettled & set(frame.names):
-        account.escape(frame.names[name], given.place, frame)
+        account.escape(frame.names[name])
     account.active.append(node)
-    try:
-        if isinstance(node, ast.Lambda):
-            return account.value_of(node.body, frame)
-        return _body(node, function, account, frame)
-    finally:
-        account.active.pop()
+    value = account.value_of(node.body, frame) if isinstance(node, ast.Lambda) else _body(node, account, frame)
+    account.active.pop()
+    return value
 
 
-def _again(function: Function, given: Given, account: Account, caller: Frame) -> Value:
+def _again(function: Function, given: Given, account: Account) -> Value:
     """A function that calls itself does so with values that aren't known."""
     if _reaches_context(function):
-        account.give_up(given.place, caller)
+        account.give_up()
     for value in given.all():
-        account.escape(value, given.place, caller)
+        account.escape(value)
     return None
 
 
@@ -60,10 +61,11 @@ def _reaches_context(function: Function) -> bool:
     return False
 
 
-def _body(node: ast.FunctionDef | ast.AsyncFunctionDef, function: Function, account: Account, frame: Frame) -> Value:
-    if function.home and is_ours(function.module):
-        for key in declared(function.home, "writes") or ():
-            account.promise(key, place(node, frame))
+def _body(node: source.FunctionNode, account: Account, frame: Frame) -> Value:
+    home = frame.function.home if frame.function else None
+    for key in declared(home, "writes") or () if home and frame.trusted else ():
+        account.wrote((key,), None)
+        account.opaque.add((key,))
     sure, deferred = account.sure, account.deferred
     if is_suspended(node):
         # It runs when it is asked for its items, or awaited.
@@ -72,17 +74,17 @@ def _body(node: ast.FunctionDef | ast.AsyncFunctionDef, function: Function, acco
     account.sure, account.deferred = sure, deferred
     if is_suspended(node):
         for each in frame.returned:
-            account.escape(each, place(node, frame), frame)
+            account.escape(each)
         return None
     returned = [*frame.returned, *([NOTHING] if end is End.ON else [])]
     value = returned[0] if returned else None
     for other in returned[1:]:
-        value = account.either(value, other, frame)
+        value = account.either(value, other)
     return value
 
 
 @lru_cache(maxsize=4096)
-def is_suspended(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def is_suspended(node: source.FunctionNode) -> bool:
     """Whether a call of a function runs none of it yet."""
     return isinstance(node, ast.AsyncFunctionDef) or _yields(node.body)
 
@@ -125,27 +127,27 @@ def _defaults(function: Function) -> dict[str, Value]:
     return found | {each.arg: constant(node) for each, node in named if node}
 
 
-def define(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, account: Account, frame: Frame) -> Value:
+def define(node: source.FunctionNode | ast.Lambda, account: Account, frame: Frame) -> Value:
     """A function within a function: called later, by whoever gets it."""
     for each in defaults(node):
-        account.escape(account.value_of(each, frame), place(node, frame), frame)
+        account.escape(account.value_of(each, frame))
     home = frame.function.home if frame.function else None
     function = Function(node, frame.module, outer=frame, home=home)
-    account.escape(function, place(node, frame), frame)
+    account.escape(function)
     if isinstance(node, ast.Lambda) or not node.decorator_list:
         return function
     for each in node.decorator_list:
-        account.escape(account.value_of(each, frame), place(node, frame), frame)
+        account.escape(account.value_of(each, frame))
     return function if not mark(node, frame.module) else None
 
 
 def define_class(node: ast.ClassDef, account: Account, frame: Frame) -> None:
     """A class within a function: its methods are called later, by whoever gets it."""
     for each in (*node.bases, *node.decorator_list, *(keyword.value for keyword in node.keywords)):
-        account.escape(account.value_of(each, frame), place(node, frame), frame)
+        account.escape(account.value_of(each, frame))
     for below in ast.walk(node):
         if isinstance(below, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            account.escape(Function(below, frame.module, outer=frame), place(below, frame), frame)
+            account.escape(Function(below, frame.module, outer=frame))
     names = dict(frame.names)
     account.block([each for each in node.body if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)], frame)
     frame.names = names | {node.name: None}

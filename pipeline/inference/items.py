@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pipeline.inference.account import Account
 from pipeline.inference.flow import ANY
-from pipeline.inference.frame import Frame
 from pipeline.inference.values import Const, Each, Items, Ref, Value
 
 _MOST_ROUNDS = 32
@@ -21,7 +20,7 @@ def rounds(value: Value, account: Account) -> list[Value] | None:
     return found
 
 
-def item_of(value: Value, account: Account, frame: Frame, where: str) -> Value:
+def item_of(value: Value, account: Account) -> Value:
     """What is known of every item."""
     match value:
         case Each():
@@ -33,11 +32,11 @@ def item_of(value: Value, account: Account, frame: Frame, where: str) -> Value:
         case Items() if value.whole and not value.views and all(isinstance(each, Const) for each in value.values):
             kinds = [each.choices for each in value.values if isinstance(each, Const)]
             return Const(frozenset().union(*kinds))
-    account.escape(value, where, frame)
+    account.escape(value)
     return None
 
 
-def at_index(value: Value, key: Value, account: Account, frame: Frame, where: str) -> Value:
+def at_index(value: Value, key: Value, account: Account) -> Value:
     """``value[key]`` of something that is no dict."""
     index = key.only if isinstance(key, Const) else None
     if (
@@ -49,5 +48,17 @@ def at_index(value: Value, key: Value, account: Account, frame: Frame, where: st
         return value.values[index]
     if isinstance(value, Each) and isinstance(index, int):
         return value.value
-    account.escape(value, where, frame)
+    account.escape(value)
     return None
+
+
+def has_items(value: Value) -> bool:
+    """Whether a loop over a value certainly comes to an item: a loader without a batch is an error of its own."""
+    match value:
+        case Each():
+            return value.some
+        case Items():
+            return value.whole and bool(value.values)
+        case Ref():
+            return len(value.path) > 1 and value.path[0] == "dataset"
+    return False

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pipeline.inference.account import Account, End
 from pipeline.inference.assignment import bind
 from pipeline.inference.conditions import truth
-from pipeline.inference.frame import Frame, place
-from pipeline.inference.items import item_of, rounds
+from pipeline.inference.frame import Frame
+from pipeline.inference.items import has_items, item_of, rounds
 from pipeline.inference.scopes import stored
-from pipeline.inference.values import Items, Value, has_items
+from pipeline.inference.values import Items, Value
 
 _MOST_ROUNDS = 6
 
@@ -29,7 +29,7 @@ def for_loop(node: ast.For | ast.AsyncFor, account: Account, frame: Frame) -> En
             account.sure = account.sure and certain
 
             def one_round() -> None:
-                bind(node.target, item_of(items, account, frame, place(node, frame)), account, frame)
+                bind(node.target, item_of(items, account), account, frame)
                 account.block(node.body, frame)
 
             _rounds(node, one_round, account, frame)
@@ -68,17 +68,16 @@ def while_loop(node: ast.While, account: Account, frame: Frame) -> End:
 
 def _rounds(node: ast.stmt, one_round: Callable[[], None], account: Account, frame: Frame) -> None:
     """Go round until objects and containers hold nothing new; what names hold is not known from round to round."""
-    with account.way():
-        for _ in range(_MOST_ROUNDS):
-            version = account.version
+    for _ in range(_MOST_ROUNDS):
+        with account.round() as this:
             _forget(node, account, frame)
             one_round()
-            if account.version == version:
-                break
-            # The next may not happen.
-            account.sure = False
-        else:
-            account.give_up(place(node, frame), frame)
+        if not this.told_news:
+            break
+        # The next may not happen.
+        account.sure = False
+    else:
+        account.give_up()
     _forget(node, account, frame)
 
 
@@ -86,7 +85,7 @@ def _forget(node: ast.stmt, account: Account, frame: Frame) -> None:
     for name in stored((node,)):
         if name in frame.names:
             value, frame.names[name] = frame.names[name], None
-            account.escape(value, place(node, frame), frame)
+            account.escape(value)
 
 
 def _after(node: ast.For | ast.AsyncFor | ast.While, sure: bool, account: Account, frame: Frame) -> End:

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from pipeline import classes, source
+from pipeline.finder import once
 from pipeline.inference.flow import ANY
 from pipeline.inference.frame import is_ours
-from pipeline.inference.values import Value, constant
+from pipeline.inference.plain import constant
+from pipeline.inference.values import Value
 
 _BY_CODE = {"exec", "eval", "globals", "locals", "vars"}
+ancestry = once(classes.ancestry)
 UNTOLD = ast.Pass()
 """What is bound in a way that doesn't tell what it is."""
 
@@ -93,18 +96,18 @@ def _members(definition: source.Definition) -> dict[str, ast.AST]:
         if isinstance(statement, ast.AnnAssign) and statement.value is None:
             continue
         for name in source.bound_names(statement):
-            found[name] = statement if told and _binds_alone(statement, name) else UNTOLD
+            found[name] = statement if told and _binds_alone(statement) else UNTOLD
     return found
 
 
-def _binds_alone(statement: ast.stmt, name: str) -> bool:
+def _binds_alone(statement: ast.stmt) -> bool:
     targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
     return all(isinstance(each, ast.Name) for each in targets if each is not None)
 
 
 def member(definition: source.Definition, name: str, after: source.Definition | None = None) -> Member | None:
     """What a class has under a name, its bases looked through as Python does; ``after``: as ``super()`` there would."""
-    above, _ = classes.ancestry(definition)
+    above, _ = ancestry(definition)
     keys = [(each.module.file, each.name) for each in above]
     start = keys.index((after.module.file, after.name)) + 1 if after and (after.module.file, after.name) in keys else 0
     for each in above[start:]:
@@ -116,7 +119,7 @@ def member(definition: source.Definition, name: str, after: source.Definition | 
 
 def declared(definition: source.Definition, attribute: str) -> tuple[str, ...] | None:
     """The literal ``reads`` or ``writes`` of a class, its bases included; None where there is none to see."""
-    found = member(definition, attribute) if classes.ancestry(definition)[1] else None
+    found = member(definition, attribute) if ancestry(definition)[1] else None
     node = found.node if found and not {attribute, ANY} & patched(definition.module) else None
     try:
         value = ast.literal_eval(node.value) if isinstance(node, ast.Assign | ast.AnnAssign) and node.value else None
@@ -125,7 +128,7 @@ def declared(definition: source.Definition, attribute: str) -> tuple[str, ...] |
     return tuple(map(str, value)) if isinstance(value, tuple | list) else None
 
 
-@lru_cache(maxsize=1024)
+@once
 def patched(module: source.Module) -> frozenset[str]:
     """The names that a module or one that it imports relatively assigns to what is not ``self``: methods may be among them."""
     return frozenset(name for each in source.neighbours(module) for name in _survey(each).attributes)
@@ -146,22 +149,17 @@ class _Survey:
     by_code: bool = False
 
     def look(self, node: ast.AST, *, inside: bool) -> None:
-        """Look through a node; ``inside``: of a function."""
+        """Look at a node; ``inside``: it stands in a function."""
         match node:
             case ast.Attribute(ctx=ast.Store() | ast.Del()) if not _is_self(node.value):
                 # Such as `function.__defaults__`.
                 self.attributes.add(ANY if node.attr.startswith("__") else node.attr)
             case ast.Global():
                 self.globals |= set(node.names)
-            case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[owner, ast.Constant(value=str() as name), *_]):
-                self.attributes |= set() if _is_self(owner) else {name}
-            case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[owner, *_]):
-                self.attributes |= set() if _is_self(owner) else {ANY}
+            case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[owner, key, *_]) if not _is_self(owner):
+                self.attributes.add(key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else ANY)
             case ast.Call(func=ast.Name(id=name)) if name == "globals" or (name in _BY_CODE and not inside):
                 self.by_code = True
-        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            self.look(child, inside=inside)
 
 
 def _is_self(node: ast.expr) -> bool:
@@ -171,7 +169,10 @@ def _is_self(node: ast.expr) -> bool:
 @lru_cache(maxsize=1024)
 def _survey(module: source.Module) -> _Survey:
     survey = _Survey()
-    if not is_ours(module):
-        for statement in module.body:
-            survey.look(statement, inside=False)
+    waiting: list[tuple[ast.AST, bool]] = [] if is_ours(module) else [(each, False) for each in module.body]
+    while waiting:
+        node, inside = waiting.pop()
+        survey.look(node, inside=inside)
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        waiting += ((child, inside) for child in ast.iter_child_nodes(node))
     return survey

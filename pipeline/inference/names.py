@@ -8,8 +8,9 @@ import builtins
 from pipeline import source
 from pipeline.inference.account import Account
 from pipeline.inference.frame import Frame
-from pipeline.inference.members import is_told, mark, root_of
-from pipeline.inference.values import Builtin, Class, Entries, Function, Imported, Items, Value, constant
+from pipeline.inference.members import is_told, mark
+from pipeline.inference.plain import constant
+from pipeline.inference.values import Builtin, Class, Entries, Function, Imported, Items, Value
 
 _BUILTINS = frozenset(name for name in dir(builtins) if callable(getattr(builtins, name)))
 
@@ -39,7 +40,7 @@ def _of_top_level(name: str, module: source.Module) -> Value:
     if not is_told(module, name):
         return None
     if isinstance(node, ast.Import | ast.ImportFrom):
-        return Imported(module, name)
+        return Imported(module, name, node)
     if node or module.stars:
         found = of_module(module, name)
         if node or found or not _is_certainly_absent(module, name):
@@ -55,20 +56,23 @@ def _is_certainly_absent(module: source.Module, name: str) -> bool:
     return False
 
 
-def settled(value: Value, account: Account, frame: Frame) -> Value:
+def settled(value: Value, account: Account) -> Value:
     """The value itself, looked up in the module that has it: one of ours, or of the package that the stage is in."""
-    if not isinstance(value, Imported) or not _is_near(value, frame.module):
+    if not isinstance(value, Imported) or not _is_near(value):
         return value
     found = of_module(value.module, value.dotted)
     return value if found is None or account.is_patched(value.dotted.rpartition(".")[2]) else found
 
 
-def _is_near(value: Imported, module: source.Module) -> bool:
-    binding = value.module.bindings.get(value.dotted.partition(".")[0])
-    if isinstance(binding, ast.ImportFrom) and binding.level:
-        return True
-    root = root_of(binding) if binding else ""
-    return bool(root) and root in {"pipeline", module.name.partition(".")[0]}
+def _is_near(value: Imported) -> bool:
+    return value.package in {"", "pipeline", value.module.name.partition(".")[0]}
+
+
+def imported(node: ast.Import | ast.ImportFrom, module: source.Module) -> dict[str, Value]:
+    """The names that an import within a function binds; None for what isn't a package's."""
+    names = [(alias.asname or alias.name.partition(".")[0]) for alias in node.names]
+    found = {name: Imported(module, name, node) for name in names}
+    return {name: None if _is_near(each) else each for name, each in found.items()}
 
 
 def of_module(module: source.Module, dotted: str) -> Value:

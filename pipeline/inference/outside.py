@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from functools import lru_cache
 
-from pipeline import classes, source
+from pipeline import source
+from pipeline.finder import once
 from pipeline.inference.frame import is_ours
-from pipeline.inference.members import root_of
+from pipeline.inference.members import ancestry, root_of
 
 _BRAIN = "pipeline.training.brain:Brain"
 
@@ -20,7 +20,7 @@ def is_reached(modules: Iterable[source.Module]) -> bool:
 
 def keeps_context(definition: source.Definition) -> bool:
     """Whether a model may be a Brain that uses the context which the runner stage tells it."""
-    above, complete = classes.ancestry(definition)
+    above, complete = ancestry(definition)
     is_brain = any(f"{each.module.name}:{each.name}" == _BRAIN for each in above)
     return (is_brain or not complete) and any(_uses_context(each.node) for each in above if not is_ours(each.module))
 
@@ -35,13 +35,17 @@ def _uses_context(node: ast.AST) -> bool:
     )
 
 
-@lru_cache(maxsize=1024)
+@once
 def _reaches(module: source.Module) -> bool:
     if is_ours(module):
         return False
     for statement in module.body:
         for node in ast.walk(statement):
-            if isinstance(node, ast.ClassDef) and _uses_context(node) and keeps_context(source.Definition(node, module)):
+            if (
+                isinstance(node, ast.ClassDef)
+                and _uses_context(node)
+                and keeps_context(source.Definition(node, module))
+            ):
                 return True
             if _is_patch(node, module):
                 return True

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from pipeline import classes, source
-from pipeline.inference.account import Account, Given, TooLongError
+from pipeline import source
+from pipeline.inference.account import Account
 from pipeline.inference.calls import value as called
 from pipeline.inference.expressions import value_of
 from pipeline.inference.flow import Flow
 from pipeline.inference.frame import Frame
 from pipeline.inference.functions import follow
-from pipeline.inference.members import member
+from pipeline.inference.given import Given
+from pipeline.inference.ledger import TooLongError
+from pipeline.inference.members import ancestry, member
 from pipeline.inference.objects import bound
+from pipeline.inference.plain import literal
 from pipeline.inference.statements import block
-from pipeline.inference.values import Object, Ref, literal
+from pipeline.inference.values import Object, Ref
 
 
 def flow_of(
@@ -32,17 +35,17 @@ def flow_of(
         arguments: those that the config gives the constructor.
         facts: keys of the context whose value is known before anything runs: ``{"is_infer": False}``.
     """
-    account = Account(definition.module, facts or {}, value_of, block, follow)
+    account = _account(definition, facts or {})
 
     def stage() -> None:
-        frame, owner = Frame(definition.module), Object(definition)
+        owner = Object(definition)
         # A base that cannot be read may do anything before, after or instead.
         account.sure = _is_plain(definition)
         if not account.sure:
-            account.give_up(definition.place, frame)
+            account.give_up()
         named = {name: literal(value) for name, value in (arguments or {}).items()}
-        _call(owner, "__init__", Given([Ref()], named, definition.place), account, frame)
-        _call(owner, method, Given([Ref()], {}, definition.place), account, frame)
+        _call(owner, "__init__", Given([Ref()], named), account)
+        _call(owner, method, Given([Ref()], {}), account)
 
     return _followed(stage, account, definition)
 
@@ -55,35 +58,39 @@ def flow_of_plugin(definition: source.Definition, hooks: Mapping[str, object], a
         hooks: the names of all hooks.
         arguments: those that the config gives the constructor.
     """
-    account = Account(definition.module, {}, value_of, block, follow)
+    account = _account(definition, {})
 
     def plugin() -> None:
-        frame, owner = Frame(definition.module), Object(definition)
+        owner = Object(definition)
         account.sure = False
         if not _is_plain(definition):
-            account.give_up(definition.place, frame)
+            account.give_up()
         named = {name: literal(value) for name, value in arguments.items()}
-        _call(owner, "__init__", Given([], named, definition.place), account, frame)
+        _call(owner, "__init__", Given([], named), account)
         # From one hook to the next, it may keep anything.
-        account.share(owner, definition.place, frame)
+        account.share(owner)
         for name in hooks:
             if member(definition, name):
-                _call(owner, name, Given([], {"context": Ref()}, definition.place), account, frame)
+                _call(owner, name, Given([], {"context": Ref()}), account)
 
     return _followed(plugin, account, definition)
 
 
+def _account(definition: source.Definition, facts: Mapping[str, object]) -> Account:
+    return Account((definition.node, Frame(definition.module)), facts, value_of, block, follow)
+
+
 def _is_plain(definition: source.Definition) -> bool:
     """Whether all bases of a class can be read, and its objects are made as objects are."""
-    return classes.ancestry(definition)[1] and member(definition, "__new__") is None
+    return ancestry(definition)[1] and member(definition, "__new__") is None
 
 
-def _call(owner: Object, name: str, given: Given, account: Account, frame: Frame) -> None:
+def _call(owner: Object, name: str, given: Given, account: Account) -> None:
     found = member(owner.definition, name)
     if found:
-        called(bound(found, owner, account, frame, given.place), given, account, frame)
+        called(bound(found, owner, account), given, account)
     elif name != "__init__":
-        account.give_up(given.place, frame)
+        account.give_up()
 
 
 def _followed(steps: Callable[[], None], account: Account, definition: source.Definition) -> Flow:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pipeline.inference.account import Account, End
 from pipeline.inference.assignment import augmented, bind, delete
 from pipeline.inference.branches import if_else, match_case, try_except, with_block
-from pipeline.inference.frame import Frame, place
+from pipeline.inference.frame import Frame
 from pipeline.inference.functions import define, define_class
 from pipeline.inference.loops import for_loop, while_loop
+from pipeline.inference.names import imported
 
 _STOPS = {"SystemExit", "KeyboardInterrupt", "GeneratorExit"}
 
@@ -19,14 +20,14 @@ def block(body: Sequence[ast.stmt], account: Account, frame: Frame) -> End:
     """Follow statements until one of them ends the block for certain."""
     for node in body:
         account.step()
-        account.here = place(node, frame)
+        account.at = (node, frame)
         end = _statement(node, account, frame)
         if end is not End.ON:
             return end
     return End.ON
 
 
-def _statement(node: ast.stmt, account: Account, frame: Frame) -> End:  # noqa: PLR0911 - one return a kind of statement
+def _statement(node: ast.stmt, account: Account, frame: Frame) -> End:
     match node:
         case ast.If():
             return if_else(node, account, frame)
@@ -60,12 +61,12 @@ def _leaving(node: ast.Return | ast.Raise | ast.Break | ast.Continue, account: A
         case ast.Raise():
             for each in (node.exc, node.cause):
                 if each:
-                    account.escape(account.value_of(each, frame), place(node, frame), frame)
+                    account.escape(account.value_of(each, frame))
                     if any(isinstance(part, ast.Name) and part.id in _STOPS for part in ast.walk(each)):
                         account.leave()
             return End.RAISE
     for name in frame.leaving:
-        account.escape(frame.names.get(name), place(node, frame), frame)
+        account.escape(frame.names.get(name))
     return End.LOOP
 
 
@@ -88,5 +89,4 @@ def _simple(node: ast.stmt, account: Account, frame: Frame) -> None:
                 if isinstance(child, ast.expr):
                     account.value_of(child, frame)
         case ast.Import() | ast.ImportFrom():
-            for alias in node.names:
-                frame.names[(alias.asname or alias.name).partition(".")[0]] = None
+            frame.names |= imported(node, frame.module)

@@ -7,8 +7,8 @@ because whatever is no longer followed has escaped first (:meth:`pipeline.infere
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, TypeAlias
 
 from pipeline import source
@@ -17,7 +17,8 @@ from pipeline.inference.flow import ANY, Path
 if TYPE_CHECKING:
     from pipeline.inference.frame import Frame
 
-_MOST_CHOICES = 16
+now = count().__next__
+"""Numbers the moments at which something comes into being."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,15 @@ class Items:
 
     Attributes:
         values: the items in their order.
-        complete: as long as nobody may have changed it.
+        complete: as long as nobody may have changed it; after that, all that it holds has escaped.
         views: those that it goes through, once.
+        born: when it came into being.
     """
 
     values: list[Value]
     complete: bool = True
     views: tuple[Items, ...] = ()
+    born: int = field(default_factory=now, repr=False)
 
     @property
     def whole(self) -> bool:
@@ -69,15 +72,17 @@ class Entries:
 
     Attributes:
         values: its values by key; a key that isn't known is ``*``.
-        complete: as long as nobody may have changed it.
+        complete: as long as nobody may have changed it; after that, all that it holds has escaped.
         loose: the keys that may not be there.
         at: where in the context it lies too.
+        born: when it came into being.
     """
 
     values: dict[str, Value]
     complete: bool = True
     loose: set[str] = field(default_factory=set)
     at: set[Path] = field(default_factory=set)
+    born: int = field(default_factory=now, repr=False)
 
     @property
     def whole(self) -> bool:
@@ -102,12 +107,14 @@ class Object:
         attributes: those that were assigned.
         shared: whether code that cannot be followed, or runs later, may assign them too.
         untold: whether some are assigned of which not even the name is known.
+        born: when it came into being.
     """
 
     definition: source.Definition
     attributes: dict[str, Value] = field(default_factory=dict)
     shared: bool = False
     untold: bool = False
+    born: int = field(default_factory=now, repr=False)
 
 
 @dataclass(frozen=True)
@@ -153,10 +160,37 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Imported:
-    """What a module imports under ``dotted``; looked up only where it matters."""
+    """What a module imports; looked up only where it matters.
+
+    Attributes:
+        module: the module.
+        dotted: its name there, with the attributes that were asked for.
+        binding: the import statement.
+    """
 
     module: source.Module
     dotted: str
+    binding: ast.Import | ast.ImportFrom
+
+    @property
+    def package(self) -> str:
+        """The package that has it; ``""`` for a relative import."""
+        return self.home.partition(".")[0]
+
+    @property
+    def home(self) -> str:
+        """Its full name: ``sys.exit``, however it was imported; it begins with a dot for a relative import."""
+        first, _, rest = self.dotted.partition(".")
+        alias = next(
+            (each for each in self.binding.names if (each.asname or each.name.partition(".")[0]) == first), None
+        )
+        name = alias.name if alias and (alias.asname or isinstance(self.binding, ast.ImportFrom)) else first
+        above = (
+            f"{'.' * self.binding.level}{self.binding.module or ''}."
+            if isinstance(self.binding, ast.ImportFrom)
+            else ""
+        )
+        return f"{above}{name}.{rest}".rstrip(".")
 
 
 @dataclass(frozen=True)
@@ -177,94 +211,3 @@ def text_of(value: Value) -> str | None:
     """The string that a value certainly is."""
     only = value.only if isinstance(value, Const) else None
     return only if isinstance(only, str) else None
-
-
-def inside(value: Value) -> Iterable[Value]:
-    """The values that can be reached from another."""
-    match value:
-        case Items():
-            return value.values
-        case Entries():
-            return list(value.values.values())
-        case Object():
-            return list(value.attributes.values())
-        case Each():
-            return [value.value]
-        case Attribute():
-            return [value.of]
-        case Parent() | Function():
-            return [value.owner]
-    return []
-
-
-def carries(value: Value) -> bool:
-    """Whether something in the context can be reached from a value."""
-    return any(isinstance(each, Ref) for each in reachable(value))
-
-
-def matters(value: Value) -> bool:
-    """Whether a value brings the context itself along, or a method or function within a function, that may."""
-    return any(
-        each == Ref() or (isinstance(each, Function) and (each.owner or each.outer)) for each in reachable(value)
-    )
-
-
-def reachable(value: Value) -> Iterable[Value]:
-    """A value and all that can be reached from it."""
-    waiting, seen = [value], set[int]()
-    while waiting:
-        each = waiting.pop()
-        if id(each) not in seen:
-            seen.add(id(each))
-            yield each
-            waiting += inside(each)
-
-
-def merge(one: Value, other: Value) -> Value:
-    """What is known of a value that is one of two."""
-    if one is other or one == other:
-        return one
-    if isinstance(one, Const) and isinstance(other, Const):
-        choices = one.choices | other.choices
-        return Const(choices) if len(choices) <= _MOST_CHOICES else None
-    if isinstance(one, Ref) and isinstance(other, Ref) and one.path and len(one.path) == len(other.path):
-        return Ref(tuple(a if a == b else ANY for a, b in zip(one.path, other.path, strict=True)))
-    return None
-
-
-def literal(value: object) -> Value:
-    """A plain value, such as an argument that the config gives."""
-    if isinstance(value, str | int | float | bool | None):
-        return Const(frozenset({value}))
-    if isinstance(value, list | tuple):
-        return Items([literal(each) for each in value])
-    if isinstance(value, Mapping):
-        return Entries({str(name): literal(each) for name, each in value.items()})
-    return None
-
-
-def constant(node: ast.expr | None) -> Value:
-    """A plain value that stands in the source and that nobody can change."""
-    try:
-        value = ast.literal_eval(node) if node else ...
-    except (ValueError, TypeError, SyntaxError, RecursionError):
-        return None
-    return literal(value) if _is_fixed(value) else None
-
-
-def _is_fixed(value: object) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_fixed, value))
-    return isinstance(value, str | int | float | bool | None)
-
-
-def has_items(value: Value) -> bool:
-    """Whether a loop over a value certainly comes to an item: a loader without a batch is an error of its own."""
-    match value:
-        case Each():
-            return value.some
-        case Items():
-            return value.whole and bool(value.values)
-        case Ref():
-            return len(value.path) > 1 and value.path[0] == "dataset"
-    return False

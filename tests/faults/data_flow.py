@@ -106,9 +106,10 @@ def found_by_check(faults: list[Fault]) -> dict[Missing, Fault]:
     """(stage, key) -> fault, for faults about keys; one about anything else has neither."""
     found: dict[Missing, Fault] = {}
     for fault in faults:
-        stage = re.search(r"runner\.train_runner\.(\w+)_class_path|", fault.address)[1] or fault.message.split(" ")[0]
+        # The config line may be that of the stage that was to write the key; the message begins with the one that reads.
+        reader = re.match(r"(\w+) \(", fault.message)
         keys = re.findall(r"\['(\w+)'\]", fault.message.partition(";")[0])
-        found[stage or "?", keys[-1] if keys else fault.message] = fault
+        found[reader[1] if reader else "?", keys[-1] if keys else fault.message] = fault
     return found
 
 
@@ -121,7 +122,7 @@ class Comparison:
         missed: missing keys that were not named, though the source says that nothing writes them.
         untold: the others: a write under a name or condition that cannot be seen stands before them.
         false: keys that were named and are not missing, and faults about anything else.
-        unjudged: keys that were named in a stage to which the run did not come.
+        unjudged: keys that were named in a stage, or an entry, to which the run did not come.
         misplaced: found keys whose message names another line than that of the read.
     """
 
@@ -138,7 +139,9 @@ def compare(made: Generated, truth: Truth, named: dict[Missing, Fault]) -> Compa
     missing = set(truth.missing)
     entered = STAGES[: STAGES.index(truth.ended_in) + 1] if truth.ended_in else STAGES
     found, others = missing & named.keys(), named.keys() - missing
-    unjudged = {each for each in others if each[0] in STAGES and each[0] not in entered}
+    # Of several keys that an entry lacks, a run meets the first.
+    inside = {each for each in others if each[0] == truth.ended_in and "]['" in named[each].message.partition(";")[0]}
+    unjudged = {each for each in others if each[0] in STAGES and each[0] not in entered} | inside
     untold = {each for each in missing - found if not made.can_be_told(*each)}
     misplaced = {each for each in found if f"({truth.missing[each]})" not in named[each].message}
     return Comparison(found, missing - found - untold, untold, others - unjudged, unjudged, misplaced)

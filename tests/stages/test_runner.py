@@ -24,11 +24,11 @@ def lines(context: Context, phase: str = "line") -> list[dict[str, Any]]:
 
 
 def test_the_numbers_of_inference_are_those_of_the_last_validation(config: dict[str, Any]) -> None:
-    config["phase"][0]["metrics"] = {"auc": {"class": "AUC"}}
+    config["phase"][0]["metrics"] = {"rmse": {"class": "RMSE"}}
     trainer = GeneralTrainer(config)
     evaluated = trainer.run()["metrics"]["line"]
     validated = trainer.contexts["train"]["metrics"]["line"]
-    assert evaluated == {name: validated[f"valid_{name}"] for name in ("loss", "auc")}
+    assert evaluated == {name: validated[f"valid_{name}"] for name in ("loss", "rmse")}
 
 
 def test_inference_is_in_evaluation_mode_and_changes_nothing(config: dict[str, Any], data: Data) -> None:

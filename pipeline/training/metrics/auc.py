@@ -133,10 +133,8 @@ def _edges(scores: Tensor) -> Tensor:
     position = torch.arange(1, BINS, device=scores.device) * len(scores) // BINS
     edges = scores.sort().values[position]
     # A score that is an edge twice or more has a bin to itself, which begins right below it.
-    repeated = edges[1:] == edges[:-1]
-    none = repeated.new_zeros(1)
-    begins = torch.cat([repeated, none]) & ~torch.cat([none, repeated])
-    return torch.where(begins, edges.nextafter(torch.full_like(edges, -math.inf)), edges)
+    repeated = edges == torch.cat([edges[1:], edges.new_full((1,), math.nan)])
+    return torch.where(repeated, edges.nextafter(torch.full_like(edges, -math.inf)), edges)
 
 
 def _single(edges: Tensor) -> Tensor:
@@ -148,7 +146,7 @@ def _single(edges: Tensor) -> Tensor:
 
 def _binned(scores: Tensor, positive: Tensor, edges: Tensor) -> Tensor:
     """How many negatives and how many positives fall into each bin, [2 * BINS]."""
-    place = torch.bucketize(scores, edges).clamp(max=BINS - 1) + BINS * positive
+    place = torch.bucketize(scores, edges) + BINS * positive
     return torch.zeros(2 * BINS, dtype=torch.int64, device=edges.device).index_add(0, place, torch.ones_like(place))
 
 

@@ -145,6 +145,7 @@ SHAPES = [
     (RMSE(), (4,), (), f"{TARGETS} (4,) and (); return one prediction per sample"),
     (Accuracy(), (4,), (4,), f"{CHOICES} (4,) and (4,); use another metric"),
     (Accuracy(), (4, 3), (4, 1), f"{CHOICES} (4, 3) and (4, 1); use another metric"),
+    (Accuracy(), (3,), (), f"{CHOICES} (3,) and (); use another metric"),
     (Precision(), (4, 3), (4, 3), f"{CHOICES} (4, 3) and (4, 3); return one score per class"),
     (Recall(), (4, 1), (5,), f"{SCORES} (4, 1) and (5,); return one score per sample, or one per class"),
     (F1(), (4,), (5,), f"{SCORES} (4,) and (5,); return one score per sample, or one per class"),

@@ -73,16 +73,16 @@ def test_a_sample_without_a_relevant_item_does_not_count() -> None:
 
 
 def test_recall_of_sequences_is_that_of_all_their_elements() -> None:
-    items = torch.tensor([[0, 1, 2], [0, 0, 0]])
+    items, scores = torch.tensor([[0, 1, 2], [0, 0, 0]]), torch.eye(3) * torch.tensor([[1], [2], [3]])
     by_item, by_label = RecallAtK(1), RecallAtK(1)
-    by_item.update(torch.eye(3).expand(2, 3, 3), items)
-    by_label.update(torch.eye(3).expand(2, 3, 3), torch.nn.functional.one_hot(items, 3))
+    by_item.update(scores.expand(2, 3, 3), items)
+    by_label.update(scores.expand(2, 3, 3), torch.nn.functional.one_hot(items, 3))
     assert by_item.compute() == by_label.compute() == pytest.approx(4 / 6)
 
 
 @pytest.mark.parametrize("position", [0, 2])
 def test_a_score_that_is_nan_makes_recall_nan(position: int) -> None:
-    metric, scores = RecallAtK(1), torch.tensor([[3.0, 2.0, 1.0]])
+    metric, scores = RecallAtK(2), torch.tensor([[3.0, 2.0, 1.0]])
     scores[0, position] = math.nan
     metric.update(scores, torch.tensor([1]))
     assert math.isnan(metric.compute())
