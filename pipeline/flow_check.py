@@ -9,7 +9,7 @@ from pipeline import contracts, source
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.tree import DEFAULT, Node
 from pipeline.data_flow import DataFlow, StageFlow
-from pipeline.inference.flow import Flow, Path, Use
+from pipeline.inference.flow import ANY, Flow, Path, Use
 from pipeline.inference.outside import is_reached, keeps_context
 from pipeline.inspection import Inspection, plain
 
@@ -63,8 +63,9 @@ class FlowCheck:
         arguments = plain(self.runner, f"{stage}_args")
         found = contracts.flow_of_stage(definition, stage, arguments if isinstance(arguments, dict) else {}, facts)
         custom = not is_untouched(self.runner, stage)
-        if stage == "runner" and not custom:
-            found = replace(found, uses=(*found.uses, *self.needs(definition.place, facts)))
+        if stage == "runner" and "Runner.run" in found.runs and not (custom and facts.get("is_infer")):
+            needs = [use for use in self.needs(definition.place, facts) if _is_as_found(use.path, found)]
+            found = replace(found, uses=(*found.uses, *needs))
         return StageFlow(stage, definition, found, custom)
 
     def needs(self, place: str, facts: Mapping[str, bool]) -> Iterator[Use]:
@@ -99,6 +100,12 @@ class FlowCheck:
             if definition is None or (isinstance(definition.node, source.ClassNode) and keeps_context(definition)):
                 return True
         return False
+
+
+def _is_as_found(path: Path, flow: Flow) -> bool:
+    """Whether a stage does nothing to what lies at a path and above it."""
+    changed = {use.key for use in flow.uses if use.action != "read"} | {each[0] for each in flow.opaque}
+    return not flow.unknown and not changed & {path[0], ANY}
 
 
 def is_untouched(runner: Node, stage: str) -> bool:

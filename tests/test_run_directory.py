@@ -48,7 +48,16 @@ def repository(linear: Path) -> Path:
 def test_a_run_leaves_these_files_and_latest_points_at_them(linear: Path) -> None:
     context = GeneralTrainer(linear).run()
     run = Path("runs/workspace/latest")
-    files = {"config.yaml", "environment.json", "command.txt", "log.txt", "lock", "status.json", "context.json", "swaps.txt"}
+    files = {
+        "config.yaml",
+        "environment.json",
+        "command.txt",
+        "log.txt",
+        "lock",
+        "status.json",
+        "context.json",
+        "swaps.txt",
+    }
     assert {each.name for each in run.iterdir()} == files | {"workspace", "train_runner"}
     assert run.is_symlink()
     assert run.resolve() == context["run_dir"]

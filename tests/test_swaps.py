@@ -148,7 +148,16 @@ def test_all_five_stages_that_know_only_their_bases_work_together(linear: Path) 
 def test_what_the_trainer_owns_survives_any_swapped_stages(linear: Path, subset: tuple[str, ...]) -> None:
     replaced(linear, SUBCLASSES, subset)
     run = Path("runs/workspace/latest")
-    owned = {"config.yaml", "environment.json", "command.txt", "log.txt", "lock", "status.json", "context.json", "swaps.txt"}
+    owned = {
+        "config.yaml",
+        "environment.json",
+        "command.txt",
+        "log.txt",
+        "lock",
+        "status.json",
+        "context.json",
+        "swaps.txt",
+    }
     assert owned | {"workspace", "train_runner"} == {each.name for each in run.iterdir()}
     assert json.loads((run / "status.json").read_text())["state"] == "done"
 

@@ -15,7 +15,7 @@ from pipeline.inference.given import Given
 from pipeline.inference.ledger import Ledger
 from pipeline.inference.members import patched
 from pipeline.inference.reach import inside, merge
-from pipeline.inference.values import Attribute, Each, Entries, Function, Items, Object, Parent, Ref, Value, now
+from pipeline.inference.values import Attribute, Copy, Each, Entries, Function, Items, Object, Parent, Ref, Value, now
 
 OURS = ("hooks", "checkpointer", "config")
 """Keys of the context whose objects are ours: given the context, they don't change it."""
@@ -63,7 +63,6 @@ class Account(Ledger):
         super().__init__(at, facts)
         self._value_of, self._block, self._follow = value_of, block, follow
         self._patched = patched(at[1].module)
-        self._ways = 0
         self.deferred = False
         self._rounds: list[Round] = []
         self.active: list[ast.AST] = []
@@ -118,9 +117,9 @@ class Account(Ledger):
                 self.later(value)
             case Object():
                 self.share(value)
-            case Items() | Entries() if not value.complete:
+            case Items() | Entries() | Copy() if not value.complete:
                 return  # and so has what it holds
-            case Items() | Entries():
+            case Items() | Entries() | Copy():
                 self.spoil(value)
         if isinstance(value, Object | Items | Entries | Each | Attribute | Parent):
             for each in inside(value):
@@ -146,18 +145,15 @@ class Account(Ledger):
                 owner.attributes[name] = None
                 self.escape(value)
 
-    def spoil(self, value: Items | Entries) -> None:
+    def spoil(self, value: Items | Entries | Copy) -> None:
         """From here on nobody knows what a container holds."""
         if isinstance(value, Entries):
             self.opaque |= value.at
+        if isinstance(value, Copy):
+            self.copied()
         if value.complete:
             value.complete = False
             self.changed(value)
-
-    @property
-    def firm(self) -> bool:
-        """Whether what is assigned now is certainly assigned, and once."""
-        return self.sure and not self._ways
 
     @contextmanager
     def perhaps(self) -> Iterator[None]:
@@ -171,11 +167,11 @@ class Account(Ledger):
     @contextmanager
     def way(self) -> Iterator[None]:
         """What is met within is one way of several, or one round of several."""
-        self._ways += 1
+        self.ways += 1
         try:
             yield
         finally:
-            self._ways -= 1
+            self.ways -= 1
 
     @contextmanager
     def round(self) -> Iterator[Round]:
@@ -185,7 +181,7 @@ class Account(Ledger):
             yield self._rounds[-1]
         self._rounds.pop()
 
-    def changed(self, value: Object | Items | Entries) -> None:
+    def changed(self, value: Object | Items | Entries | Copy) -> None:
         """Note that an object or container holds something else from here on."""
         for each in self._rounds:
             each.told_news = each.told_news or value.born < each.started

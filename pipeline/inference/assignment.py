@@ -32,7 +32,7 @@ def bind(target: ast.expr, value: Value, account: Account, frame: Frame) -> None
 
 def bind_name(name: str, value: Value, account: Account, frame: Frame) -> None:
     """Assign a value to a name; it escapes where other code sees the name."""
-    if name in frame.exposed or name in frame.scope.unsettled:
+    if name in frame.exposed | frame.pending | frame.scope.unsettled:
         account.escape(value)
     frame.names[name] = value
 

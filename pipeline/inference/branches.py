@@ -22,6 +22,10 @@ _LETS_THROUGH = {
     "tensorboardX", "wandb", "mlflow",
 }  # fmt: skip
 """Packages whose context managers let exceptions through."""
+_TRANSPARENT = {
+    f"contextlib.{name}" for name in ("chdir", "closing", "nullcontext", "redirect_stderr", "redirect_stdout")
+}
+"""Functions whose context managers do: contextlib has suppress as well."""
 
 
 def if_else(node: ast.If, account: Account, frame: Frame) -> End:
@@ -153,5 +157,5 @@ def _lets_through(node: ast.expr, manager: Value, account: Account, frame: Frame
         return False
     callee = account.value_of(node.func, frame)
     if isinstance(callee, Imported):
-        return callee.package in _LETS_THROUGH
+        return callee.package in _LETS_THROUGH or callee.home in _TRANSPARENT
     return callee == Builtin("open") or (isinstance(callee, Attribute) and callee.name == "open" and callee.of is None)

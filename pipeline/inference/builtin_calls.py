@@ -15,6 +15,7 @@ from pipeline.inference.values import (
     Attribute,
     Builtin,
     Const,
+    Copy,
     Each,
     Entries,
     Imported,
@@ -121,8 +122,7 @@ def _dict(_name: str, given: Given, account: Account) -> Value:
         case [Entries() as entries] if entries.whole:
             return Entries({**entries.values, **given.named})
         case [Ref(())] if not given.named:
-            account.copied()
-            return None
+            return Copy()
     return lost(given, account)
 
 

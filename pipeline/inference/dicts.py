@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.inference.account import OURS, Account
 from pipeline.inference.flow import ANY
 from pipeline.inference.given import Given
-from pipeline.inference.values import NOTHING, Const, Each, Entries, Items, Ref, Value, text_of
+from pipeline.inference.values import NOTHING, Const, Copy, Each, Entries, Items, Ref, Value, text_of
 
 _TRACED = ("enter", "wrote", "record")
 """Methods that the context has beside those of a dict."""
@@ -27,21 +27,24 @@ class ContextMethod:
         match name, values:
             case "get" | "pop" | "setdefault", [key, *default]:
                 return self.of_key(name, self.ref.below(key), default)
+            case "__getitem__" | "__setitem__" | "__delitem__" | "__contains__", [key, *more]:
+                return self.spelt_out(name, self.ref.below(key), more)
             case "update", _:
                 return self.update()
-            case "items", []:
-                return Each(Items([None, self.below_all()]))
-            case "values", []:
-                return Each(self.below_all())
-            case "keys", []:
-                return None
+            case "copy", [] if not path:
+                return Copy()
+            case "items" | "values" | "keys", []:
+                return self.each(name)
         return self.other(name)
 
-    def below_all(self) -> Ref:
-        """Any of the values."""
+    def each(self, name: str) -> Value:
+        """``items()``, ``values()``, ``keys()``."""
+        if name == "keys":
+            return None
         if not self.ref.path:
             self.account.copied()
-        return Ref((*self.ref.path, ANY))
+        value = Ref((*self.ref.path, ANY))
+        return Each(Items([None, value]) if name == "items" else value)
 
     def of_key(self, name: str, below: Ref, default: list[Value]) -> Value:
         """``get(key)``, ``pop(key)``, ``setdefault(key, value)``."""
@@ -55,9 +58,19 @@ class ContextMethod:
         # What lies there, or something else where nothing does.
         return self.account.either(below, default[0]) if default and default[0] != NOTHING else below
 
+    def spelt_out(self, name: str, below: Ref, more: list[Value]) -> Value:
+        """``__setitem__(key, value)`` and the like."""
+        if name == "__setitem__":
+            self.account.write(below.path, more[0] if more else None)
+            return NOTHING
+        self.account.use(below.path, "read", needed=name != "__contains__")
+        if name == "__delitem__":
+            self.account.use(below.path, "delete", needed=True)
+        return below if name == "__getitem__" else None
+
     def update(self) -> Value:
         """``update({…}, key=…)``."""
-        for each in (Entries(self.given.named), *self.given.values):
+        for each in (Entries(self.given.named), *map(_pairs, self.given.values)):
             if not isinstance(each, Entries) or not each.complete:
                 self.account.escape(self.ref)
                 self.account.escape(each)
@@ -74,9 +87,7 @@ class ContextMethod:
                 if not isinstance(each, Ref):
                     self.account.escape(each)
             return None
-        if not self.ref.path and name == "copy":
-            self.account.copied()
-        elif self.ref.path or name not in _TRACED:
+        if self.ref.path or name not in _TRACED:
             self.account.escape(self.ref)
         for each in self.given.all():
             self.account.escape(each)
@@ -144,3 +155,15 @@ def item(entries: Entries, key: Value, account: Account) -> Value:
         return next(iter(entries.values.values()))
     account.escape(entries)
     return None
+
+
+def _pairs(value: Value) -> Value:
+    """A list of (key, value), which ``update`` takes as well, as the dict that it stands for."""
+    if not isinstance(value, Items) or not value.whole or value.views:
+        return value
+    pairs = [each.values for each in value.values if isinstance(each, Items) and each.whole and len(each.values) == 2]
+    names = [text_of(key) for key, _ in pairs]
+    known = [name for name in names if name is not None]
+    if len(known) < len(value.values):
+        return value
+    return Entries(dict(zip(known, (each for _, each in pairs), strict=True)))

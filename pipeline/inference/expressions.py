@@ -16,7 +16,7 @@ from pipeline.inference.functions import define
 from pipeline.inference.items import at_index
 from pipeline.inference.names import look_up, settled
 from pipeline.inference.objects import attribute, of_class, of_parent
-from pipeline.inference.values import Attribute, Class, Const, Entries, Imported, Object, Parent, Ref, Value
+from pipeline.inference.values import Attribute, Class, Const, Copy, Entries, Imported, Object, Parent, Ref, Value
 
 
 def value_of(node: ast.expr, account: Account, frame: Frame) -> Value:
@@ -54,6 +54,8 @@ def _attribute(node: ast.Attribute, account: Account, frame: Frame) -> Value:
 
 def _item(node: ast.Subscript, account: Account, frame: Frame) -> Value:
     base, key = account.value_of(node.value, frame), settled(account.value_of(node.slice, frame), account)
+    if isinstance(base, Copy) and base.complete:
+        base = Ref()
     if isinstance(base, Ref):
         found = base.below(key)
         account.use(found.path, "read", needed=True)

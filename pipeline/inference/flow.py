@@ -45,12 +45,14 @@ class Flow:
         opaque: the values whose own keys cannot be told.
         unknown: where it does something to the context that cannot be followed; ``""`` where there is no such place.
         statuses: what it may write to ``context["status"]``.
+        runs: the methods of ours that it certainly runs: ``Runner.run``.
     """
 
     uses: tuple[Use, ...] = ()
     opaque: frozenset[Path] = frozenset()
     unknown: str = ""
     statuses: frozenset[str] = frozenset()
+    runs: frozenset[str] = frozenset()
 
     def demands(self) -> Iterator[Use]:
         """The reads that certainly fail without their key; each path once."""

@@ -22,7 +22,8 @@ class Frame:
         function: what is called.
         scope: the names that the function binds.
         exposed: the names whose values code sees that runs at another time: whatever they are bound to escapes.
-        leaving: the names that the loop around binds: at a ``break`` their values are taken out of it.
+        pending: the names that a function within uses before they are bound.
+        left: the names as they were where the loop around, or its round, was left.
         returned: the values that it may return.
         may_return: whether a return was met.
     """
@@ -32,7 +33,8 @@ class Frame:
     function: Function | None = None
     scope: Scope = field(default_factory=Scope)
     exposed: set[str] = field(default_factory=set)
-    leaving: frozenset[str] = frozenset()
+    pending: set[str] = field(default_factory=set)
+    left: list[dict[str, Value]] = field(default_factory=list)
     returned: list[Value] = field(default_factory=list)
     may_return: bool = False
 
@@ -56,13 +58,13 @@ class Frame:
             self.exposed = before
 
     @contextmanager
-    def looping(self, names: frozenset[str]) -> Iterator[None]:
-        """Within is a loop that binds these names."""
-        before, self.leaving = self.leaving, names
+    def looping(self) -> Iterator[list[dict[str, Value]]]:
+        """Within is one round of a loop; the names wherever it is left."""
+        before, self.left = self.left, []
         try:
-            yield
+            yield self.left
         finally:
-            self.leaving = before
+            self.left = before
 
 
 def is_ours(module: source.Module) -> bool:

@@ -63,9 +63,11 @@ def _reaches_context(function: Function) -> bool:
 
 def _body(node: source.FunctionNode, account: Account, frame: Frame) -> Value:
     home = frame.function.home if frame.function else None
-    for key in declared(home, "writes") or () if home and frame.trusted else ():
-        account.wrote((key,), None)
-        account.opaque.add((key,))
+    if home and frame.trusted:
+        for key in declared(home, "writes") or ():
+            account.wrote((key,), None)
+            account.opaque.add((key,))
+        account.runs |= {f"{home.name}.{node.name}"} if account.firm else set()
     sure, deferred = account.sure, account.deferred
     if is_suspended(node):
         # It runs when it is asked for its items, or awaited.

@@ -50,6 +50,7 @@ class Member:
 _KINDS = {"property": "property", "staticmethod": "staticmethod", "classmethod": "classmethod"}
 _PLAIN = {
     "abc": ("abstractmethod",),
+    "functools": ("wraps",),
     "typing": ("override", "final"),
     "typing_extensions": ("override", "final"),
     "pipeline": ("hookimpl",),
@@ -69,11 +70,11 @@ def root_of(binding: ast.AST) -> str:
 
 def mark(node: source.FunctionNode, module: source.Module) -> str:
     """How a function is decorated: ``""``, ``property``, ``staticmethod``, ``classmethod``, or ``?`` for anything else."""
-    marks = [each for each in (_mark(each, module) for each in node.decorator_list) if each]
+    marks = [each for each in (kind_of(each, module) for each in node.decorator_list) if each]
     return marks[0] if len(marks) == 1 else "?" if marks else ""
 
 
-def _mark(node: ast.expr, module: source.Module) -> str:
+def kind_of(node: ast.expr, module: source.Module) -> str:
     """What a decorator makes of a method; ``""`` for one that leaves it as it is."""
     first, _, last = ast.unparse(node.func if isinstance(node, ast.Call) else node).partition(".")
     last, binding = last.rpartition(".")[2] or first, module.bindings.get(first)

@@ -8,9 +8,10 @@ import builtins
 from pipeline import source
 from pipeline.inference.account import Account
 from pipeline.inference.frame import Frame
-from pipeline.inference.members import is_told, mark
+from pipeline.inference.given import Given
+from pipeline.inference.members import is_told, kind_of, mark
 from pipeline.inference.plain import constant
-from pipeline.inference.values import Builtin, Class, Entries, Function, Imported, Items, Value
+from pipeline.inference.values import Builtin, Class, Copy, Entries, Function, Imported, Items, Value
 
 _BUILTINS = frozenset(name for name in dir(builtins) if callable(getattr(builtins, name)))
 
@@ -24,25 +25,25 @@ def look_up(name: str, account: Account, frame: Frame) -> Value:
             return None  # its values have escaped
         if name in scope.names:
             value = scope.names[name]
-            if within and account.deferred and isinstance(value, Items | Entries):
+            if within and account.deferred and isinstance(value, Items | Entries | Copy):
                 account.spoil(value)
             return value
         if name in scope.scope.bound:
             # A function within may be called when it is bound.
-            scope.exposed.add(name)
+            scope.pending.add(name)
             return None
         scope = scope.outer
-    return _of_top_level(name, frame.module)
+    return _of_top_level(name, frame.module, account)
 
 
-def _of_top_level(name: str, module: source.Module) -> Value:
+def _of_top_level(name: str, module: source.Module, account: Account) -> Value:
     node = module.bindings.get(name)
     if not is_told(module, name):
         return None
     if isinstance(node, ast.Import | ast.ImportFrom):
         return Imported(module, name, node)
     if node or module.stars:
-        found = of_module(module, name)
+        found = of_module(module, name, account)
         if node or found or not _is_certainly_absent(module, name):
             return found
     return Builtin(name) if name in _BUILTINS else None
@@ -60,7 +61,7 @@ def settled(value: Value, account: Account) -> Value:
     """The value itself, looked up in the module that has it: one of ours, or of the package that the stage is in."""
     if not isinstance(value, Imported) or not _is_near(value):
         return value
-    found = of_module(value.module, value.dotted)
+    found = of_module(value.module, value.dotted, account)
     return value if found is None or account.is_patched(value.dotted.rpartition(".")[2]) else found
 
 
@@ -75,7 +76,7 @@ def imported(node: ast.Import | ast.ImportFrom, module: source.Module) -> dict[s
     return {name: None if _is_near(each) else each for name, each in found.items()}
 
 
-def of_module(module: source.Module, dotted: str) -> Value:
+def of_module(module: source.Module, dotted: str, account: Account) -> Value:
     """A constant, function or class that a module defines or imports; None where the source doesn't tell."""
     try:
         definition = source.define(module, dotted)
@@ -87,7 +88,22 @@ def of_module(module: source.Module, dotted: str) -> Value:
         return None
     if isinstance(definition.node, ast.ClassDef):
         return Class(definition)
-    return None if mark(definition.node, definition.module) else Function(definition.node, definition.module)
+    function = Function(definition.node, definition.module)
+    return decorated(function, account) if mark(definition.node, definition.module) else function
+
+
+def decorated(function: Function, account: Account) -> Function | None:
+    """What decorators that can be read make of a function; None where the source doesn't tell."""
+    frame, value = Frame(function.module), function
+    for each in () if isinstance(function.node, ast.Lambda) else reversed(function.node.decorator_list):
+        if kind_of(each, function.module) == "":
+            continue
+        decorator = settled(account.value_of(each, frame), account)
+        made = account.follow(decorator, Given([value], {})) if isinstance(decorator, Function) else None
+        if not isinstance(made, Function):
+            return None
+        value = made
+    return value
 
 
 def _constant(module: source.Module, dotted: str, depth: int = 0) -> Value:

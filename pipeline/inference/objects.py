@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 from pipeline.inference.account import Account
 from pipeline.inference.given import Given
 from pipeline.inference.members import Member, mark, member
+from pipeline.inference.names import decorated
 from pipeline.inference.reach import carries
 from pipeline.inference.values import Attribute, Class, Function, Object, Parent, Ref, Value
 
@@ -73,11 +75,24 @@ def bound(found: Member, owner: Object | Class, account: Account) -> Value:
     if kind == "classmethod":
         return Function(node, module, Class(owner.definition), found.home)
     if kind:
-        # A decorator that cannot be told makes something else of it.
-        account.escape(method)
-        account.escape(owner)
-        return None
+        made = _decorated(found, owner, account)
+        if made is None:
+            # A decorator that cannot be told makes something else of it.
+            account.escape(method)
+            account.escape(owner)
+        return made
     return method
+
+
+def _decorated(found: Member, owner: Object | Class, account: Account) -> Value:
+    """A method as its decorators make it, where they stand outside of the class and can be read."""
+    node = found.node
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    used = {part.id for each in node.decorator_list for part in ast.walk(each) if isinstance(part, ast.Name)}
+    if any(member(found.home, name) for name in used):
+        return None
+    made = decorated(Function(node, found.home.module, None, found.home), account)
+    return made and replace(made, owner=owner if isinstance(owner, Object) else None)
 
 
 def assign(owner: Object, name: str, value: Value, account: Account) -> None:

@@ -65,8 +65,7 @@ def _leaving(node: ast.Return | ast.Raise | ast.Break | ast.Continue, account: A
                     if any(isinstance(part, ast.Name) and part.id in _STOPS for part in ast.walk(each)):
                         account.leave()
             return End.RAISE
-    for name in frame.leaving:
-        account.escape(frame.names.get(name))
+    frame.left.append(dict(frame.names))
     return End.LOOP
 
 

@@ -32,6 +32,14 @@ class Ref:
         return Ref((*self.path, text_of(key) or ANY))
 
 
+@dataclass(eq=False)
+class Copy:
+    """A copy of the context, in which lies the same; ``complete`` as long as nobody may have changed it."""
+
+    complete: bool = True
+    born: int = field(default_factory=now, repr=False)
+
+
 @dataclass(frozen=True)
 class Const:
     """A number, string, truth value or None that is one of ``choices``."""
@@ -201,7 +209,20 @@ class Builtin:
 
 
 Value: TypeAlias = (
-    Ref | Const | Items | Entries | Each | Object | Function | Class | Parent | Attribute | Imported | Builtin | None
+    Ref
+    | Copy
+    | Const
+    | Items
+    | Entries
+    | Each
+    | Object
+    | Function
+    | Class
+    | Parent
+    | Attribute
+    | Imported
+    | Builtin
+    | None
 )
 NOTHING = Const(frozenset({None}))
 """Python's None."""

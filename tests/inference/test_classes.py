@@ -136,7 +136,7 @@ def test_where_a_stage_may_lead_is_told(flow: FlowOf, body: str, statuses: set[s
     [
         ("del context['a']", {"a"}),
         ("context.pop('a')", {"a"}),
-        ("context.pop('a', None)", set()),
+        ("context.pop('a', None)", {"a"}),
         ("if self.x: del context['a']", set()),
         ("del context['a']; context['a'] = 1", set()),
         ("del context['a']\nif self.x: context['a'] = 1", set()),

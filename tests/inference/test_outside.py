@@ -13,7 +13,9 @@ from pipeline.errors import ConfigError
 from pipeline.opening import OpenRunner
 
 RUNNER = "runner.train_runner"
-TERMINAL = "from pipeline import TerminalBase\nclass Terminal(TerminalBase):\n    def terminal(self, context): context['x']\n"
+TERMINAL = (
+    "from pipeline import TerminalBase\nclass Terminal(TerminalBase):\n    def terminal(self, context): context['x']\n"
+)
 BRAIN = """
 import torch
 from pipeline import Brain

@@ -45,7 +45,11 @@ METHODS: list[Row] = [
     ("context |= {'a': 1}", "", "", "a", TOLD),
     ("context.update(dict(a=1))", "", "", "a", TOLD),
     ("context.update(made())", "", "", "", UNTOLD),
-    ("context.update([('a', 1)])", "", "", "", UNTOLD),
+    ("context.update([('a', 1)])", "", "", "a", TOLD),
+    ("context.update(zip(self.names, self.values))", "", "", "", UNTOLD),
+    ("context.__setitem__('a', context.__getitem__('b'))", "b", "b", "a", TOLD),
+    ("dict(context)['a']; context.copy()['b']", "a b", "a b", "", TOLD),
+    ("copy = dict(context); copy['a'] = 1; copy['a']", "", "", "", TOLD),
     (
         "for name in context: pass\nfor name, value in context.items(): pass\nlen(context), list(context)",
         "",
@@ -120,7 +124,9 @@ LOOPS: list[Row] = [
     ("while True: context['a']", "a", "a", "", TOLD),
     ("while context['a']: context['b']", "a", "a b", "", TOLD),
     ("for _ in self.found: break\nelse: context['a']", "", "a", "", TOLD),
-    ("name = 'a'\nfor _ in range(2):\n    context[name] = 1\n    name = 'b'", "", "", "", UNTOLD),
+    ("name = 'a'\nfor _ in range(2):\n    context[name] = 1\n    name = 'b'", "", "", "a b", TOLD),
+    ("name = 'a'\nwhile True:\n    if self.x: break\n    name = 'b'\ncontext[name]", "", "", "", TOLD),
+    ("name = 'a'\nfor name in ('b', 'c'):\n    if self.x: continue\n    name = 'd'\ncontext[name] = 1", "", "", "c d", TOLD),
 ]
 
 ELSEWHERE: list[Row] = [
