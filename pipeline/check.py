@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline import class_path, classes, discovery, plugin_hooks, source, swap_report
+from pipeline import class_path, classes, discovery, plugin_hooks, source, stage_check, swap_report
 from pipeline.config.load import Config, Draft, Source
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.tree import DEFAULT, Node
@@ -177,14 +177,24 @@ class _RunnerCheck:
         node = self.runner.child(key) or Node(RunnerSchema.model_fields[key].default, DEFAULT)
         address, name = f"{self.address}.{key}", stage.capitalize()
         definition = self.inspection.find_class(node, address, name, class_path.describe(base))
+        for message in stage_check.faults_of(definition, stage) if definition else ():
+            self.add(key, message)
         arguments = self.runner.child(f"{stage}_args")
         if definition and arguments is not None:
-            taken = classes.parameters(definition)
-            # The first is the context, which the trainer gives.
-            free = taken and taken.without_first()
-            written = given(arguments, node)
-            self.inspection.check_arguments(free, written, f"{self.address}.{stage}_args", definition.name)
+            self.arguments(stage, definition, given(arguments, node))
         return definition
+
+    def arguments(self, stage: str, definition: source.Definition, written: Node) -> None:
+        """The arguments of a stage's constructor, whose first parameter is given the context."""
+        taken = classes.parameters(definition)
+        first = taken.names[0] if taken and taken.positional else ""
+        if first in written.value:
+            message = f"{definition.name}'s first parameter '{first}' is given the context"
+            remedy = f"write `def __init__(self, context, {first}, …)`"
+            self.inspection.add(written.origin, f"{self.address}.{stage}_args.{first}", f"{message}; {remedy}")
+        else:
+            free = taken and taken.without_first()
+            self.inspection.check_arguments(free, written, f"{self.address}.{stage}_args", definition.name)
 
     def budget(self) -> None:
         """What the default runner stage wants to be told, and what it would ignore."""

@@ -174,6 +174,10 @@ class Context(dict[str, Any]):
 
     __ior__ = _merge
 
+    def __copy__(self) -> dict[str, Any]:
+        """A plain dict, as ``copy()`` gives: what is done to it is not done to the run."""
+        return dict.copy(self)
+
     def __iter__(self) -> Iterator[str]:
         """The keys, without counting as a read of each."""
         return super().__iter__()

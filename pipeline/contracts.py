@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipeline import source
+from pipeline import classes, source
 from pipeline.context import Context
 from pipeline.errors import ContextError, nearest
 from pipeline.inference.flow import Flow, Use
@@ -59,11 +60,32 @@ def flow_of_stage(
         facts: keys of the context whose value is known before anything runs.
     """
     inferred = flow_of(definition, METHODS[stage][1], arguments, facts)
-    seen = {use.key for use in inferred.uses if use.action == "write"}
-    promised = [key for key in declared(definition, "writes") or () if key not in seen]
+    promised = [] if tells_all(definition, stage, inferred) else _unseen(definition, inferred)
     found = {use.key for use in inferred.demands()}
     owed = [key for key in declared(definition, "reads") or () if key not in found]
     needed = [Use((key,), "read", definition.place, sure=True) for key in owed]
     left = [Use((key,), "write", definition.place, sure=True) for key in promised]
     opaque = inferred.opaque | {(key,) for key in promised}
     return replace(inferred, uses=(*needed, *inferred.uses, *left), opaque=frozenset(opaque))
+
+
+def broken(definition: source.Definition, stage: str, flow: Flow) -> list[str]:
+    """The keys that a stage declares to write, or inherits the declaration of, and certainly doesn't."""
+    return _unseen(definition, flow) if tells_all(definition, stage, flow) else []
+
+
+def _unseen(definition: source.Definition, flow: Flow) -> list[str]:
+    seen = {use.key for use in flow.uses if use.action == "write"}
+    return [key for key in declared(definition, "writes") or () if key not in seen]
+
+
+def tells_all(definition: source.Definition, stage: str, flow: Flow) -> bool:
+    """Whether all that a stage writes stands in source of the user's own, and was followed."""
+    method, (above, complete) = METHODS[stage][1], classes.ancestry(definition)
+    home = next((each for each in above if method in classes.methods(each)), None)
+    if home is None or flow.unknown or not complete or home.module.name.startswith("pipeline.stages."):
+        return False
+    users = [each for each in above if not each.module.name.startswith("pipeline.stages.")]
+    # What our own classes do is not followed to its end.
+    calls = (node for each in users for node in ast.walk(each.node) if isinstance(node, ast.Attribute | ast.Name))
+    return not any("super" in ast.unparse(node) or getattr(node, "attr", "") == method for node in calls)

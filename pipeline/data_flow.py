@@ -41,12 +41,14 @@ class StageFlow:
         definition: its class.
         flow: what the class reads and writes.
         custom: whether it stands in the place of the default.
+        broken: the keys that it declares to write, and certainly doesn't.
     """
 
     stage: str
     definition: source.Definition
     flow: Flow
     custom: bool = False
+    broken: tuple[str, ...] = ()
 
     @property
     def place(self) -> str:
@@ -115,6 +117,8 @@ class DataFlow:
             keys = (keys - flow.removed()) | set(flow.writes()) | added
             paths |= flow.written()
             opaque |= flow.opaque
+            found += [_broken(reader, key) for key in reader.broken if key not in keys]
+            keys |= set(reader.broken)
         return found
 
     def _following(self, stage: str, flow: Flow) -> str | None:
@@ -129,27 +133,38 @@ class DataFlow:
         return _LEADS_TO.get(next(iter(flow.statuses))) if certain else None
 
     def _missing(self, reader: StageFlow, use: Use, keys: set[str], entered: list[StageFlow]) -> Missing:
-        what = f"{reader.stage} ({use.place}) reads context['{use.key}']; no earlier stage writes it"
+        reads = f"{reader.stage} ({use.place}) reads context['{use.key}']"
+        for each in reversed(entered):
+            if use.key in each.flow.removed():
+                return Missing(reader, use, f"{reads}, which {each.place} removes; leave it there, or write it again")
         own = sorted(keys - set(GIVEN))
-        if difflib.get_close_matches(use.key, own, cutoff=0.8):
-            return Missing(reader, use, what + nearest(use.key, own))
-        for each in self.stages.values():
-            if each and each is not reader and each not in entered and use.key in each.flow.writes():
-                later = f"{each.place} writes it, but comes later or not at all"
-                return Missing(reader, use, f"{what}. {later}: write it before, or read it there")
-        replaced = [each for each in entered if each.custom]
-        for each in replaced:
-            if use.key in each.default_flow.writes():
-                return Missing(reader, use, f"{what}. {_default(each)} writes it: write it there too", each)
-        for each in replaced:
-            near = _near(use.key, each.default_flow.written())
-            if near:
-                remedy = f"write context['{use.key}'] in {each.definition.module.file.name}, or read what there is"
-                return Missing(reader, use, f"{what}. {_default(each)} writes {shown(near)}: {remedy}", each)
+        because, blamed = self._because(reader, use, own, entered)
         remedy = (
             nearest(use.key, keys) or f"; written by then: {', '.join(own) or 'nothing but what the trainer writes'}"
         )
-        return Missing(reader, use, what + remedy)
+        return Missing(reader, use, f"{reads}; no earlier stage writes it{because or remedy}", blamed)
+
+    def _because(
+        self, reader: StageFlow, use: Use, own: list[str], entered: list[StageFlow]
+    ) -> tuple[str, StageFlow | None]:
+        """Why a key isn't there, with what to do, and whose fault that is; as far as it can be said."""
+        for similar in difflib.get_close_matches(use.key, own, n=1, cutoff=0.8):
+            return nearest(use.key, own), next((each for each in entered if similar in each.flow.writes()), None)
+        for each in self.stages.values():
+            if each and each is not reader and each not in entered and use.key in each.flow.writes():
+                return (
+                    f". {each.place} writes it, but comes later or not at all: write it before, or read it there",
+                    None,
+                )
+        replaced = [each for each in entered if each.custom]
+        for each in replaced:
+            if use.key in each.default_flow.writes():
+                return f". {_default(each)} writes it: write it there too", each
+        for each in replaced:
+            if near := _near(use.key, each.default_flow.written()):
+                remedy = f"write context['{use.key}'] in {each.definition.module.file.name}, or read what there is"
+                return f". {_default(each)} writes {shown(near)}: {remedy}", each
+        return "", None
 
     def _lacking(self, reader: StageFlow, use: Use, paths: set[Path], entered: list[StageFlow]) -> Missing:
         above = use.path[:-1]
@@ -164,6 +179,12 @@ class DataFlow:
 def _steers(flow: Flow) -> bool:
     """Whether somebody may choose the stage that follows, or write anything."""
     return bool(flow.unknown or flow.statuses or "is_exit" in flow.writes())
+
+
+def _broken(reader: StageFlow, key: str) -> Missing:
+    what = f"{reader.place} declares, or inherits the declaration, that it writes context['{key}'], and does not"
+    remedy = "write it, call super(), or declare another `writes`"
+    return Missing(reader, Use((key,), "write", reader.definition.place, sure=True), f"{what}; {remedy}")
 
 
 def _default(swapped: StageFlow) -> str:

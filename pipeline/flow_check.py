@@ -66,7 +66,8 @@ class FlowCheck:
         if stage == "runner" and "Runner.run" in found.runs and not (custom and facts.get("is_infer")):
             needs = [use for use in self.needs(definition.place, facts) if _is_as_found(use.path, found)]
             found = replace(found, uses=(*found.uses, *needs))
-        return StageFlow(stage, definition, found, custom)
+        broken = contracts.broken(definition, stage, found) if custom else []
+        return StageFlow(stage, definition, found, custom, tuple(broken))
 
     def needs(self, place: str, facts: Mapping[str, bool]) -> Iterator[Use]:
         """What the default runner takes out of ``model`` and ``dataset`` for each phase, which the config names."""

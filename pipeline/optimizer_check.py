@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pipeline import classes, source
@@ -44,7 +45,9 @@ def check_optimizer(inspection: Inspection, address: str, node: Node) -> None:
         given = {("lr" if key == "learning_rate" else key): each for key, each in node.value.items()}
         given.pop("class")
         # The first are the parameters to optimize, which the network stage gives.
-        inspection.check_arguments(taken.without_first(), Node(given, node.origin), address, definition.name)
+        free = taken.without_first()
+        named = replace(free, names=(*free.names, "learning_rate")) if "lr" in free.names else free
+        inspection.check_arguments(named, Node(given, node.origin), address, definition.name)
     if definition and definition.module.name.startswith(f"{OPTIMIZERS}."):
         _check_rate(inspection, address, node)
 

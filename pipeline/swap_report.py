@@ -23,8 +23,10 @@ def text(flows: Mapping[str, DataFlow]) -> str:
 def report(runner: str, flow: DataFlow) -> list[str]:
     """The lines on one runner: a headline for each replaced stage, and under it what that changes."""
     lines = []
-    for stage in flow.stages.values():
-        if stage and stage.custom:
+    for name, stage in flow.stages.items():
+        if stage is None:
+            lines.append(f"{runner}: {name} is not the default, and what it is cannot be told from its source")
+        elif stage.custom:
             default = default_definition(stage.stage)
             lines.append(
                 f"{runner}: {stage.stage} is {_name(stage.definition)}, in the place of {default.module.name}:{default.name}"

@@ -79,10 +79,20 @@ DECLARES = """
 
 
 def test_a_stage_does_what_it_declares_and_what_its_source_shows(workspace: Workspace) -> None:
-    flow = contracts.flow_of_stage(definition(workspace({"stages.py": DECLARES}), "Stage"), "startup")
+    stage = definition(workspace({"stages.py": DECLARES}), "Stage")
+    flow = contracts.flow_of_stage(stage, "startup")
     needed = {use.key: use.place for use in flow.demands()}
     assert needed == {"declared": "stages.py:3", "both": "stages.py:7", "found": "stages.py:7"}
-    assert flow.writes() == ["done", "promised"]
+    assert flow.writes() == ["done"]
+    assert contracts.broken(stage, "startup", flow) == ["promised"]
+
+
+def test_a_promise_counts_where_the_source_does_not_tell_all(workspace: Workspace) -> None:
+    text = DECLARES.replace('context["done"] = 1', "exec('…', {'context': context})")
+    stage = definition(workspace({"stages.py": text}), "Stage")
+    flow = contracts.flow_of_stage(stage, "startup")
+    assert {"done", "promised"} <= set(flow.writes())
+    assert contracts.broken(stage, "startup", flow) == []
 
 
 class Reader(StartupBase):
@@ -146,7 +156,7 @@ def test_the_check_names_stage_class_and_line(linear: Path) -> None:
 
 
 def test_the_trainer_holds_a_stage_to_what_it_writes(linear: Path) -> None:
-    own(linear, "pass", "('model',)")
+    own(linear, "exec('pass')", "('model',)")  # which the check does not follow
     expected = r"instance \(own.Instance, .*\) declares that it writes context\['points'\] but did not; write it"
     with pytest.raises(ContextError, match=expected):
         GeneralTrainer(linear, overrides=OVERRIDES).run()

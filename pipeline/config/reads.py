@@ -56,7 +56,7 @@ class Reads:
         return lines
 
     def _lines(self, node: Node | None, address: str) -> dict[str, str]:
-        asked = [each.rpartition(".")[2] for each in self.missed if each.rpartition(".")[0] == address]
+        asked = [each.rpartition(".")[2] for each in self.missed | self.found if each.rpartition(".")[0] == address]
         return {
             name: _line(f"{address}.{name}", each.key or each.origin, nearest(name, asked))
             for name, each in (node.children() if node else ())

@@ -78,7 +78,6 @@ READERS = {
     "key all": "all(k in context and context[k] for k in ('rank', 'x'))",
     "lazy gen fn": f"{RUN}\n        g = self.gen(context)\n    def gen(self, c):\n        yield c['x']",
     "lazy async": f"{RUN}\n        g = self.gen(context); g.close()\n    async def gen(self, c): return c['x']",
-    "run generator": f"{RUN}\n        context['x']; yield",
     "decorated skip helper": (
         f"def skip(f): return lambda self, context: None\n{RUN} self.go(context)\n    @skip\n"
         "    def go(self, context): context['x']"

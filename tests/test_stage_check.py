@@ -1,0 +1,124 @@
+"""A class that cannot stand as a stage is told from source: its method, its constructor, what it declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline import GeneralTrainer
+from pipeline.check import check
+from pipeline.errors import ConfigError
+
+RUNNER = "runner.train_runner"
+Workspace = Callable[..., Path]
+
+
+def messages(linear: Path, body: str, arguments: str = "{}", stage: str = "startup") -> list[str]:
+    """What is wrong with a stage of this body, in ``own.py`` from line 3 on."""
+    name = stage.capitalize()
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    text = f"from pipeline import {name}Base, stages\nclass {name}(stages.{name}):\n{lines}"
+    (linear.parent / "own.py").write_text(text, encoding="utf-8")
+    overrides = [f"{RUNNER}.{stage}_class_path=own.py", f"{RUNNER}.{stage}_args={arguments}"]
+    return [fault.message for fault in check(linear, overrides)]
+
+
+METHODS = [
+    ("def startup(self): pass", "takes (self), and is called with the context alone; write `def startup(self, context)`"),
+    ("def startup(self, context, extra): pass", "takes (self, context, extra), and is called with the context alone; write"),
+    ("def startup(self, *, context): pass", "takes (self, *, context), and is called with the context alone; write"),
+    ("@staticmethod\ndef startup(context): pass", "is a staticmethod; take @staticmethod away: the trainer calls startup(context) on the stage"),
+    ("@property\ndef startup(self): pass", "is a property; take @property away: the trainer calls startup(context) on the stage"),
+    ("async def startup(self, context): pass", "is async, and nobody would await it: it would do nothing; write `def startup(self, context)`"),
+    ("def startup(self, context):\n    for _ in range(3): yield", "has a yield: called, it would do nothing; take the yield out"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "message"), METHODS)
+def test_a_method_that_the_trainer_cannot_call_is_a_fault(linear: Path, body: str, message: str) -> None:
+    (found,) = messages(linear, body)
+    line = 3 if not body.startswith("@") else 4
+    assert found.startswith(f"Startup.startup (own.py:{line}) {message}")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def startup(self, ctx): pass",
+        "def startup(self, context, extra=1): pass",
+        "def startup(self, *rest): pass",
+        "def startup(self, context, **rest): pass",
+        "def startup(self, context, /): pass",
+        "def startup(self, context):\n    def numbers(): yield 1\n    list(numbers())",
+        "def helper(self): pass",
+    ],
+)
+def test_a_method_that_can_be_called_is_none_and_runs(linear: Path, body: str) -> None:
+    assert messages(linear, body) == []
+    GeneralTrainer(linear, [f"{RUNNER}.startup_class_path=own.py"]).run()
+
+
+@pytest.mark.parametrize("name", ["reads", "writes"])
+def test_a_declaration_without_its_comma_is_a_fault(linear: Path, name: str) -> None:
+    (found,) = messages(linear, f'{name} = ("model")')
+    assert found == f"Startup (own.py:3): `{name}` is 'model', a string; write {name} = (\"model\",)"
+
+
+def test_a_constructor_without_the_context_is_told_from_a_misspelt_argument(linear: Path) -> None:
+    (found,) = messages(linear, "def __init__(self, path, part='a'): pass", "{path: x}")
+    assert found == (
+        "Startup's first parameter 'path' is given the context; write `def __init__(self, context, path, …)`"
+    )
+
+
+def test_a_network_that_leaves_out_what_it_inherits_to_write_is_a_fault(linear: Path) -> None:
+    found = messages(linear, "def build_network(self, context): pass", stage="network")
+    assert found == [
+        f"network (own.py:2) declares, or inherits the declaration, that it writes context['{key}'], and does not; "
+        "write it, call super(), or declare another `writes`"
+        for key in ("dataset", "model")
+    ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def build_network(self, context): super().build_network(context)",
+        "def build_network(self, context): stages.Network.build_network(self, context)",
+        "def build_network(self, context): context.update(globals()['made'](context))",
+        "def needed(self, phases, runner): return super().needed(phases, runner)",
+    ],
+)
+def test_a_network_that_may_well_write_it_is_none(linear: Path, body: str) -> None:
+    assert messages(linear, body, stage="network") == []
+
+
+def test_a_key_that_a_stage_removes_is_named_with_that_stage(linear: Path) -> None:
+    (linear.parent / "own.py").write_text(
+        "from pipeline import stages\nclass Startup(stages.Startup):\n    def startup(self, context):\n"
+        "        del context['dataset']\n"
+    )
+    (fault,) = check(linear, [f"{RUNNER}.startup_class_path=own.py"])
+    assert fault.message == (
+        "runner (runner.py:24) reads context['dataset'], which startup (own.py:2) removes; leave it there, or write it again"
+    )
+
+
+def test_a_stage_that_cannot_be_read_is_not_called_the_default(linear: Path) -> None:
+    (linear.parent / "own.py").write_text(
+        "from pipeline import stages\ndef make(): return type('Startup', (stages.Startup,), {})\nStartup = make()\n"
+    )
+    run = GeneralTrainer(linear, [f"{RUNNER}.startup_class_path=own.py"]).run()["run_dir"]
+    assert (run / "swaps.txt").read_text() == (
+        "train_runner: startup is not the default, and what it is cannot be told from its source\n"
+    )
+
+
+def test_nothing_of_it_runs(linear: Path) -> None:
+    (linear.parent / "own.py").write_text("from pipeline import stages\nclass Startup(stages.Startup):\n"
+                                          "    async def startup(self, context): pass\n")  # fmt: skip
+    with pytest.raises(ConfigError, match="is async"):
+        GeneralTrainer(linear, [f"{RUNNER}.startup_class_path=own.py"])
+    assert not Path("runs").exists()
