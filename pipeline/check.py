@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
-from pipeline import class_path, classes, discovery, plugin_hooks, source, stage_check, swap_report
+from pipeline import class_path, discovery, plugin_hooks
+from pipeline.checks import stage_check, swap_report
+from pipeline.checks.data_flow import DataFlow
+from pipeline.checks.flow_check import FlowCheck, is_untouched, runs_in_order
+from pipeline.checks.inspection import Inspection, plain
+from pipeline.checks.phase_check import PhaseCheck, given
 from pipeline.config.load import Config, Draft, Source
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.tree import DEFAULT, Node
-from pipeline.data_flow import DataFlow
 from pipeline.errors import ClassPathError, ConfigError, Fault
-from pipeline.finder import unchanging
-from pipeline.flow_check import FlowCheck, is_untouched, runs_in_order
 from pipeline.inference.flow import Flow
 from pipeline.inference.stage import flow_of_plugin
-from pipeline.inspection import Inspection, plain
-from pipeline.phase_check import PhaseCheck, given
+from pipeline.source_code import classes, source
+from pipeline.source_code.finder import unchanging
 from pipeline.stages.base import METHODS
 
 
@@ -105,8 +108,15 @@ def _plugin_flow(plugin: discovery.Plugin) -> Flow | None:
         definition = class_path.define(plugin.target) if isinstance(plugin.target, class_path.ClassPath) else None
     except ClassPathError:  # a fault already
         return None
-    is_class = definition and isinstance(definition.node, source.ClassNode)
-    return flow_of_plugin(definition, plugin_hooks.HOOKS, plugin.args) if definition and is_class else None
+    if definition is None or not isinstance(definition.node, source.ClassNode):
+        return None
+    return _as_it_comes(definition) if not plugin.args else flow_of_plugin(definition, plugin_hooks.HOOKS, plugin.args)
+
+
+@lru_cache(maxsize=64)
+def _as_it_comes(definition: source.Definition) -> Flow:
+    """What a plugin without arguments does, found out once; a file that has changed is another definition."""
+    return flow_of_plugin(definition, plugin_hooks.HOOKS, {})
 
 
 def _runners(inspection: Inspection) -> dict[str, Node]:

@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline import source
 from pipeline.errors import ClassPathError, nearest, one_of
-from pipeline.finder import find_spec, resolved
-from pipeline.imports import wrong_imports
+from pipeline.source_code import source
+from pipeline.source_code.finder import find_spec, resolved
+from pipeline.source_code.imports import wrong_imports
+from pipeline.source_code.wrong_import import no_python
 from pipeline.user_code import import_failed, no_module
 from pipeline.workspaces import package_name
-from pipeline.wrong_import import no_python
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
-from pipeline import classes, source
 from pipeline.context import Context
 from pipeline.errors import ContextError, nearest
 from pipeline.inference.flow import Flow, Use
 from pipeline.inference.members import declared
 from pipeline.inference.stage import flow_of
+from pipeline.source_code import classes, source
 from pipeline.stages.base import METHODS, StageBase
 
 
@@ -59,7 +60,10 @@ def flow_of_stage(
         arguments: those that the config gives it.
         facts: keys of the context whose value is known before anything runs.
     """
-    inferred = flow_of(definition, METHODS[stage][1], arguments, facts)
+    if definition.module.name.startswith("pipeline.stages.") and not arguments:
+        inferred = _of_ours(definition, METHODS[stage][1], frozenset((facts or {}).items()))
+    else:
+        inferred = flow_of(definition, METHODS[stage][1], arguments, facts)
     promised = [] if tells_all(definition, stage, inferred) else _unseen(definition, inferred)
     found = {use.key for use in inferred.demands()}
     owed = [key for key in declared(definition, "reads") or () if key not in found]
@@ -67,6 +71,12 @@ def flow_of_stage(
     left = [Use((key,), "write", definition.place, sure=True) for key in promised]
     opaque = inferred.opaque | {(key,) for key in promised}
     return replace(inferred, uses=(*needed, *inferred.uses, *left), opaque=frozenset(opaque))
+
+
+@cache
+def _of_ours(definition: source.Definition, method: str, facts: frozenset[tuple[str, object]]) -> Flow:
+    """What a default stage does, found out once."""
+    return flow_of(definition, method, {}, dict(facts))
 
 
 def broken(definition: source.Definition, stage: str, flow: Flow) -> list[str]:

@@ -13,13 +13,14 @@ from typing import Any
 
 import pluggy
 
-from pipeline import class_path, classes, hookspecs, plugin_hooks
+from pipeline import class_path, hookspecs, plugin_hooks
 from pipeline.class_path import ClassPath
 from pipeline.config.load import unknown_name
 from pipeline.config.schema import DEFAULT_PLUGINS
 from pipeline.config.tree import DEFAULT, Node, Origin
 from pipeline.errors import ClassPathError, Fault, PluginError, one_of
 from pipeline.plugin_hooks import HOOKS
+from pipeline.source_code import classes
 
 GROUP = "pipeline.plugins"
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import classes, hookspecs, source
+from pipeline import hookspecs
 from pipeline.errors import one_of
+from pipeline.source_code import classes, source
 
 HOOKS = {name: inspect.signature(spec) for name, spec in vars(hookspecs).items() if hasattr(spec, "pipeline_spec")}
 """Hook -> its arguments, in calling order."""

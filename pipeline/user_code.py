@@ -8,9 +8,10 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from pipeline import workspaces, wrong_import
+from pipeline import workspaces
 from pipeline.errors import ClassPathError, nearest
-from pipeline.finder import find_spec
+from pipeline.source_code import wrong_import
+from pipeline.source_code.finder import find_spec
 
 _ROOT = len(workspaces.__name__.split(".")) + 1
 _OURS = f"{Path(__file__).parent}{os.sep}"

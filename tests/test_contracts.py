@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import Context, GeneralTrainer, StartupBase, contracts, source
+from pipeline import Context, GeneralTrainer, StartupBase, contracts
 from pipeline.check import check
 from pipeline.errors import ContextError
+from pipeline.source_code import source
 from pipeline.workspaces import package_name
 
 Workspace = Callable[..., Path]

@@ -17,13 +17,13 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 
 from pipeline import GeneralTrainer, hookspecs
+from pipeline.checks.scheduler_check import schedule_name
 from pipeline.cli import COMMANDS, group
 from pipeline.config.aliases import RUNNER_ALIASES
 from pipeline.config.schema import ConfigSchema, DatasetSchema, PhaseSchema, RunnerSchema
 from pipeline.context import KEYS
 from pipeline.errors import ExitCode
 from pipeline.plugin_hooks import HOOKS
-from pipeline.scheduler_check import schedule_name
 from pipeline.stages.base import METHODS
 from pipeline.training import metrics, schedules
 

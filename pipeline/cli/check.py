@@ -21,7 +21,7 @@ from pipeline.config.load import Config
 from pipeline.errors import ConfigError, ExitCode, Fault
 
 if TYPE_CHECKING:
-    from pipeline.problems import Problem
+    from pipeline.trial.problems import Problem
 
 _DATA = "%\r\n"
 _PROPERTY = f"{_DATA}:,"
@@ -88,14 +88,14 @@ def _user_code() -> Iterator[None]:
 
 def _build(config: Config) -> tuple[list[Problem], list[str]]:
     # Imported now, since it imports torch.
-    build = import_module("pipeline.build").Build(config)
+    build = import_module("pipeline.trial.build").Build(config)
     build.all()
     width = max(map(len, build.lines), default=0) + 1
     return build.problems.found, [f"{name + ':':<{width}} {said}" for name, said in build.lines.items()]
 
 
 def _trial(config: Config, overrides: Sequence[str], steps: int) -> list[Problem]:
-    trial = import_module("pipeline.trial")
+    trial = import_module("pipeline.trial.steps")
     for name in trial.unbounded(config):
         own = f"the runner stage of '{name}' is your own: it may go on beyond {_count(steps)}"
         click.echo(f"{config.origin(f'runner.{name}.runner_class_path')}: {own}", err=True)

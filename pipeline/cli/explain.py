@@ -8,6 +8,7 @@ from functools import partial
 
 import click
 
+from pipeline.checks.readers import readers
 from pipeline.cli import COMMANDS
 from pipeline.cli.arguments import config_and_overrides, refuse, split
 from pipeline.config import aliases, keys, yaml_text
@@ -16,7 +17,6 @@ from pipeline.config.load import Draft
 from pipeline.config.references import REFERENCE
 from pipeline.config.tree import DEFAULT, Node
 from pipeline.errors import ConfigError, ExitCode, nearest
-from pipeline.readers import readers
 
 _NOBODY = "nothing that can be told from the source"
 

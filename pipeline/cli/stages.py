@@ -12,11 +12,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from pipeline import class_path, classes, contracts, source
+from pipeline import class_path, contracts
+from pipeline.checks.data_flow import GIVEN, default_definition
 from pipeline.cli import COMMANDS
 from pipeline.context import KEYS, ContextKey
-from pipeline.data_flow import GIVEN, default_definition
 from pipeline.errors import one_of
+from pipeline.source_code import classes, source
 from pipeline.stages.base import METHODS
 
 

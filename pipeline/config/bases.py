@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.config import aliases, yaml_text
 from pipeline.config.tree import Node
 from pipeline.errors import ConfigError, Fault
-from pipeline.finder import resolved
+from pipeline.source_code.finder import resolved
 
 
 def read(path: Path, faults: list[Fault], chain: tuple[Path, ...] = ()) -> Node:

@@ -13,7 +13,7 @@ from pipeline.config.reads import Reads
 from pipeline.config.references import References
 from pipeline.config.tree import DEFAULT, Node, Origin, from_plain
 from pipeline.errors import ConfigError, Fault, nearest
-from pipeline.finder import resolved
+from pipeline.source_code.finder import resolved
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 """A config as the user gives it: the path of a file, or a dict."""

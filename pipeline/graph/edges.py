@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.data_flow import GIVEN, DataFlow, StageFlow
+from pipeline.checks.data_flow import GIVEN, DataFlow, StageFlow
 from pipeline.errors import Fault
 from pipeline.inference.flow import Flow, Path, shown
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from pipeline import source
 from pipeline.inference.scopes import Scope
 from pipeline.inference.values import Function, Value
+from pipeline.source_code import source
 
 
 @dataclass(eq=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from functools import lru_cache
 
-from pipeline import source
 from pipeline.inference.account import Account, End
 from pipeline.inference.builtin_calls import lost
 from pipeline.inference.frame import Frame
@@ -15,6 +14,7 @@ from pipeline.inference.plain import constant
 from pipeline.inference.reach import matters, reachable
 from pipeline.inference.scopes import defaults, parameters, scope_of
 from pipeline.inference.values import NOTHING, Entries, Function, Items, Ref, Value
+from pipeline.source_code import source
 
 _DEEPEST = 30
 

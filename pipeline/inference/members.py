@@ -6,12 +6,12 @@ import ast
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from pipeline import classes, source
-from pipeline.finder import once
 from pipeline.inference.flow import ANY
 from pipeline.inference.frame import is_ours
 from pipeline.inference.plain import constant
 from pipeline.inference.values import Value
+from pipeline.source_code import classes, source
+from pipeline.source_code.finder import once
 
 _BY_CODE = {"exec", "eval", "globals", "locals", "vars"}
 ancestry = once(classes.ancestry)

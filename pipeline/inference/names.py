@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import builtins
 
-from pipeline import source
 from pipeline.inference.account import Account
 from pipeline.inference.frame import Frame
 from pipeline.inference.given import Given
 from pipeline.inference.members import is_told, kind_of, mark
 from pipeline.inference.plain import constant
 from pipeline.inference.values import Builtin, Class, Copy, Entries, Function, Imported, Items, Value
+from pipeline.source_code import source
 
 _BUILTINS = frozenset(name for name in dir(builtins) if callable(getattr(builtins, name)))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from pipeline import source
-from pipeline.finder import once
 from pipeline.inference.frame import is_ours
 from pipeline.inference.members import ancestry, root_of
+from pipeline.source_code import source
+from pipeline.source_code.finder import once
 
 _BRAIN = "pipeline.training.brain:Brain"
 

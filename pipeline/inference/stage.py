@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from pipeline import source
 from pipeline.inference.account import Account
 from pipeline.inference.calls import value as called
 from pipeline.inference.expressions import value_of
@@ -19,6 +18,7 @@ from pipeline.inference.objects import bound
 from pipeline.inference.plain import literal
 from pipeline.inference.statements import block
 from pipeline.inference.values import Object, Ref
+from pipeline.source_code import source
 
 
 def flow_of(

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, TypeAlias
 
-from pipeline import source
 from pipeline.inference.flow import ANY, Path
+from pipeline.source_code import source
 
 if TYPE_CHECKING:
     from pipeline.inference.frame import Frame

@@ -8,13 +8,13 @@ from typing import Any
 from torch import nn
 
 from pipeline import class_path
+from pipeline.checks.scheduler_check import SCHEDULES, schedule_name
 from pipeline.class_path import ClassPath
 from pipeline.config.load import Config
 from pipeline.config.schema import DatasetSchema, PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.loader import build_loader
 from pipeline.errors import ClassPathError, ConfigError
-from pipeline.scheduler_check import SCHEDULES, schedule_name
 from pipeline.stages.base import NetworkBase
 from pipeline.training.brain import Brain, ModuleBrain
 from pipeline.training.optim_scheduler import OptimScheduler

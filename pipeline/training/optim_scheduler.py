@@ -13,8 +13,8 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from pipeline import class_path
+from pipeline.checks.optimizer_check import OPTIMIZERS, optimizer_name
 from pipeline.errors import ConfigError, one_of
-from pipeline.optimizer_check import OPTIMIZERS, optimizer_name
 
 Watcher = Callable[..., Any]
 

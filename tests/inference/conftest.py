@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import source
 from pipeline.inference.flow import Flow, shown
 from pipeline.inference.stage import flow_of
+from pipeline.source_code import source
 from pipeline.workspaces import package_name
 
 FlowOf = Callable[..., Flow]

@@ -126,7 +126,13 @@ LOOPS: list[Row] = [
     ("for _ in self.found: break\nelse: context['a']", "", "a", "", TOLD),
     ("name = 'a'\nfor _ in range(2):\n    context[name] = 1\n    name = 'b'", "", "", "a b", TOLD),
     ("name = 'a'\nwhile True:\n    if self.x: break\n    name = 'b'\ncontext[name]", "", "", "", TOLD),
-    ("name = 'a'\nfor name in ('b', 'c'):\n    if self.x: continue\n    name = 'd'\ncontext[name] = 1", "", "", "c d", TOLD),
+    (
+        "name = 'a'\nfor name in ('b', 'c'):\n    if self.x: continue\n    name = 'd'\ncontext[name] = 1",
+        "",
+        "",
+        "c d",
+        TOLD,
+    ),
 ]
 
 ELSEWHERE: list[Row] = [

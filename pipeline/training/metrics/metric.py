@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline import class_path
-from pipeline.phase_check import METRICS
+from pipeline.checks.phase_check import METRICS
 
 
 class Metric(Protocol):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.checks.readers import readers
 from pipeline.config.load import Draft
-from pipeline.readers import readers
 
 Workspace = Callable[..., Path]
 STAGES = """\

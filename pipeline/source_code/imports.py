@@ -12,8 +12,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import source, workspaces, wrong_import
-from pipeline.finder import find_spec, once
+from pipeline import workspaces
+from pipeline.source_code import source, wrong_import
+from pipeline.source_code.finder import find_spec, once
 
 _ROOT = len(workspaces.__name__.split(".")) + 1
 """How many parts the name of a workspace's package has."""

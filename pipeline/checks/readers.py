@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline import class_path, classes, source
+from pipeline import class_path
 from pipeline.config import keys
 from pipeline.config.references import REFERENCE
 from pipeline.config.schema import SECTIONS
 from pipeline.config.tree import Node
 from pipeline.errors import ClassPathError
-from pipeline.finder import find_spec
+from pipeline.source_code import classes, source
+from pipeline.source_code.finder import find_spec
 
 PACKAGES = ("pipeline", "pipeline_plugins")
 METRICS = "pipeline.training.metrics"

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from pipeline import class_path, contracts, source
+from pipeline import class_path, contracts
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import KEYS, TRAIN_STATE
 from pipeline.errors import nearest
 from pipeline.inference.flow import ANY, Flow, Path, Use, any_leads_to, matches, shown
+from pipeline.source_code import source
 
 GIVEN = tuple(key.name for key in KEYS if key.writer == "trainer" and key.name != "error")
 """The keys that stand in the context before the first stage."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline import class_path, classes, source
+from pipeline import class_path
 from pipeline.config.load import unknown_name
 from pipeline.config.tree import Node, Origin
 from pipeline.errors import ClassPathError, Fault, nearest
+from pipeline.source_code import classes, source
 
 
 class Inspection:

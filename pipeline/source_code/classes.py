@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline import source
-from pipeline.annotations import Annotation, annotation
 from pipeline.errors import one_of
-from pipeline.finder import once
+from pipeline.source_code import source
+from pipeline.source_code.annotations import Annotation, annotation
+from pipeline.source_code.finder import once
 
 
 @dataclass(frozen=True)

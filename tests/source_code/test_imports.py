@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import wrong_import
-from pipeline.imports import wrong_imports
+from pipeline.source_code import wrong_import
+from pipeline.source_code.imports import wrong_imports
 from pipeline.workspaces import package_name
 
 Workspace = Callable[..., Path]

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline import phase_build
-from pipeline.build import Build
 from pipeline.check import checked
-from pipeline.phase_build import META, PhaseBuild
+from pipeline.trial.build import Build
+from pipeline.trial.phase_build import META, PhaseBuild
+from pipeline.trial.steps import phase_build
 
 MODEL = """
     import torch

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline import classes, source
-from pipeline.classes import Parameters
+from pipeline.checks.inspection import Inspection
+from pipeline.checks.optimizer_check import check_optimizer
 from pipeline.config.tree import Node
 from pipeline.errors import nearest
-from pipeline.inspection import Inspection
-from pipeline.optimizer_check import check_optimizer
+from pipeline.source_code import classes, source
+from pipeline.source_code.classes import Parameters
 
 SCHEDULES = "pipeline.training.schedules"
 OPTIM_SCHEDULER = "pipeline.training.optim_scheduler:OptimScheduler"

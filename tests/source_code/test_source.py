@@ -14,7 +14,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from pipeline import classes, finder, source
+from pipeline.source_code import classes, finder, source
 from pipeline.workspaces import package_name
 
 Workspace = Callable[..., Path]
@@ -66,7 +66,7 @@ def test_a_namespace_package_may_lie_in_several_folders(workspace: Workspace, mo
 def test_reading_a_module_imports_neither_it_nor_its_parents() -> None:
     code = """
         import sys
-        from pipeline import classes, source
+        from pipeline.source_code import classes, source
         module = source.read("torch.utils.data.dataset")
         assert module and classes.parameters(source.define(module, "TensorDataset")) is not None
         assert source.define(source.read("torch.nn"), "Linear").module.name == "torch.nn.modules.linear"

@@ -23,10 +23,10 @@ from pipeline.config.load import Config
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import TRAIN_STATE, Context
 from pipeline.data.batch import shape_of, to_device
-from pipeline.problems import CannotTellError
 from pipeline.stages.network import Network
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.evaluation import evaluating
+from pipeline.trial.problems import CannotTellError
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 LARGE = 2**31

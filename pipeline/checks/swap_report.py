@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from pipeline import classes, source
+from pipeline.checks.data_flow import DataFlow, StageFlow, default_definition
 from pipeline.context import KEYS
-from pipeline.data_flow import DataFlow, StageFlow, default_definition
 from pipeline.errors import nearest
+from pipeline.source_code import classes, source
 from pipeline.stages.base import METHODS
 
 _OPTIONAL = {"terminal": ("abort",)}

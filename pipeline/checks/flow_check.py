@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from pipeline import contracts, source
+from pipeline import contracts
+from pipeline.checks.data_flow import DataFlow, StageFlow
+from pipeline.checks.inspection import Inspection, plain
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.tree import DEFAULT, Node
-from pipeline.data_flow import DataFlow, StageFlow
 from pipeline.inference.flow import ANY, Flow, Path, Use
 from pipeline.inference.outside import is_reached, keeps_context
-from pipeline.inspection import Inspection, plain
+from pipeline.source_code import source
 
 TRAINED = ("brain", "optim_schedulers", "updater")
 """What the default runner needs of ``context["model"][phase]`` to train."""

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
-from pipeline.finder import find_spec, once
+from pipeline.source_code.finder import find_spec, once
 
 ClassNode: TypeAlias = ast.ClassDef
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef

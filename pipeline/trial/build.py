@@ -16,8 +16,6 @@ from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.errors import ClassPathError, DataError
 from pipeline.opening import load_class
-from pipeline.phase_build import CPU, PhaseBuild, Size, batch_shapes
-from pipeline.problems import CannotTellError, Problems
 from pipeline.stages.base import METHODS
 from pipeline.stages.instance import Instance
 from pipeline.stages.network import Network
@@ -25,6 +23,8 @@ from pipeline.stages.runner import Runner
 from pipeline.trainer import GeneralTrainer
 from pipeline.training.brain import Stage
 from pipeline.training.metrics import build_metrics
+from pipeline.trial.phase_build import CPU, PhaseBuild, Size, batch_shapes
+from pipeline.trial.problems import CannotTellError, Problems
 
 StageClasses = dict[str, type]
 """Stage -> class, for those that could be imported."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.check import check
-from pipeline.finder import find_spec, unchanging
+from pipeline.source_code.finder import find_spec, unchanging
 
 
 class Counting(MetaPathFinder):

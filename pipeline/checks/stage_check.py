@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from pipeline import classes, source
+from pipeline.source_code import classes, source
 from pipeline.stages.base import METHODS
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline import workspaces
 from pipeline.errors import nearest
-from pipeline.finder import find_spec
+from pipeline.source_code.finder import find_spec
 
 DISTRIBUTION = "five-stage-pipeline"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pipeline import classes, source
-from pipeline.annotations import shown
+from pipeline.checks.inspection import Inspection
 from pipeline.config.tree import Node
-from pipeline.inspection import Inspection
+from pipeline.source_code import classes, source
+from pipeline.source_code.annotations import shown
 
 OPTIMIZERS = "torch.optim"
 

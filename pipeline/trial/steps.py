@@ -18,10 +18,10 @@ from pipeline.context import Context
 from pipeline.errors import ExitCode
 from pipeline.hookspecs import hookimpl
 from pipeline.opening import load_class
-from pipeline.problems import Problem, Problems
 from pipeline.stages.base import RunnerBase
 from pipeline.stages.runner import Runner
 from pipeline.trainer import GeneralTrainer
+from pipeline.trial.problems import Problem, Problems
 
 
 class FirstBatches:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline import source
+from pipeline.source_code import source
 
 _NAMES = {
     "int": "an integer",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline import class_path, classes, source
+from pipeline import class_path
+from pipeline.checks.inspection import Inspection, plain
+from pipeline.checks.optimizer_check import check_short_form
+from pipeline.checks.scheduler_check import check_optim_scheduler
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.tree import DEFAULT, Node
 from pipeline.errors import nearest
-from pipeline.inspection import Inspection, plain
-from pipeline.optimizer_check import check_short_form
-from pipeline.scheduler_check import check_optim_scheduler
+from pipeline.source_code import classes, source
 
 BRAIN = "pipeline.training.brain:Brain"
 MODULE = "torch.nn.modules.module:Module"
