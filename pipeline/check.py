@@ -198,7 +198,7 @@ class _RunnerCheck:
         """The arguments of a stage's constructor, whose first parameter is given the context."""
         taken = classes.parameters(definition)
         first = taken.names[0] if taken and taken.positional else ""
-        if first in written.value:
+        if first not in {"", "context"} and isinstance(written.value, dict) and first in written.value:
             message = f"{definition.name}'s first parameter '{first}' is given the context"
             remedy = f"write `def __init__(self, context, {first}, …)`"
             self.inspection.add(written.origin, f"{self.address}.{stage}_args.{first}", f"{message}; {remedy}")

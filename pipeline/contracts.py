@@ -95,6 +95,8 @@ def tells_all(definition: source.Definition, stage: str, flow: Flow) -> bool:
     home = next((each for each in above if method in classes.methods(each)), None)
     if home is None or flow.unknown or not complete or home.module.name.startswith("pipeline.stages."):
         return False
+    if any(isinstance(node, ast.Raise) for node in classes.methods(home)[method].body):
+        return False
     users = [each for each in above if not each.module.name.startswith("pipeline.stages.")]
     # What our own classes do is not followed to its end.
     calls = (node for each in users for node in ast.walk(each.node) if isinstance(node, ast.Attribute | ast.Name))

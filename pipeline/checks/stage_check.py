@@ -32,23 +32,25 @@ def _declaration(node: ast.stmt, definition: source.Definition) -> Iterator[str]
 def _method(node: source.FunctionNode, place: str) -> Iterator[str]:
     name = node.name
     marks = [ast.unparse(mark) for mark in node.decorator_list]
-    if wrong := [mark for mark in marks if mark in {"staticmethod", "property"}]:
-        yield f"{place} is a {wrong[0]}; take @{wrong[0]} away: the trainer calls {name}(context) on the stage"
+    static = marks == ["staticmethod"]
+    if "property" in marks:
+        yield f"{place} is a property; take @property away: the trainer calls {name}(context) on the stage"
     elif isinstance(node, ast.AsyncFunctionDef):
         yield f"{place} is async, and nobody would await it: it would do nothing; write `def {name}(self, context)`"
     elif not marks and _yields(node):
         yield f"{place} has a yield: called, it would do nothing; take the yield out"
-    elif not marks and not _takes_context(node.args):
-        yield f"{place} takes ({ast.unparse(node.args)}), and is called with the context alone; write `def {name}(self, context)`"
+    elif (static or not marks) and not _takes(node.args, 1 if static else 2):
+        remedy = f"write `def {name}({'' if static else 'self, '}context)`"
+        yield f"{place} takes ({ast.unparse(node.args)}), and is called with the context alone; {remedy}"
 
 
-def _takes_context(arguments: ast.arguments) -> bool:
-    """Whether a method can be called with one argument, by position."""
+def _takes(arguments: ast.arguments, count: int) -> bool:
+    """Whether a function can be called with so many arguments, by position."""
     positional = len(arguments.posonlyargs) + len(arguments.args)
     required = positional - len(arguments.defaults)
     if any(default is None for default in arguments.kw_defaults):
         return False
-    return required <= 2 and (positional >= 2 or arguments.vararg is not None)
+    return required <= count and (positional >= count or arguments.vararg is not None)
 
 
 def _yields(node: ast.AST) -> bool:

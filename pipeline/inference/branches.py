@@ -34,7 +34,7 @@ def if_else(node: ast.If, account: Account, frame: Frame) -> End:
     if known is not None:
         return account.block(node.body if known else node.orelse, frame)
     ways = [lambda: account.block(node.body, frame), lambda: account.block(node.orelse, frame)]
-    return _joined(account.one_of(ways, frame), account)
+    return _joined(account.one_of(ways, frame))
 
 
 def match_case(node: ast.Match, account: Account, frame: Frame) -> End:
@@ -51,16 +51,12 @@ def match_case(node: ast.Match, account: Account, frame: Frame) -> End:
     # No case may fit, and what a pattern looks at is not sure to be looked at.
     with account.perhaps():
         ends = account.one_of([*(lambda case=each: way(case) for each in node.cases), lambda: End.ON], frame)
-    return _joined(ends, account)
+    return _joined(ends)
 
 
-def _joined(ends: Sequence[End], account: Account) -> End:
-    """How ways end of which one is taken: after one that leaves, the rest may not be reached."""
-    if End.ON not in ends:
-        return next((end for end in (End.LOOP, End.RETURN) if end in ends), End.RAISE)
-    if End.LOOP in ends or End.RETURN in ends:
-        account.sure = False
-    return End.ON
+def _joined(ends: Sequence[End]) -> End:
+    """How ways end of which one is taken."""
+    return next((end for end in (End.ON, End.LOOP, End.RETURN) if end in ends), End.RAISE)
 
 
 def try_except(node: ast.Try | ast.TryStar, account: Account, frame: Frame) -> End:
@@ -114,7 +110,7 @@ def _guarded(
         going += [frame.names] if ends[-1] is End.ON else []
     frame.names = account.merged(going) if going else anywhere
     account.sure = sure
-    return (_joined(ends, account) if handlers else end), anywhere
+    return (_joined(ends) if handlers else end), anywhere
 
 
 def with_block(node: ast.With | ast.AsyncWith, account: Account, frame: Frame) -> End:

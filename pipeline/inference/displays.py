@@ -38,7 +38,7 @@ def choices(node: ast.Set, account: Account, frame: Frame) -> Value:
     return any_of(values, account)
 
 
-def any_of(values: list[Value], account: Account) -> Value:
+def any_of(values: list[Value], account: Account) -> Each:
     """Something to loop over that has these values in whatever order."""
     if values and all(isinstance(each, Const) for each in values):
         kinds = [each.choices for each in values if isinstance(each, Const)]
@@ -153,7 +153,8 @@ def _outcome(node: Comprehension, account: Account, frame: Frame) -> Value:
 def _mixed(node: Comprehension, made: list[Value], account: Account) -> Value:
     """Something of which the items are known, but not which of them are there."""
     if not isinstance(node, ast.DictComp):
-        return Each(made[0]) if len(made) == 1 else any_of(made, account)
+        each = made[0] if len(made) == 1 else any_of(made, account).value
+        return Each(each)
     found = Entries({})
     for each in made:
         for key, value in each.values.items() if isinstance(each, Entries) else ():

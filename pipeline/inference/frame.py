@@ -25,7 +25,7 @@ class Frame:
         pending: the names that a function within uses before they are bound.
         left: the names as they were where the loop around, or its round, was left.
         returned: the values that it may return.
-        may_return: whether a return was met.
+        exits: how many returns were met, and how many places at which the loop around, or its round, may be left.
     """
 
     module: source.Module
@@ -36,7 +36,7 @@ class Frame:
     pending: set[str] = field(default_factory=set)
     left: list[dict[str, Value]] = field(default_factory=list)
     returned: list[Value] = field(default_factory=list)
-    may_return: bool = False
+    exits: tuple[int, int] = (0, 0)
 
     @property
     def trusted(self) -> bool:
@@ -60,11 +60,11 @@ class Frame:
     @contextmanager
     def looping(self) -> Iterator[list[dict[str, Value]]]:
         """Within is one round of a loop; the names wherever it is left."""
-        before, self.left = self.left, []
+        before, self.left, (_, exits) = self.left, [], self.exits
         try:
             yield self.left
         finally:
-            self.left = before
+            self.left, self.exits = before, (self.exits[0], exits)
 
 
 def is_ours(module: source.Module) -> bool:

@@ -77,8 +77,7 @@ def _rounds(one_round: Callable[[], None], account: Account, frame: Frame) -> No
 
 
 def _after(node: ast.For | ast.AsyncFor | ast.While, sure: bool, account: Account, frame: Frame) -> End:
-    """What follows a loop is reached unless it was left for good."""
-    account.sure = sure and not frame.may_return
+    """``else``, where there is one: it may run."""
+    account.sure = sure
     account.one_of([lambda: account.block(node.orelse, frame), lambda: End.ON], frame)
-    account.sure = sure and not frame.may_return
     return End.ON

@@ -21,9 +21,12 @@ def block(body: Sequence[ast.stmt], account: Account, frame: Frame) -> End:
     for node in body:
         account.step()
         account.at = (node, frame)
+        exits = frame.exits
         end = _statement(node, account, frame)
         if end is not End.ON:
             return end
+        # After a way out, the rest may not be reached.
+        account.sure = account.sure and frame.exits == exits
     return End.ON
 
 
@@ -55,7 +58,7 @@ def _statement(node: ast.stmt, account: Account, frame: Frame) -> End:
 def _leaving(node: ast.Return | ast.Raise | ast.Break | ast.Continue, account: Account, frame: Frame) -> End:
     match node:
         case ast.Return():
-            frame.may_return = True
+            frame.exits = (frame.exits[0] + 1, frame.exits[1])
             frame.returned.append(account.value_of(node.value or ast.Constant(None), frame))
             return End.RETURN
         case ast.Raise():
@@ -66,6 +69,7 @@ def _leaving(node: ast.Return | ast.Raise | ast.Break | ast.Continue, account: A
                         account.leave()
             return End.RAISE
     frame.left.append(dict(frame.names))
+    frame.exits = (frame.exits[0], frame.exits[1] + 1)
     return End.LOOP
 
 

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 
-PROGRAM = Path(__file__).parent / "faults" / "data_flow.py"
+PROGRAM = Path(__file__).parents[1] / "faults" / "data_flow.py"
 
 
 def test_of_200_generated_workspaces_the_missing_keys_are_found_and_no_others() -> None:

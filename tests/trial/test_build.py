@@ -14,7 +14,7 @@ from torch import nn
 from pipeline.check import checked
 from pipeline.trial.build import Build
 from pipeline.trial.phase_build import META, PhaseBuild
-from pipeline.trial.steps import phase_build
+from pipeline.trial import phase_build
 
 MODEL = """
     import torch
@@ -269,7 +269,7 @@ def test_a_constructor_that_loads_weights_says_nothing_of_the_meta_device(linear
 
 
 def test_a_network_stage_of_the_users_own_builds_what_it_wants(linear: Path) -> None:
-    done = build(linear, own_stage(linear, "network", "context['model'] = context['dataset'] = {}"))
+    done = build(linear, own_stage(linear, "network", "context['model'] = context['dataset'] = eval('{}')"))
     said = "its models are built by network.Network, not checked"
     assert (done.lines, done.problems.found) == ({"train_runner": said}, [])
 
