@@ -9,7 +9,7 @@ from functools import cache
 
 from pipeline.context import Context
 from pipeline.errors import ContextError, nearest
-from pipeline.inference.flow import Flow, Use
+from pipeline.inference.flow import ANY, Flow, Use
 from pipeline.inference.members import declared
 from pipeline.inference.stage import flow_of
 from pipeline.source_code import classes, source
@@ -93,7 +93,13 @@ def tells_all(definition: source.Definition, stage: str, flow: Flow) -> bool:
     """Whether all that a stage writes stands in source of the user's own, and was followed."""
     method, (above, complete) = METHODS[stage][1], classes.ancestry(definition)
     home = next((each for each in above if method in classes.methods(each)), None)
-    if home is None or flow.unknown or not complete or home.module.name.startswith("pipeline.stages."):
+    if (
+        home is None
+        or flow.unknown
+        or ANY in flow.statuses
+        or not complete
+        or home.module.name.startswith("pipeline.stages.")
+    ):
         return False
     if any(isinstance(node, ast.Raise) for node in classes.methods(home)[method].body):
         return False

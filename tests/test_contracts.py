@@ -57,6 +57,9 @@ def test_what_a_class_declares_hides_what_its_base_does(workspace: Workspace) ->
         "class Stage:\n    reads = ('a',)\n    if KEYS:\n        reads = ()\n",
         "from unknown import Mixin\nclass Base:\n    reads = ('a',)\nclass Stage(Mixin, Base): pass\n",
         "@changed\nclass Stage:\n    reads = ('a',)\n",
+        "class Stage:\n    reads = ('a',)\n    def __init__(self): self.reads = ()\n",
+        "class Stage:\n    reads = ('a',)\n    def __init__(self): self.__dict__.update(reads=())\n",
+        "class Base:\n    reads = ('a',)\nclass Stage(Base):\n    def __init__(self): setattr(self, 'reads', ())\n",
     ],
 )
 def test_what_may_be_declared_otherwise_is_not_relied_on(workspace: Workspace, text: str) -> None:

@@ -171,7 +171,7 @@ class DataFlow:
         above = use.path[:-1]
         there = sorted({path[-1] for path in paths if matches(path[:-1], above) and path[-1] != ANY})
         writers = [each for each in entered if any(matches(above, p) for p in each.flow.written())]
-        writer = writers[-1].place if writers else "trainer"
+        writer = writers[-1].place if writers else "the trainer"
         what = f"{reader.stage} ({use.place}) reads context{_address(use.path)}; {writer} writes context{_address(above)} without it"
         known = f"; it has {', '.join(there)}" if there else ""
         return Missing(reader, use, what + (nearest(use.path[-1], there) or known), writers[-1] if writers else None)

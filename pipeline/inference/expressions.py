@@ -40,15 +40,16 @@ def _name(node: ast.Name, account: Account, frame: Frame) -> Value:
 
 def _attribute(node: ast.Attribute, account: Account, frame: Frame) -> Value:
     base = account.value_of(node.value, frame)
-    if isinstance(base, Imported):
+    owner = settled(base, account)
+    if isinstance(base, Imported) and not isinstance(owner, Class):
         return replace(base, dotted=f"{base.dotted}.{node.attr}")
-    match base:
+    match owner:
         case Object():
-            return attribute(base, node.attr, account)
+            return attribute(owner, node.attr, account)
         case Parent():
-            return of_parent(base, node.attr, account)
+            return of_parent(owner, node.attr, account)
         case Class():
-            return of_class(base, node.attr, account)
+            return of_class(owner, node.attr, account)
     return Attribute(base, node.attr)
 
 

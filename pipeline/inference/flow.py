@@ -56,7 +56,11 @@ class Flow:
 
     def demands(self) -> Iterator[Use]:
         """The reads that certainly fail without their key; each path once."""
-        yield from {use.path: use for use in reversed(self.uses) if use.action == "read" and use.sure}.values()
+        first: dict[Path, Use] = {}
+        for use in self.uses:
+            if use.action == "read" and use.sure:
+                first.setdefault(use.path, use)
+        yield from first.values()
 
     def reads(self) -> list[str]:
         """The keys of the context that are read, or may be."""

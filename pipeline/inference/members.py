@@ -120,13 +120,28 @@ def member(definition: source.Definition, name: str, after: source.Definition | 
 
 def declared(definition: source.Definition, attribute: str) -> tuple[str, ...] | None:
     """The literal ``reads`` or ``writes`` of a class, its bases included; None where there is none to see."""
-    found = member(definition, attribute) if ancestry(definition)[1] else None
-    node = found.node if found and not {attribute, ANY} & patched(definition.module) else None
+    above, complete = ancestry(definition)
+    told = complete and not {attribute, ANY} & patched(definition.module)
+    found = member(definition, attribute) if told and not any(_assigns(each, attribute) for each in above) else None
+    node = found.node if found else None
     try:
         value = ast.literal_eval(node.value) if isinstance(node, ast.Assign | ast.AnnAssign) and node.value else None
     except (ValueError, TypeError, SyntaxError, RecursionError):
         return None
     return tuple(map(str, value)) if isinstance(value, tuple | list) else None
+
+
+def _assigns(definition: source.Definition, attribute: str) -> bool:
+    """Whether a class may assign an attribute to its objects."""
+    for node in () if is_ours(definition.module) else ast.walk(definition.node):
+        match node:
+            case ast.Attribute(attr=name, ctx=ast.Store() | ast.Del()) if name == attribute:
+                return True
+            case ast.Attribute(attr="__dict__") | ast.Name(id="setattr" | "vars"):
+                return True
+            case ast.FunctionDef(name="__getattribute__"):
+                return True
+    return False
 
 
 @once

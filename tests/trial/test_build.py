@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from pipeline.check import checked
+from pipeline.trial import phase_build
 from pipeline.trial.build import Build
 from pipeline.trial.phase_build import META, PhaseBuild
-from pipeline.trial import phase_build
 
 MODEL = """
     import torch
