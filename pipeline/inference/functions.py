@@ -15,8 +15,11 @@ from pipeline.inference.reach import matters, reachable
 from pipeline.inference.scopes import defaults, parameters, scope_of
 from pipeline.inference.values import NOTHING, Entries, Function, Items, Ref, Value
 from pipeline.source_code import source
+from pipeline.stages.base import METHODS
 
 _DEEPEST = 30
+_ENTRIES = {method for _, method in METHODS.values()}
+"""The methods of the stages that the trainer calls."""
 
 
 def follow(function: Function, given: Given, account: Account) -> Value:
@@ -62,18 +65,15 @@ def _reaches_context(function: Function) -> bool:
 
 
 def _body(node: source.FunctionNode, account: Account, frame: Frame) -> Value:
-    home = frame.function.home if frame.function else None
-    if home and frame.trusted:
-        for key in declared(home, "writes") or ():
-            account.wrote((key,), None)
-            account.opaque.add((key,))
-        account.runs |= {f"{home.name}.{node.name}"} if account.firm else set()
-    sure, deferred = account.sure, account.deferred
+    start, sure, deferred = len(account.uses), account.sure, account.deferred
     if is_suspended(node):
         # It runs when it is asked for its items, or awaited.
         account.sure, account.deferred = False, True
     end = account.block(node.body, frame)
     account.sure, account.deferred = sure, deferred
+    home = frame.function.home if frame.function else None
+    if home and frame.trusted and node.name in _ENTRIES:
+        _keep_promises(home, node, account, start)
     if is_suspended(node):
         for each in frame.returned:
             account.escape(each)
@@ -83,6 +83,16 @@ def _body(node: source.FunctionNode, account: Account, frame: Frame) -> Value:
     for other in returned[1:]:
         value = account.either(value, other)
     return value
+
+
+def _keep_promises(home: source.Definition, node: source.FunctionNode, account: Account, start: int) -> None:
+    """Note what a stage of ours writes in code that isn't followed: its class declares it."""
+    seen = {use.key for use in account.uses[start:] if use.action == "write"}
+    for key in declared(home, "writes") or ():
+        if key not in seen:
+            account.wrote((key,), None)
+            account.opaque.add((key,))
+    account.runs |= {f"{home.name}.{node.name}"} if account.firm else set()
 
 
 @lru_cache(maxsize=4096)

@@ -68,8 +68,9 @@ def ancestry(
     definition: source.Definition, below: tuple[source.Definition, ...] = ()
 ) -> tuple[list[source.Definition], bool]:
     """The class and its bases, in the order in which Python looks a method up, and whether that is all of them."""
-    node, found = definition.node, list[source.Definition]()
+    node = definition.node
     assert isinstance(node, ast.ClassDef)
+    parents, orders = list[source.Definition](), list[list[source.Definition]]()
     complete = not (node.decorator_list or node.keywords)
     for base in node.bases:
         name = source.base_name(base)
@@ -81,9 +82,20 @@ def ancestry(
             continue
         above, whole = ancestry(parent, (*below, definition))
         complete = complete and whole
-        # What two bases have in common comes after both.
-        found = [each for each in found if each not in above] + above
-    return [definition, *found], complete
+        parents.append(parent)
+        orders.append(above)
+    return [definition, *_merged([*orders, parents])], complete
+
+
+def _merged(orders: list[list[source.Definition]]) -> list[source.Definition]:
+    """One order of classes that keeps to several, as Python finds it: what two bases have in common comes after both."""
+    found: list[source.Definition] = []
+    while orders := [order for order in orders if order]:
+        # Where none can be first, Python refuses the class.
+        first = next((each[0] for each in orders if not any(each[0] in other[1:] for other in orders)), orders[0][0])
+        found.append(first)
+        orders = [[each for each in order if each != first] for order in orders]
+    return found
 
 
 def _adds_nothing(module: source.Module, name: str) -> bool:

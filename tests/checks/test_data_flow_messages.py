@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 
 from pipeline.check import check
+from pipeline.checks.data_flow import default_definition
 
 RUNNER = "runner.train_runner"
-METHODS = {"instance": "instance", "network": "build_network", "startup": "startup", "runner": "run", "terminal": "terminal"}
+METHODS = {
+    "instance": "instance",
+    "network": "build_network",
+    "startup": "startup",
+    "runner": "run",
+    "terminal": "terminal",
+}
 
 
 def faults(config: Path, **bodies: str) -> list[str]:
@@ -18,22 +25,25 @@ def faults(config: Path, **bodies: str) -> list[str]:
     paths = []
     for stage, body in bodies.items():
         name = stage.capitalize()
-        head = f"from pipeline import {name}Base\n\nclass {name}({name}Base):\n    def {METHODS[stage]}(self, context):\n"
+        head = (
+            f"from pipeline import {name}Base\n\nclass {name}({name}Base):\n    def {METHODS[stage]}(self, context):\n"
+        )
         (config.parent / f"your_{stage}.py").write_text(head + textwrap.indent(textwrap.dedent(body), " " * 8))
         paths.append(f"{RUNNER}.{stage}_class_path={{workspace}}/your_{stage}.py")
     return [f"{fault.address}: {fault.message}" for fault in check(config, paths)]
 
 
+DEFAULT = default_definition("network").place
 WHOLE = "context['model'] = unknown(); context['dataset'] = unknown()"
 """A network stage that writes what the default does."""
 MESSAGES: list[tuple[dict[str, str], str]] = [
     # Nobody writes it.
     ({"terminal": "context['weights']"},
-     "terminal (your_terminal.py:5) reads context['weights']; no earlier stage writes it; "
-     "written by then: current_epoch, dataset, metrics, model"),
+     ("terminal (your_terminal.py:5) reads context['weights']; no earlier stage writes it; "
+     "written by then: current_epoch, dataset, metrics, model")),
     ({"instance": "context['weights']"},
-     "instance (your_instance.py:5) reads context['weights']; no earlier stage writes it; "
-     "written by then: nothing but what the trainer writes"),
+     ("instance (your_instance.py:5) reads context['weights']; no earlier stage writes it; "
+     "written by then: nothing but what the trainer writes")),
     # It is misspelt: what the user wrote, what a default stage wrote, what the trainer wrote.
     ({"instance": "context['points'] = 1", "terminal": "context['pionts']"},
      "terminal (your_terminal.py:5) reads context['pionts']; no earlier stage writes it; did you mean 'points'?"),
@@ -43,34 +53,34 @@ MESSAGES: list[tuple[dict[str, str], str]] = [
      "instance (your_instance.py:5) reads context['hyper_parameter']; no earlier stage writes it; did you mean 'hyper_parameters'?"),
     # The default wrote it, or something like it.
     ({"network": "context['model'] = unknown()", "runner": "context['dataset']"},
-     "runner (your_runner.py:5) reads context['dataset']; no earlier stage writes it. "
-     "The default network, which your_network.py replaces, writes it: write it there too"),
+     ("runner (your_runner.py:5) reads context['dataset']; no earlier stage writes it. "
+     "The default network, which your_network.py replaces, writes it: write it there too")),
     ({"network": WHOLE, "runner": "context['optimizer']"},
-     "runner (your_runner.py:5) reads context['optimizer']; no earlier stage writes it. The default network, which your_network.py "
-     "replaces, writes model[…]['optim_schedulers']: write context['optimizer'] in your_network.py, or read what there is"),
+     ("runner (your_runner.py:5) reads context['optimizer']; no earlier stage writes it. The default network, which your_network.py "
+     "replaces, writes model[…]['optim_schedulers']: write context['optimizer'] in your_network.py, or read what there is")),
     # It is written too late, or on a way that is not taken, or taken away.
     ({"startup": "context['weights']", "terminal": "context['weights'] = 1"},
-     "startup (your_startup.py:5) reads context['weights']; no earlier stage writes it. "
-     "terminal (your_terminal.py:3) writes it, but comes later or not at all: write it before, or read it there"),
+     ("startup (your_startup.py:5) reads context['weights']; no earlier stage writes it. "
+     "terminal (your_terminal.py:3) writes it, but comes later or not at all: write it before, or read it there")),
     ({"network": f"{WHOLE}; context['status'] = 'train_pass'", "startup": "context['weights'] = 1", "runner": "context['weights']"},
-     "runner (your_runner.py:5) reads context['weights']; no earlier stage writes it. "
-     "startup (your_startup.py:3) writes it, but comes later or not at all: write it before, or read it there"),
+     ("runner (your_runner.py:5) reads context['weights']; no earlier stage writes it. "
+     "startup (your_startup.py:3) writes it, but comes later or not at all: write it before, or read it there")),
     ({"startup": "del context['model']", "runner": "context['model']"},
      "runner (your_runner.py:5) reads context['model'], which startup (your_startup.py:3) removes; leave it there, or write it again"),
     # It lacks a key of its own.
     ({"network": "context['model'] = {'line': {'model': 1, 'brain': 2}}", "runner": "context['model']['line']['updater']"},
-     "runner (your_runner.py:5) reads context['model']['line']['updater']; "
-     "network (your_network.py:3) writes context['model']['line'] without it; it has brain, model"),
+     ("runner (your_runner.py:5) reads context['model']['line']['updater']; "
+     "network (your_network.py:3) writes context['model']['line'] without it; it has brain, model")),
     ({"network": "context['model'] = {'line': {'updater': 1}}",
       "runner": "for name in ('line',):\n    context['model'][name]['updator']"},
-     "runner (your_runner.py:6) reads context['model']['line']['updator']; "
-     "network (your_network.py:3) writes context['model']['line'] without it; did you mean 'updater'?"),
+     ("runner (your_runner.py:6) reads context['model']['line']['updator']; "
+     "network (your_network.py:3) writes context['model']['line'] without it; did you mean 'updater'?")),
     ({"instance": "context['train_state']['iteraton']"},
-     "instance (your_instance.py:5) reads context['train_state']['iteraton']; "
-     "the trainer writes context['train_state'] without it; did you mean 'iteration'?"),
+     ("instance (your_instance.py:5) reads context['train_state']['iteraton']; "
+     "the trainer writes context['train_state'] without it; did you mean 'iteration'?")),
     ({"runner": "context['model']['line']['updatr']"},
-     "runner (your_runner.py:5) reads context['model']['line']['updatr']; network (network.py:23) writes context['model']['line'] "
-     "without it; did you mean 'updater'?"),
+     (f"runner (your_runner.py:5) reads context['model']['line']['updatr']; network ({DEFAULT}) writes context['model']['line'] "
+     "without it; did you mean 'updater'?")),
 ]  # fmt: skip
 
 

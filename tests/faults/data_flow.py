@@ -4,9 +4,8 @@ A missing key is what a run ends with: a ContextError or KeyError in a stage. Th
 goes on to the next. ``check`` must find at least 95 % of these keys and no other; the program says how many it found,
 and leaves with 1 where that is not so.
 
-Some keys cannot be told to be missing from source alone: an earlier stage writes under a name that it computes, under a
-condition that does not hold in this run, or out of sight. They are counted apart, as untold; ``Generated.can_be_told``
-has the rules.
+Some keys cannot be told to be missing from source alone: an earlier stage writes under a name that it computes, or
+under a condition that does not hold in this run. They are counted apart, as untold.
 """
 
 from __future__ import annotations

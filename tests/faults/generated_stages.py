@@ -52,10 +52,6 @@ ENTRY = {
 }
 
 
-OUT_OF_SIGHT = {"decorated method", "list of steps"}
-GUARDED = {"else of a guard on another", "copy"}
-
-
 class Use(NamedTuple):
     """One use of a key: in which stage, how (read, careful, write, hidden, idle, unused), as which idiom, where it stands."""
 
@@ -83,18 +79,14 @@ class Generated:
     def can_be_told(self, stage: str, key: str) -> bool:
         """Whether the source says that nothing has written a key when a stage begins.
 
-        It doesn't where a stage up to then writes under a name that cannot be seen, would write the key under another
-        condition, or does something to the context out of sight: in a method that a decorator replaces, or that stands
-        in a list. Nor where the key is read in the ``else`` of a guard on another, or out of a copy.
+        It doesn't where a stage up to then writes under a name that cannot be seen, or would write the key under
+        another condition.
         """
         before = STAGES[: STAGES.index(stage) + 1]
-        hidden = any(
-            use.kind == "hidden" or (use.kind == "idle" and use.key == key) or use.place in OUT_OF_SIGHT
+        return not any(
+            use.stage in before and (use.kind == "hidden" or (use.kind == "idle" and use.key == key))
             for use in self.uses
-            if use.stage in before
         )
-        reads = [use for use in self.uses if (use.stage, use.key, use.kind) == (stage, key, "read")]
-        return not hidden and not (reads and all(use.idiom in GUARDED for use in reads))
 
 
 class Workspace:

@@ -121,7 +121,7 @@ def test_the_frames_are_straight_with_wide_letters_too(crowd: list[Graph]) -> No
     lines = click.unstyle(text(crowd)).splitlines()[1:-1]
     ends = [re.split("(?<=[┓┠┛])|(?<=[┃◄])(?=[ ─╌]|$)", line[1:], maxsplit=1)[0] for line in lines]
     assert {cell_len(each) for each in ends} == {40}
-    assert f"┃{' ' * 29}größe数据 ◄─✗{' ' * 13}│ │   │ │" in lines
+    assert f"┃ from the trainer: rank      größe数据 ◄─✗{' ' * 13}│ │   │ │" in lines
 
 
 @pytest.mark.parametrize("example", ["five_stages", "first_steps", "movielens_deepfm"])
