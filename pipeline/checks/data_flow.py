@@ -107,7 +107,7 @@ class DataFlow:
         stage: str | None = next(iter(self.stages), None)
         while stage and (reader := self.stages[stage]) and reader not in entered:
             flow = reader.flow
-            for use in flow.demands():
+            for use in flow.demands(keys):
                 if use.key not in keys:
                     if len(use.path) == 1:
                         found.append(self._missing(reader, use, keys, entered))

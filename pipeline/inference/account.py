@@ -6,29 +6,21 @@ import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from typing import TypeAlias
 
+from pipeline.inference.containers import Copy, Each, Entries, Items, now
+from pipeline.inference.end import End
 from pipeline.inference.flow import ANY, Path, Use
 from pipeline.inference.frame import Frame
 from pipeline.inference.given import Given
 from pipeline.inference.ledger import Ledger
 from pipeline.inference.members import patched
 from pipeline.inference.reach import inside, merge
-from pipeline.inference.values import Attribute, Copy, Each, Entries, Function, Items, Object, Parent, Ref, Value, now
+from pipeline.inference.values import Attribute, Function, Object, Parent, Ref, Value
 
 OURS = ("hooks", "checkpointer", "config")
 """Keys of the context whose objects are ours: given the context, they don't change it."""
 _DEEPEST = 4
-
-
-class End(Enum):
-    """How a block ends: it goes on, leaves the loop or its round, returns, or raises."""
-
-    ON = auto()
-    LOOP = auto()
-    RETURN = auto()
-    RAISE = auto()
 
 
 @dataclass
@@ -202,7 +194,9 @@ class Account(Ledger):
         alike = [{(use.action, use.path) for use in uses if use.sure} for uses in through]
         on_each = set.intersection(*alike) if alike else set()
         for _, uses, _, _ in ended:
-            self.uses += [use if (use.action, use.path) in on_each else replace(use, sure=False) for use in uses]
+            self.uses += [
+                use if (use.action, use.path) in on_each else replace(use, sure=False, unless="") for use in uses
+            ]
         self.written = set().union(*(each for *_, each in ended))
         going = [each for end, _, each, _ in ended if end is End.ON]
         frame.names = self.merged(going) if going else names

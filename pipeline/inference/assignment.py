@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 
 from pipeline.inference.account import Account
+from pipeline.inference.containers import Entries, Items
 from pipeline.inference.dicts import put
 from pipeline.inference.flow import ANY
 from pipeline.inference.frame import Frame
 from pipeline.inference.items import rounds
 from pipeline.inference.names import settled
 from pipeline.inference.objects import assign
-from pipeline.inference.values import Const, Entries, Items, Object, Ref, Value, text_of
+from pipeline.inference.values import Const, Object, Ref, Value, text_of
 
 
 def bind(target: ast.expr, value: Value, account: Account, frame: Frame) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from pipeline.inference.account import Account, End
+from pipeline.inference.account import Account
 from pipeline.inference.assignment import bind
 from pipeline.inference.calls import value as called
-from pipeline.inference.conditions import truth
+from pipeline.inference.conditions import guard, truth
+from pipeline.inference.end import End
+from pipeline.inference.flow import Use
 from pipeline.inference.frame import Frame
 from pipeline.inference.given import Given
 from pipeline.inference.members import member
@@ -33,8 +36,21 @@ def if_else(node: ast.If, account: Account, frame: Frame) -> End:
     known = truth(node.test, account, frame)
     if known is not None:
         return account.block(node.body if known else node.orelse, frame)
-    ways = [lambda: account.block(node.body, frame), lambda: account.block(node.orelse, frame)]
-    return _joined(account.one_of(ways, frame))
+    key, without = guard(node.test, account, frame)
+    certain: set[Use] = set()
+    start = len(account.uses)
+
+    def way(body: Sequence[ast.stmt], holds: bool) -> End:
+        end = account.block(body, frame)
+        if key and holds is without:
+            certain.update(use for use in account.uses[start:] if use.sure)
+        return end
+
+    ends = account.one_of([lambda: way(node.body, True), lambda: way(node.orelse, False)], frame)
+    for index, use in enumerate(account.uses[start:], start):
+        if replace(use, sure=True) in certain and not use.sure:
+            account.uses[index] = replace(use, unless=key)
+    return _joined(ends)
 
 
 def match_case(node: ast.Match, account: Account, frame: Frame) -> End:

@@ -6,25 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pipeline.inference.account import Account
+from pipeline.inference.containers import Copy, Each, Entries, Items
 from pipeline.inference.displays import any_of
 from pipeline.inference.given import Given
 from pipeline.inference.items import has_items, item_of, rounds
 from pipeline.inference.objects import assign, attribute
-from pipeline.inference.values import (
-    NOTHING,
-    Attribute,
-    Builtin,
-    Const,
-    Copy,
-    Each,
-    Entries,
-    Imported,
-    Items,
-    Object,
-    Ref,
-    Value,
-    text_of,
-)
+from pipeline.inference.values import NOTHING, Attribute, Builtin, Const, Imported, Object, Ref, Value, text_of
 
 _LOOK = {
     "abs", "all", "any", "ascii", "bin", "bool", "bytes", "callable", "chr", "complex", "divmod", "float", "format",

@@ -7,6 +7,7 @@ import ast
 from pipeline.inference import builtin_calls
 from pipeline.inference.account import Account
 from pipeline.inference.builtin_calls import lost
+from pipeline.inference.containers import Each, Entries, Items
 from pipeline.inference.dicts import ContextMethod, DictMethod
 from pipeline.inference.frame import Frame, is_ours
 from pipeline.inference.given import Given
@@ -15,20 +16,7 @@ from pipeline.inference.names import settled
 from pipeline.inference.objects import bound
 from pipeline.inference.reach import matters
 from pipeline.inference.scopes import parameters
-from pipeline.inference.values import (
-    Attribute,
-    Builtin,
-    Class,
-    Each,
-    Entries,
-    Function,
-    Imported,
-    Items,
-    Object,
-    Parent,
-    Ref,
-    Value,
-)
+from pipeline.inference.values import Attribute, Builtin, Class, Function, Imported, Object, Parent, Ref, Value
 
 _LOOKS_UP = {"sys._getframe", "inspect.currentframe", "inspect.stack"}
 _LEAVES = {"exit", "_exit", "quit", "abort", "kill", "execv", "execve", "execvp"}

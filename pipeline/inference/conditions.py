@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 
-from pipeline.inference.account import Account, End
+from pipeline.inference.account import Account
+from pipeline.inference.containers import Entries, Items
+from pipeline.inference.end import End
 from pipeline.inference.frame import Frame
 from pipeline.inference.names import settled
-from pipeline.inference.values import Const, Entries, Items, Ref, Value
+from pipeline.inference.values import Const, Ref, Value
 
 
 def truth(test: ast.expr, account: Account, frame: Frame) -> bool | None:
@@ -27,6 +29,17 @@ def _holds(value: Value, account: Account) -> bool | None:
         # Asked whether it is true, it may run code of its own.
         account.escape(value)
     return None
+
+
+def guard(test: ast.expr, account: Account, frame: Frame) -> tuple[str, bool]:
+    """The key that ``"a" in context`` asks for, and whether the condition holds without it; ``""`` where it asks for none."""
+    match test:
+        case ast.Compare(
+            left=ast.Constant(value=str() as key), ops=[ast.In() | ast.NotIn() as operator], comparators=[held]
+        ):
+            asked = account.value_of(held, frame) == Ref() and key not in account.written
+            return key if asked else "", isinstance(operator, ast.NotIn)
+    return "", False
 
 
 def negation(node: ast.UnaryOp, account: Account, frame: Frame) -> Value:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pipeline.inference.account import OURS, Account
+from pipeline.inference.containers import Copy, Each, Entries, Items
 from pipeline.inference.flow import ANY
 from pipeline.inference.given import Given
-from pipeline.inference.values import NOTHING, Const, Copy, Each, Entries, Items, Ref, Value, text_of
+from pipeline.inference.values import NOTHING, Const, Ref, Value, text_of
 
 _TRACED = ("enter", "wrote", "record")
 """Methods that the context has beside those of a dict."""

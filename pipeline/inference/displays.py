@@ -6,11 +6,12 @@ import ast
 
 from pipeline.inference.account import Account
 from pipeline.inference.assignment import bind
+from pipeline.inference.containers import Each, Entries, Items
 from pipeline.inference.dicts import put
 from pipeline.inference.flow import ANY
 from pipeline.inference.frame import Frame
 from pipeline.inference.items import has_items, item_of, rounds
-from pipeline.inference.values import Const, Each, Entries, Items, Ref, Value, text_of
+from pipeline.inference.values import Const, Ref, Value, text_of
 
 Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
 

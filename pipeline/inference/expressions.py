@@ -10,13 +10,14 @@ from typing import Any
 from pipeline.inference import calls, conditions, displays
 from pipeline.inference.account import Account
 from pipeline.inference.assignment import bind_name
+from pipeline.inference.containers import Copy, Entries
 from pipeline.inference.dicts import item
 from pipeline.inference.frame import Frame
 from pipeline.inference.functions import define
 from pipeline.inference.items import at_index
 from pipeline.inference.names import look_up, settled
 from pipeline.inference.objects import attribute, of_class, of_parent
-from pipeline.inference.values import Attribute, Class, Const, Copy, Entries, Imported, Object, Parent, Ref, Value
+from pipeline.inference.values import Attribute, Class, Const, Imported, Object, Parent, Ref, Value
 
 
 def value_of(node: ast.expr, account: Account, frame: Frame) -> Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -23,12 +23,14 @@ class Use:
         place: ``file.py:14``.
         sure: whether it happens on every way through the stage; for a read also, that it fails without the key and that
             the stage didn't write the key itself before.
+        unless: a key for lack of which it happens, where it isn't sure otherwise.
     """
 
     path: Path
     action: Literal["read", "write", "delete"]
     place: str
     sure: bool
+    unless: str = ""
 
     @property
     def key(self) -> str:
@@ -54,11 +56,16 @@ class Flow:
     statuses: frozenset[str] = frozenset()
     runs: frozenset[str] = frozenset()
 
-    def demands(self) -> Iterator[Use]:
-        """The reads that certainly fail without their key; each path once."""
+    def demands(self, there: Collection[str] | None = None) -> Iterator[Use]:
+        """The reads that certainly fail without their key; each path once.
+
+        Args:
+            there: the keys that the context may hold before the stage; None where that isn't known.
+        """
         first: dict[Path, Use] = {}
         for use in self.uses:
-            if use.action == "read" and use.sure:
+            lacks = bool(use.unless) and there is not None and use.unless not in there
+            if use.action == "read" and (use.sure or lacks):
                 first.setdefault(use.path, use)
         yield from first.values()
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import ast
 from functools import lru_cache
 
-from pipeline.inference.account import Account, End
+from pipeline.inference.account import Account
 from pipeline.inference.builtin_calls import lost
+from pipeline.inference.containers import Entries, Items
+from pipeline.inference.end import End
 from pipeline.inference.frame import Frame
 from pipeline.inference.given import Given
 from pipeline.inference.members import declared, mark
 from pipeline.inference.plain import constant
 from pipeline.inference.reach import matters, reachable
 from pipeline.inference.scopes import defaults, parameters, scope_of
-from pipeline.inference.values import NOTHING, Entries, Function, Items, Ref, Value
+from pipeline.inference.values import NOTHING, Function, Ref, Value
 from pipeline.source_code import source
 from pipeline.stages.base import METHODS
 

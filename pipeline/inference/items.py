@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pipeline.inference.account import Account
+from pipeline.inference.containers import Each, Items
 from pipeline.inference.flow import ANY
-from pipeline.inference.values import Const, Each, Items, Ref, Value
+from pipeline.inference.values import Const, Ref, Value
 
 _MOST_ROUNDS = 32
 

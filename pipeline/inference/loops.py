@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from pipeline.inference.account import Account, End
+from pipeline.inference.account import Account
 from pipeline.inference.assignment import bind
 from pipeline.inference.conditions import truth
+from pipeline.inference.containers import Items
+from pipeline.inference.end import End
 from pipeline.inference.frame import Frame
 from pipeline.inference.items import has_items, item_of, rounds
-from pipeline.inference.values import Items, Value
+from pipeline.inference.values import Value
 
 _MOST_ROUNDS = 6
 
@@ -35,15 +37,18 @@ def _round_by_round(
     node: ast.For | ast.AsyncFor, known: list[Value], items: Value, account: Account, frame: Frame
 ) -> bool:
     """Go through known items; whether their list was changed on the way, so that there may be more."""
+    gone: list[dict[str, Value]] = []
     for each in known:
         with frame.looping() as left:
             bind(node.target, each, account, frame)
             end = account.block(node.body, frame)
         frame.names = account.merged([frame.names, *left])
+        gone += left
         if end is End.LOOP:
             account.sure = False
         elif end is not End.ON:
             break
+    frame.names = account.merged([frame.names, *gone])
     assert isinstance(items, Items)
     return not all(each.whole for each in items.views or (items,))
 

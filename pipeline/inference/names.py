@@ -6,11 +6,12 @@ import ast
 import builtins
 
 from pipeline.inference.account import Account
+from pipeline.inference.containers import Copy, Entries, Items
 from pipeline.inference.frame import Frame
 from pipeline.inference.given import Given
 from pipeline.inference.members import is_told, kind_of, mark
 from pipeline.inference.plain import constant
-from pipeline.inference.values import Builtin, Class, Copy, Entries, Function, Imported, Items, Value
+from pipeline.inference.values import Builtin, Class, Function, Imported, Value
 from pipeline.source_code import source
 
 _BUILTINS = frozenset(name for name in dir(builtins) if callable(getattr(builtins, name)))

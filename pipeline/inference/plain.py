@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from pipeline.inference.values import Const, Entries, Items, Value
+from pipeline.inference.containers import Entries, Items
+from pipeline.inference.values import Const, Value
 
 
 def literal(value: object) -> Value:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pipeline.inference.containers import Each, Entries, Items
 from pipeline.inference.flow import ANY
-from pipeline.inference.values import Attribute, Const, Each, Entries, Function, Items, Object, Parent, Ref, Value
+from pipeline.inference.values import Attribute, Const, Function, Object, Parent, Ref, Value
 
 _MOST_CHOICES = 16
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from pipeline.inference.account import Account, End
+from pipeline.inference.account import Account
 from pipeline.inference.assignment import augmented, bind, delete
 from pipeline.inference.branches import if_else, match_case, try_except, with_block
+from pipeline.inference.end import End
 from pipeline.inference.frame import Frame
 from pipeline.inference.functions import define, define_class
 from pipeline.inference.loops import for_loop, while_loop

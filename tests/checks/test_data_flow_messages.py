@@ -115,6 +115,16 @@ def test_the_line_is_that_of_the_class_path(linear: Path) -> None:
     assert (fault.line, text.splitlines()[fault.line - 1].strip()[:20]) == (fault.line, "terminal_class_path:")
 
 
+@pytest.mark.parametrize(
+    "body",
+    ["if 'mine' in context:\n    pass\nelse:\n    context['weights']", "if 'mine' not in context:\n    context['weights']",
+     "if 'mine' in context:\n    pass\nelif 'own' in context:\n    pass\nelse:\n    raise ValueError\ncontext['weights']"],
+)  # fmt: skip
+def test_for_lack_of_another_key_a_read_is_certain(linear: Path, body: str) -> None:
+    (found,) = faults(linear, terminal=body)
+    assert "reads context['weights']; no earlier stage writes it" in found
+
+
 def test_every_missing_key_is_told_once_with_its_first_line(linear: Path) -> None:
     found = faults(linear, terminal="context['one']\nfor _ in range(2):\n    context['one'], context['two']")
     assert [each.partition(": ")[2].partition(";")[0] for each in found] == [
@@ -131,6 +141,16 @@ def test_every_missing_key_is_told_once_with_its_first_line(linear: Path) -> Non
         {"network": f"{WHOLE}; context['status'] = unknown()", "terminal": "context['weights']"},
         {"network": f"{WHOLE}; context['is_exit'] = unknown()", "runner": "context['weights']"},
         {"runner": "if unknown(): context['weights']"},
+        {"runner": "if 'weights' in context: context['weights']"},
+        {"runner": "if 'model' not in context: context['weights']"},
+        {"runner": "context['mine'] = 1\nif 'mine' in context: pass\nelse: context['weights']"},
+        {
+            "instance": "if unknown(): context['mine'] = 1",
+            "runner": "if 'mine' in context: pass\nelse: context['weights']",
+        },
+        {"runner": "if unknown():\n    if 'mine' in context: pass\n    else: context['weights']"},
+        {"runner": "if 'mine' in context: pass\nelif unknown(): context['weights']"},
+        {"runner": "if 'mine' not in context: return\ncontext['weights']"},
     ],
 )
 def test_what_is_not_certain_is_no_fault(linear: Path, bodies: dict[str, str]) -> None:

@@ -108,6 +108,7 @@ BRANCHES: list[Row] = [
     ("with self.quiet: context['a']\ncontext['b']", "b", "a b", "", TOLD),
     ("import sys\nif context['a']: sys.exit()\ncontext['b']", "a", "a b", "", TOLD),
     ("if context['a']: context['b'] = 1\ncontext['b']", "a", "a b", "b", TOLD),
+    ("context['a'] = 1\nif self.x: context['b'] = 1\ncontext['b']", "", "b", "a b", TOLD),
 ]
 
 LOOPS: list[Row] = [
@@ -132,13 +133,8 @@ LOOPS: list[Row] = [
     ("for _ in self.found: break\nelse: context['a']", "", "a", "", TOLD),
     ("name = 'a'\nfor _ in range(2):\n    context[name] = 1\n    name = 'b'", "", "", "a b", TOLD),
     ("name = 'a'\nwhile True:\n    if self.x: break\n    name = 'b'\ncontext[name]", "", "", "", TOLD),
-    (
-        "name = 'a'\nfor name in ('b', 'c'):\n    if self.x: continue\n    name = 'd'\ncontext[name] = 1",
-        "",
-        "",
-        "c d",
-        TOLD,
-    ),
+    ("for name in ('b', 'c'):\n    if self.x: continue\n    name = 'd'\ncontext[name] = 1", "", "", "b c d", TOLD),
+    ("for name in ('a', 'b'):\n    if self.x: break\ncontext[name] = 1", "", "", "a b", TOLD),
 ]
 
 ELSEWHERE: list[Row] = [
