@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from pipeline.stages.base import StartupBase as StartupBase
     from pipeline.stages.base import TerminalBase as TerminalBase
     from pipeline.trainer import GeneralTrainer as GeneralTrainer
+    from pipeline.training.arguments import parse_arguments as parse_arguments
     from pipeline.training.brain import Brain as Brain
-    from pipeline.training.brain import Stage as Stage
+    from pipeline.training.experiment import ExperimentBase as ExperimentBase
+    from pipeline.training.experiment_directory import create_experiment_directory as create_experiment_directory
     from pipeline.training.optim_scheduler import OptimScheduler as OptimScheduler
+    from pipeline.training.passes import Stage as Stage
+    from pipeline.training.run_options import RunOptions as RunOptions
     from pipeline.training.updater import Updater as Updater
     from pipeline.training.updater import UpdaterBase as UpdaterBase
     from pipeline.training.updater import UpdaterState as UpdaterState
@@ -30,8 +34,13 @@ _HOMES = {
     "pipeline.hookspecs": ("hookimpl",),
     "pipeline.stages.base": ("InstanceBase", "NetworkBase", "RunnerBase", "StartupBase", "TerminalBase"),
     "pipeline.trainer": ("GeneralTrainer",),
-    "pipeline.training.brain": ("Brain", "Stage"),
+    "pipeline.training.arguments": ("parse_arguments",),
+    "pipeline.training.brain": ("Brain",),
+    "pipeline.training.experiment": ("ExperimentBase",),
+    "pipeline.training.experiment_directory": ("create_experiment_directory",),
     "pipeline.training.optim_scheduler": ("OptimScheduler",),
+    "pipeline.training.run_options": ("RunOptions",),
+    "pipeline.training.passes": ("Stage",),
     "pipeline.training.updater": ("Updater", "UpdaterBase", "UpdaterState"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -13,9 +13,12 @@ from pathlib import Path
 from pipeline import class_path, discovery, plugin_hooks
 from pipeline.checks import stage_check, swap_report
 from pipeline.checks.data_flow import DataFlow
+from pipeline.checks.experiment_check import check_experiment, experiment_of, with_experiment
 from pipeline.checks.flow_check import FlowCheck, is_untouched, runs_in_order
 from pipeline.checks.inspection import Inspection, plain
-from pipeline.checks.phase_check import PhaseCheck, given
+from pipeline.checks.named_class import given
+from pipeline.checks.phase_check import PhaseCheck
+from pipeline.checks.runner_check import RunnerCheck
 from pipeline.config.load import Config, Draft, Source
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.tree import DEFAULT, Node
@@ -160,16 +163,20 @@ class _RunnerCheck:
             address = f"{self.address}.trainer_class"
             self.inspection.find_class(trainer, address, "Trainer", "pipeline.trainer:GeneralTrainer")
         default = {stage for stage, found in definitions.items() if found and _is_default(found, stage)}
-        if "runner" in default and self.kind in {"train", "infer"}:
-            self.budget()
-        if self.kind == "infer" and {"startup", "network"} <= default:
+        self.budget(default)
+        experiment = experiment_of(self.runner, definitions["runner"])
+        if experiment:
+            check_experiment(experiment, self.inspection, self.runner, self.add)
+        if self.kind == "infer" and not experiment and {"startup", "network"} <= default:
             self.weights(trained_before)
         if all(is_untouched(self.runner, stage) for stage in ("instance", "startup")):
             self.initial_weights()
-        phases = self.phases(default)
+        phases = self.phases(default, needed=not experiment)
         flow_check = FlowCheck(self.inspection, self.runner, phases, self.add)
         facts = {"is_infer": self.kind == "infer", "is_fleet": False} if self.kind in {"train", "infer"} else {}
-        flow = flow_check.flow(definitions, plugins, facts)
+        flow = flow_check.flow({**definitions, "runner": None} if experiment else definitions, plugins, facts)
+        if experiment:
+            flow = with_experiment(flow, definitions["runner"])
         if in_order and runs_in_order(self.runner):
             flow_check.faults(flow)
         return flow
@@ -195,28 +202,28 @@ class _RunnerCheck:
         return definition
 
     def arguments(self, stage: str, definition: source.Definition, written: Node) -> None:
-        """The arguments of a stage's constructor, whose first parameter is given the context."""
+        """The arguments of a stage's constructor, beside those that it is given by position."""
+        first = stage_check.parameters_given(definition)
+        for name, what in first.items():
+            if name != what and isinstance(written.value, dict) and name in written.value:
+                message = f"{definition.name}'s parameter '{name}' is given the {what}"
+                remedy = f"write `def __init__(self, {', '.join(first.values())}, {name}, …)`"
+                self.inspection.add(written.origin, f"{self.address}.{stage}_args.{name}", f"{message}; {remedy}")
+                return
         taken = classes.parameters(definition)
-        first = taken.names[0] if taken and taken.positional else ""
-        if first not in {"", "context"} and isinstance(written.value, dict) and first in written.value:
-            message = f"{definition.name}'s first parameter '{first}' is given the context"
-            remedy = f"write `def __init__(self, context, {first}, …)`"
-            self.inspection.add(written.origin, f"{self.address}.{stage}_args.{first}", f"{message}; {remedy}")
-        else:
-            free = taken and taken.without_first()
-            self.inspection.check_arguments(free, written, f"{self.address}.{stage}_args", definition.name)
+        free = taken and taken.without(list(first))
+        self.inspection.check_arguments(free, written, f"{self.address}.{stage}_args", definition.name)
 
-    def budget(self) -> None:
-        """What the default runner stage wants to be told, and what it would ignore."""
-        training = ("epochs", "max_steps", "save_interval", "grad_clip", "nonfinite_patience")
-        idle = dict.fromkeys(training, "an infer runner makes one pass")
-        if self.trains:
-            idle = {"write_predictions": "a train runner writes no predictions"}
-        for key, reason in idle.items():
-            node = self.runner.child(key)
-            if node and node.origin is not DEFAULT and node.value not in (None, False):
-                self.add(key, f"would be ignored: {reason}; remove it")
-        if self.trains and plain(self.runner, "epochs") is None and plain(self.runner, "max_steps") is None:
+    def budget(self, default: set[str]) -> None:
+        """What the runner's keys say together, and how long it trains; ``default``: the stages that are the default."""
+        keys = RunnerCheck(self.inspection, self.runner, self.address, self.add)
+        keys.debug()
+        if "runner" not in default or self.kind not in {"train", "infer"}:
+            return
+        whole = "network" in default and is_untouched(self.runner, "runner")
+        keys.all(trains=self.trains, whole=whole)
+        limits = ("epochs", "max_steps", "optimizer_step_limit")
+        if self.trains and all(plain(self.runner, key) is None for key in limits):
             self.add("", "does not say how long to train; add `epochs:` or `max_steps:`")
 
     def weights(self, trained_before: bool) -> None:
@@ -231,14 +238,14 @@ class _RunnerCheck:
         if isinstance(path, str) and Path(path).is_absolute() and not Path(path).exists():
             self.add("init_model_path", f"no such checkpoint: {path}; check the path")
 
-    def phases(self, default: set[str]) -> dict[str, Node]:
-        """The phases that the runner runs, and whether it needs any."""
+    def phases(self, default: set[str], *, needed: bool) -> dict[str, Node]:
+        """The phases that the runner runs; the default network and runner need some, but for an experiment."""
         phases = self.inspection.section("phase")
         chosen = self.runner.child("phases")
         if chosen is not None and chosen.value is not None:
             known = self.inspection.referred(chosen, f"{self.address}.phases", "phase", phases)
             phases = {name: phases[name] for name in known}
-        elif not phases and default & {"network", "runner"}:
+        elif needed and not phases and default & {"network", "runner"}:
             needy = sorted(default & {"network", "runner"})
             need = f"{' and '.join(needy)} need{'s' if len(needy) == 1 else ''}"
             self.add("", f"the default {need} a phase; add `phase:`, or replace network and runner")

@@ -44,6 +44,21 @@ def before_batch(context: Context, batch: Any) -> None:
 
 
 @hookspec
+def after_backward(context: Context, losses: dict[str, Any]) -> None:
+    """The gradients of a batch are there, not yet unscaled or clipped; the losses are tensors on the device."""
+
+
+@hookspec
+def before_update(context: Context, name: str, optim_scheduler: Any) -> None:
+    """An OptimScheduler, named as in the config, is about to use the gradients of its window."""
+
+
+@hookspec
+def after_update(context: Context, name: str, optim_scheduler: Any) -> None:
+    """An OptimScheduler has made its step, or discarded the window; its gradients are gone."""
+
+
+@hookspec
 def after_batch(context: Context, batch: Any, predictions: Any, losses: dict[str, Any]) -> None:
     """A training batch has been used; the losses are tensors on the device: reading one makes a GPU wait."""
 

@@ -103,9 +103,7 @@ class OpenRunner:
     def build(self, stage: str) -> StageBase:
         """The stage, built with its ``<stage>_args``."""
         arguments: dict[str, Any] = getattr(self.settings, f"{stage}_args")
-        cls: Any = self.classes[stage]
-        built: StageBase = cls(self.context, **arguments)
-        return built
+        return self.classes[stage].from_context(self.context, **arguments)
 
     def run_stage(self, stage: str) -> None:
         """Build the stage and call its method; it is held to the keys that it declares.

@@ -67,7 +67,7 @@ WITNESS = """
 """
 """Plugins and stages that write down, in ``notes.txt``, what happens to a run that fails."""
 
-BATCH = ["before_batch", "after_batch"]
+BATCH = ["before_batch", "after_backward", "before_update", "after_update", "after_batch"]
 EPOCH = [
     *(BATCH * 3), "on_print_interval", *(BATCH * 3), "on_print_interval", "before_validation", "after_validation",
 ]  # fmt: skip
@@ -115,7 +115,7 @@ def test_the_manual_lists_the_hooks_in_the_order_in_which_they_first_come(record
 def test_batch_hooks_get_the_batch_its_predictions_and_losses(recorded: Recorded) -> None:
     x = torch.linspace(-1, 1, 24).unsqueeze(1)
     context = recorded()
-    before, after = (moments(context, hook)[:6] for hook in BATCH)
+    before, after = (moments(context, hook)[:6] for hook in ("before_batch", "after_batch"))
     assert torch.equal(torch.cat([moment["batch"][0] for moment in before]), x)
     for earlier, moment in zip(before, after, strict=True):
         assert moment["batch"] is earlier["batch"]

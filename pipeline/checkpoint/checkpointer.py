@@ -15,7 +15,7 @@ from loguru import logger
 from torch import Tensor, nn
 
 from pipeline.checkpoint import files, manifest, tensors
-from pipeline.errors import CheckpointError, StorageError
+from pipeline.errors import CheckpointError, StorageError, one_of
 from pipeline.run_directory import finite
 
 _STEP = re.compile(r"step-(\d{12})")
@@ -71,10 +71,27 @@ class Checkpointer:
             raise StorageError(f"{final}: cannot be saved: {error.strerror}; free or repair the storage") from error
         return final
 
+    def all(self) -> list[Path]:
+        """The checkpoints, by step."""
+        return sorted(path for path in self.folder.glob("step-*") if _STEP.fullmatch(path.name))
+
     def newest(self) -> Path | None:
         """The checkpoint of the highest step; None where there is none."""
-        found = [path for path in self.folder.glob("step-*") if _STEP.fullmatch(path.name)]
-        return max(found, key=lambda path: path.name, default=None)
+        return next(reversed(self.all()), None)
+
+    def best(self, metric: str, mode: str) -> Path | None:
+        """The checkpoint with the highest (``mode`` max) or lowest (min) number of a name; the newest of equals.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none knows the number.
+        """
+        numbers = {path: _numbers(path) for path in self.all()}
+        known = {path: each[metric] for path, each in numbers.items() if isinstance(each.get(metric), int | float)}
+        if numbers and not known:
+            found = one_of(metric, {name for each in numbers.values() for name in each})
+            raise CheckpointError(f"{self.folder}: no checkpoint knows '{metric}'{found}")
+        sign = 1 if mode == "max" else -1
+        return max(known, key=lambda path: (sign * known[path], path.name), default=None)
 
     def load_weights(self, path: str | Path, models: Mapping[str, Mapping[str, Any]]) -> None:
         """Give every phase the weights of a checkpoint, or of a ``.safetensors`` file where there is one phase.
@@ -99,6 +116,15 @@ def module_of(entry: Mapping[str, Any]) -> nn.Module:
     """What is saved of a phase: the module that the config names, or all modules of its Brain."""
     model = entry["model"]
     return model if isinstance(model, nn.Module) else entry["brain"].modules
+
+
+def _numbers(path: Path) -> dict[str, Any]:
+    """The numbers that a checkpoint knows, of whichever phase."""
+    try:
+        metrics = json.loads((path / "state.json").read_bytes())["metrics"]
+        return {name: value for phase in metrics.values() for name, value in phase.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path / 'state.json'}: cannot be read ({error}); remove this checkpoint") from error
 
 
 def _read(path: Path) -> dict[str, dict[str, Tensor]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import uuid
 from pathlib import Path
 
 
@@ -26,6 +27,18 @@ def write(path: Path, content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def replace(path: Path, content: bytes) -> None:
+    """Put a whole file in place, with the folders above it: whatever happens, there is the old one or the new one."""
+    make_folder(path.parent)
+    temporary = path.with_name(f".tmp-{uuid.uuid4().hex}")
+    try:
+        write(temporary, content)
+        move_into_place(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 def sync_folder(path: Path) -> None:
     """Wait until the disk has a folder's entries."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -36,7 +49,7 @@ def sync_folder(path: Path) -> None:
 
 
 def move_into_place(temporary: Path, final: Path) -> None:
-    """Give a finished folder its name, in one step."""
+    """Give a finished folder or file its name, in one step."""
     temporary.rename(final)
     sync_folder(final.parent)
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,14 +24,20 @@ _DTYPES = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 
+METADATA = "__metadata__"
 
-def encode(tensors: Mapping[str, Tensor]) -> bytes:
+
+def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """The bytes of a safetensors file; tensors that share memory are each written out.
+
+    Args:
+        tensors: name -> tensor.
+        metadata: texts that the header keeps; beside them stands the ``checksum`` of the file, as ``crc32``.
 
     Raises:
         CheckpointError: it is no dense tensor, or its type has no name in the format.
     """
-    header: dict[str, dict[str, object]] = {}
+    header: dict[str, dict[str, Any]] = {}
     buffers: list[bytes] = []
     end = 0
     for name, value in tensors.items():
@@ -49,6 +57,17 @@ def encode(tensors: Mapping[str, Tensor]) -> bytes:
         buffers.append(ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b"")
         start, end = end, end + tensor.nbytes
         header[name] = {"dtype": _DTYPES[value.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    if metadata is not None:
+        header[METADATA] = dict(metadata)
+        header[METADATA]["crc32"] = checksum(header, buffers)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return b"".join([len(text).to_bytes(8, "little"), text, *buffers])
+
+
+def checksum(header: Mapping[str, Any], numbers: Iterable[bytes | memoryview]) -> str:
+    """The CRC-32, in hex, of a header without its own checksum, and of the numbers after it."""
+    value = zlib.crc32(json.dumps({**header, METADATA: {**header[METADATA], "crc32": ""}}).encode())
+    for part in numbers:
+        value = zlib.crc32(part, value)
+    return f"{value:08x}"

@@ -95,6 +95,10 @@ class FlowCheck:
         if is_reached([*self.inspection.modules.values(), *stages]):
             return True
         for name, phase in self.phases.items():
+            # An updater that cannot be read is given a Brain, which knows the context.
+            updater = phase.find("updater.class_path")
+            if updater and self.inspection.find_class(updater, f"phase.{name}.updater.class_path", "Updater") is None:
+                return True
             model = phase.child("model")
             if model is None or model.value is None:
                 continue

@@ -1,23 +1,22 @@
-"""Whether a phase holds together: its model, loss, metrics, data and optimizer, from source alone."""
+"""Whether a phase holds together: its model or another's, its metrics, data, optimizers and updater, from source alone."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from pipeline import class_path
 from pipeline.checks.inspection import Inspection, plain
+from pipeline.checks.model_check import ModelCheck, undefined
+from pipeline.checks.named_class import class_of, given
 from pipeline.checks.optimizer_check import check_short_form
 from pipeline.checks.scheduler_check import check_optim_scheduler
-from pipeline.config.schema import RunnerSchema
+from pipeline.checks.updater_check import check_updater
 from pipeline.config.tree import DEFAULT, Node
-from pipeline.errors import nearest
+from pipeline.errors import one_of
 from pipeline.source_code import classes, source
 
-BRAIN = "pipeline.training.brain:Brain"
-MODULE = "torch.nn.modules.module:Module"
 METRICS = "pipeline.training.metrics"
 METRIC = ("update", "compute", "reset")
 """What the runner calls on a metric."""
+OF_THE_MODEL = ("model", "model_args", "modules", "loss", "optim_schedulers")
+"""What a phase takes from the phase whose model it shares."""
 
 
 class PhaseCheck:
@@ -30,98 +29,73 @@ class PhaseCheck:
 
     def __init__(self, inspection: Inspection, runner: Node) -> None:
         self.inspection = inspection
-        self.tree = inspection.tree
         self.runner = runner
+        self.phases: dict[str, Node] = {}
 
     def all(self, phases: dict[str, Node], *, trains: bool) -> None:
         """Check the phases of the runner, and the optimizer if it trains."""
+        self.phases = phases
         for name, phase in phases.items():
-            self.phase(f"phase.{name}", phase, trains)
-        if phases and trains:
-            without = [phase for phase in phases.values() if not plain(phase, "optim_schedulers")]
+            self.phase(name, phase, trains)
+        own = [phase for phase in phases.values() if plain(phase, "model_of") is None]
+        if own and trains:
+            without = [phase for phase in own if not plain(phase, "optim_schedulers")]
             check_short_form(self.inspection, self.runner, needed=bool(without))
 
-    def phase(self, address: str, phase: Node, trains: bool) -> None:
+    def phase(self, name: str, phase: Node, trains: bool) -> None:
         """Check one phase."""
-        model = phase.child("model")
-        definition = None
-        if model is None or model.value is None:
-            self.missing(phase, f"{address}.model", "add `model:`, the class of the model")
+        address, shared, updater = f"phase.{name}", phase.child("model_of"), phase.child("updater")
+        if shared is not None and shared.value is not None:
+            self.sharing(name, phase, shared)
         else:
-            definition = self.inspection.find_class(model, f"{address}.model", "Model")
-        if definition and model:
-            self.model_arguments(address, phase, model, definition)
-            self.loss(address, phase, definition)
-            self.brain(address, model, definition)
+            ModelCheck(self.inspection, self.runner, address, phase).all()
+            self.optim_schedulers(name, phase)
         for key in ("dataset_name", "valid_dataset_name"):
             self.dataset(phase, key, address)
         if plain(phase, "dataset_name") is None and (trains or plain(phase, "valid_dataset_name") is None):
-            self.missing(phase, f"{address}.dataset_name", "add `dataset_name:`, one of `dataset:`")
-        schedulers = phase.child("optim_schedulers")
-        for name, scheduler in schedulers.children() if schedulers and isinstance(schedulers.value, dict) else ():
-            judged = plain(phase, "valid_dataset_name") is not None
-            check_optim_scheduler(self.inspection, f"{address}.optim_schedulers.{name}", scheduler, judged=judged)
+            message = "required key is missing; add `dataset_name:`, one of `dataset:`"
+            self.inspection.add(phase.origin, f"{address}.dataset_name", message)
+        if updater and isinstance(updater.value, dict):
+            check_updater(self.inspection, f"{address}.updater", updater)
         metrics = phase.child("metrics")
-        for name, metric in metrics.children() if metrics and isinstance(metrics.value, dict) else ():
-            self.metric(f"{address}.metrics.{name}", metric)
+        for each, metric in metrics.children() if metrics and isinstance(metrics.value, dict) else ():
+            self.metric(f"{address}.metrics.{each}", metric)
 
-    def missing(self, phase: Node, address: str, remedy: str) -> None:
-        """A fault for a key that the default network needs."""
-        self.inspection.add(phase.origin, address, f"required key is missing; {remedy}")
-
-    def model_arguments(self, address: str, phase: Node, model: Node, definition: source.Definition) -> None:
-        """The model's parameters: filled from ``model_args``, else by name from ``hyper_parameters``."""
-        taken = classes.parameters(definition)
-        if taken is None:
+    def sharing(self, name: str, phase: Node, shared: Node) -> None:
+        """A phase that trains the model of another one of this runner, and so has none of its own."""
+        address, other = f"phase.{name}.model_of", shared.value
+        if not isinstance(other, str):  # the schema says so
             return
-        hyper_parameters = self.tree.child("hyper_parameters")
-        written = given(phase.child("model_args"), model)
-        filled = {
-            name: node
-            for name, node in (hyper_parameters.children() if hyper_parameters else ())
-            if name in taken.names and name not in written.value
-        }
-        # What hyper_parameters fill need not be given, but may be.
-        free = replace(taken, required=taken.without(list(filled)).required)
-        self.inspection.check_arguments(free, written, f"{address}.model_args", definition.name)
-        free = replace(taken, required=())
-        self.inspection.check_arguments(free, Node(filled, model.origin), "hyper_parameters", definition.name)
+        owner, everywhere = self.phases.get(other), self.inspection.section("phase")
+        if other == name:
+            self.inspection.add(shared.origin, address, f"'{other}' is this phase itself; name another, or a `model`")
+        elif other not in everywhere:
+            known = [each for each in self.phases if each != name]
+            self.inspection.add(shared.origin, address, f"there is no phase '{other}'{one_of(other, known)}")
+        elif owner is None:
+            runner = f"runner '{self.runner.name}'"
+            message = f"phase '{other}' is not run by {runner}; add it to the runner's `phases`, or name one of those"
+            self.inspection.add(shared.origin, address, message)
+        elif (first := plain(owner, "model_of")) is not None:
+            self.inspection.add(shared.origin, address, f"'{other}' has the model of '{first}'; name '{first}' itself")
+        for key in OF_THE_MODEL:
+            node = phase.child(key)
+            if node and node.origin is not DEFAULT and node.value not in (None, {}):
+                message = f"would be ignored: the model is that of phase '{other}'; remove it, or model_of"
+                self.inspection.add(node.key or node.origin, f"phase.{name}.{key}", message)
 
-    def loss(self, address: str, phase: Node, definition: source.Definition) -> None:
-        """A plain module needs a loss; a Brain brings its own."""
-        loss = phase.child("loss")
-        is_class = isinstance(definition.node, source.ClassNode)
-        is_brain = classes.is_subclass(definition, BRAIN) if is_class else None
-        if is_brain is False and classes.is_subclass(definition, MODULE) is False:
-            name = definition.name
-            message = f"{name} is neither a torch.nn.Module nor a Brain; write `class {name}(torch.nn.Module)`"
-            self.inspection.add((phase.child("model") or phase).origin, f"{address}.model", message)
-            return
-        if loss and loss.value is not None:
-            self.inspection.find_class(loss, f"{address}.loss", "Loss")
-            if is_brain:
-                message = f"would be ignored: {definition.name} is a Brain and computes its own; remove it"
-                self.inspection.add(loss.key or loss.origin, f"{address}.loss", message)
-        elif is_brain is False:
-            remedy = f"{definition.name} is a plain module: add `loss: torch.nn.functional.…`"
-            self.missing(phase, f"{address}.loss", remedy)
-
-    def brain(self, address: str, model: Node, definition: source.Definition) -> None:
-        """A Brain has to say what it computes, unless it makes its own steps."""
-        computed, steps = ("compute_forward", "compute_objectives"), ("fit_batch", "evaluate_batch")
-        if not isinstance(definition.node, source.ClassNode) or not classes.is_subclass(definition, BRAIN):
-            return
-        left = classes.undefined(definition, (*computed, *steps), BRAIN)
-        if set(steps) <= set(left):
-            self.undefined(f"{address}.model", model, definition, [name for name in computed if name in left])
-
-    def undefined(self, address: str, path: Node, definition: source.Definition, left: list[str]) -> None:
-        """A fault for methods that the default runner calls and nobody defines."""
-        default = RunnerSchema.model_fields["runner_class_path"].default
-        if left and plain(self.runner, "runner_class_path") in (None, default):
-            hint = nearest(left[0], classes.methods(definition))
-            message = class_path.left_abstract(str(path.value), definition.name, left) + hint
-            self.inspection.add(path.origin, address, message)
+    def optim_schedulers(self, name: str, phase: Node) -> None:
+        """The optimizers of a phase; the numbers of a validation reach them from each phase that shares the model."""
+        sharing = [phase, *(each for each in self.phases.values() if plain(each, "model_of") == name)]
+        unjudged = ""
+        if all(plain(each, "valid_dataset_name") is None for each in sharing):
+            unjudged = "add valid_dataset_name to the phase"
+        elif plain(self.runner, "valid_interval") in (None, []) and self.runner.child("valid_interval"):
+            unjudged = "give the runner a valid_interval"
+        schedulers = phase.child("optim_schedulers")
+        for each, scheduler in schedulers.children() if schedulers and isinstance(schedulers.value, dict) else ():
+            address = f"phase.{name}.optim_schedulers.{each}"
+            check_optim_scheduler(self.inspection, address, scheduler, unjudged=unjudged)
 
     def dataset(self, phase: Node, key: str, address: str) -> None:
         """The dataset that a phase names."""
@@ -146,25 +120,15 @@ class PhaseCheck:
 
     def metric(self, address: str, metric: Node) -> None:
         """One metric: ``{class, args}``."""
-        path = metric.child("class")
-        for name, node in metric.children():
-            if name not in {"class", "args"}:
-                message = f"unknown key{nearest(name, ('class', 'args')) or '; known: args, class'}"
-                self.inspection.add(node.key or node.origin, f"{address}.{name}", message)
-        if path is None:
-            self.inspection.add(metric.origin, address, "has no class; write {class: AUC} or {class: …, args: {…}}")
+        path = class_of(self.inspection, address, metric, "{class: AUC} or {class: …, args: {…}}")
+        definition = self.inspection.find_class(path, f"{address}.class", "Metric", module=METRICS) if path else None
+        if path is None or definition is None:
             return
-        definition = self.inspection.find_class(path, f"{address}.class", "Metric", module=METRICS)
-        if definition and not isinstance(definition.node, source.ClassNode):
+        if not isinstance(definition.node, source.ClassNode):
             message = f"'{path.value}' is a function, not a class; name a class with update, compute and reset"
             self.inspection.add(path.origin, f"{address}.class", message)
-        elif definition:
-            self.undefined(f"{address}.class", path, definition, classes.undefined(definition, METRIC))
-            written = given(metric.child("args"), path)
-            taken = classes.parameters(definition)
-            self.inspection.check_arguments(taken, written, f"{address}.args", definition.name)
-
-
-def given(arguments: Node | None, otherwise: Node) -> Node:
-    """The arguments where some are written; else none, to be reported where the class is named."""
-    return arguments if arguments is not None and arguments.origin is not DEFAULT else Node({}, otherwise.origin)
+            return
+        left = classes.undefined(definition, METRIC)
+        undefined(self.inspection, self.runner, f"{address}.class", path, definition, left)
+        written = given(metric.child("args"), path)
+        self.inspection.check_arguments(classes.parameters(definition), written, f"{address}.args", definition.name)

@@ -5,34 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.checks.inspection import Inspection
+from pipeline.checks.named_class import class_of
 from pipeline.checks.optimizer_check import check_optimizer
 from pipeline.config.tree import Node
-from pipeline.errors import nearest
 from pipeline.source_code import classes, source
 from pipeline.source_code.classes import Parameters
 
 SCHEDULES = "pipeline.training.schedules"
 OPTIM_SCHEDULER = "pipeline.training.optim_scheduler:OptimScheduler"
-_KEYS = ("class", "args")
 
 
-def check_optim_scheduler(inspection: Inspection, address: str, node: Node, *, judged: bool) -> None:
-    """One of ``optim_schedulers``: ``{class, args}``; ``judged``: whether the phase is validated."""
-    for name, child in node.children():
-        if name not in _KEYS:
-            message = f"unknown key{nearest(name, _KEYS) or '; known: args, class'}"
-            inspection.add(child.key or child.origin, f"{address}.{name}", message)
-    written = node.child("class")
+def check_optim_scheduler(inspection: Inspection, address: str, node: Node, *, unjudged: str) -> None:
+    """One of ``optim_schedulers``: ``{class, args}``.
+
+    Args:
+        inspection: where the faults go.
+        address: its address.
+        node: what is written there.
+        unjudged: what to do for the model to be validated; ``""`` where it is.
+    """
+    written = class_of(inspection, address, node, "{class: noam, args: {optim_type: Adam, …}}")
     if written is None:
-        if not set(node.value) - set(_KEYS):  # else the class may be misspelt
-            inspection.add(node.origin, address, "has no class; write {class: noam, args: {optim_type: Adam, …}}")
         return
     path = Node(schedule_name(written.value), written.origin, written.key)
     found = inspection.find_class(path, f"{address}.class", "OptimScheduler", OPTIM_SCHEDULER, SCHEDULES)
-    if found and found.name == "Plateau" and not judged:
-        message = (
-            "Plateau falls by the numbers of the validation, and there is none; add valid_dataset_name to the phase"
-        )
+    if found and found.name == "Plateau" and unjudged:
+        message = f"Plateau falls by the numbers of the validation, and there is none; {unjudged}"
         inspection.add(written.origin, f"{address}.class", message)
     arguments = node.child("args") or Node({}, written.origin)
     if found and isinstance(arguments.value, dict):

@@ -15,6 +15,7 @@ import click
 
 from pipeline import log
 from pipeline.check import checked
+from pipeline.checks.model_check import notes
 from pipeline.cli import COMMANDS
 from pipeline.cli.arguments import config_and_overrides, refuse, split
 from pipeline.config.load import Config
@@ -54,6 +55,8 @@ def command(
         sys.exit(_refuse(error.faults, form))
     if form == "text":
         click.echo(resolved.swaps, nl=False)
+    for note in notes(resolved):
+        click.echo(f"note: {note}", err=True)
     if build or steps:
         with _user_code():
             problems, lines = _build(resolved)

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import click
 
 from pipeline import log
+from pipeline.checks.runner_check import runners_of_mode
 from pipeline.cli import COMMANDS
 from pipeline.cli.arguments import config_and_overrides, refuse, split
+from pipeline.config.load import Draft
 from pipeline.errors import ClassPathError, ConfigError, ExitCode, PipelineError
 from pipeline.trainer import GeneralTrainer
 
@@ -20,10 +22,17 @@ from pipeline.trainer import GeneralTrainer
 @click.option(
     "--nproc", type=click.IntRange(min=1), default=1, help="Processes to start; more than 1 is not yet possible."
 )
+@click.option("--debug", is_flag=True, help="Set debug: true for every runner: a few batches and epochs, nothing kept.")
 @click.option("-q", "--quiet", is_flag=True, help="Log warnings and errors only.")
 @click.option("-v", "--verbose", is_flag=True, help="Log details too.")
 def command(
-    config: str | None, words: Sequence[str], options: Sequence[str], nproc: int, quiet: bool, verbose: bool
+    config: str | None,
+    words: Sequence[str],
+    options: Sequence[str],
+    nproc: int,
+    debug: bool,
+    quiet: bool,
+    verbose: bool,
 ) -> None:
     """Exit codes: see the README."""
     path, overrides = split(config, words, options)
@@ -31,7 +40,13 @@ def command(
     if nproc > 1:
         click.echo(f"--nproc {nproc}: several processes are not yet possible; leave it out", err=True)
         sys.exit(ExitCode.USAGE)
-    sys.exit(_run(path, overrides))
+    sys.exit(_run(path, [*overrides, *_debug(path, overrides)] if debug else overrides))
+
+
+def _debug(path: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides that make a debug run of every runner of ``mode``."""
+    tree = Draft(path, overrides).tree
+    return [f"runner.{name}.debug=true" for name in runners_of_mode(tree)] if tree else []
 
 
 def _run(path: str, overrides: Sequence[str]) -> ExitCode:

@@ -50,12 +50,10 @@ ADDING = {"save_interval"}
 
 NOT_YET: dict[str, tuple[str, ...]] = {
     "runner": (
-        "precision", "eval_precision", "optimizer_step_limit", "save_inference_interval",
-        "save_inference_path", "deterministic", "compile", "jit", "debug", "limit_batches", "overfit_batches",
-        "valid_interval", "keep_last", "keep_best", "save_checkpoint_path", "save_step_path", "noprogressbar",
-        "profile_training",
+        "save_inference_interval", "save_inference_path", "keep_last", "save_checkpoint_path", "save_step_path",
+        "noprogressbar", "profile_training",
     ),
-    "phase": ("updater", "model_of", "modules", "watch"),
+    "phase": ("watch",),
     "dataset": ("data_converter", "sparse_slots", "dense_slots"),
 }  # fmt: skip
 """Keys with a fixed meaning that nothing implements yet; they are refused, since a setting is never ignored."""
@@ -94,6 +92,7 @@ def use_canonical_keys(tree: Node) -> list[Fault]:
         for address, item in _items(items, section):
             if section == "runner":
                 faults += _rename(item, address)
+                _use_our_precisions(item)
                 faults += _no_cluster(item, address)
             faults += [_not_yet(item.value.pop(key), f"{address}.{key}") for key in keys if key in item.value]
     return faults
@@ -112,8 +111,6 @@ def _rename(item: Node, address: str) -> list[Fault]:
         if node is None:
             continue
         node.value = convert(node.value)
-        if canonical == "precision":
-            node.value = _PRECISIONS.get(str(node.value), node.value)
         present = item.value.get(canonical)
         if present is None:
             item.value[canonical] = node
@@ -127,6 +124,13 @@ def _rename(item: Node, address: str) -> list[Fault]:
                 )
             )
     return faults
+
+
+def _use_our_precisions(item: Node) -> None:
+    """``32`` and ``bf16-mixed`` are Lightning's words for ``fp32`` and ``bf16``."""
+    for key in ("precision", "eval_precision"):
+        if node := item.value.get(key):
+            node.value = _PRECISIONS.get(str(node.value), node.value)
 
 
 def _each(node: Node) -> list[Node]:

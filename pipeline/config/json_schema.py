@@ -76,7 +76,9 @@ def _section(model: type[BaseModel], address: str) -> dict[str, Any]:
 def _same_as(alias: aliases.Alias, canonical: dict[str, Any]) -> dict[str, Any]:
     one = alias.convert(1)
     unit = "" if one == 1 else f"; 1 means '{one}'"
-    kept = {key: each for key, each in canonical.items() if key != "default"}
+    kept = {key: each for key, each in canonical.items() if key not in {"default", "title"}}
+    if alias.convert(True) is not True:
+        unit, kept = f"; true means '{alias.convert(True)}'", {"anyOf": [{"type": "boolean"}, kept]}
     return {**kept, "description": f"the same as {alias.canonical}{unit}"}
 
 

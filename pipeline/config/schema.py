@@ -11,18 +11,22 @@ from pipeline.config.explain import explain
 from pipeline.config.tree import DEFAULT, Node, from_plain
 from pipeline.config.values import (
     Arguments,
+    Best,
     ClassPathValue,
+    CompileMode,
     Device,
     HyperParameters,
     Interval,
     Intervals,
-    Metrics,
     Name,
+    NamedClasses,
     Names,
-    OptimSchedulers,
     PluginValue,
+    Precision,
     RunnerKind,
     RunnerName,
+    UpdaterValue,
+    parsed,
 )
 from pipeline.errors import Fault
 
@@ -81,17 +85,26 @@ class PhaseSchema(_Section):
     model_args: Arguments = Field(
         default_factory=dict, description="keyword arguments of the model, over those from hyper_parameters"
     )
+    modules: NamedClasses = Field(
+        default_factory=dict, description="name -> {class, args}, built and given to the Brain as its `modules`"
+    )
+    model_of: str | None = Field(
+        None, description="another phase, whose model, Brain and optimizers this one trains too; then no `model`"
+    )
     loss: ClassPathValue | None = Field(
         None, description="function or module (predictions, target) -> scalar; a Brain brings its own"
     )
-    metrics: Metrics = Field(default_factory=dict, description="name -> {class, args}")
-    optim_schedulers: OptimSchedulers = Field(
+    metrics: NamedClasses = Field(default_factory=dict, description="name -> {class, args}")
+    optim_schedulers: NamedClasses = Field(
         default_factory=dict,
         description="name -> {class, args}; without them, hyper_parameters.optimizer at a constant rate",
     )
+    updater: UpdaterValue | None = Field(
+        None, description="{class_path, args}: how one batch trains the model; null leaves it to the Brain"
+    )
     dataset_name: str | None = Field(None, description="the data that is trained on")
     valid_dataset_name: str | None = Field(
-        None, description="the data that is evaluated after each epoch, and by an infer runner"
+        None, description="the data that is evaluated every `valid_interval`, and by an infer runner"
     )
 
 
@@ -101,15 +114,25 @@ class RunnerSchema(_Section):
     name: RunnerName = Field(description="letters, digits, `_` and `-`")
     kind: RunnerKind = Field(alias="class", description="train or infer; single_train and single_infer mean the same")
     device: Device = Field("auto", description="auto, cpu, gpu, cuda or cuda:N")
+    precision: Precision = Field("fp32", description="of training: fp32, fp16 (on a GPU) or bf16; weights stay fp32")
+    eval_precision: Precision = Field("fp32", description="of every pass without training")
     epochs: int | None = Field(None, gt=0, description="passes over all phases; with max_steps, whichever comes first")
     max_steps: int | None = Field(None, gt=0, description="iterations over all phases")
+    optimizer_step_limit: int | None = Field(None, gt=0, description="updates after which training ends")
     print_interval: int | None = Field(50, gt=0, description="iterations between two reports; null for none")
+    valid_interval: Intervals = Field(
+        "1 epoch", description="how often the valid_dataset_name is evaluated; null never"
+    )
     save_interval: Intervals = Field("1 epoch", description="how often a checkpoint is saved; null only at the end")
+    keep_best: Best | None = Field(
+        None, description="{metric: valid_loss, mode: min}: the checkpoint that is kept as the best"
+    )
     init_model_path: str | None = Field(
         None, description="a checkpoint or .safetensors file that gives the first weights"
     )
     write_predictions: bool = Field(False, description="an infer runner writes `<phase>_predictions.jsonl`")
     seed: int | None = Field(0, ge=0, lt=2**32, description="of weights and order of data; null leaves them to chance")
+    deterministic: bool = Field(False, description="only operations that give the same bits again, or an error")
     grad_clip: float | None = Field(
         None, gt=0, description="largest norm of the gradients of one optimizer; null does not clip"
     )
@@ -119,6 +142,26 @@ class RunnerSchema(_Section):
     nonfinite_patience: int = Field(
         3, ge=0, description="non-finite losses that are discarded before the run ends with exit code 5"
     )
+    check_gradients: bool = Field(
+        False, description="look for non-finite gradients even where nothing clips them, at some cost"
+    )
+    compile: bool = Field(False, description="torch.compile the modules")
+    compile_module_keys: Names | None = Field(None, description="names of the modules to compile; null is all")
+    compile_mode: CompileMode = Field("default", description="torch.compile's mode")
+    compile_using_fullgraph: bool = Field(False, description="torch.compile's fullgraph: a graph break is an error")
+    compile_using_dynamic_shape_tracing: bool | None = Field(
+        False, description="torch.compile's dynamic; null leaves it to torch"
+    )
+    jit: bool = Field(False, description="torch.jit.script the modules")
+    jit_module_keys: Names | None = Field(None, description="names of the modules to script; null is all")
+    limit_batches: int | None = Field(None, gt=0, description="batches after which each pass ends")
+    overfit_batches: int | None = Field(
+        None, gt=0, description="train on the same first batches again and again, in order, and evaluate on them"
+    )
+    debug: bool = Field(False, description="a short run of which nothing is kept, to see whether all works")
+    debug_batches: int = Field(2, gt=0, description="batches of each pass of a debug run")
+    debug_epochs: int = Field(2, gt=0, description="epochs of a debug run")
+    debug_persistently: bool = Field(False, description="keep the run directory of a debug run")
     phases: Names | None = Field(None, description="names of the phases, in order; null is all")
     trainer_class: ClassPathValue = Field("pipeline.trainer:GeneralTrainer", description="GeneralTrainer or a subclass")
     max_stage_repeats: int = Field(100, gt=0, description="how often one stage may be entered")
@@ -136,8 +179,12 @@ class RunnerSchema(_Section):
     @property
     def intervals(self) -> list[Interval]:
         """``save_interval`` as a list."""
-        values = self.save_interval if isinstance(self.save_interval, list) else [self.save_interval]
-        return [Interval.parse(value) for value in values if value is not None]
+        return parsed(self.save_interval)
+
+    @property
+    def valid_intervals(self) -> list[Interval]:
+        """``valid_interval`` as a list."""
+        return parsed(self.valid_interval)
 
 
 class ConfigSchema(_Section):
@@ -198,6 +245,8 @@ def _fill_defaults(node: Node, settings: BaseModel) -> None:
         elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
             for item, below in zip(written.value, value, strict=True):
                 _fill_defaults(item, below)
+        elif isinstance(value, BaseModel):
+            _fill_defaults(written, value)
         elif isinstance(value, list) and isinstance(written.value, str):
             written.value = [Node(written.value, written.origin)]
         elif isinstance(value, str) and isinstance(written.value, str):

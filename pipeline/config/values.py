@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 _UNITS = ("iteration", "epoch", "second", "minute")
 
@@ -33,6 +33,12 @@ class Interval(NamedTuple):
                 f"is {value!r}; write a positive number of iterations, or '2 epoch', '30 second', '10 minute'; null for never"
             )
         return cls(int(found[1]), found[2] or "iteration")
+
+
+def parsed(intervals: int | str | list[int | str] | None) -> list[Interval]:
+    """The intervals that a value of kind :data:`Intervals` names; null names none."""
+    values = intervals if isinstance(intervals, list) else [intervals]
+    return [Interval.parse(value) for value in values if value is not None]
 
 
 def _intervals(value: Any) -> Any:
@@ -84,10 +90,32 @@ _INTERVAL = {"anyOf": [
     {"type": "string", "pattern": rf"^[0-9]+( ({'|'.join(_UNITS)})s?)?$"},
 ]}  # fmt: skip
 _DEVICE = {"anyOf": [{"enum": ["auto", "cpu", "gpu", "cuda"]}, {"type": "string", "pattern": "^cuda:[0-9]+$"}]}
-_METRIC = {
+_PRECISION = {"title": "fp32, fp16 or bf16", "enum": ["fp32", "fp16", "bf16", "32", "16-mixed", "bf16-mixed", 32]}
+_CLASS = {
     "type": "object",
     "properties": {"class": _STRING, "args": {"type": "object"}},
     "required": ["class"],
+    "additionalProperties": False,
+}
+_UPDATER = {
+    "type": "object",
+    "properties": {
+        "class_path": {**_STRING, "description": "a subclass of UpdaterBase"},
+        "args": {
+            "type": "object",
+            "description": "beside model, brain, optim_schedulers and loader, which it is given",
+        },
+    },
+    "required": ["class_path"],
+    "additionalProperties": False,
+}
+_BEST = {
+    "type": "object",
+    "properties": {
+        "metric": {**_STRING, "description": "`valid_loss`, or `valid_` and the name of one of the phase's metrics"},
+        "mode": {"enum": ["min", "max"], "description": "whether the smallest or the largest is the best"},
+    },
+    "required": ["metric", "mode"],
     "additionalProperties": False,
 }
 _OPTIMIZER = {
@@ -129,12 +157,33 @@ RunnerKind = Annotated[
     BeforeValidator(_runner_class),
     WithJsonSchema({"enum": ["train", "infer", "single_train", "single_infer"]}),
 ]
+Precision = Annotated[Literal["fp32", "fp16", "bf16"], WithJsonSchema(_PRECISION)]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Arguments = dict[str, Any]
-Metrics = Annotated[dict[str, dict[str, Any]], WithJsonSchema({"type": "object", "additionalProperties": _METRIC})]
-OptimSchedulers = Annotated[
-    dict[str, dict[str, Any]], WithJsonSchema({"type": "object", "additionalProperties": _METRIC})
-]
+NamedClasses = Annotated[dict[str, dict[str, Any]], WithJsonSchema({"type": "object", "additionalProperties": _CLASS})]
+"""Name -> ``{class, args}``."""
 HyperParameters = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "properties": {"optimizer": _OPTIMIZER}})]
 PluginValue = Annotated[
     str | type | dict[str, Any], WithJsonSchema({"title": "plugin", "anyOf": [_STRING, {"type": "object"}]})
 ]
+
+
+class BestSettings(BaseModel):
+    """Which checkpoint is the best: the one whose ``metric`` is the smallest or the largest."""
+
+    # What is not known here is told by the check, which knows where each key was written.
+    model_config = ConfigDict(extra="allow", strict=True)
+    metric: str
+    mode: Literal["min", "max"]
+
+
+class UpdaterSettings(BaseModel):
+    """The class of an updater, and its arguments beside those that it is given."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    class_path: ClassPathValue
+    args: Arguments = Field(default_factory=dict)
+
+
+Best = Annotated[BestSettings, WithJsonSchema(_BEST)]
+UpdaterValue = Annotated[UpdaterSettings, WithJsonSchema(_UPDATER)]

@@ -17,8 +17,10 @@ def split(batch: Any) -> tuple[Any, Any]:
     Raises:
         DataError: it is neither.
     """
-    if isinstance(batch, list | tuple) and len(batch) == 2:
-        return batch[0], batch[1]
+    match batch:
+        # Unlike isinstance and len, a pattern calls nothing; this stands in the training loop.
+        case [inputs, target]:
+            return inputs, target
     if isinstance(batch, Mapping):
         for name in ("target", "label"):
             if name in batch:
@@ -50,9 +52,15 @@ def shape_of(value: Any) -> str:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it, however deep in tuples, lists and mappings, on ``device``."""
+    """The batch with every tensor in it, however deep in tuples, lists and mappings, on ``device``.
+
+    So is whatever has a method ``to(device)`` (a PackedSequence, a graph, a class of the user's own), by that method.
+    Anything else stays as it is.
+    """
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
+    if callable(getattr(batch, "to", None)):
+        return batch.to(device)
     if isinstance(batch, Mapping):
         return {name: to_device(value, device) for name, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

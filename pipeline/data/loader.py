@@ -1,53 +1,72 @@
-"""Datasets -> loaders. The order of the samples is a pure function of (seed, epoch)."""
+"""Datasets -> loaders."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sized
+import inspect
+from collections.abc import Callable, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pipeline.config.schema import DatasetSchema
-from pipeline.errors import DataError
+from pipeline.data.order import EpochSampler
+from pipeline.data.seeded_loader import SeededLoader, tell_parts
+from pipeline.errors import ConfigError, DataError, one_of
+
+KEYWORDS = frozenset(inspect.signature(DataLoader).parameters) - {"dataset"}
 
 
-def mix(seed: int, *parts: int) -> int:
-    """A seed of 63 bits made of ``seed`` and ``parts``: neighbouring epochs share nothing."""
-    digest = hashlib.sha256(":".join(map(str, (seed, *parts))).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
-
-
-class EpochSampler(Sampler[int]):
-    """Indices in order, or in a new order for each epoch.
+def make_loader(
+    dataset: Any,
+    *,
+    seed: int | None,
+    shuffle: bool = False,
+    batch_size: int | None = 1,
+    where: str = "make_loader",
+    **keywords: Any,
+) -> SeededLoader:
+    """A loader of any dataset.
 
     Args:
-        length: how many samples there are.
-        shuffle: whether to shuffle.
-        seed: with the epoch it decides the order; None draws one from torch.
+        dataset: map-style (a list will do) or iterable.
+        seed: of the order and of the random generators; None leaves both to chance.
+        shuffle: whether each epoch has an order of its own.
+        batch_size: None for samples as they are.
+        where: what messages begin with.
+        keywords: any other of torch's DataLoader. A ``sampler`` or ``batch_sampler`` decides the order; so does a
+            ``generator``, as torch has it.
+
+    Raises:
+        ConfigError: the DataLoader has no such keyword.
+        DataError: the dataset is empty, has no length, or cannot be shuffled.
     """
+    for name in keywords:
+        if name not in KEYWORDS:
+            raise ConfigError(f"{where}: a DataLoader has no argument '{name}'{one_of(name, KEYWORDS)}")
+    ordered = any(keywords.get(name) is not None for name in ("sampler", "batch_sampler", "generator"))
+    if isinstance(dataset, IterableDataset):
+        if shuffle:
+            kind = f"{type(dataset).__name__} is an IterableDataset"
+            raise DataError(f"{where}: shuffle: true needs indices, and {kind}; shuffle in the dataset itself")
+    elif not ordered:
+        keywords["sampler"] = EpochSampler(length_of(dataset, where), shuffle, seed)
+        shuffle = False
+    return SeededLoader(dataset, seed=seed, shuffle=shuffle, batch_size=batch_size, **keywords)
 
-    def __init__(self, length: int, shuffle: bool, seed: int | None) -> None:
-        self.length = length
-        self.shuffle = shuffle
-        self.seed = int(torch.randint(2**31, ()).item()) if seed is None else seed
-        self.epoch = 0
 
-    def set_epoch(self, epoch: int) -> None:
-        """The epoch whose order comes next, from 0."""
-        self.epoch = epoch
+def length_of(dataset: Any, where: str) -> int:
+    """How many samples a dataset has.
 
-    def __len__(self) -> int:
-        """How many samples there are."""
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        """The indices of one epoch."""
-        if not self.shuffle:
-            return iter(range(self.length))
-        generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
-        return iter(torch.randperm(self.length, generator=generator).tolist())
+    Raises:
+        DataError: none, or nobody knows.
+    """
+    name = type(dataset).__name__
+    if not isinstance(dataset, Sized):
+        raise DataError(f"{where}: {name} has no length; give it __len__, or make it an IterableDataset")
+    if not len(dataset):
+        raise DataError(f"{where}: {name} has no samples; check its arguments")
+    return len(dataset)
 
 
 def build_loader(
@@ -56,33 +75,18 @@ def build_loader(
     seed: int | None,
     device: torch.device,
     collate: Callable[[list[Any]], Any] | None,
-) -> DataLoader[Any]:
+) -> SeededLoader:
     """The loader of one item of ``dataset:``.
 
     Raises:
-        DataError: the dataset is empty, or cannot be shuffled.
+        DataError: the dataset is empty, has no length, or cannot be shuffled.
     """
-    where = f"dataset.{settings.name}"
-    sampler = None
-    if isinstance(dataset, IterableDataset):
-        kind = f"{type(dataset).__name__} is an IterableDataset"
-        if settings.num_workers > 1:
-            twice = f"with num_workers: {settings.num_workers} each worker would give every sample"
-            raise DataError(f"{where}: {kind}: {twice}; set it to 0 or 1 until streams are shared out")
-        if settings.shuffle:
-            raise DataError(f"{where}: shuffle: true needs indices, and {kind}; shuffle in the dataset itself")
-    elif not isinstance(dataset, Sized):
-        raise DataError(
-            f"{where}: {type(dataset).__name__} has no length; give it __len__, or make it an IterableDataset"
-        )
-    elif len(dataset) == 0:
-        raise DataError(f"{where}: {type(dataset).__name__} has no samples; check its arguments {settings.args}")
-    else:
-        sampler = EpochSampler(len(dataset), settings.shuffle, seed)
-    return DataLoader(
+    return make_loader(
         dataset,
+        seed=seed,
+        shuffle=settings.shuffle,
         batch_size=settings.batch_size,
-        sampler=sampler,
+        where=f"dataset.{settings.name}",
         num_workers=settings.num_workers,
         drop_last=settings.drop_last,
         collate_fn=collate,
@@ -92,8 +96,9 @@ def build_loader(
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader's sampler, and an IterableDataset that wants to know, which epoch comes next."""
-    for part in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
-        tell = getattr(part, "set_epoch", None)
-        if tell:
-            tell(epoch)
+    """Tell a loader which epoch comes next; of one that does not want to know, its parts that do."""
+    tell = getattr(loader, "set_epoch", None)
+    if tell:
+        tell(epoch)
+    else:
+        tell_parts(loader, epoch)

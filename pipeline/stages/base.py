@@ -8,7 +8,7 @@ stage to what it declares. A stage may write ``context["status"]`` to name the s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 if TYPE_CHECKING:
     from pipeline.context import Context
@@ -22,6 +22,11 @@ class StageBase(ABC):
 
     def __init__(self, context: Context) -> None:
         """Keep nothing: what a stage knows is in the context."""
+
+    @classmethod
+    def from_context(cls, context: Context, **args: Any) -> Self:
+        """The stage as the trainer builds it; ``args`` are the ``<stage>_args`` of the runner."""
+        return cls(context, **args)
 
 
 class InstanceBase(StageBase):

@@ -9,13 +9,14 @@ from typing import Any, TextIO
 from torch import Tensor
 
 from pipeline.config.load import Config
-from pipeline.config.schema import PhaseSchema
+from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.errors import DataError
 from pipeline.run_directory import finite
 from pipeline.stages.base import RunnerBase
 from pipeline.training.brain import Stage
-from pipeline.training.entry import entry_of, loader_of
+from pipeline.training.configured import options_of, pass_loader
+from pipeline.training.entry import entry_of
 from pipeline.training.evaluation import watched
 from pipeline.training.loop import Training
 from pipeline.training.metrics import build_metrics
@@ -41,15 +42,17 @@ class Runner(RunnerBase):
         context["current_epoch"] = 0
         context["metrics"] = {}
         for phase in config.phases(runner):
-            context["metrics"][phase.name] = self.evaluate(phase, context, write=runner.write_predictions)
+            context["metrics"][phase.name] = self.evaluate(phase, runner, context)
 
-    def evaluate(self, phase: PhaseSchema, context: Context, *, write: bool) -> dict[str, float]:
-        """The numbers of one phase; with ``write``, its predictions go to a file as they come."""
-        loader = loader_of(phase.valid_dataset_name or phase.dataset_name or "", context)
+    def evaluate(self, phase: PhaseSchema, runner: RunnerSchema, context: Context) -> dict[str, float]:
+        """The numbers of one phase; with ``write_predictions``, its predictions go to a file as they come."""
+        loader = pass_loader(phase.valid_dataset_name or phase.dataset_name or "", runner, context)
         brain = entry_of(phase.name, context, "brain")["brain"]
+        brain.configure(options_of(runner, context["device"]))
         brain.bind(phase.name, {}, context)
+        brain.prepare()
         metrics = build_metrics(phase.metrics, context["config"].workspace)
-        if not write:
+        if not runner.write_predictions:
             return watched(context, phase.name, brain, loader, Stage.TEST, metrics)
         path: Path = context["run_dir"] / context["runner_name"] / f"{phase.name}_predictions.jsonl"
         with open(path, "w", encoding="utf-8") as file:

@@ -1,206 +1,212 @@
-"""What is computed for a batch: forward, objectives, and one training or evaluation step. Names are SpeechBrain's."""
+"""Brain: what a model computes, and how it is trained by itself. Names are SpeechBrain's."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from enum import Enum, auto
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
 
-from pipeline.context import Context
-from pipeline.data.batch import shape_of, split, uncountable
-from pipeline.discovery import plain_callable
-from pipeline.errors import DataError, DivergedError, StageError
-from pipeline.training.metrics import Mean
+from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.data.batch import on_device
+from pipeline.data.limits import limited
+from pipeline.data.loader import make_loader
+from pipeline.errors import ConfigError
+from pipeline.training.batch_brain import BatchBrain
+from pipeline.training.compilation import compile_modules
+from pipeline.training.evaluation import evaluate
+from pipeline.training.fitting import NAME, Fit, length
 from pipeline.training.optim_scheduler import OptimScheduler
-from pipeline.training.optimize import close, optimize
+from pipeline.training.parameters import trained, without_decay
+from pipeline.training.pass_progress import pass_progress
+from pipeline.training.passes import Stage
+from pipeline.training.schedules import Constant
 
-Losses = dict[str, Tensor]
-
-
-class Stage(Enum):
-    """The pass in which a batch is computed."""
-
-    TRAIN = auto()
-    VALID = auto()
-    TEST = auto()
+__all__ = ["Brain", "Stage"]
 
 
-class Brain:
+class Brain(BatchBrain):
     """Computes predictions and losses; a subclass defines ``compute_forward`` and ``compute_objectives``.
 
-    Args:
-        modules: name -> module, all that is trained and saved; available as ``self.modules.<name>``.
-
-    Attributes:
-        train_loss: mean of the finite training losses since it was last reset.
-        nonfinite: how many batches of the pass were discarded for a loss that is not finite.
+    By itself it trains with ``fit``, and ``evaluate`` tests it; in a config it is the ``model`` of a phase. What it does
+    with one batch is in BatchBrain, with its arguments and attributes.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module] | None = None) -> None:
-        self.modules = nn.ModuleDict(dict(modules or {}))
-        self.train_loss = Mean()
-        self.nonfinite = 0
-        self._first_nonfinite = 0
-        self._phase = ""
-        self._patience = 0
-        self._context: Context | None = None
-        self._train_state: dict[str, int] = {"iteration": 0, "update": 0, "epoch": 0}
-        self._optim_schedulers: list[OptimScheduler] = []
-        self._before_batch: Callable[..., Any] | None = None
-        self._after_batch: Callable[..., Any] | None = None
-
-    def bind(
-        self, phase: str, optim_schedulers: Mapping[str, OptimScheduler], context: Context, patience: int = 0
+    def fit(
+        self,
+        epoch_counter: Iterable[int],
+        train_set: Any,
+        valid_set: Any = None,
+        progressbar: bool | None = None,
+        train_loader_kwargs: Mapping[str, Any] | None = None,
+        valid_loader_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make this Brain work on ``phase`` of a run; the runner stage does so before it begins.
+        """Train, without a config.
 
         Args:
-            phase: its name, for messages.
-            optim_schedulers: name -> the schedulers that its losses drive.
-            context: the run's; its hooks are resolved here, once.
-            patience: how many non-finite losses a pass may have before training ends.
+            epoch_counter: gives the number of each epoch.
+            train_set: a dataset, of which ``make_dataloader`` makes batches, or a loader that gives batches.
+            valid_set: likewise; evaluated after each epoch. None: nothing is.
+            progressbar: whether to show one; None: where stderr is a terminal, unless ``noprogressbar``.
+            train_loader_kwargs: keyword arguments of the DataLoader.
+            valid_loader_kwargs: likewise.
+
+        Raises:
+            ConfigError: nothing says how to optimize.
+            DataError: there is no data, or it does not fit.
+            DivergedError: too many losses were not finite.
         """
-        self._phase, self._patience, self._context = phase, patience, context
-        self._train_state = context["train_state"]
-        self._optim_schedulers = list(optim_schedulers.values())
-        self._before_batch = plain_callable(context["hooks"], "before_batch")
-        self._after_batch = plain_callable(context["hooks"], "after_batch")
-
-    def unregistered(self) -> list[str]:
-        """The attributes that hold parameters to be trained, but outside of ``modules``: nobody trains or saves them."""
-        known = set(self.modules.parameters())
-        held = {name: each for name, each in vars(self).items() if isinstance(each, nn.Module)}
-        return [
-            name for name, each in held.items() if any(p.requires_grad and p not in known for p in each.parameters())
-        ]
-
-    def begin_pass(self) -> None:
-        """Training mode, and the training numbers of the pass before forgotten."""
-        self.modules.train()
-        self.train_loss.reset()
-        self.nonfinite = 0
-
-    def end_pass(self) -> None:
-        """Close the windows of accumulation that the last batches left open."""
-        self._train_state["update"] += close(self._optim_schedulers, self._train_state["epoch"])
-
-    def compute_forward(self, batch: Any, stage: Stage) -> Any:
-        """The predictions for a batch."""
-        raise NotImplementedError(f"{type(self).__name__} does not define compute_forward(batch, stage)")
-
-    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor | Losses:
-        """The loss, a scalar tensor that is a mean over samples; or several by name, ``loss`` being the one trained on."""
-        raise NotImplementedError(
-            f"{type(self).__name__} does not define compute_objectives(predictions, batch, stage)"
+        if self.options.test_only:
+            return
+        train = self._loader(train_set, Stage.TRAIN, train_loader_kwargs, "train_loader_kwargs")
+        valid = (
+            None
+            if valid_set is None
+            else self._loader(valid_set, Stage.VALID, valid_loader_kwargs, "valid_loader_kwargs")
         )
+        with self._debug_checkpoints():
+            self.on_fit_start()
+            shown = False if self.options.noprogressbar and progressbar is None else progressbar
+            Fit(self, train, valid, shown).run(epoch_counter)
 
-    def fit_batch(self, batch: Any) -> Tensor:
-        """One training step.
+    def evaluate(
+        self,
+        test_set: Any,
+        max_key: str | None = None,
+        min_key: str | None = None,
+        progressbar: bool | None = None,
+        test_loader_kwargs: Mapping[str, Any] | None = None,
+    ) -> float:
+        """Evaluate, with the best checkpoint if there is a checkpointer.
+
+        Args:
+            test_set: a dataset or a loader, as in ``fit``.
+            max_key: the number by which the best checkpoint is chosen, more being better.
+            min_key: likewise, less being better. Without either it is the newest.
+            progressbar: whether to show one; None: where stderr is a terminal, unless ``noprogressbar``.
+            test_loader_kwargs: keyword arguments of the DataLoader.
 
         Returns:
-            The loss, detached, on its device; not finite where the step was discarded.
+            The mean loss over samples.
         """
-        if not self._optim_schedulers:
-            raise StageError(
-                "Brain.fit_batch: no OptimScheduler trains it; call bind(phase, optim_schedulers, context) first"
+        loader = self._loader(test_set, Stage.TEST, test_loader_kwargs, "test_loader_kwargs")
+        if self.options.debug:
+            loader = limited(loader, self.options.debug_batches)
+        self.prepare()
+        self.on_evaluate_start(max_key, min_key)
+        shown = False if self.options.noprogressbar and progressbar is None else progressbar
+        with pass_progress("test", length(loader), shown) as progress:
+            batches = progress.over(on_device(loader, self.device))
+            return evaluate(self, batches, Stage.TEST, {})["loss"]
+
+    def make_dataloader(self, dataset: Any, stage: Stage, **loader_kwargs: Any) -> Iterable[Any]:
+        """A loader of a dataset. The order of samples depends on the hyperparameter ``seed`` and the epoch alone.
+
+        Args:
+            dataset: map-style, iterable, or a list of samples.
+            stage: what for.
+            loader_kwargs: keyword arguments of torch's DataLoader.
+        """
+        seed = loader_kwargs.pop("seed", getattr(self.hparams, "seed", 0))
+        return make_loader(dataset, seed=seed, **loader_kwargs)
+
+    def prepare(self) -> None:
+        """The modules on their device, compiled or scripted where the options say so; again, it does nothing."""
+        self.modules.to(self.device)
+        compile_modules(self.modules, self.options)
+
+    def init_optimizers(self) -> None:
+        """Make the optimizer by ``opt_class``; a subclass with several leaves them in ``optimizers_dict``, by name.
+
+        All of these descend the loss named ``loss``; for others, bind OptimSchedulers that say so.
+        """
+        self.optimizers_dict: dict[str, Optimizer] = {}
+        if self.opt_class is None:
+            return
+        parameters = list(trained(self.modules, None).values())
+        groups = without_decay(self.modules) if self.options.remove_vector_weight_decay else parameters
+        self.optimizer = self.opt_class(groups)
+        self.optimizers_dict = {"opt_class": self.optimizer}
+
+    def on_fit_start(self) -> None:
+        """Prepare the modules, make the optimizers, and take the weights of the newest checkpoint if there is one.
+
+        In a config the optimizers are those of the phase, and the startup stage has loaded the weights.
+        """
+        self.prepare()
+        if self.in_run:
+            return
+        self.init_optimizers()
+        self.schedule_optimizers()
+        if self.checkpointer and (newest := self.checkpointer.newest()):
+            self.checkpointer.load_weights(newest, {NAME: {"model": self, "brain": self}})
+
+    def schedule_optimizers(self) -> None:
+        """Have the losses drive the optimizers, each at the rate that it was made with."""
+        options = self.options
+        schedulers: dict[str, OptimScheduler] = {}
+        for name, optimizer in self.optimizers_dict.items():
+            schedulers[name] = Constant(
+                partial(_as_made, optimizer),
+                {},
+                self.modules,
+                accum_grad=options.grad_accumulation_factor,
+                grad_clip=options.max_grad_norm,
             )
-        if self._before_batch:
-            self._before_batch(context=self._context, batch=batch)
-        predictions = self.compute_forward(batch, Stage.TRAIN)
-        losses = self._losses(self.compute_objectives(predictions, batch, Stage.TRAIN))
-        samples = self.count_samples(batch) or uncountable(batch)
-        finite, updated = optimize(losses, self._optim_schedulers, self._train_state["epoch"], samples)
-        self._train_state["update"] += updated
-        if finite:
-            self.train_loss.add(losses["loss"].detach(), samples)
-        else:
-            self._discarded(losses["loss"])
-        if self._after_batch:
-            self._after_batch(context=self._context, batch=batch, predictions=predictions, losses=losses)
-        return losses["loss"].detach()
+            schedulers[name].check_gradients = options.skip_nonfinite_grads
+        self.bind("", schedulers, patience=options.nonfinite_patience)
 
-    def evaluate_batch(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
-        """Predictions and losses of one batch, without training."""
-        predictions = self.compute_forward(batch, stage)
-        return predictions, self._losses(self.compute_objectives(predictions, batch, stage))
+    def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
+        """A pass begins; ``epoch`` is None in a test."""
 
-    def count_samples(self, batch: Any) -> int:
-        """How many samples a batch holds: the length of the first tensor in it."""
-        if isinstance(batch, Tensor):
-            return batch.shape[0] if batch.dim() else 0
-        parts = batch if isinstance(batch, list | tuple) else batch.values() if isinstance(batch, Mapping) else ()
-        for part in parts:
-            if count := self.count_samples(part):
-                return count
-        return 0
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        """A pass is over; ``stage_loss`` is its mean loss over samples."""
 
-    def target(self, batch: Any) -> Any:
-        """What the metrics compare the predictions with."""
-        return split(batch)[1]
-
-    def _losses(self, losses: Tensor | Losses) -> Losses:
-        named = {"loss": losses} if isinstance(losses, Tensor) else losses
-        if not isinstance(named, dict) or not isinstance(named.get("loss"), Tensor):
-            raise DataError(
-                f"phase.{self._phase}: compute_objectives returned {shape_of(losses)}; return a scalar tensor, or a dict with 'loss'"
-            )
-        if named["loss"].dim():
-            raise DataError(
-                f"phase.{self._phase}: the loss has shape {tuple(named['loss'].shape)}; return a scalar, e.g. its mean()"
-            )
-        return named
-
-    def _discarded(self, loss: Tensor) -> None:
-        if not self.nonfinite:
-            self._first_nonfinite = self._train_state["iteration"] + 1
-        self.nonfinite += 1
-        if self.nonfinite > self._patience:
-            times = f"{self.nonfinite} of its losses in this epoch were not finite, the first in iteration"
-            raise DivergedError(
-                f"phase.{self._phase}: 'loss' is {loss.item()}: {times} {self._first_nonfinite}; lower the learning "
-                "rate, set grad_clip, or check the data; none of these batches changed the weights"
-            )
-
-
-class ModuleBrain(Brain):
-    """The Brain around a plain module and a loss function.
-
-    Args:
-        module: called with the batch's inputs, by position or name.
-        loss: ``loss(predictions, target)`` -> scalar.
-    """
-
-    def __init__(self, module: nn.Module, loss: Callable[[Any, Any], Tensor]) -> None:
-        super().__init__({"model": module})
-        self.module = module
-        self.loss = loss
-        taken = inspect.signature(module.forward).parameters.values()
-        named = [each for each in taken if each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}]
-        self._names = [each.name for each in named]
-        self._needed = [each.name for each in named if each.default is each.empty]
-
-    def compute_forward(self, batch: Any, stage: Stage) -> Any:
-        """The module's output for the batch's inputs."""
-        inputs, _ = split(batch)
-        if isinstance(inputs, Tensor):
-            return self.module(inputs)
-        if isinstance(inputs, list | tuple):
-            return self.module(*inputs)
-        if not isinstance(inputs, Mapping):
-            return self.module(inputs)
-        if isinstance(batch, Mapping):
-            # A mapping may hold more than the module takes; the inputs of a pair are meant as they are.
-            if missing := [name for name in self._needed if name not in batch]:
-                what = f"a batch with the keys {', '.join(map(str, batch))} has no '{missing[0]}'"
-                raise DataError(
-                    f"{what}, which {type(self.module).__name__}.forward takes; name one so, or write a Brain"
+    def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
+        """Take the weights of the best checkpoint, or of the newest where no number is named."""
+        if max_key and min_key:
+            raise ConfigError(f"evaluate: max_key is '{max_key}' and min_key '{min_key}'; name one")
+        if self.checkpointer is None:
+            if max_key or min_key:
+                raise ConfigError(
+                    f"evaluate: '{max_key or min_key}' chooses a checkpoint, and there is no checkpointer; give the Brain one"
                 )
-            inputs = {name: batch[name] for name in self._names if name in batch} or inputs
-        return self.module(**inputs)
+            return
+        metric = max_key or min_key
+        chosen = self.checkpointer.best(metric, "max" if max_key else "min") if metric else self.checkpointer.newest()
+        if chosen:
+            self.checkpointer.load_weights(chosen, {NAME: {"model": self, "brain": self}})
 
-    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
-        """The loss of the predictions."""
-        return self.loss(predictions, split(batch)[1])
+    @contextmanager
+    def _debug_checkpoints(self) -> Iterator[None]:
+        """In a debug run, checkpoints go to a folder that is removed afterwards."""
+        if self.checkpointer is None or not self.options.debug or self.options.debug_persistently:
+            yield
+            return
+        own = self.checkpointer
+        with TemporaryDirectory(prefix="debug-") as folder:
+            self.checkpointer = Checkpointer(Path(folder))
+            try:
+                yield
+            finally:
+                self.checkpointer = own
+
+    def _loader(self, given: Any, stage: Stage, keywords: Mapping[str, Any] | None, name: str) -> Iterable[Any]:
+        """A loader of what was given, if that is a dataset: whatever can be indexed, or is one of torch's."""
+        if hasattr(given, "__getitem__") or isinstance(given, Dataset):
+            return self.make_dataloader(given, stage, **(keywords or {}))
+        if keywords:
+            raise ConfigError(
+                f"{name} would be ignored: {type(given).__name__} is a loader already; give fit the dataset, or leave it out"
+            )
+        batches: Iterable[Any] = given
+        return batches
+
+
+def _as_made(optimizer: Optimizer, _parameters: object) -> Optimizer:
+    return optimizer

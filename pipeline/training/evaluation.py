@@ -4,35 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pipeline.context import Context
 from pipeline.data.batch import on_device, uncountable
 from pipeline.errors import DataError
-from pipeline.training.brain import Brain, Stage
+from pipeline.training.average import Averages
 from pipeline.training.metrics import Mean, Metric
+from pipeline.training.passes import Stage
+
+if TYPE_CHECKING:
+    from pipeline.training.batch_brain import BatchBrain
+    from pipeline.training.brain import Brain
 
 Observer = Callable[[Any, Any], None]
 """Called with (predictions, target) of each evaluated batch."""
 
 
 @contextmanager
-def evaluating(brain: Brain) -> Iterator[None]:
-    """Modules in evaluation mode and no gradients, until the block ends; then each is in the mode that it was in."""
+def evaluating(brain: BatchBrain) -> Iterator[None]:
+    """Modules in evaluation mode and no gradients, until the block ends; then each is in the mode that it was in.
+
+    What is logged in the block is kept apart from what the pass around it has logged.
+    """
     modes = [(module, module.training) for module in brain.modules.modules()]
+    outside, brain.logged = brain.logged, Averages()
     brain.modules.eval()
     try:
         with torch.no_grad():
             yield
     finally:
+        brain.logged = outside
         for module, training in modes:
             module.training = training
 
 
 def evaluate(
-    brain: Brain, batches: Iterable[Any], stage: Stage, metrics: Mapping[str, Metric], observe: Observer | None = None
+    brain: Brain,
+    batches: Iterable[Any],
+    stage: Stage,
+    metrics: Mapping[str, Metric],
+    observe: Observer | None = None,
+    epoch: int | None = None,
 ) -> dict[str, float]:
     """One pass without training.
 
@@ -42,25 +57,35 @@ def evaluate(
         stage: VALID or TEST.
         metrics: name -> metric; reset first.
         observe: called with every batch's predictions and target.
+        epoch: the one that is validated; None in a test.
 
     Returns:
-        ``loss`` and the metrics by name.
+        ``loss``, the metrics by name, and what the Brain has logged.
     """
+    if (metrics or observe) and not brain.gives_predictions:
+        own = f"{type(brain).__name__} has its own evaluate_batch, which gives no predictions to judge or write"
+        raise DataError(f"{own}; leave out metrics and write_predictions, or use self.log in it")
     loss = Mean()
     for metric in metrics.values():
         metric.reset()
+    brain.on_stage_start(stage, epoch)
     with evaluating(brain):
         for batch in batches:
-            predictions, losses = brain.evaluate_batch(batch, stage)
-            loss.add(losses["loss"], brain.count_samples(batch) or uncountable(batch))
+            samples = brain.logged.samples = brain.count_samples(batch) or uncountable(batch)
+            predictions, losses = brain.evaluated(batch, stage)
+            loss.add(brain.total(losses), samples)
             target = brain.target(batch) if metrics or observe else None
             for metric in metrics.values():
                 metric.update(predictions, target)
             if observe:
                 observe(predictions, target)
-    if not loss.count:
-        raise DataError("the evaluated dataset gave no batch; check it")
-    return {"loss": loss.compute(), **{name: float(metric.compute()) for name, metric in metrics.items()}}
+        if not loss.count:
+            raise DataError("the evaluated dataset gave no batch; check it")
+        mean = loss.compute()
+        judged = {name: float(metric.compute()) for name, metric in metrics.items()}
+        numbers = {"loss": mean, **judged, **brain.logged.means()}
+        brain.on_stage_end(stage, mean, epoch)
+    return numbers
 
 
 def watched(
@@ -71,10 +96,11 @@ def watched(
     stage: Stage,
     metrics: Mapping[str, Metric],
     observe: Observer | None = None,
+    epoch: int | None = None,
 ) -> dict[str, float]:
     """Evaluate a phase with the plugins told before and after."""
     hooks = context["hooks"]
     hooks.before_validation(context=context, phase=phase)
-    numbers = evaluate(brain, on_device(loader, context["device"]), stage, metrics, observe)
+    numbers = evaluate(brain, on_device(loader, context["device"]), stage, metrics, observe, epoch)
     hooks.after_validation(context=context, phase=phase, metrics=numbers)
     return numbers

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,46 +11,22 @@ from typing import Any
 import torch
 
 from pipeline.config.schema import PhaseSchema, RunnerSchema
-from pipeline.config.values import Interval
 from pipeline.context import Context
 from pipeline.data.batch import on_device
 from pipeline.data.loader import set_epoch
 from pipeline.errors import DataError
-from pipeline.training.brain import Brain, Stage
-from pipeline.training.entry import entry_of, loader_of
+from pipeline.training.agenda import Agenda
+from pipeline.training.best import Best
+from pipeline.training.configured import options_of, pass_loader
+from pipeline.training.entry import entry_of
 from pipeline.training.evaluation import watched
-from pipeline.training.metrics import Mean, build_metrics
-from pipeline.training.triggers import NEVER, Triggers
-from pipeline.training.updater import Updater, UpdaterBase
-
-
-def train_pass(
-    loader: Iterable[Any], updater: UpdaterBase, state: dict[str, int], due: int, on_due: Callable[[int], int]
-) -> int:
-    """Train on every batch of a loader. The hot loop.
-
-    Args:
-        loader: the batches, on their device.
-        updater: trains on one of them; its ``state.iteration`` is assigned, so that one that counts itself does not count twice.
-        state: the counters; ``iteration`` is kept up to date.
-        due: the next iteration after which something has to be done.
-        on_due: does it, and returns the next one; 0 ends the pass.
-
-    Returns:
-        The next iteration at which something is due; 0 where the training is over.
-    """
-    update, iteration = updater.update, state["iteration"]
-    others = iteration - updater.state.iteration
-    for batch in loader:
-        update(batch)
-        iteration += 1
-        state["iteration"] = iteration
-        updater.state.iteration = iteration - others
-        if iteration >= due:
-            due = on_due(iteration)
-            if not due:
-                break
-    return due
+from pipeline.training.fitting import length
+from pipeline.training.metrics import build_metrics
+from pipeline.training.passes import Stage, train_pass
+from pipeline.training.report import Report
+from pipeline.training.triggers import NEVER
+from pipeline.training.updates import is_plain, update_of
+from pipeline.training.watching import watch
 
 
 class Training:
@@ -62,6 +38,7 @@ class Training:
     Attributes:
         judges: phase -> name -> the metric that judges its validation passes.
         metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
+        validated: phase -> the iteration in which it was last validated.
         saved: the newest checkpoint that the plugins were told of.
     """
 
@@ -74,29 +51,51 @@ class Training:
         self.state: dict[str, int] = context["train_state"]
         self.runner: RunnerSchema = next(each for each in config.runners if each.name == context["runner_name"])
         self.phases: list[PhaseSchema] = config.phases(self.runner)
+        self.agenda = Agenda(self.runner, self.state["iteration"])
+        self.judges = {phase.name: build_metrics(phase.metrics, config.workspace) for phase in self.phases}
+        self.best = Best(self.runner.keep_best.metric, self.runner.keep_best.mode) if self.runner.keep_best else None
+        self.metrics: dict[str, dict[str, float]] = {}
+        self.validated: dict[str, int] = {}
+        self.saved: Path | None = None
+        self.options = options_of(self.runner, self.device)
         for phase in self.phases:
             entry = entry_of(phase.name, context, "brain", "optim_schedulers", "updater")
-            entry["brain"].bind(phase.name, entry["optim_schedulers"], context, self.runner.nonfinite_patience)
-        start = self.state["iteration"]
-        print_interval = self.runner.print_interval
-        self.printing = Triggers([Interval(print_interval, "iteration")] if print_interval else [], start)
-        self.saving = Triggers(self.runner.intervals, start)
-        self.judges = {phase.name: build_metrics(phase.metrics, config.workspace) for phase in self.phases}
-        self.metrics: dict[str, dict[str, float]] = {}
-        self.saved: Path | None = None
+            entry["brain"].configure(self.options)
+            watch(entry["optim_schedulers"], context)
 
     def run(self) -> None:
         """All epochs, and a checkpoint at the end."""
-        for epoch in range(self.state["epoch"], self.runner.epochs or NEVER):
+        for brain in {id(entry["brain"]): entry["brain"] for entry in map(self.entry, self.phases)}.values():
+            brain.on_fit_start()
+        for epoch in range(self.state["epoch"], self.last_epoch):
             self.context["current_epoch"] = epoch
             self.hooks.before_epoch(context=self.context)
             over = self.epoch(epoch)
             self.hooks.after_epoch(context=self.context)
-            if self.saving.fires_after(epoch + 1):
+            if self.agenda.saving.fires_after(epoch + 1) or self.is_best_now:
                 self.save()
             if over:
                 break
         self.save()
+
+    @property
+    def last_epoch(self) -> int:
+        """The one before which training ends."""
+        limits = [self.runner.epochs or NEVER, self.runner.debug_epochs if self.runner.debug else NEVER]
+        return min(limits)
+
+    @property
+    def is_best_now(self) -> bool:
+        """Whether no iteration was better than this one."""
+        return self.best is not None and 0 < self.best.iteration == self.state["iteration"]
+
+    def entry(self, phase: PhaseSchema) -> dict[str, Any]:
+        """What the network stage built for a phase, its Brain bound to it: phases may share one."""
+        entry = self.models[phase.name]
+        tells = is_plain(entry["brain"], entry["updater"])
+        patience = self.runner.nonfinite_patience
+        entry["brain"].bind(phase.name, entry["optim_schedulers"], self.context, patience, tells=tells)
+        return entry
 
     def epoch(self, epoch: int) -> bool:
         """Train every phase on its data, evaluating each after it; True when the training is over."""
@@ -104,59 +103,88 @@ class Training:
         over = False
         for index, phase in enumerate(self.phases):
             self.state["phase_index"] = index
-            over = self.train(phase, epoch)
-            if phase.valid_dataset_name:
-                self.metrics[phase.name] |= self.validate(phase)
+            with in_phase(phase.name):
+                over = self.train(phase, epoch)
+                if (over or self.agenda.validating.fires_after(epoch + 1)) and self.runner.valid_intervals:
+                    self.validate(phase, epoch)
             if over:
                 break
+            if self.is_best_now and phase is not self.phases[-1]:
+                self.save()
         self.state.update(epoch=epoch + 1, phase_index=0)
         return over
 
-    def validate(self, phase: PhaseSchema) -> dict[str, float]:
-        """Evaluate a phase between two epochs; its numbers come with ``valid_`` before their names."""
-        loader, brain = loader_of(phase.valid_dataset_name or "", self.context), self.models[phase.name]["brain"]
-        numbers = watched(self.context, phase.name, brain, loader, Stage.VALID, self.judges[phase.name])
-        named = {f"valid_{name}": value for name, value in numbers.items()}
-        for scheduler in self.models[phase.name]["optim_schedulers"].values():
-            scheduler.take_metrics(named)
-        return named
-
     def train(self, phase: PhaseSchema, epoch: int) -> bool:
         """One pass over a phase's data; True when the last iteration is done."""
-        entry = self.models[phase.name]
-        loader = loader_of(phase.dataset_name or "", self.context)
+        entry, loader = self.entry(phase), self.loader(phase.dataset_name)
         brain, updater = entry["brain"], entry["updater"]
         set_epoch(loader, epoch)
-        brain.begin_pass()
-        report = _Report(self.context, phase.name, brain)
-        before = self.state["iteration"]
+        brain.on_stage_start(Stage.TRAIN, epoch)
+        brain.begin_pass(length(loader) or 0)
+        report, before = Report(self.context, phase.name, brain), self.state["iteration"]
         updater.state.epoch = epoch
+        on_due = partial(self.on_due, phase, report)
         due = train_pass(
-            on_device(loader, self.device), updater, self.state, self._next_look(), partial(self.on_due, report)
+            on_device(loader, self.device),
+            update_of(brain, updater, self.context),
+            updater.state,
+            self.state,
+            self.agenda.next_look(self.state),
+            on_due,
         )
         if self.state["iteration"] == before:
             nothing = f"'{phase.dataset_name}' gave no batch in epoch {epoch}"
-            raise DataError(f"phase.{phase.name}: {nothing}; check the dataset, or drop_last with few samples")
+            raise DataError(f"{nothing}; check the dataset, or drop_last with few samples")
         brain.end_pass()
-        if not isinstance(updater, Updater):
-            # How often another updater has updated, it alone knows.
-            self.state["update"] += self.state["iteration"] - before
         updater.state.epoch = epoch + 1
-        self.metrics[phase.name] = report.epoch_numbers()
+        numbers = report.numbers()
+        self.state["samples"] += brain.train_loss.samples
+        self.metrics[phase.name] = {**numbers, **self.metrics.get(phase.name, {})}
+        brain.on_stage_end(Stage.TRAIN, numbers["loss"], epoch)
         return not due
 
-    def on_due(self, report: _Report, iteration: int) -> int:
-        """Print or save where it is time to; the next iteration to look at, 0 at the end."""
-        if self.printing.fires(iteration):
+    def on_due(self, phase: PhaseSchema, report: Report, iteration: int) -> int:
+        """Print, validate, save or end where it is time to; the next iteration to look at, 0 at the end."""
+        agenda = self.agenda
+        report.brain.look()
+        if agenda.printing.fires(iteration):
             report.print()
-        if self.runner.max_steps and iteration >= self.runner.max_steps:
+        if agenda.validating.fires(iteration):
+            self.validate(phase, self.context["current_epoch"])
+        if agenda.over(self.state):
             return 0
-        if self.saving.fires(iteration):
+        if agenda.saving.fires(iteration) or self.is_best_now:
             self.save()
-        return self._next_look()
+        return agenda.next_look(self.state)
 
-    def _next_look(self) -> int:
-        return min(self.printing.next_look(), self.saving.next_look(), self.runner.max_steps or NEVER)
+    def validate(self, phase: PhaseSchema, epoch: int) -> None:
+        """Evaluate a phase, once in an iteration; its numbers come with ``valid_`` before their names."""
+        iteration = self.state["iteration"]
+        if not phase.valid_dataset_name or self.validated.get(phase.name) == iteration:
+            return
+        self.validated[phase.name] = iteration
+        brain = self.models[phase.name]["brain"]
+        loader = self.loader(phase.dataset_name if self.runner.overfit_batches else phase.valid_dataset_name)
+        judges = self.judges[phase.name]
+        numbers = watched(self.context, phase.name, brain, loader, Stage.VALID, judges, epoch=epoch)
+        named = {f"valid_{name}": value for name, value in numbers.items()}
+        self.metrics[phase.name] = {**self.metrics.get(phase.name, {}), **named}
+        for scheduler in self.models[phase.name]["optim_schedulers"].values():
+            scheduler.take_metrics(named)
+        self.judge(named)
+
+    def judge(self, numbers: dict[str, float]) -> None:
+        """Keep in mind whether this is the best so far."""
+        if not self.best:
+            return
+        if self.best.improves(numbers, self.state["iteration"]):
+            self.context["best"] = self.best.as_dict()
+        if len(self.validated) == sum(bool(phase.valid_dataset_name) for phase in self.phases):
+            self.best.check_reported({name for each in self.metrics.values() for name in each} | {*numbers})
+
+    def loader(self, dataset: str | None) -> Any:
+        """The batches of one pass over a dataset."""
+        return pass_loader(dataset or "", self.runner, self.context)
 
     def save(self) -> None:
         """Save a checkpoint of this moment."""
@@ -166,33 +194,11 @@ class Training:
             self.hooks.after_checkpoint_saved(context=self.context, path=path)
 
 
-class _Report:
-    """The training numbers of one pass: since the last print, and over the whole of it."""
-
-    def __init__(self, context: Context, phase: str, brain: Brain) -> None:
-        self.context, self.phase, self.brain = context, phase, brain
-        self.epoch_loss = Mean()
-        self.since, self.samples = time.perf_counter(), 0
-
-    def _close(self) -> float:
-        """Read the loss since the last time: on a GPU this waits for the work so far."""
-        recent = self.brain.train_loss
-        loss, self.samples = recent.compute(), recent.count
-        if recent.count:
-            self.epoch_loss.add(torch.tensor(loss, dtype=torch.float64), recent.count)
-        recent.reset()
-        return loss
-
-    def print(self) -> None:
-        """Tell the plugins."""
-        numbers = {"loss": self._close()}
-        now = time.perf_counter()
-        numbers["samples_per_second"] = self.samples / (now - self.since)
-        self.since = now
-        self.context["hooks"].on_print_interval(context=self.context, phase=self.phase, metrics=numbers)
-
-    def epoch_numbers(self) -> dict[str, float]:
-        """The numbers of the pass, weighted by samples."""
-        self._close()
-        self.context["train_state"]["samples"] += self.epoch_loss.count
-        return {"loss": self.epoch_loss.compute()}
+@contextmanager
+def in_phase(name: str) -> Iterator[None]:
+    """What is wrong with data or losses is told with the phase in which it was found."""
+    try:
+        yield
+    except DataError as error:
+        place = f"phase.{name}: "
+        raise error if str(error).startswith("phase.") else DataError(f"{place}{error}") from error

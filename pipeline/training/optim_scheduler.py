@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +13,11 @@ from torch.optim import Optimizer
 
 from pipeline import class_path
 from pipeline.checks.optimizer_check import OPTIMIZERS, optimizer_name
-from pipeline.errors import ConfigError, one_of
+from pipeline.errors import ConfigError
+from pipeline.training.guard import Guard
+from pipeline.training.parameters import trained
 
-Watcher = Callable[..., Any]
+Watcher: TypeAlias = Callable[..., Any]
 
 
 class OptimScheduler(ABC):
@@ -26,7 +27,8 @@ class OptimScheduler(ABC):
     then acts: once for ``step_per_update`` windows. A subclass says in ``update_lr`` what the rate is.
 
     Args:
-        optim_type: the name of a class of torch.optim, the class path of another, or a class itself.
+        optim_type: the name of a class of torch.optim, the class path of another, a class itself, or a function that
+            makes an optimizer of the parameters.
         optim_conf: its keyword arguments; ``lr`` is the base rate.
         model: whose trainable parameters are optimized.
         distributed: kept for SpeeChain's callers; whether processes share the work is the run's to know.
@@ -41,10 +43,18 @@ class OptimScheduler(ABC):
         sche_conf: passed on to ``sche_init``.
 
     Attributes:
+        parameters: what the optimizer trains.
+        owns_all: whether its loss reaches no other parameter that is trained, so that one plain backward will do; only
+            whoever knows the whole model may say so.
         real_step: how many windows are closed.
         batches, samples: how many of each are in the open window.
         scaler: scales the loss in fp16; None elsewhere.
+        stepped: whether the scaler has made a step that it has not yet adapted to.
+        weighted: whether the gradients of the open window are weighted by samples, for the sake of another scheduler.
+        guarded: whether to look for losses that are not finite.
         check_gradients: whether to look for gradients that are not finite where nothing else does.
+        guard: discards windows that are not finite, and counts them.
+        after_backward, before_update, after_update: called at these moments, for the plugins.
 
     Raises:
         ConfigError: an argument is out of range, a module is not there, or nothing in it is trained.
@@ -53,9 +63,12 @@ class OptimScheduler(ABC):
     ``ft_factor`` compound; here each is confined to the own parameters, group ratios stay, and rates scale the base.
     """
 
+    constant: ClassVar[bool] = False
+    """Whether the schedule leaves the rate as it is, so that it need not be asked at each step."""
+
     def __init__(
         self,
-        optim_type: str | type[Optimizer],
+        optim_type: str | type[Optimizer] | Callable[..., Optimizer],
         optim_conf: Mapping[str, Any],
         model: nn.Module,
         distributed: bool = False,
@@ -71,12 +84,7 @@ class OptimScheduler(ABC):
     ) -> None:
         _above_zero(step_per_update=step_per_update, accum_grad=accum_grad, ft_factor=ft_factor, grad_clip=grad_clip)
         self.loss_name = optim_loss or "loss"
-        self.parameters = _trained(model, updated_modules)
-        everything = [each for each in model.parameters() if each.requires_grad]
-        self.owns_all = len(self.parameters) == len(everything)
-        chosen = optimizer_name(optim_type)
-        path = class_path.parse(chosen, module=OPTIMIZERS) if isinstance(chosen, str) else chosen
-        self.optimizer: Optimizer = class_path.load_class(path, Optimizer)(self.parameters, **optim_conf)
+        self.owns_all = False
         self.step_per_update = step_per_update
         self.use_amp = use_amp
         self.accum_grad = accum_grad
@@ -84,13 +92,22 @@ class OptimScheduler(ABC):
         self.grad_clip = grad_clip
         self.grad_norm_type = grad_norm_type
         self.check_gradients = False
+        self.guarded = True
         self.scaler: GradScaler | None = None
+        self.weighted = self.stepped = False
         self.real_step = self.batches = self.samples = 0
         self.discards = False
+        self.after_backward: Watcher | None = None
         self.before_update: Watcher | None = None
         self.after_update: Watcher | None = None
+        names = trained(model, updated_modules)
+        self.optimizer = _built(optim_type, list(names.values()), optim_conf)
+        self.parameters: list[Tensor] = [each for group in self.optimizer.param_groups for each in group["params"]]
+        self.guard = Guard(self.optimizer, names)
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.sche_init(**sche_conf)
+        if self.constant and ft_factor != 1.0:
+            self.set_rate(ft_factor * self.base_lr)
 
     @property
     def base_lr(self) -> float:
@@ -149,43 +166,47 @@ class OptimScheduler(ABC):
         Returns:
             Whether it acted, be it that the window was discarded.
         """
-        acts = self.acts()
+        acts = self.step_per_update == 1 or self.acts()
         self.real_step += 1
         if acts:
             if self.before_update:
                 self.before_update(optim_scheduler=self)
-            if not self.discards and self._prepare():
-                self.set_rate(self.ft_factor * self.update_lr(self.real_step, epoch + 1))
-                self._step()
+            plain = not self.scaler and self.grad_clip is None and not self.check_gradients and self.accum_grad == 1
+            plain = plain and not self.weighted and self.guard.loss is None
+            if not self.discards and (plain or self._prepare()):
+                if not self.constant:
+                    self.set_rate(self.ft_factor * self.update_lr(self.real_step, epoch + 1))
+                if self.scaler:
+                    self.scaler.step(self.optimizer)
+                    self.stepped = True
+                else:
+                    self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
             if self.after_update:
                 self.after_update(optim_scheduler=self)
         self.batches = self.samples = 0
         self.discards = False
+        if self.guard.loss is not None:
+            self.guard.close()
         return acts
 
     def _prepare(self) -> bool:
-        """Make the gradients those of the mean loss, clipped; False where they are not finite and nobody else looks."""
+        """Make the gradients those of the mean loss, clipped; False where they are known not to be finite."""
+        parameters = [each for each in self.parameters if each.grad is not None]
+        gradients = [each.grad for each in parameters if each.grad is not None]
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
-        if self.accum_grad > 1:
-            torch._foreach_div_(self._gradients(), float(self.samples))
-        if self.grad_clip is None and not self.check_gradients:
-            return True
-        limit = math.inf if self.grad_clip is None else self.grad_clip
-        norm = nn.utils.clip_grad_norm_(self.parameters, limit, self.grad_norm_type)
-        # Reads one number a window; the scaler looks for itself, on the device.
-        return bool(self.scaler) or math.isfinite(norm.item())
-
-    def _gradients(self) -> list[Tensor]:
-        return [each.grad for each in self.parameters if each.grad is not None]
-
-    def _step(self) -> None:
-        if self.scaler:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            self.optimizer.step()
+        if self.weighted or self.accum_grad > 1:
+            torch._foreach_div_(gradients, float(self.samples))
+        norm = None
+        if gradients and (self.grad_clip is not None or self.check_gradients):
+            norm = nn.utils.get_total_norm(gradients, self.grad_norm_type)
+        # A scaler looks for itself, and what it skips while it finds its scale is no fault.
+        if not self.scaler and not self.guard.passes(norm, parameters):
+            return False
+        if norm is not None and self.grad_clip is not None:
+            nn.utils.clip_grads_with_norm_(parameters, self.grad_clip, norm)
+        return True
 
     def set_rate(self, rate: float) -> None:
         """Make ``rate`` that of the first group; the others keep their ratio to it."""
@@ -242,24 +263,16 @@ def _above_zero(**numbers: float | None) -> None:
             raise ConfigError(f"OptimScheduler: {name} is {value}; it must be above 0{remedy}")
 
 
-def _trained(model: nn.Module, updated_modules: str | Iterable[str] | None) -> list[nn.Parameter]:
-    """The trainable parameters of the whole model, or of some parts of it; each once."""
-    names = [updated_modules] if isinstance(updated_modules, str) else updated_modules
-    parts = {"": model} if names is None else {name: _part(model, name) for name in names}
-    found = {id(each): each for part in parts.values() for each in part.parameters() if each.requires_grad}
-    if not found:
-        where = f"{type(model).__name__}{''.join(f' ({name})' for name in parts if name)}"
-        raise ConfigError(f"{where} has no parameter that is trained; set requires_grad on some, or do not train it")
-    return list(found.values())
-
-
-def _part(model: nn.Module, name: str) -> nn.Module:
-    """A submodule; a compiled module in the way is looked through."""
-    part = model
-    for each in name.split("."):
-        part = getattr(part, "_orig_mod", part)
-        below = dict(part.named_children())
-        if each not in below:
-            raise ConfigError(f"updated_modules: {type(model).__name__} has no part '{name}'{one_of(each, below)}")
-        part = below[each]
-    return part
+def _built(
+    optim_type: str | type[Optimizer] | Callable[..., Optimizer], parameters: list[Any], optim_conf: Mapping[str, Any]
+) -> Optimizer:
+    """The optimizer: of a named class, or what a function makes of the parameters."""
+    chosen = optimizer_name(optim_type)
+    if callable(chosen) and not isinstance(chosen, type):
+        made = chosen(parameters, **optim_conf)
+        if not isinstance(made, Optimizer):
+            raise ConfigError(f"OptimScheduler: {optim_type!r} made a {type(made).__name__}; return a torch Optimizer")
+        return made
+    path = class_path.parse(chosen, module=OPTIMIZERS) if isinstance(chosen, str) else chosen
+    optimizer: Optimizer = class_path.load_class(path, Optimizer)(parameters, **optim_conf)
+    return optimizer

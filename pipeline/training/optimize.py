@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -30,64 +31,116 @@ def optimize(
         last: whether this is the last batch of a pass, which closes every window.
 
     Returns:
-        (whether all losses were finite, whether a window was closed in which a scheduler acted).
+        (False where a loss is known not to be finite: on a GPU that is known later; whether a window was closed in which
+        a scheduler acted).
+
+    Raises:
+        DataError: a scheduler's loss is not there, no scalar, or has no gradient.
     """
-    if len(optim_schedulers) == 1 and (only := optim_schedulers[0]).owns_all:
-        finite = not only.acts() or _descend(_of(losses, only), [only], samples, None, retain=False)
+    only, *others = optim_schedulers
+    if only.owns_all and not others:
+        loss = losses[only.loss_name] if only.loss_name in losses else _missing(only.loss_name, losses)
+        acts = only.step_per_update == 1 or only.acts()
+        finite = not acts or _descend(loss, only, samples)
     else:
         finite = _each_loss(losses, optim_schedulers, samples)
+    if only.after_backward:
+        only.after_backward(losses=losses)
     closed = False
     for scheduler in optim_schedulers:
         scheduler.batches += 1
         scheduler.samples += samples
         if last or scheduler.batches >= scheduler.accum_grad:
             closed |= scheduler.apply(epoch)
+    if only.scaler:
+        _update_scalers(optim_schedulers)
     return finite, closed
 
 
 def close(optim_schedulers: Sequence[OptimScheduler], epoch: int) -> bool:
     """Close the windows that a pass left open; whether one of them acted."""
     acted = [scheduler.apply(epoch) for scheduler in optim_schedulers if scheduler.batches]
+    if acted:
+        _update_scalers(optim_schedulers)
     return any(acted)
+
+
+def _descend(loss: Tensor, scheduler: OptimScheduler, samples: int) -> bool:
+    """A backward into everything that the loss depends on; False where the loss is known not to be finite."""
+    if loss.ndim or not loss.requires_grad:
+        _refuse(loss, scheduler.loss_name)
+    if scheduler.guarded:
+        if not loss.is_cpu:
+            scheduler.guard.note_loss(loss)
+        # Reads one number, on the CPU: a loss that is not finite must not reach the weights.
+        elif not math.isfinite(loss.item()):
+            scheduler.discards = True
+            return False
+    if scheduler.accum_grad > 1:
+        loss = loss * samples
+    if scheduler.scaler:
+        loss = scheduler.scaler.scale(loss)
+    torch.autograd.backward(loss)
+    return True
 
 
 def _each_loss(losses: Mapping[str, Tensor], optim_schedulers: Sequence[OptimScheduler], samples: int) -> bool:
     """A backward for each loss that an acting scheduler descends, into the parameters of those schedulers alone."""
     groups: dict[str, list[OptimScheduler]] = {}
     for scheduler in optim_schedulers:
-        _of(losses, scheduler)
+        name = scheduler.loss_name
+        if name not in losses:
+            _missing(name, losses)
         if scheduler.acts():
-            groups.setdefault(scheduler.loss_name, []).append(scheduler)
+            groups.setdefault(name, []).append(scheduler)
     left, finite = len(groups), True
     for name, group in groups.items():
         left -= 1
-        inputs = list({id(each): each for scheduler in group for each in scheduler.parameters}.values())
         # Losses may share a graph, which each but the last backward has to leave in place.
-        finite &= _descend(losses[name], group, samples, inputs, retain=left > 0)
+        finite &= _descend_into(group, losses[name], name, samples, retain=left > 0)
     return finite
 
 
-def _of(losses: Mapping[str, Tensor], scheduler: OptimScheduler) -> Tensor:
-    if scheduler.loss_name not in losses:
-        known = one_of(scheduler.loss_name, losses)
-        raise DataError(f"there is no loss '{scheduler.loss_name}', which an OptimScheduler descends{known}")
-    return losses[scheduler.loss_name]
-
-
-def _descend(
-    loss: Tensor, group: Sequence[OptimScheduler], samples: int, inputs: Sequence[Tensor] | None, *, retain: bool
-) -> bool:
-    """One backward; False, and the windows of the group to be discarded, where the loss is not finite."""
-    # Reads one number: a loss that is not finite must not reach the weights. On a GPU this waits for the forward pass.
-    if not math.isfinite(loss.item()):
+def _descend_into(group: Sequence[OptimScheduler], loss: Tensor, name: str, samples: int, *, retain: bool) -> bool:
+    """A backward into the parameters of the schedulers of a group, which share the loss."""
+    if loss.ndim or not loss.requires_grad:
+        _refuse(loss, name)
+    guarded = [scheduler for scheduler in group if scheduler.guarded]
+    if guarded and loss.is_cpu and not math.isfinite(loss.item()):
         for scheduler in group:
             scheduler.discards = True
         return False
-    if not loss.requires_grad:
-        raise DataError("the loss has no gradient; compute it from the model's output, outside of torch.no_grad()")
-    if any(scheduler.accum_grad > 1 for scheduler in group):
+    for scheduler in guarded if not loss.is_cpu else ():
+        scheduler.guard.note_loss(loss)
+    if weighted := max(scheduler.accum_grad for scheduler in group) > 1:
         loss = loss * samples
+    for scheduler in group:
+        scheduler.weighted = weighted
     if group[0].scaler:
         loss = group[0].scaler.scale(loss)
+    inputs = list({id(each): each for scheduler in group for each in scheduler.parameters}.values())
     torch.autograd.backward(loss, inputs=inputs, retain_graph=retain)
     return True
+
+
+def _update_scalers(optim_schedulers: Sequence[OptimScheduler]) -> None:
+    """Let each gradient scaler adapt once no window of gradients scaled by it is open."""
+    scalers = {id(each.scaler): each.scaler for each in optim_schedulers if each.scaler}
+    for scaler in scalers.values():
+        sharing = [each for each in optim_schedulers if each.scaler is scaler]
+        if not any(each.batches for each in sharing) and any(each.stepped for each in sharing):
+            scaler.update()
+            for each in sharing:
+                each.stepped = False
+
+
+def _missing(name: str, losses: Mapping[str, Tensor]) -> NoReturn:
+    raise DataError(f"there is no loss '{name}', which an OptimScheduler descends{one_of(name, losses)}")
+
+
+def _refuse(loss: Tensor, name: str) -> NoReturn:
+    if loss.ndim:
+        raise DataError(f"the loss '{name}' has shape {tuple(loss.shape)}; return a scalar, e.g. its mean()")
+    raise DataError(
+        f"the loss '{name}' has no gradient; compute it from the model's output, outside of torch.no_grad()"
+    )

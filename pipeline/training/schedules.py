@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.optim import lr_scheduler
@@ -17,7 +17,9 @@ LR_SCHEDULERS = "torch.optim.lr_scheduler"
 
 
 class Constant(OptimScheduler):
-    """The rate stays what ``optim_conf`` says."""
+    """The rate stays what ``optim_conf`` says, or what somebody sets in the optimizer."""
+
+    constant: ClassVar[bool] = True
 
     def sche_init(self, *args: Any, **sche_conf: Any) -> None:
         """Takes no arguments."""

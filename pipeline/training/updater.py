@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pipeline.training.brain import Brain
+from pipeline.checkpoint.state_file import load_state, save_state
+from pipeline.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pipeline.training.brain import Brain
 
 
 @dataclass
@@ -31,14 +37,44 @@ class UpdaterBase:
         """Train on one batch, and return its loss, detached."""
         raise NotImplementedError(f"{type(self).__name__} does not define update(batch)")
 
-    def state_dict(self) -> dict[str, int]:
-        """The counters."""
+    def state_dict(self) -> dict[str, Any]:
+        """The counters; a subclass adds what else it needs, such as the states of models and optimizers."""
         return {"epoch": self.state.epoch, "iteration": self.state.iteration}
 
-    def set_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Take the counters of another."""
+    def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take the counters of another; a subclass takes what it added.
+
+        Raises:
+            CheckpointError: a counter is missing, or no whole number.
+        """
+        kind = type(self).__name__
+        for name in ("epoch", "iteration"):
+            value = state_dict.get(name)
+            if type(value) is not int or value < 0:
+                what = f"'{name}' is {value!r}" if name in state_dict else f"there is no '{name}'"
+                raise CheckpointError(f"{kind}.set_state_dict: {what}; give it what state_dict() of a {kind} returned")
         self.state.epoch = state_dict["epoch"]
         self.state.iteration = state_dict["iteration"]
+
+    def save(self, path: str | Path) -> None:
+        """Write ``state_dict()`` to a file, without pickle.
+
+        Raises:
+            CheckpointError: it holds something that such a file cannot.
+            StorageError: the storage refuses.
+        """
+        save_state(path, self.state_dict())
+
+    def load(self, path: str | Path) -> None:
+        """Take the state that ``save`` wrote.
+
+        Raises:
+            CheckpointError: there is no such file, it is damaged or something else, or it is no state of this updater.
+        """
+        state = load_state(path)
+        if not isinstance(state, dict):
+            raise CheckpointError(f"{path}: holds a {type(state).__name__}, not the state of an updater; use another")
+        self.set_state_dict(state)
 
 
 class Updater(UpdaterBase):

@@ -52,12 +52,17 @@ class Size:
 
 
 class PhaseBuild:
-    """A phase, built once on each device that is asked for."""
+    """A phase, built once on each device that is asked for.
+
+    Attributes:
+        owner: the phase whose model it has: itself, or the one that ``model_of`` names.
+    """
 
     def __init__(self, phase: PhaseSchema, runner: RunnerSchema, config: Config) -> None:
         self.phase = phase
         self.runner = runner
         self.config = config
+        self.owner = next((each for each in config.phases(runner) if each.name == phase.model_of), phase)
         self.built: dict[torch.device, dict[str, Any]] = {}
 
     def tried(self, act: Callable[[torch.device], _T]) -> _T:
@@ -81,7 +86,7 @@ class PhaseBuild:
                 # A constructor that loads weights would be told that nothing is copied.
                 warnings.filterwarnings("ignore", message=".*to a meta parameter")
                 context = self.context(device)
-                phase = self.phase.model_copy(deep=True)
+                phase = self.owner.model_copy(deep=True)
                 self.built[device] = Network(context).build_phase(phase, self.runner, context)
         return self.built[device]
 
@@ -142,21 +147,28 @@ class PhaseBuild:
         with _making(device), nullcontext() if stage is Stage.TRAIN else evaluating(brain):
             yield brain
 
+    def optimizers(self, device: torch.device) -> list[Optimizer]:
+        """The optimizers of the phase."""
+        context, brain = self.context(device), self.entry(device)["brain"]
+        built = Network(context).build_optim_schedulers(self.owner, brain, self.runner, context)
+        return [each.optimizer for each in built.values()]
+
     def optimizer(self, device: torch.device) -> Optimizer:
-        """The optimizer of the phase."""
-        context = self.context(device)
-        modules = self.entry(device)["brain"].modules
-        return Network(context).build_optim_scheduler(modules, self.runner, context).optimizer
+        """The first of them."""
+        return self.optimizers(device)[0]
 
     def optimizer_bytes(self, device: torch.device) -> int:
-        """Bytes that the optimizer keeps after a step."""
-        optimizer = self.optimizer(device)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-        kept = [each for state in optimizer.state.values() for each in state.values()]
-        return sum(each.nbytes for each in kept if isinstance(each, Tensor))
+        """Bytes that the optimizers keep after a step."""
+        return sum(_kept(each) for each in self.optimizers(device))
+
+
+def _kept(optimizer: Optimizer) -> int:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    kept = [each for state in optimizer.state.values() for each in state.values()]
+    return sum(each.nbytes for each in kept if isinstance(each, Tensor))
 
 
 def _making(device: torch.device) -> AbstractContextManager[Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -15,6 +14,7 @@ from pipeline.class_path import describe
 from pipeline.config.load import Config
 from pipeline.config.tree import DEFAULT, from_plain
 from pipeline.context import Context
+from pipeline.data.limits import limited
 from pipeline.errors import ExitCode
 from pipeline.hookspecs import hookimpl
 from pipeline.opening import load_class
@@ -41,24 +41,7 @@ class FirstBatches:
         loaders: Any = dict.get(context, "dataset") if name == "network" else None
         for each, loader in list(loaders.items()) if isinstance(loaders, dict) else ():
             if isinstance(loader, DataLoader):
-                loaders[each] = _First(loader, self.count)
-
-
-class _First:
-    """The first batches of a loader; in all else, the loader."""
-
-    def __init__(self, loader: DataLoader[Any], count: int) -> None:
-        self.loader = loader
-        self.count = count
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(self.loader, self.count)
-
-    def __len__(self) -> int:
-        return min(self.count, len(self.loader))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
+                loaders[each] = limited(loader, self.count)
 
 
 def trial(config: Config, overrides: Sequence[str], steps: int) -> list[Problem]:

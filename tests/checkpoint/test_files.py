@@ -38,6 +38,20 @@ def test_a_folder_moved_into_place_is_there_whole_under_its_new_name_only(tmp_pa
     assert (tmp_path / "final" / "file").read_bytes() == b"content"
 
 
+def test_a_replaced_file_is_whole_and_alone_in_a_folder_that_is_made_for_it(tmp_path: Path) -> None:
+    files.replace(tmp_path / "made" / "file", b"old")
+    files.replace(tmp_path / "made" / "file", b"new")
+    assert (tmp_path / "made" / "file").read_bytes() == b"new"
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["file"]
+
+
+def test_a_file_that_cannot_be_replaced_is_as_it_was_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "there").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        files.replace(tmp_path / "folder" / "there", b"content")
+    assert [path.name for path in (tmp_path / "folder").rglob("*")] == ["there"]
+
+
 def test_removing_a_folder_leaves_what_a_link_in_it_points_to(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "file").write_text("kept")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,23 @@ def test_tied_weights_are_each_written_out(tmp_path: Path) -> None:
     read = opened(tmp_path / "file.safetensors", tensors.encode(model.state_dict()))
     assert list(read) == ["0.weight", "1.weight"]
     assert all(same(value, model[0].weight.detach()) for value in read.values())
+
+
+def test_texts_in_the_header_are_read_back_with_the_checksum_beside_them(tmp_path: Path) -> None:
+    path = tmp_path / "file.safetensors"
+    path.write_bytes(tensors.encode({"a": torch.ones(2)}, {"made by": 'us, "é"'}))
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    assert metadata.pop("made by") == 'us, "é"'
+    assert [*metadata] == ["crc32"]
+
+
+def test_the_checksum_is_that_of_the_header_without_it_and_of_the_numbers() -> None:
+    content = tensors.encode({"a": torch.ones(2), "b": torch.zeros(3)}, {"x": "y"})
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    kept, header["__metadata__"]["crc32"] = header["__metadata__"]["crc32"], ""
+    assert int(kept, 16) == zlib.crc32(json.dumps(header).encode() + content[start:])
 
 
 def test_the_header_lies_as_the_format_says() -> None:

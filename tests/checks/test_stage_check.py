@@ -70,7 +70,7 @@ def test_a_declaration_without_its_comma_is_a_fault(linear: Path, name: str) -> 
 def test_a_constructor_without_the_context_is_told_from_a_misspelt_argument(linear: Path) -> None:
     (found,) = messages(linear, "def __init__(self, path, part='a'): pass", "{path: x}")
     assert found == (
-        "Startup's first parameter 'path' is given the context; write `def __init__(self, context, path, …)`"
+        "Startup's parameter 'path' is given the context; write `def __init__(self, context, path, …)`"
     )
 
 

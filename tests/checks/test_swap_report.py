@@ -54,7 +54,7 @@ def test_keys_arguments_and_methods_are_held_against_the_default(linear: Path) -
     ]
     (network, terminal) = (line for line in lines if "does not have" in line)
     assert network.startswith(
-        "  derives from the base, not from the default: does not have build_dataset, build_model, "
+        "  derives from the base, not from the default: does not have build_brain, build_dataset, "
     )
     assert terminal == "  derives from the base, not from the default: does not have newest"
 

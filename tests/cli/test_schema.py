@@ -78,6 +78,12 @@ def test_the_config_of_the_tests_is_not_marked(linear: Path) -> None:
         RUNNER.format("save_interval: [100, 2 epoch, '${hyper_parameters.n} minute'], device: 'cuda:1'"),
         "mode: r\nplugins: [progress_bar, {metric_log: false}, '{workspace}/p.py']\n" + RUNNER.format("phases: p"),
         "phase: [{name: p, metrics: {auc: {class: AUC, args: {from_logits: true}}}}]\n" + RUNNER.format("grad_clip: 2"),
+        RUNNER.format("precision: bf16, eval_precision: 32, valid_interval: [2 epoch, 10], optimizer_step_limit: 5"),
+        RUNNER.format("use_amp: true, keep_best: {metric: valid_loss, mode: min}, debug: '${hyper_parameters.d}'"),
+        RUNNER.format("bfloat16_mix_prec: false, compile: true, compile_module_keys: a, compile_mode: max-autotune"),
+        RUNNER.format("compile: true, compile_using_dynamic_shape_tracing: null, keep_best: null, overfit_batches: null"),
+        "phase: [{name: p, model_of: q}, {name: q, updater: {class_path: a.B, args: {a: 1}}}]\n" + RUNNER.format("epochs: 1"),
+        "phase: [{name: p, modules: {net: {class: Linear, args: {in_features: 1}}}}]\n" + RUNNER.format("epochs: 1"),
     ],
 )
 def test_what_the_config_takes_is_not_marked(text: str) -> None:
@@ -92,7 +98,16 @@ def test_what_the_config_takes_is_not_marked(text: str) -> None:
         (RUNNER.format("epochs: 0"), ["$.runner[0].epochs"]),
         (RUNNER.format("device: cuda:x"), ["$.runner[0].device"]),
         (RUNNER.format("save_interval: 2 hours"), ["$.runner[0].save_interval"]),
-        (RUNNER.format("precision: fp16"), ["$.runner[0]"]),
+        (RUNNER.format("epochs: 1, keep_last: 2"), ["$.runner[0]"]),
+        (RUNNER.format("epochs: 1, precision: fp8"), ["$.runner[0].precision"]),
+        (RUNNER.format("epochs: 1, use_amp: 1"), ["$.runner[0].use_amp"]),
+        (RUNNER.format("epochs: 1, valid_interval: 2 hours"), ["$.runner[0].valid_interval"]),
+        (RUNNER.format("epochs: 1, keep_best: {metric: valid_loss}"), ["$.runner[0].keep_best"]),
+        (RUNNER.format("epochs: 1, keep_best: {metric: valid_loss, mode: min, cuont: 2}"), ["$.runner[0].keep_best"]),
+        (RUNNER.format("epochs: 1, debug_batches: 0"), ["$.runner[0].debug_batches"]),
+        (RUNNER.format("epochs: 1, compile_mode: fast"), ["$.runner[0].compile_mode"]),
+        (f"phase: [{{name: p, updater: {{class: U}}}}]\n{RUNNER.format('epochs: 1')}", ["$.phase[0].updater"]),
+        (f"phase: [{{name: p, modules: {{net: Linear}}}}]\n{RUNNER.format('epochs: 1')}", ["$.phase[0].modules"]),
         ("runner: [{name: r, class: trian}]", ["$.runner[0].class"]),
         ("runner: [{name: r}]", ["$.runner[0]"]),
         ("runner: [{class: train}]", ["$.runner[0]", "$.runner[0]"]),
@@ -122,5 +137,6 @@ def test_every_alias_says_what_it_is_the_same_as() -> None:
     known = document()["definitions"]["runner"]["properties"]
     there = {name: alias for name, alias in RUNNER_ALIASES.items() if alias.canonical not in NOT_YET["runner"]}
     assert all(known[name]["description"].startswith(f"the same as {alias.canonical}") for name, alias in there.items())
+    assert known["use_amp"]["description"] == "the same as precision; true means 'fp16'"
     assert known["ckpt_interval_minutes"]["description"] == "the same as save_interval; 1 means '1 minute'"
     assert not set(RUNNER_ALIASES) - set(there) & set(known)

@@ -81,12 +81,38 @@ def test_a_phase_or_dataset_key_that_is_still_to_come_is_refused(faults: Faults,
     )
 
 
-@pytest.mark.parametrize("keys", ["use_amp: true", "auto_mix_prec: true", "bfloat16_mix_prec: true",
-                                  "precision: 32", "precision: bf16-mixed"])  # fmt: skip
-def test_precision_is_still_to_come_under_every_name(faults: Faults, keys: str) -> None:
+@pytest.mark.parametrize(
+    ("keys", "precision"),
+    [
+        ("use_amp: true", "fp16"), ("use_amp: false", "fp32"), ("auto_mix_prec: true", "fp16"), ("use_amp: bf16", "bf16"),
+        ("bfloat16_mix_prec: true", "bf16"), ("bfloat16_mix_prec: false", "fp32"), ("precision: 32", "fp32"),
+        ("precision: '32'", "fp32"), ("precision: bf16-mixed", "bf16"), ("precision: 16-mixed", "fp16"),
+    ],
+)  # fmt: skip
+def test_every_name_of_a_precision_becomes_ours(config: Configs, keys: str, precision: str) -> None:
+    found = config(runner(keys))
+    assert (found.get("runner.r.precision"), found.runners[0].precision) == (precision, precision)
+    assert found.runners[0].eval_precision == "fp32"
+
+
+def test_the_precision_of_evaluation_has_the_same_names(config: Configs) -> None:
+    assert config(runner("eval_precision: bf16-mixed")).runners[0].eval_precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("use_amp: true; precision: fp16", "runner.r.use_amp: means the same as 'precision', which is set too; keep one"),
+        ("use_amp: true; auto_mix_prec: true", "runner.r.auto_mix_prec: means the same as 'precision', which is set too; keep one"),
+        ("use_amp: fp61", "runner.r.precision: is 'fp61'; did you mean 'fp16'?"),
+        ("precision: 16", "runner.r.precision: is 16; did you mean 'fp16'?"),
+        ("precision: double", "runner.r.precision: is 'double'; known: bf16, fp16, fp32"),
+        ("eval_precision: true", "runner.r.eval_precision: is True; known: bf16, fp16, fp32"),
+    ],
+)
+def test_a_wrong_precision_is_told_with_those_there_are(faults: Faults, keys: str, message: str) -> None:
     (fault,) = faults(runner(keys))
-    assert fault.startswith("config.yaml:4:5: runner.r.")
-    assert fault.endswith("not yet: nothing reads this key so far; remove it")
+    assert fault.partition(": ")[2] == message
 
 
 @pytest.mark.parametrize("kind", ["local_cluster_train", "cluster_train"])

@@ -33,7 +33,11 @@ STAGES = ("instance", "network", "startup", "runner", "terminal")
         ("device", "auto"), ("epochs", None), ("max_steps", None), ("print_interval", 50), ("save_interval", "1 epoch"),
         ("init_model_path", None), ("write_predictions", False), ("seed", 0), ("grad_clip", None),
         ("nonfinite_patience", 3), ("phases", None), ("trainer_class", "pipeline.trainer:GeneralTrainer"),
-        ("max_stage_repeats", 100),
+        ("max_stage_repeats", 100), ("precision", "fp32"), ("eval_precision", "fp32"), ("optimizer_step_limit", None),
+        ("valid_interval", "1 epoch"), ("keep_best", None), ("deterministic", False), ("check_gradients", False),
+        ("compile", False), ("compile_module_keys", None), ("compile_mode", "default"), ("compile_using_fullgraph", False),
+        ("compile_using_dynamic_shape_tracing", False), ("jit", False), ("jit_module_keys", None), ("limit_batches", None),
+        ("overfit_batches", None), ("debug", False), ("debug_batches", 2), ("debug_epochs", 2), ("debug_persistently", False),
         *((f"{stage}_class_path", f"pipeline.stages.{stage}:{stage.capitalize()}") for stage in STAGES),
         *((f"{stage}_args", {}) for stage in STAGES),
     ],
@@ -51,8 +55,8 @@ def test_every_other_key_has_its_default(config: Configs) -> None:
          "num_workers": 0, "multiprocessing_context": None, "collate_fn": None}
     ]  # fmt: skip
     assert found.get("phase") == [
-        {"name": "p", "model": None, "model_args": {}, "loss": None, "metrics": {}, "optim_schedulers": {}, "dataset_name": None,
-         "valid_dataset_name": None}
+        {"name": "p", "model": None, "model_args": {}, "modules": {}, "model_of": None, "loss": None, "metrics": {},
+         "optim_schedulers": {}, "updater": None, "dataset_name": None, "valid_dataset_name": None}
     ]  # fmt: skip
     assert {key: found.get(key) for key in ("mode", "output_dir", "plugins", "hyper_parameters")} == {
         "mode": None, "output_dir": "runs", "plugins": [], "hyper_parameters": {}
@@ -99,6 +103,12 @@ def test_defaults_of_two_configs_are_not_shared(config: Configs) -> None:
         ("phase", "loss: [a]", f"phase.x.loss: is ['a']; {CLASS_PATH}"),
         ("phase", "metrics: [AUC]", "phase.x.metrics: is ['AUC'], a list; write a mapping"),
         ("phase", "metrics: {auc: AUC}", "phase.x.metrics.auc: is 'AUC', a string; write a mapping"),
+        ("phase", "modules: {encoder: Linear}", "phase.x.modules.encoder: is 'Linear', a string; write a mapping"),
+        ("phase", "model_of: 5", "phase.x.model_of: is 5, a whole number; write a string"),
+        ("phase", "updater: a.B", "phase.x.updater: is 'a.B', a string; write a mapping"),
+        ("phase", "updater: {args: {}}", "phase.x.updater.class_path: required key is missing; add `class_path:`"),
+        ("phase", "updater: {class_path: 5}", f"phase.x.updater.class_path: is 5; {CLASS_PATH}"),
+        ("phase", "updater: {class_path: a.B, args: 5}", "phase.x.updater.args: is 5, a whole number; write a mapping"),
         ("phase", "dataset_name: [a]", "phase.x.dataset_name: is ['a'], a list; write a string"),
         ("phase", "valid_dataset_name: 5", "phase.x.valid_dataset_name: is 5, a whole number; write a string"),
         ("runner", "device: cuda:x", "runner.x.device: is 'cuda:x'; write auto, cpu, gpu, cuda or cuda:N"),
@@ -115,6 +125,24 @@ def test_defaults_of_two_configs_are_not_shared(config: Configs) -> None:
         ("runner", "grad_clip: .nan", "runner.x.grad_clip: is nan; it must be greater than 0"),
         ("runner", "grad_clip: big", "runner.x.grad_clip: is 'big', a string; write a number"),
         ("runner", "nonfinite_patience: -1", "runner.x.nonfinite_patience: is -1; it must be at least 0"),
+        ("runner", "optimizer_step_limit: 0", "runner.x.optimizer_step_limit: is 0; it must be greater than 0"),
+        ("runner", "valid_interval: 0 epoch", f"runner.x.valid_interval: is '0 epoch'; {INTERVAL}"),
+        ("runner", "keep_best: valid_loss", "runner.x.keep_best: is 'valid_loss', a string; write a mapping"),
+        ("runner", "keep_best: {metric: valid_loss}", "runner.x.keep_best.mode: required key is missing; add `mode:`"),
+        ("runner", "keep_best: {mode: min}", "runner.x.keep_best.metric: required key is missing; add `metric:`"),
+        ("runner", "keep_best: {metric: 5, mode: min}", "runner.x.keep_best.metric: is 5, a whole number; write a string"),
+        ("runner", "keep_best: {metric: valid_loss, mode: mim}", "runner.x.keep_best.mode: is 'mim'; did you mean 'min'?"),
+        ("runner", "deterministic: 1", "runner.x.deterministic: is 1, a whole number; write true or false"),
+        ("runner", "compile_mode: max-autotun", "runner.x.compile_mode: is 'max-autotun'; did you mean 'max-autotune'?"),
+        ("runner", "compile_module_keys: []", "runner.x.compile_module_keys: is empty; name at least one, or leave it out for all"),
+        ("runner", "compile_using_dynamic_shape_tracing: x",
+         "runner.x.compile_using_dynamic_shape_tracing: is 'x', a string; write true or false"),
+        ("runner", "jit_module_keys: [a, a]", "runner.x.jit_module_keys: names a twice; name each once"),
+        ("runner", "limit_batches: 0", "runner.x.limit_batches: is 0; it must be greater than 0"),
+        ("runner", "overfit_batches: 1.5", "runner.x.overfit_batches: is 1.5, a fraction; write an integer"),
+        ("runner", "debug: yes", "runner.x.debug: is 'yes', a string; write true or false"),
+        ("runner", "debug_batches: 0", "runner.x.debug_batches: is 0; it must be greater than 0"),
+        ("runner", "debug_epochs: -1", "runner.x.debug_epochs: is -1; it must be greater than 0"),
         ("runner", "phases: 5", "runner.x.phases: is 5, a whole number; write a list"),
         ("runner", "phases: [a, b, a]", "runner.x.phases: names a twice; name each once"),
         ("runner", "max_stage_repeats: 0", "runner.x.max_stage_repeats: is 0; it must be greater than 0"),
@@ -176,8 +204,8 @@ def test_hyper_parameters_and_arguments_are_free(config: Configs) -> None:
         ("runner: [{class: train}]", "config.yaml:1:10: runner.0.name: required key is missing; add `name:`"),
         ("runner: [{name: x}]", "config.yaml:1:10: runner.x.class: required key is missing; add `class:`"),
         ("runner: [{name: x, kind: train, class: train}]",
-         ("config.yaml:1:20: runner.x.kind: unknown key; known: name, class, device, epochs, max_steps, print_interval, "
-         "save_interval, init_model_path, write_predictions, seed, grad_clip, accum_grad, …")),
+         ("config.yaml:1:20: runner.x.kind: unknown key; known: name, class, device, precision, eval_precision, epochs, "
+         "max_steps, optimizer_step_limit, print_interval, valid_interval, save_interval, keep_best, …")),
         ("runner: [{name: 5, class: train}]", "config.yaml:1:17: runner.0.name: is 5, a whole number; write a string"),
         ("dataset: [{name: d}]", "config.yaml:1:11: dataset.d.class_path: required key is missing; add `class_path:`"),
         ("phase: [{model: a.B}]", "config.yaml:1:9: phase.0.name: required key is missing; add `name:`"),
@@ -196,8 +224,8 @@ def test_the_name_of_a_field_of_ours_is_no_key(faults: Faults) -> None:
     assert sorted(fault.partition(": ")[2] for fault in faults("runner: [{name: x, kind: train}]")) == [
         "runner.x.class: required key is missing; add `class:`",
         (
-            "runner.x.kind: unknown key; known: name, class, device, epochs, max_steps, print_interval, save_interval, "
-            "init_model_path, write_predictions, seed, grad_clip, accum_grad, …"
+            "runner.x.kind: unknown key; known: name, class, device, precision, eval_precision, epochs, max_steps, "
+            "optimizer_step_limit, print_interval, valid_interval, save_interval, keep_best, …"
         ),
     ]
 
@@ -266,8 +294,29 @@ def test_an_interval_counts_iterations_epochs_seconds_or_minutes(
     assert config(TEXTS["runner"].replace("{}", f"save_interval: {value}")).runners[0].intervals == intervals
 
 
-def test_without_a_save_interval_it_is_one_epoch(config: Configs) -> None:
-    assert config("").runners[0].intervals == [Interval(1, "epoch")]
+@pytest.mark.parametrize(("value", "intervals"), [("null", []), ("[9, 2 epoch]", [Interval(9, "iteration"), Interval(2, "epoch")])])
+def test_validation_has_intervals_of_its_own(config: Configs, value: str, intervals: list[Interval]) -> None:
+    found = config(TEXTS["runner"].replace("{}", f"valid_interval: {value}")).runners[0]
+    assert (found.valid_intervals, found.intervals) == (intervals, [Interval(1, "epoch")])
+
+
+def test_without_an_interval_it_is_one_epoch(config: Configs) -> None:
+    found = config("").runners[0]
+    assert found.intervals == found.valid_intervals == [Interval(1, "epoch")]
+
+
+def test_the_best_checkpoint_and_the_updater_are_objects_with_their_defaults(config: Configs) -> None:
+    text = "runner: [{name: x, class: train, keep_best: {metric: valid_auc, mode: max}}]\nphase: [{name: p, updater: {class_path: a.B}}]"
+    found = config(text)
+    best, updater = found.runners[0].keep_best, found.settings.phase[0].updater
+    assert (best and best.metric, best and best.mode) == ("valid_auc", "max")
+    assert (updater and updater.class_path, updater and updater.args) == ("a.B", {})
+    assert found.get("phase.p.updater") == {"class_path": "a.B", "args": {}}
+
+
+def test_one_name_of_a_module_does_for_a_list(config: Configs) -> None:
+    found = config(TEXTS["runner"].replace("{}", "compile_module_keys: encoder"))
+    assert found.runners[0].compile_module_keys == ["encoder"] == found.get("runner.x.compile_module_keys")
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,19 @@
-"""Datasets -> loaders."""
+"""Datasets, and the loaders made of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 from pipeline.config.schema import DatasetSchema
-from pipeline.data.batch import to_device
-from pipeline.data.loader import EpochSampler, build_loader, mix, set_epoch
-from pipeline.errors import DataError
+from pipeline.data.loader import build_loader, make_loader, set_epoch
+from pipeline.data.order import EpochSampler
+from pipeline.errors import ConfigError, DataError
 
 CPU = torch.device("cpu")
 TEN = TensorDataset(torch.arange(10))
@@ -30,9 +30,6 @@ def batches(seed: int | None = 0, epoch: int = 0, dataset: Any = TEN, **keys: An
     return [batch[0].tolist() for batch in loader]
 
 
-# The order.
-
-
 def test_without_shuffle_the_samples_come_in_order_with_a_short_last_batch() -> None:
     assert batches(batch_size=4, epoch=3) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
@@ -41,55 +38,13 @@ def test_drop_last_leaves_out_the_short_last_batch() -> None:
     assert batches(batch_size=4, drop_last=True) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def order(seed: int, epoch: int, length: int = 50) -> list[int]:
-    sampler = EpochSampler(length, shuffle=True, seed=seed)
-    sampler.set_epoch(epoch)
-    return list(sampler)
-
-
-def test_a_shuffled_epoch_has_every_sample_once() -> None:
-    assert sorted(order(seed=3, epoch=5)) == list(range(50))
-    assert order(seed=3, epoch=5) != list(range(50))
-
-
-def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else() -> None:
-    first = order(seed=3, epoch=5)
-    torch.manual_seed(99)
-    order(seed=3, epoch=4)
-    assert order(seed=3, epoch=5) == first
-    assert len({tuple(order(seed, epoch)) for seed in range(4) for epoch in range(4)}) == 16
-
-
-def test_an_order_can_be_asked_for_again_and_draws_nothing_from_torch() -> None:
-    sampler, state = EpochSampler(50, shuffle=True, seed=0), torch.get_rng_state()
-    assert list(sampler) == list(sampler)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_without_a_seed_the_order_is_drawn_from_torch() -> None:
-    torch.manual_seed(1)
-    first, second = EpochSampler(50, shuffle=True, seed=None), EpochSampler(50, shuffle=True, seed=None)
-    torch.manual_seed(1)
-    assert list(first) != list(second)
-    assert list(EpochSampler(50, shuffle=True, seed=None)) == list(first)
-
-
-def test_a_sampler_is_as_long_as_its_data() -> None:
-    assert len(EpochSampler(7, shuffle=True, seed=0)) == 7
-
-
-def test_mixed_seeds_of_neighbours_differ_and_fit_in_63_bits() -> None:
-    seeds = {mix(seed, epoch) for seed in range(50) for epoch in range(50)}
-    assert len(seeds) == 2500
-    assert all(0 <= seed < 2**63 for seed in seeds)
-
-
-def test_the_number_of_workers_does_not_change_the_batches() -> None:
-    alone = batches(batch_size=4, shuffle=True, epoch=2)
-    assert batches(batch_size=4, shuffle=True, epoch=2, num_workers=2, multiprocessing_context="fork") == alone
-
-
-# Datasets.
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "multiprocessing_context": "fork"}])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_with_shuffle_they_come_in_the_order_of_the_epoch(workers: dict[str, Any]) -> None:
+    sampler = EpochSampler(10, shuffle=True, seed=7)
+    sampler.set_epoch(2)
+    expected = [each.tolist() for each in torch.tensor(list(sampler)).split(4)]
+    assert batches(seed=7, batch_size=4, shuffle=True, epoch=2, **workers) == expected
 
 
 class Stream(IterableDataset[Any]):
@@ -115,8 +70,7 @@ def test_an_iterable_dataset_is_read_in_its_order_and_told_the_epoch() -> None:
 @pytest.mark.parametrize(
     ("dataset", "keys", "message"),
     [
-        (TensorDataset(torch.empty(0)), {"args": {"split": "x"}}, r"TensorDataset has no samples; check .*\{'split'"),
-        (Stream(), {"num_workers": 2}, r"Stream is an .*: 2 each worker would give every sample; set it to 0 or 1"),
+        (TensorDataset(torch.empty(0)), {}, r"TensorDataset has no samples; check its arguments"),
         (Stream(), {"shuffle": True}, r"shuffle: true needs indices, and Stream is an IterableDataset; shuffle in"),
         (Endless(), {}, r"Endless has no length; give it __len__, or make it an IterableDataset"),
     ],
@@ -133,26 +87,71 @@ def test_batches_are_made_by_collate_fn_where_there_is_one() -> None:
     assert list(loader) == [10, 35]
 
 
+# By hand, with the arguments of torch.
+
+
+@pytest.mark.parametrize(
+    "keywords", [{}, {"batch_size": 4}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}, {"sampler": [3, 1]}]
+)
+def test_a_loader_without_shuffle_gives_the_batches_of_torch(keywords: dict[str, Any]) -> None:
+    given, expected = make_loader(range(10), seed=0, **keywords), DataLoader(range(10), **keywords)
+    assert [torch.as_tensor(each).tolist() for each in given] == [torch.as_tensor(each).tolist() for each in expected]
+
+
+def test_a_generator_decides_the_order_as_torch_has_it() -> None:
+    shuffled = [
+        torch.cat(list(make(range(10), shuffle=True, generator=torch.Generator().manual_seed(1), **seed)))
+        for make, seed in [(DataLoader, {}), (make_loader, {"seed": 0})]
+    ]
+    assert torch.equal(*shuffled)
+
+
+def test_a_dataset_without_length_will_do_with_a_sampler() -> None:
+    assert torch.cat(list(make_loader(Endless(), seed=0, sampler=[7, 5]))).tolist() == [7, 5]
+
+
+def test_a_misspelt_argument_is_told_with_the_right_one() -> None:
+    message = r"Brain.make_dataloader: a DataLoader has no argument 'num_worker'; did you mean 'num_workers'\?"
+    with pytest.raises(ConfigError, match=message):
+        make_loader(TEN, seed=0, num_worker=2, where="Brain.make_dataloader")
+
+
+# The epoch.
+
+
 def test_set_epoch_leaves_alone_what_does_not_want_to_know() -> None:
     plain = [1, 2]
     set_epoch(plain, 3)
     assert plain == [1, 2]
 
 
-# Devices.
+class Told:
+    """Notes what it is told."""
+
+    def __init__(self, *batches: list[int]) -> None:
+        self.batches, self.epochs = batches, list[int]()
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
 
 
-class Pair(NamedTuple):
-    left: Tensor
-    right: Any
+@pytest.mark.parametrize("make", [DataLoader, lambda dataset, **keywords: make_loader(dataset, seed=0, **keywords)])
+def test_a_batch_sampler_is_told_the_epoch_once(make: Any) -> None:
+    told = Told([1, 0])
+    set_epoch(make(TEN, batch_sampler=told), 3)
+    assert told.epochs == [3]
 
 
-def test_every_tensor_in_a_batch_is_moved_and_everything_else_stays_as_it_is() -> None:
-    one = torch.ones(2)
-    batch = {"a": [one, "text", None], "b": (one, {"c": one}), "d": Pair(one, 5)}
-    moved = to_device(batch, torch.device("meta"))
-    assert [moved["a"][0].device.type, moved["b"][0].device.type, moved["b"][1]["c"].device.type] == ["meta"] * 3
-    assert moved["a"][1:] == ["text", None]
-    assert isinstance(moved["b"], tuple)
-    assert isinstance(moved["d"], Pair)
-    assert (moved["d"].left.device.type, moved["d"].right) == ("meta", 5)
+def test_a_sampler_within_a_batch_sampler_is_told_the_epoch() -> None:
+    sampler = DistributedSampler(range(10), num_replicas=1, rank=0)
+    set_epoch(DataLoader(TEN, sampler=sampler, batch_size=2), 3)
+    assert sampler.epoch == 3
+
+
+def test_a_loader_that_wants_to_know_the_epoch_is_told() -> None:
+    told = Told()
+    set_epoch(told, 4)
+    assert told.epochs == [4]

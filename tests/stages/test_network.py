@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from pipeline import Brain, GeneralTrainer, Stage, Updater
 from pipeline.errors import ClassPathError, ConfigError
-from pipeline.training.brain import ModuleBrain
+from pipeline.training.module_brain import ModuleBrain
 
 Data = Callable[[int, int], TensorDataset]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pipeline import Brain, Context, Stage, hookspecs
 from pipeline.data.batch import split
 from pipeline.errors import DataError, DivergedError, ExitCode, StageError
-from pipeline.training.brain import ModuleBrain
+from pipeline.training.module_brain import ModuleBrain
 from pipeline.training.schedules import Constant
 
 X, Y = torch.linspace(-1, 1, 8).view(4, 2), torch.linspace(0, 1, 4).view(4, 1)
@@ -72,9 +72,10 @@ def test_a_training_step_is_forward_loss_backward_and_step() -> None:
 def test_an_evaluation_step_returns_predictions_and_losses_and_trains_nothing() -> None:
     brain = bound(ModuleBrain(nn.Linear(2, 1), nn.functional.mse_loss))
     before = brain.modules.model.weight.detach().clone()
-    predictions, losses = brain.evaluate_batch((X, Y), Stage.VALID)
+    predictions, losses = brain.evaluated((X, Y), Stage.VALID)
     assert torch.equal(predictions, brain.modules.model(X))
     assert torch.equal(losses["loss"], nn.functional.mse_loss(predictions, Y))
+    assert torch.equal(brain.evaluate_batch((X, Y), Stage.VALID), losses["loss"])
     assert torch.equal(brain.modules.model.weight, before)
 
 
@@ -158,7 +159,7 @@ def test_a_plain_module_gets_its_inputs_by_position_or_by_name(module: nn.Module
             {"x": X, "y": Y},
             "a batch with the keys x, y has neither 'target' nor 'label'; name one so, or write a Brain",
         ),
-        ({"right": X, "label": Y}, r"the keys right, label has no 'left', which Two.forward takes; name one so"),
+        ({"right": X, "label": Y}, r"the keys right, label has no 'left', which Two.forward\(left: .*\) .* takes; name one so"),
     ],
 )
 def test_a_batch_that_a_plain_module_cannot_take_is_refused_with_what_to_do(batch: Any, message: str) -> None:
@@ -201,19 +202,19 @@ def test_a_brain_may_count_the_samples_itself() -> None:
     brain = bound(Graphs(lambda weight, batch: weight * 0 + len(batch)))
     brain.fit_batch(["a", "b"])
     brain.fit_batch(["a", "b", "c", "d"])
-    assert brain.train_loss.compute() == pytest.approx((2 * 2 + 4 * 4) / 6)
+    assert brain.train_loss.mean() == pytest.approx((2 * 2 + 4 * 4) / 6)
 
 
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (None, "compute_objectives returned a NoneType; return a scalar tensor, or a dict with 'loss'"),
+        (None, "compute_objectives returned a NoneType; return a scalar tensor, or a dict of them"),
         (1.5, "compute_objectives returned a float; return a scalar tensor"),
-        ({"cost": torch.tensor(1.0)}, "compute_objectives returned a dict of 1; .* dict with 'loss'"),
-        ({"loss": 1.5}, "compute_objectives returned a dict of 1; .* dict with 'loss'"),
+        ({}, "compute_objectives returned a dict of 0; return a scalar tensor"),
+        ({"loss": 1.5}, "compute_objectives returned a dict of 1; return a scalar tensor"),
         ((torch.tensor(1.0), 2), "compute_objectives returned a tuple of 2; return a scalar tensor"),
-        (torch.zeros(4), r"the loss has shape \(4,\); return a scalar, e.g. its mean\(\)"),
-        ({"loss": torch.zeros(4, 1)}, r"the loss has shape \(4, 1\); return a scalar"),
+        (torch.zeros(4), r"the loss 'loss' has shape \(4,\); return a scalar, e.g. its mean\(\)"),
+        ({"loss": torch.zeros(4, 1)}, r"the loss 'loss' has shape \(4, 1\); return a scalar"),
     ],
 )
 def test_objectives_that_cannot_be_trained_on_are_refused_with_the_phase(returned: Any, message: str) -> None:
@@ -235,17 +236,17 @@ def test_losses_that_are_not_finite_change_neither_the_weights_nor_the_mean() ->
         weights.append(brain.modules.net.weight.item())
     assert weights[0] == weights[1] == weights[2] != weights[3]
     assert returned[2] == math.inf
-    assert brain.train_loss.compute() == pytest.approx(3.0)
+    assert brain.train_loss.mean() == pytest.approx(3.0)
 
 
 def test_more_losses_that_are_not_finite_than_patience_allows_end_the_training() -> None:
     brain = bound(Returning(losses_of([math.nan, 1.0, math.nan, -math.inf])), patience=2)
     for iteration in range(3):
-        brain._train_state["iteration"] = iteration
+        brain.train_state["iteration"] = iteration
         brain.fit_batch(X)
-    brain._train_state["iteration"] = 3
+    brain.train_state["iteration"] = 3
     message = (
-        "phase.line: 'loss' is -inf: 3 of its .* in this epoch were not finite, the first in iteration 1; lower the"
+        "phase.line: 'loss' is nan: 3 of its .* in this epoch were not finite, the first in iteration 1; lower the"
     )
     with pytest.raises(DivergedError, match=message) as caught:
         brain.fit_batch(X)
@@ -259,7 +260,8 @@ def test_a_new_pass_starts_the_count_again() -> None:
     brain.begin_pass()
     for _ in range(2):
         brain.fit_batch(X)
-    assert brain.nonfinite == 1
+    brain.look()
+    assert brain.train_loss.nonfinite == 1
 
 
 def test_without_patience_the_first_loss_that_is_not_finite_ends_the_training() -> None:
@@ -269,5 +271,5 @@ def test_without_patience_the_first_loss_that_is_not_finite_ends_the_training() 
 
 def test_a_brain_that_nothing_trains_says_so() -> None:
     brain = ModuleBrain(nn.Linear(2, 1), nn.functional.mse_loss)
-    with pytest.raises(StageError, match=r"no OptimScheduler trains it; call bind\(phase, optim_schedulers, context\)"):
+    with pytest.raises(StageError, match=r"no OptimScheduler trains it; give it opt_class and call fit, or call bind\("):
         brain.fit_batch(X)

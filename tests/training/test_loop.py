@@ -16,9 +16,10 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from pipeline import Context
 from pipeline.errors import DataError, DivergedError
-from pipeline.training.brain import ModuleBrain, Stage
 from pipeline.training.evaluation import evaluate
 from pipeline.training.metrics import Accuracy
+from pipeline.training.module_brain import ModuleBrain
+from pipeline.training.passes import Stage
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Context]

@@ -173,7 +173,7 @@ WRONG = [
     ({"lss": torch.ones(())}, "there is no loss 'loss', which an OptimScheduler descends; did you mean 'lss'?"),
     (
         {"loss": torch.ones(())},
-        "the loss has no gradient; compute it from the model's output, outside of torch.no_grad()",
+        "the loss 'loss' has no gradient; compute it from the model's output, outside of torch.no_grad()",
     ),
 ]
 

@@ -1,0 +1,68 @@
+"""An experiment as the runner stage: what it needs of the config, and what it does with the context; from source alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from pipeline.checks.data_flow import DataFlow, StageFlow
+from pipeline.checks.inspection import Inspection, plain
+from pipeline.checks.stage_check import EXPERIMENT, is_experiment
+from pipeline.config.tree import Node
+from pipeline.inference.flow import Flow, Use
+from pipeline.source_code import source
+
+WRITES = ("model", "current_epoch", "metrics")
+"""The keys that every experiment writes."""
+_SAID = {"valid_interval": "valid_interval", "save_interval": "save_interval", "max_iteration": "max_steps"}
+"""Key of ``config.training`` -> the key of the runner that says it."""
+
+
+def experiment_of(runner: Node, definition: source.Definition | None) -> str:
+    """The name of the experiment that is a runner's runner stage; ``""`` where that certainly is none, or cannot be told.
+
+    Args:
+        runner: the runner; its class may have been given from Python.
+        definition: what can be read of the class.
+    """
+    if definition:
+        return definition.name if is_experiment(definition) else ""
+    given = plain(runner, "runner_class_path")
+    above = given.__mro__ if isinstance(given, type) else ()
+    return given.__name__ if any(f"{each.__module__}:{each.__qualname__}" == EXPERIMENT for each in above) else ""
+
+
+def check_experiment(name: str, inspection: Inspection, runner: Node, add: Callable[[str, str], None]) -> None:
+    """The faults of a runner whose runner stage is an experiment.
+
+    Args:
+        name: of its class.
+        inspection: where faults of the ``hyper_parameters`` go.
+        runner: the runner.
+        add: notes a fault at one of the runner's keys.
+    """
+    kind = str(plain(runner, "class")).lower().removeprefix("single_")
+    if kind == "infer":
+        add("class", f"is infer, and {name} is an experiment, which trains; write train")
+    elif kind == "train" and plain(runner, "epochs") is None and plain(runner, "max_steps") is None:
+        add("", "does not say how long to train; add `epochs:` or `max_steps:`")
+    for key, node in _training(inspection):
+        if key in _SAID:
+            message = f"would be ignored: the runner's `{_SAID[key]}` says it; write it there"
+            inspection.add(node.key or node.origin, f"hyper_parameters.training.{key}", message)
+
+
+def _training(inspection: Inspection) -> Iterator[tuple[str, Node]]:
+    parameters = inspection.tree.child("hyper_parameters")
+    training = parameters.child("training") if parameters else None
+    if training and isinstance(training.value, dict):
+        yield from training.children()
+
+
+def with_experiment(flow: DataFlow, definition: source.Definition | None) -> DataFlow:
+    """A runner's flow with an experiment, which may do anything with the context, from any of its methods."""
+    if definition is None:
+        return flow
+    uses = tuple(Use((key,), "write", definition.place, sure=False) for key in WRITES)
+    does = Flow(uses, opaque=frozenset((key,) for key in WRITES), unknown=definition.place)
+    runs = StageFlow("runner", definition, does, custom=True)
+    return DataFlow({**flow.stages, "runner": runs}, flow.plugins)

@@ -1,0 +1,124 @@
+"""The random generators of a process: seeded for what is fetched, and as they were before once it is."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pipeline.errors import DataError
+
+_fetches: list[tuple[int, int]] = []
+"""(seed, epoch) of what is being fetched in this process, the innermost last."""
+
+
+def mix(seed: int, *parts: int | str) -> int:
+    """A seed of 63 bits made of ``seed`` and ``parts``: neighbouring epochs share nothing."""
+    return int.from_bytes(_digest(seed, *parts)[:8], "big") >> 1
+
+
+def _digest(*parts: int | str) -> bytes:
+    return hashlib.sha256(":".join(map(str, parts)).encode()).digest()
+
+
+def seed_generators(seed: int, *parts: int | str) -> None:
+    """Seed python's ``random``, torch's generator of the CPU and, if it is imported, numpy's.
+
+    Each gets bytes of its own: they are the same generator, and from one seed they would draw the same.
+    """
+    digest = _digest(seed, *parts)
+    random.seed(int.from_bytes(digest[:8], "big"))
+    # torch.manual_seed would seed the GPU's as well, which nobody gives back, and takes 100 times as long.
+    torch.default_generator.manual_seed(int.from_bytes(digest[8:16], "big"))
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(int.from_bytes(digest[16:20], "big"))
+
+
+def states() -> tuple[Any, ...]:
+    """Where the generators are."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), torch.default_generator.get_state(), numpy and numpy.random.get_state()
+
+
+def restore(saved: tuple[Any, ...]) -> None:
+    """Put the generators where they were."""
+    of_python, of_torch, of_numpy = saved
+    random.setstate(of_python)
+    torch.default_generator.set_state(of_torch)
+    if of_numpy:
+        sys.modules["numpy"].random.set_state(of_numpy)
+
+
+@contextmanager
+def seeded(seed: int | None, epoch: int, *parts: int | str) -> Iterator[None]:
+    """The generators seeded from all of the arguments; after the block, and if it raises, as they were before.
+
+    Args:
+        seed: the run's; None leaves the generators alone.
+        epoch: from 0.
+        parts: what tells this block from the others of the epoch.
+    """
+    if seed is None:
+        yield
+        return
+    before = states()
+    seed_generators(seed, epoch, *parts)
+    _fetches.append((seed, epoch))
+    try:
+        yield
+    finally:
+        _fetches.pop()
+        restore(before)
+
+
+class Draws:
+    """The same over several blocks: each draws on from where the one before it ended.
+
+    Args:
+        seed: the run's; None leaves the generators alone.
+        epoch: from 0.
+        parts: what tells these draws from the others of the epoch.
+    """
+
+    def __init__(self, seed: int | None, epoch: int, *parts: int | str) -> None:
+        self.seed, self.epoch, self.parts = seed, epoch, parts
+        self.reached: tuple[Any, ...] | None = None
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """One block; after it the generators are as they were before it."""
+        with seeded(self.seed, self.epoch, *self.parts):
+            if self.reached:
+                restore(self.reached)
+            yield
+            if self.seed is not None:
+                self.reached = states()
+
+
+def sample_generator(index: int) -> torch.Generator:
+    """A generator for one sample: seeded from (seed, epoch, index), so whatever is drawn for others changes nothing.
+
+    For the ``__getitem__`` of a dataset, whose draws from it are the same at any batch size and order of samples::
+
+        def __getitem__(self, index):
+            return self.x[index] + torch.randn(3, generator=sample_generator(index))
+
+    Args:
+        index: of the sample in the dataset.
+
+    Raises:
+        DataError: no batch is being fetched, or by a loader that has no seed.
+    """
+    if not _fetches:
+        raise DataError(
+            f"sample_generator({index}): no loader with a seed is fetching a batch; call it in the dataset's "
+            "__getitem__ or __iter__, and make the loader with make_loader(dataset, seed=...), "
+            "or with a runner's `seed` that is not null"
+        )
+    seed, epoch = _fetches[-1]
+    return torch.Generator().manual_seed(mix(seed, epoch, "sample", index))

@@ -1,0 +1,118 @@
+"""The loader whose batches are a pure function of (seed, epoch)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from pipeline.data.fetch import FetchedDataset, Fetches
+from pipeline.data.stream import Stream, has_shard
+from pipeline.errors import ConfigError
+
+_T = TypeVar("_T")
+
+
+class SeededLoader(DataLoader[Any]):
+    """A torch DataLoader that draws nothing by chance.
+
+    With a map-style dataset, python's, torch's and (where it is imported) numpy's random generators are seeded once
+    per batch from (seed, epoch, how many samples of the epoch come before the batch), and are afterwards as they were.
+    So samples and collation that draw from them make the same batches with any number of workers, however these are
+    started, and others in each epoch. An IterableDataset is shared out over the workers, see ``Stream``.
+
+    Tell it the epoch before each pass: ``loader.set_epoch(epoch)``. In all else it is what torch makes of the arguments.
+
+    Args:
+        dataset: gives the samples.
+        seed: None leaves the generators to chance, as torch does.
+        keywords: those of the DataLoader.
+
+    Raises:
+        ConfigError: ``persistent_workers`` with a dataset that has to be told the epoch in its workers.
+    """
+
+    def __init__(self, dataset: Dataset[Any], *, seed: int | None, **keywords: Any) -> None:
+        self.seed = seed
+        self.epoch = 0
+        self._fetching: SeededLoader | None = None
+        self._fetches: Fetches | None = None
+        super().__init__(dataset, **keywords)
+        self.streams = isinstance(dataset, IterableDataset)
+        if self.persistent_workers and (self.streams or hasattr(dataset, "set_epoch")):
+            raise ConfigError(
+                f"persistent_workers: is True, but the workers of {type(dataset).__name__} have to be told the epoch; "
+                "remove it, so that they are started anew in each"
+            )
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch that comes next, from 0; the sampler and the dataset are told too, if they want to know."""
+        self.epoch = epoch
+        if self._fetches is not None:
+            self._fetches.epoch = epoch
+        tell_parts(self, epoch)
+
+    def __iter__(self) -> Any:
+        """The batches of the epoch."""
+        if self.seed is None and not self.streams:
+            return super().__iter__()
+        fetching = self._fetching or self._that_fetches()
+        if self.persistent_workers:
+            self._fetching = fetching
+        return DataLoader.__iter__(fetching)
+
+    def _that_fetches(self) -> SeededLoader:
+        """This loader as its workers see it: the dataset gives whole batches, and nothing is left to collate."""
+        collate: Callable[[Any], Any] = self.collate_fn
+        if isinstance(self.dataset, IterableDataset):
+            stream = Stream(self.dataset, collate, self.batch_size, self.drop_last, self.seed, self.epoch)
+            return self.with_parts(dataset=stream, batch_sampler=None, collate_fn=as_it_is)
+        batched = self.batch_sampler is not None
+        self._fetches = Fetches(self.batch_sampler if batched else self.sampler, self.epoch)
+        dataset = FetchedDataset(self.dataset, collate, self.seed, batched)
+        sampler = {"batch_sampler" if batched else "sampler": self._fetches}
+        return self.with_parts(dataset=dataset, collate_fn=as_it_is, **sampler)
+
+    def with_parts(self, **parts: Any) -> SeededLoader:
+        """The same loader with other parts, which a DataLoader refuses to have assigned."""
+        other = copy.copy(self)
+        vars(other).update(parts, _fetching=None, _fetches=None, _iterator=None)
+        return other
+
+    def __len__(self) -> int:
+        """How many batches there are; exact for a stream that has a length, although each worker has a short last one.
+
+        Raises:
+            TypeError: nobody knows, because the dataset has no length or shares itself out.
+        """
+        if not self.streams:
+            return super().__len__()
+        workers = self.num_workers or 1
+        if workers > 1 and has_shard(self.dataset):
+            raise TypeError(f"{type(self.dataset).__name__} shares itself out, so its loader has no length")
+        samples = range(len(self.dataset))  # type: ignore[arg-type]  # the TypeError of one without length is right
+        size = self.batch_size or 1
+        up = 0 if self.drop_last else size - 1
+        return sum((len(samples[worker::workers]) + up) // size for worker in range(workers))
+
+
+def as_it_is(batch: _T) -> _T:
+    """Collate nothing: the dataset has done it."""
+    return batch
+
+
+def tell_parts(loader: Any, epoch: int) -> None:
+    """Tell the samplers and the dataset of a loader the epoch, each that wants to know, once."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    parts = (
+        getattr(loader, "sampler", None),
+        batch_sampler,
+        getattr(batch_sampler, "sampler", None),
+        getattr(loader, "dataset", None),
+    )
+    for part in {id(each): each for each in parts}.values():
+        tell = getattr(part, "set_epoch", None)
+        if tell:
+            tell(epoch)

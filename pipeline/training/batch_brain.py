@@ -1,0 +1,313 @@
+"""What is computed for a batch: forward, objectives, and one training or evaluation step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.context import Context
+from pipeline.data.batch import shape_of, split, uncountable
+from pipeline.discovery import plain_callable
+from pipeline.errors import DataError, DivergedError, StageError
+from pipeline.training.average import MOST, Average, Averages
+from pipeline.training.optim_scheduler import OptimScheduler
+from pipeline.training.optimize import close, optimize
+from pipeline.training.passes import Stage
+from pipeline.training.precision import autocast, scaler
+from pipeline.training.run_options import RunOptions
+
+Losses = dict[str, Tensor]
+TRAIN = Stage.TRAIN
+"""Of an enum, each use of a member is a call."""
+
+
+class BatchBrain:
+    """The half of a Brain that works on one batch; the other half goes over data.
+
+    Args:
+        modules: name -> module, all that is trained and saved; available as ``self.modules.<name>``.
+        opt_class: makes an optimizer of the parameters, for ``fit``; in a config, the phase's schedulers do.
+        hparams: anything; available as ``self.hparams.<name>``. Those named like a run option set it.
+        run_opts: the options of RunOptions, which win over ``hparams``; in a config, the runner's keys say the same.
+        checkpointer: where ``fit`` saves, and ``evaluate`` takes the best from.
+
+    Attributes:
+        step: how many batches of the pass are done; in ``fit_batch``, the number of this one, from 1.
+        train_loss: of the pass that trains; what is not finite is left out.
+        logged: what ``log`` gathered in this pass.
+        train_state: the counters; in a run, those of the context.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module] | None = None,
+        opt_class: Callable[..., Optimizer] | None = None,
+        hparams: Mapping[str, Any] | None = None,
+        run_opts: Mapping[str, Any] | RunOptions | None = None,
+        checkpointer: Checkpointer | None = None,
+    ) -> None:
+        self.modules = nn.ModuleDict(dict(modules or {}))
+        self.opt_class = opt_class
+        self.hparams = SimpleNamespace(**(hparams or {}))
+        self.checkpointer = checkpointer
+        self.step = 0
+        self.train_loss = Average()
+        self.logged = Averages()
+        self.train_state: dict[str, int] = {"iteration": 0, "update": 0, "epoch": 0}
+        self._phase = ""
+        self._began = self._batches = 0
+        self._context: Context | None = None
+        self._optim_schedulers: list[OptimScheduler] = []
+        self._before_batch: Callable[..., Any] | None = None
+        self._after_batch: Callable[..., Any] | None = None
+        self._watches_batches = (
+            type(self).on_fit_batch_start is not BatchBrain.on_fit_batch_start
+            or type(self).on_fit_batch_end is not BatchBrain.on_fit_batch_end
+        )
+        self.configure(RunOptions.resolve(hparams, run_opts))
+
+    def configure(self, options: RunOptions) -> None:
+        """Take the options of a run; each is also an attribute of its name.
+
+        Raises:
+            ConfigError: the device cannot compute in a precision.
+        """
+        self.options = options
+        vars(self).update({each.name: getattr(options, each.name) for each in fields(options)})
+        self.device = torch.device(options.device or "cpu")
+        self._train_autocast = autocast(options.precision, self.device)
+        self._eval_autocast = autocast(options.eval_precision, self.device)
+
+    def bind(
+        self,
+        phase: str,
+        optim_schedulers: Mapping[str, OptimScheduler],
+        context: Context | None = None,
+        patience: int | None = 3,
+        *,
+        tells: bool = True,
+    ) -> None:
+        """Make this Brain work on ``phase``; the runner stage does so before it begins, ``fit`` for itself.
+
+        Args:
+            phase: its name, for messages.
+            optim_schedulers: name -> the schedulers that its losses drive.
+            context: the run's; its hooks are resolved here, once. None: there are none.
+            patience: how many batches that are not finite a pass may have before training ends; None does not look.
+            tells: whether ``fit_batch`` calls the hooks of a batch; not where the loop does, around another updater.
+        """
+        self._phase, self._patience, self._context = phase, patience, context
+        self._optim_schedulers = list(optim_schedulers.values())
+        trained = {each for each in self.modules.parameters() if each.requires_grad}
+        scalers = {each.loss_name: scaler(self.options.precision, self.device) for each in self._optim_schedulers}
+        for each in self._optim_schedulers:
+            each.guarded = patience is not None
+            each.owns_all = trained <= set(each.parameters)
+            each.scaler = each.scaler or (scalers[each.loss_name] if each.use_amp else None)
+        if context is not None:
+            self.train_state = context["train_state"]
+            hooks = context["hooks"]
+            self._before_batch = plain_callable(hooks, "before_batch") if tells else None
+            self._after_batch = plain_callable(hooks, "after_batch") if tells else None
+
+    def unregistered(self) -> list[str]:
+        """The attributes that hold parameters to be trained, but outside of ``modules``: nobody trains or saves them."""
+        known = set(self.modules.parameters())
+        held = {name: each for name, each in vars(self).items() if isinstance(each, nn.Module)}
+        return [
+            name for name, each in held.items() if any(p.requires_grad and p not in known for p in each.parameters())
+        ]
+
+    def begin_pass(self, batches: int = 0) -> None:
+        """Training mode, and the training numbers of the pass before forgotten; ``batches``: how many come, if known."""
+        self.modules.train()
+        self.step, self._batches, self._began = 0, batches, self.train_state["iteration"]
+        self.train_loss.reset()
+        self.logged = Averages()
+        for each in self._optim_schedulers:
+            each.guard.forget()
+
+    def end_pass(self) -> None:
+        """Close the windows of accumulation that the last batches left open, and see whether training diverged."""
+        self.train_state["update"] += close(self._optim_schedulers, self.train_state["epoch"])
+        self.look()
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        """The predictions for a batch."""
+        raise NotImplementedError(f"{type(self).__name__} does not define compute_forward(batch, stage)")
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor | Losses:
+        """The loss, a scalar tensor that is a mean over samples; or several by name, for schedulers that name theirs."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define compute_objectives(predictions, batch, stage)"
+        )
+
+    def fit_batch(self, batch: Any) -> Tensor:
+        """One training step.
+
+        Returns:
+            The loss, detached, on its device; not finite where the step was discarded.
+        """
+        if not self._optim_schedulers:
+            self._untrained()
+        samples = self.logged.samples = self.count_samples(batch) or uncountable(batch)
+        self.step += 1
+        last = self.step == self._batches
+        if self._before_batch:
+            self._before_batch(context=self._context, batch=batch)
+        should_step = self._watches_batches and self._should_step(last)
+        if self._watches_batches:
+            self.on_fit_batch_start(batch, should_step)
+        if self._train_autocast is None:
+            predictions = self.compute_forward(batch, TRAIN)
+            returned = self.compute_objectives(predictions, batch, TRAIN)
+        else:
+            with self._train_autocast:
+                predictions = self.compute_forward(batch, TRAIN)
+                returned = self.compute_objectives(predictions, batch, TRAIN)
+        # A plain tensor is the usual case; what else there may be is looked at more closely.
+        alone = returned if type(returned) is Tensor and not returned.ndim else None
+        losses = self._named(returned) if alone is None else {"loss": alone}
+        finite, updated = optimize(losses, self._optim_schedulers, self.train_state["epoch"], samples, last=last)
+        self.train_state["update"] += updated
+        loss = self.total(losses) if alone is None else alone.detach()
+        self.train_loss.waiting.append((loss, samples))
+        if not finite or self.step % MOST == 0:
+            self.look()
+        if self._watches_batches:
+            self.on_fit_batch_end(batch, predictions, loss, should_step)
+        if self._after_batch:
+            self._after_batch(context=self._context, batch=batch, predictions=predictions, losses=losses)
+        return loss
+
+    def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
+        """A training batch is about to be used; ``should_step``: it closes a window of accumulation."""
+
+    def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Tensor, should_step: bool) -> None:
+        """A training batch has been used; ``loss`` is detached, and on its device."""
+
+    def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
+        """The loss of one batch, without training."""
+        return self.total(self.evaluated(batch, stage)[1])
+
+    def evaluated(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
+        """Predictions and losses of one batch; from a subclass with its own ``evaluate_batch``, the loss alone."""
+        if not self.gives_predictions:
+            return None, self._named(self.evaluate_batch(batch, stage))
+        if self._eval_autocast is None:
+            predictions = self.compute_forward(batch, stage)
+            return predictions, self._named(self.compute_objectives(predictions, batch, stage))
+        with self._eval_autocast:
+            predictions = self.compute_forward(batch, stage)
+            return predictions, self._named(self.compute_objectives(predictions, batch, stage))
+
+    @property
+    def gives_predictions(self) -> bool:
+        """Whether an evaluated batch has predictions: not from an ``evaluate_batch`` of the subclass's own."""
+        return type(self).evaluate_batch is BatchBrain.evaluate_batch
+
+    def count_samples(self, batch: Any) -> int:
+        """How many samples a batch holds: the length of the first tensor in it."""
+        first = batch
+        while (type(first) is list or type(first) is tuple) and first:
+            first = first[0]
+        if type(first) is Tensor and first.ndim:
+            return first.shape[0]
+        if isinstance(batch, Tensor):
+            return batch.shape[0] if batch.dim() else 0
+        parts = batch if isinstance(batch, list | tuple) else batch.values() if isinstance(batch, Mapping) else ()
+        for part in parts:
+            if count := self.count_samples(part):
+                return count
+        return 0
+
+    def target(self, batch: Any) -> Any:
+        """What the metrics compare the predictions with."""
+        return split(batch)[1]
+
+    def log(self, name: str, value: Tensor | float, batch_size: int | None = None) -> None:
+        """Report a number with those of the pass, averaged by samples; it stays on its device until it is read.
+
+        Args:
+            name: how it is reported; in a validation pass with ``valid_`` before it.
+            value: a scalar that is a mean over the samples.
+            batch_size: how many these are; None: those of the batch.
+        """
+        self.logged.log(name, value, batch_size)
+
+    def look(self) -> None:
+        """Read the losses so far, and end the training if too many batches were not finite.
+
+        Raises:
+            DivergedError: more than ``nonfinite_patience`` of this pass.
+        """
+        self.train_loss.read()
+        discarded = sum(each.guard.read() for each in self._optim_schedulers)
+        bad = self.train_loss.nonfinite + discarded
+        if self._patience is None or bad <= self._patience:
+            return
+        advice = "lower the learning rate, set grad_clip, or check the data; none of these batches changed the weights"
+        if self.train_loss.first:
+            batch, value = self.train_loss.first
+            times = f"{bad} of its losses in this epoch were not finite, the first in iteration {self._began + batch}"
+            raise DivergedError(f"{self._where}'loss' is {value}: {times}{self._bad_parameter()}; {advice}")
+        times = f"{bad} of its gradients in this epoch were not finite, up to iteration {self._began + self.step}"
+        raise DivergedError(f"{self._where}the loss is finite, but {times}{self._bad_parameter()}; {advice}")
+
+    @property
+    def optim_schedulers(self) -> list[OptimScheduler]:
+        """Those that its losses drive."""
+        return self._optim_schedulers
+
+    @property
+    def in_run(self) -> bool:
+        """Whether a run of the pipeline has bound it, which then says how it trains."""
+        return self._context is not None
+
+    @property
+    def _where(self) -> str:
+        return f"phase.{self._phase}: " if self._phase else ""
+
+    def _bad_parameter(self) -> str:
+        names = [each.guard.parameter for each in self._optim_schedulers if each.guard.parameter]
+        return f", the first that of '{names[0]}'" if names else ""
+
+    def _should_step(self, last: bool) -> bool:
+        return last or any(each.batches + 1 >= each.accum_grad for each in self._optim_schedulers)
+
+    def _named(self, losses: Any) -> Losses:
+        """The losses by name, each a scalar."""
+        named = {"loss": losses} if isinstance(losses, Tensor) else losses
+        if not isinstance(named, dict) or not named or not all(isinstance(each, Tensor) for each in named.values()):
+            raise DataError(
+                f"{self._where}compute_objectives returned {shape_of(losses)}; return a scalar tensor, or a dict of "
+                "them with the names that the OptimSchedulers descend, 'loss' by default"
+            )
+        for name, each in named.items():
+            if each.ndim:
+                raise DataError(
+                    f"{self._where}the loss '{name}' has shape {tuple(each.shape)}; return a scalar, e.g. its mean()"
+                )
+        return named
+
+    def total(self, losses: Losses) -> Tensor:
+        """The loss that is reported: the one named ``loss``, else the sum; the others are logged by their names."""
+        others = [name for name in losses if name != "loss"]
+        for name in others:
+            self.log(name, losses[name])
+        if "loss" in losses:
+            return losses["loss"].detach()
+        return torch.stack([each.detach() for each in losses.values()]).sum()
+
+    def _untrained(self) -> NoReturn:
+        raise StageError(
+            f"{type(self).__name__}.fit_batch: no OptimScheduler trains it; give it opt_class and call fit, or call "
+            "bind(phase, optim_schedulers, context) first"
+        )

@@ -1,0 +1,177 @@
+"""What a phase of the config is made of: its modules, its model with a Brain around it, its optimizers, its updater."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from pipeline import class_path
+from pipeline.checks.model_check import MODULES
+from pipeline.checks.scheduler_check import SCHEDULES, schedule_name
+from pipeline.config.load import Config
+from pipeline.config.schema import PhaseSchema, RunnerSchema
+from pipeline.errors import ClassPathError, ConfigError
+from pipeline.training.brain import Brain
+from pipeline.training.module_brain import ModuleBrain
+from pipeline.training.optim_scheduler import OptimScheduler
+from pipeline.training.schedules import Constant
+from pipeline.training.updater import Updater, UpdaterBase
+
+
+def build_modules(phase: PhaseSchema, config: Config) -> dict[str, nn.Module]:
+    """The modules that the config names for a Brain.
+
+    Raises:
+        ConfigError: a class or function makes something else.
+    """
+    built = {}
+    for name, settings in phase.modules.items():
+        address = f"phase.{phase.name}.modules.{name}"
+        cls = load(settings["class"], f"{address}.class", "Module", config, MODULES)
+        made = cls(**settings.get("args", {}))
+        if not isinstance(made, nn.Module):
+            raise ConfigError(f"{address}: {_name_of(cls)} made a {type(made).__name__}; name a class of nn.Module")
+        built[name] = made
+    return built
+
+
+def build_model(phase: PhaseSchema, hyper_parameters: Mapping[str, Any], config: Config) -> nn.Module | Brain:
+    """The model, its parameters filled from ``modules`` and ``model_args``, else by name from ``hyper_parameters``.
+
+    Raises:
+        ConfigError: a parameter has no value, modules are given to what does not take them, or what is made is no model.
+    """
+    address = f"phase.{phase.name}.model"
+    model_class = load(phase.model, address, "Model", config)
+    name, taken = _name_of(model_class), inspect.signature(model_class).parameters
+    filled = {each: hyper_parameters[each] for each in taken if each in hyper_parameters}
+    arguments = filled | phase.model_args
+    if phase.modules:
+        if "modules" not in taken and not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+            raise ConfigError(
+                f"phase.{phase.name}.modules: {name} does not take them; write `def __init__(self, modules)`"
+            )
+        arguments["modules"] = build_modules(phase, config)
+    _refuse_missing(model_class, arguments, address, "hyper_parameters or model_args")
+    model = model_class(**arguments)
+    if not isinstance(model, nn.Module | Brain):
+        raise ConfigError(f"{address}: {name} made a {type(model).__name__}; name an nn.Module or a Brain")
+    if phase.modules and not isinstance(model, Brain):
+        raise ConfigError(f"phase.{phase.name}.modules: are given to a Brain, and {name} is none; write one")
+    return model
+
+
+def build_brain(model: nn.Module | Brain, phase: PhaseSchema, config: Config) -> Brain:
+    """The model itself where it is a Brain, else the Brain around it.
+
+    Raises:
+        ConfigError: a plain module has no loss.
+    """
+    if isinstance(model, Brain):
+        return model
+    if phase.loss is None:
+        raise ConfigError(
+            f"phase.{phase.name}.loss: {type(model).__name__} is a plain module and needs a loss; add `loss:`"
+        )
+    loss = load(phase.loss, f"phase.{phase.name}.loss", "Loss", config)
+    return ModuleBrain(model, loss() if isinstance(loss, type) else loss)
+
+
+def build_optim_schedulers(
+    phase: PhaseSchema, modules: nn.Module, runner: RunnerSchema, config: Config
+) -> dict[str, OptimScheduler]:
+    """Those that the phase names; clipping and accumulation are the runner's where they say nothing.
+
+    Raises:
+        ConfigError: one of them cannot be built so.
+    """
+    shared = {"grad_clip": runner.grad_clip, "accum_grad": runner.accum_grad}
+    built = {}
+    for name, settings in phase.optim_schedulers.items():
+        address = f"phase.{phase.name}.optim_schedulers.{name}"
+        cls = load(schedule_name(settings["class"]), f"{address}.class", "OptimScheduler", config, SCHEDULES)
+        try:
+            built[name] = cls(model=modules, **{**shared, **settings.get("args", {})})
+        except ConfigError as error:
+            raise ConfigError(f"{config.origin(address)}: {address}: {error}") from error
+    return built
+
+
+def build_short_form(
+    settings: Mapping[str, Any], modules: nn.Module, runner: RunnerSchema, config: Config
+) -> OptimScheduler:
+    """The optimizer that ``hyper_parameters.optimizer`` describes, with a constant rate."""
+    settings = dict(settings)
+    kind = settings.pop("class")
+    if isinstance(kind, str) and not kind.isidentifier():
+        kind = load(kind, "hyper_parameters.optimizer.class", "Optimizer", config)
+    if "learning_rate" in settings:
+        settings["lr"] = settings.pop("learning_rate")
+    return Constant(kind, settings, modules, grad_clip=runner.grad_clip, accum_grad=runner.accum_grad)
+
+
+def build_updater(phase: PhaseSchema, offered: Mapping[str, Any], config: Config) -> UpdaterBase:
+    """What trains on one batch: the phase's updater, else the Brain itself.
+
+    Args:
+        phase: the phase.
+        offered: model, brain, optim_schedulers and loader, which an updater is given where its constructor names them.
+        config: the config.
+
+    Raises:
+        ClassPathError: it is no updater.
+        ConfigError: an argument of its constructor has no value.
+    """
+    if phase.updater is None:
+        return Updater(offered["brain"])
+    address = f"phase.{phase.name}.updater"
+    cls = load(phase.updater.class_path, f"{address}.class_path", "Updater", config, base=UpdaterBase)
+    taken = inspect.signature(cls).parameters
+    arguments = {**phase.updater.args, **{name: each for name, each in offered.items() if name in taken}}
+    _refuse_missing(cls, arguments, address, "updater.args")
+    updater: UpdaterBase = cls(**arguments)
+    return updater
+
+
+def _refuse_missing(cls: Callable[..., Any], arguments: Mapping[str, Any], address: str, home: str) -> None:
+    missing = [
+        name
+        for name, each in inspect.signature(cls).parameters.items()
+        if each.default is each.empty
+        and each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
+        and name not in arguments
+    ]
+    if missing:
+        raise ConfigError(f"{address}: {_name_of(cls)} needs {', '.join(missing)}; add it to {home}")
+
+
+def _name_of(cls: Callable[..., Any]) -> str:
+    """What a class or function is called; a ``functools.partial`` has no name."""
+    return getattr(cls, "__name__", repr(cls))
+
+
+def load(path: Any, address: str, name: str, config: Config, module: str = "", base: type | None = None) -> Any:
+    """What a class path of the config names; a class or function given from Python is itself.
+
+    Args:
+        path: the class path.
+        address: its address.
+        name: the class meant where the path names only a file.
+        config: the config.
+        module: where a bare name is looked up.
+        base: what the class has to derive from; None where a function does as well.
+
+    Raises:
+        ClassPathError: it cannot be loaded; the message begins with where the config says so.
+    """
+    try:
+        if isinstance(path, str):
+            path = class_path.parse(path, name=name, workspace=config.workspace, module=module)
+        if base is not None:
+            return class_path.load_class(path, base)
+        return class_path.load(path) if isinstance(path, class_path.ClassPath) else path
+    except ClassPathError as error:
+        raise ClassPathError(f"{config.origin(address)}: {address}: {error}", error.user_error) from error

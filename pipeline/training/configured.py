@@ -1,0 +1,41 @@
+"""What the keys of a runner mean for its Brains and its passes."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from pipeline.config.schema import RunnerSchema
+from pipeline.context import Context
+from pipeline.data.limits import limited, overfitted
+from pipeline.training.entry import loader_of
+from pipeline.training.run_options import RunOptions
+
+_NAMES = {
+    "max_grad_norm": "grad_clip",
+    "grad_accumulation_factor": "accum_grad",
+    "skip_nonfinite_grads": "check_gradients",
+}
+"""SpeechBrain's name of an option -> ours, where they differ."""
+
+
+def options_of(runner: RunnerSchema, device: torch.device) -> RunOptions:
+    """The options of a Brain that a runner trains or evaluates."""
+    given = {}
+    for option in fields(RunOptions):
+        key = _NAMES.get(option.name, option.name)
+        if key in RunnerSchema.model_fields and key != "device":
+            given[option.name] = getattr(runner, key)
+    return RunOptions(device=str(device), **given)
+
+
+def pass_loader(dataset: str, runner: RunnerSchema, context: Context) -> Any:
+    """The batches of one pass over a dataset: all, or as many as the runner says."""
+    loader = loader_of(dataset, context)
+    if runner.overfit_batches:
+        loader = overfitted(loader, runner.overfit_batches)
+    limits = [runner.limit_batches, runner.debug_batches if runner.debug else None]
+    most = min((limit for limit in limits if limit), default=0)
+    return limited(loader, most) if most else loader

@@ -1,0 +1,100 @@
+"""Where the numbers of an experiment go: to a file of its own, or as a stage to the plugins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from loguru import logger
+from torch import Tensor
+
+from pipeline.context import Context
+from pipeline.run_directory import finite
+from pipeline.training.average import Averages
+
+PHASE = "experiment"
+"""The name under which an experiment's model and numbers stand where others have phases."""
+
+
+class Visualizer(Protocol):
+    """What an experiment calls; tensorboard's SummaryWriter fits as it is."""
+
+    def add_scalar(self, name: str, value: Any, step: int, /) -> None:
+        """Take a number, measured at an iteration."""
+
+
+class JsonLines:
+    """Writes each number as a line ``{"step": 3, "name": "loss", "value": 0.25}``; one that is not finite is null.
+
+    Args:
+        path: the file; what it has is kept.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("a", buffering=1, encoding="utf-8")
+
+    def add_scalar(self, name: str, value: Any, step: int) -> None:
+        """Write a number; reading a tensor makes a GPU wait."""
+        number = value.item() if isinstance(value, Tensor) else float(value)
+        self.file.write(json.dumps({"step": step, "name": name, "value": finite(number)}) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+class PluginNumbers:
+    """Tells the plugins: the means of training numbers at each ``print_interval``, those of a validation after it.
+
+    Numbers stay on their device until then.
+
+    Args:
+        context: the run's.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.train_state: dict[str, int] = context["train_state"]
+        self.training = Averages()
+        self.validation: Averages | None = None
+        self._strange: set[str] = set()
+
+    def add_scalar(self, name: str, value: Any, step: int) -> None:
+        """Take a number; several of a name are averaged, each counting alike."""
+        iteration = self.train_state["iteration"]
+        # A batch counts once it has been trained on.
+        if step not in (iteration, iteration + 1) and name not in self._strange:
+            self._strange.add(name)
+            logger.warning(f"visualizer: '{name}' is given for step {step}; the plugins are told iteration {iteration}")
+        numbers = self.training if self.validation is None else self.validation
+        numbers.log(name, value, 1)
+
+    def begin_epoch(self) -> None:
+        """Forget the epoch before."""
+        self.training = Averages()
+        self.context["metrics"] = {PHASE: {}}
+
+    def print(self) -> None:
+        """Tell the training numbers since the last time: on a GPU this waits for the work so far."""
+        numbers = self.training.recent()
+        self.context["hooks"].on_print_interval(context=self.context, phase=PHASE, metrics=numbers)
+
+    @contextmanager
+    def validating(self) -> Iterator[None]:
+        """What comes within belongs to a validation, of which the plugins are told before and after."""
+        hooks, self.validation = self.context["hooks"], Averages()
+        hooks.before_validation(context=self.context, phase=PHASE)
+        try:
+            yield
+            numbers = self.validation.means()
+        finally:
+            self.validation = None
+        self.context["metrics"][PHASE] |= numbers
+        hooks.after_validation(context=self.context, phase=PHASE, metrics=numbers)
+
+    def end_epoch(self) -> None:
+        """The training numbers of the whole epoch come before those of its validations."""
+        self.context["metrics"][PHASE] = self.training.means() | self.context["metrics"][PHASE]

@@ -1,0 +1,127 @@
+"""The random generators, seeded and given back."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.data.randomness import Draws, mix, sample_generator, seed_generators, seeded, states
+from pipeline.errors import DataError
+
+
+def draw() -> tuple[float, float]:
+    return random.random(), torch.rand(()).item()
+
+
+def by_hand(text: str) -> tuple[float, float]:
+    """The first draws after seeding from a text."""
+    digest = hashlib.sha256(text.encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[8:16], "big"))
+    return random.Random(int.from_bytes(digest[:8], "big")).random(), torch.rand((), generator=generator).item()
+
+
+class Numpy(SimpleNamespace):
+    """What we use of numpy's random module, drawing from a generator of python's."""
+
+    def __init__(self) -> None:
+        own = random.Random(1)
+        names = {"seed": own.seed, "get_state": own.getstate, "set_state": own.setstate, "rand": own.random}
+        super().__init__(random=SimpleNamespace(**names))
+
+
+@pytest.fixture
+def numpy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setitem(sys.modules, "numpy", Numpy())
+    return sys.modules["numpy"]
+
+
+def test_mixed_seeds_of_neighbours_differ_and_fit_in_63_bits() -> None:
+    seeds = {mix(seed, epoch) for seed in range(50) for epoch in range(50)}
+    assert len(seeds) == 2500
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_in_a_block_the_generators_draw_from_all_of_its_arguments() -> None:
+    with seeded(3, 5, "batch", 8):
+        assert draw() == by_hand("3:5:batch:8")
+
+
+def test_after_a_block_the_generators_go_on_as_if_it_had_not_been() -> None:
+    seed_generators(1)
+    expected = [draw(), draw()]
+    seed_generators(1)
+    first = draw()
+    with seeded(3, 5):
+        draw()
+    assert [first, draw()] == expected
+
+
+def test_a_block_that_raises_gives_the_generators_back_too() -> None:
+    seed_generators(1)
+    with pytest.raises(KeyError), seeded(3, 5):
+        raise KeyError
+    assert draw() == by_hand("1")
+    with pytest.raises(DataError, match=r"no loader with a seed is fetching"):
+        sample_generator(0)
+
+
+def test_numpy_is_seeded_apart_and_given_back_where_it_is_imported(numpy: Any) -> None:
+    expected = random.Random(1).random()
+    with seeded(3, 5):
+        inside = numpy.random.rand()
+    assert inside == random.Random(int.from_bytes(hashlib.sha256(b"3:5").digest()[16:20], "big")).random()
+    assert numpy.random.rand() == expected
+
+
+def test_numpy_is_not_imported_for_it() -> None:
+    if "numpy" not in sys.modules:
+        seed_generators(1)
+        assert states()[2] is None
+    assert "numpy" not in sys.modules or states()[2] is not None
+
+
+def test_without_a_seed_a_block_draws_from_the_generators_as_they_are() -> None:
+    seed_generators(1)
+    with seeded(None, 5):
+        assert draw() == by_hand("1")
+    with Draws(None, 5).going_on():
+        assert draw() != by_hand("1")
+
+
+def test_draws_go_on_from_block_to_block_whatever_is_drawn_between() -> None:
+    with seeded(3, 5, "stream"):
+        expected = [draw(), draw(), draw()]
+    draws, drawn = Draws(3, 5, "stream"), []
+    for _ in range(3):
+        draw()
+        with draws.going_on():
+            drawn.append(draw())
+    assert drawn == expected
+
+
+def test_a_sample_has_a_generator_of_its_own_whatever_is_drawn_for_others() -> None:
+    with seeded(3, 5, "batch", 0):
+        first = torch.rand(2, generator=sample_generator(7))
+    with seeded(3, 5, "batch", 40):
+        draw()
+        torch.rand(2, generator=sample_generator(6))
+        assert torch.equal(torch.rand(2, generator=sample_generator(7)), first)
+
+
+def test_generators_of_samples_differ_by_sample_epoch_and_seed() -> None:
+    drawn = set()
+    for seed, epoch in [(0, 0), (0, 1), (1, 0)]:
+        with seeded(seed, epoch):
+            drawn |= {torch.rand((), generator=sample_generator(index)).item() for index in range(3)}
+    assert len(drawn) == 9
+
+
+def test_a_generator_asked_for_outside_of_a_fetch_is_refused_with_what_to_do() -> None:
+    with pytest.raises(DataError, match=r"sample_generator\(4\): no loader .* make_loader\(dataset, seed=...\)"):
+        sample_generator(4)

@@ -1,0 +1,467 @@
+"""An experiment, by hand and as the runner stage, against loops written by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from loguru import logger
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from pipeline import Context, ExperimentBase, GeneralTrainer, hookimpl
+from pipeline.data.loader import EpochSampler, make_loader
+from pipeline.errors import ConfigError, DataError, StageError
+
+Made = Callable[..., Any]
+mse = nn.functional.mse_loss
+
+
+def table() -> TensorDataset:
+    """10 inputs [3], and a target [1] of each."""
+    x = torch.randn(10, 3, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(x, x.sum(1, keepdim=True).sin())
+
+
+class Line(ExperimentBase):
+    """A linear model on batches of 4 samples, 3 to an epoch; ``read`` are the batches, ``validated`` when it was."""
+
+    def setup_dataloader(self) -> None:
+        self.train_loader = make_loader(table(), seed=0, shuffle=True, batch_size=4)
+        self.read: list[Tensor] = []
+        self.validated: list[int] = []
+
+    def setup_model(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(3, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+
+    def train_batch(self) -> None:
+        x, y = self.read_batch()
+        self.read.append(x)
+        loss = mse(self.model(x), y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.visualizer.add_scalar("loss", loss, self.iteration)
+
+    def valid(self) -> None:
+        self.validated.append(self.iteration)
+        self.visualizer.add_scalar("valid_loss", self.model.weight.norm(), self.iteration)
+
+
+@pytest.fixture
+def made() -> Iterator[Made]:
+    """Sets up an experiment by hand, for 7 iterations or as keywords say of ``config.training``; closes it."""
+    experiments: list[Any] = []
+
+    def make(cls: type[Line] = Line, *, output: str = "out", start: str | None = None, **training: Any) -> Any:
+        asked = {"max_iteration": 7, "valid_interval": None, "save_interval": None, **training}
+        args = SimpleNamespace(device="cpu", nprocs=1, output=output, checkpoint_path=start)
+        experiments.append(cls({"training": asked}, args))
+        experiments[-1].setup()
+        return experiments[-1]
+
+    yield make
+    for each in experiments:
+        each.close()
+
+
+def config(cls: type[ExperimentBase] = Line, **runner: Any) -> dict[str, Any]:
+    """A runner named ``train`` whose runner stage is an experiment, without plugins."""
+    named = {"name": "train", "class": "train", "device": "cpu", "runner_class_path": cls, **runner}
+    return {"plugins": [{"progress_bar": False}, {"metric_log": False}], "runner": [named]}
+
+
+def loop(steps: int) -> Mapping[str, Tensor]:
+    """The weights that the loop of a torch tutorial ends with."""
+    torch.manual_seed(0)
+    model, (x, y) = nn.Linear(3, 1), table().tensors
+    optimizer, order = torch.optim.SGD(model.parameters(), 0.1), EpochSampler(10, shuffle=True, seed=0)
+    for step in range(steps):
+        order.set_epoch(step // 3)
+        indices = torch.tensor(list(order)).split(4)[step % 3]
+        optimizer.zero_grad()
+        mse(model(x[indices]), y[indices]).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def equal(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
+    """Bit for bit."""
+    return list(ours) == list(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def steps(folder: Path) -> list[int]:
+    """The iterations of the checkpoints in a folder."""
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
+
+
+# The weights.
+
+
+def test_by_hand_the_weights_are_those_of_a_loop_bit_for_bit(made: Made) -> None:
+    experiment = made(valid_interval=2, save_interval=3)
+    experiment.run()
+    assert equal(experiment.model.state_dict(), loop(7))
+
+
+def test_as_a_stage_the_weights_are_those_of_a_loop_bit_for_bit() -> None:
+    context = GeneralTrainer(config(max_steps=7)).run()
+    assert equal(context["model"]["experiment"]["model"].state_dict(), loop(7))
+
+
+@pytest.mark.parametrize(
+    ("budget", "iterations"),
+    [
+        ({"epochs": 2}, 6),
+        ({"max_steps": 5}, 5),
+        ({"epochs": 2, "max_steps": 5}, 5),
+        ({"epochs": 2, "max_steps": 50}, 6),
+    ],
+)
+def test_as_a_stage_it_trains_for_epochs_or_max_steps_whichever_comes_first(
+    budget: dict[str, int], iterations: int
+) -> None:
+    state = GeneralTrainer(config(**budget)).run()["train_state"]
+    assert state == {"iteration": iterations, "update": iterations, "epoch": 2, "samples": state["samples"],
+                     "phase_index": 0}  # fmt: skip
+    assert state["samples"] == {6: 20, 5: 18}[iterations]
+
+
+# The loop.
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [
+        (2, [2, 4, 6]),
+        ("1 epoch", [3, 6]),
+        ("2 epoch", [6]),
+        (["1 epoch", 5], [3, 5, 6]),
+        (None, []),
+        (8, []),
+    ],
+)
+def test_it_validates_and_saves_at_intervals_and_saves_at_the_end(
+    made: Made, interval: Any, expected: list[int]
+) -> None:
+    experiment = made(valid_interval=interval, save_interval=interval)
+    experiment.run()
+    assert experiment.validated == expected
+    assert steps(Path("out/checkpoints")) == [*expected, 7]
+
+
+def test_valid_runs_without_gradients_in_evaluation_mode_and_leaves_the_modes_as_they_were(made: Made) -> None:
+    seen = []
+
+    class Modes(Line):
+        def setup_model(self) -> None:
+            super().setup_model()
+            self.model = nn.Sequential(self.model, nn.Dropout(0.0), nn.Dropout(0.0))
+            self.model[2].eval()
+
+        def valid(self) -> None:
+            seen.append((torch.is_grad_enabled(), [each.training for each in self.model.modules()]))
+
+    experiment = made(Modes, valid_interval=7)
+    experiment.run()
+    assert seen == [(False, [False] * 4)]
+    assert torch.is_grad_enabled()
+    assert [each.training for each in experiment.model.modules()] == [True, True, True, False]
+
+
+def test_a_batch_that_fails_to_validate_leaves_the_modes_as_they_were(made: Made) -> None:
+    class Failing(Line):
+        def valid(self) -> None:
+            raise OverflowError
+
+    experiment = made(Failing, valid_interval=1)
+    with pytest.raises(OverflowError):
+        experiment.run()
+    assert experiment.model.training
+
+
+def test_an_epoch_is_judged_though_one_step_reads_several_batches(made: Made) -> None:
+    class Twice(Line):
+        def train_batch(self) -> None:
+            self.read_batch()
+            super().train_batch()
+
+    experiment = made(Twice, max_iteration=5, valid_interval="1 epoch")
+    experiment.run()
+    # Of 10 batches read, the 3rd and the 9th end an epoch within a step, the 6th at its end.
+    assert experiment.validated == [2, 3, 5]
+
+
+def test_without_read_batch_an_interval_in_epochs_is_refused(made: Made) -> None:
+    class Own(Line):
+        def train_batch(self) -> None:
+            pass
+
+    message = r"Own.train_batch: did not call self.read_batch\(\), so no epoch ends; call it, or give valid_interval and save_interval in iterations"
+    with pytest.raises(StageError, match=message):
+        made(Own, valid_interval="1 epoch", save_interval="2 epoch").run()
+
+
+def test_without_read_batch_intervals_in_iterations_work(made: Made) -> None:
+    class Own(Line):
+        def train_batch(self) -> None:
+            pass
+
+    experiment = made(Own, valid_interval=3)
+    experiment.run()
+    assert experiment.validated == [3, 6]
+
+
+def test_batches_come_in_the_order_of_each_epoch(made: Made) -> None:
+    experiment = made()
+    read = [experiment.read_batch()[0] for _ in range(6)]
+    assert (experiment.epoch, experiment.state_dict()["epoch"]) == (2, 2)
+    for epoch in range(2):
+        experiment.train_loader.set_epoch(epoch)
+        expected = [x for x, _ in experiment.train_loader]
+        assert all(map(torch.equal, read[3 * epoch : 3 * epoch + 3], expected))
+
+
+def test_an_empty_loader_is_told(made: Made) -> None:
+    class Empty(Line):
+        def setup_dataloader(self) -> None:
+            self.train_loader = DataLoader(table(), batch_size=11, drop_last=True)
+
+    message = "train_loader: gave no batch in epoch 1; check the dataset, or drop_last with few samples"
+    with pytest.raises(DataError, match=message):
+        made(Empty).run()
+
+
+def test_ctrl_c_closes_the_files_and_is_raised_again(made: Made) -> None:
+    class Stopped(Line):
+        def train_batch(self) -> None:
+            raise KeyboardInterrupt
+
+    experiment = made(Stopped)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    logger.info("after it")
+    assert "after it" not in Path("out/worker_0.log").read_text()
+    with pytest.raises(ValueError, match="closed file"):
+        experiment.visualizer.add_scalar("loss", 1.0, 1)
+
+
+def test_run_before_setup_says_so() -> None:
+    experiment = Line({"training": {}}, {"device": "cpu"})
+    with pytest.raises(StageError, match=r"Line.run: nothing is set up; call setup\(\) first"):
+        experiment.run()
+
+
+# Going on.
+
+
+class Stream(IterableDataset[Any]):
+    """The rows of the table."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(table())
+
+
+class Streaming(Line):
+    """The same in the order of the table, from a loader that does not know its length."""
+
+    def setup_dataloader(self) -> None:
+        super().setup_dataloader()
+        self.train_loader = DataLoader(Stream(), batch_size=4)
+
+
+@pytest.mark.parametrize("cls", [Line, Streaming])
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 6])
+def test_a_resumed_training_ends_with_the_weights_of_an_unbroken_one(made: Made, cls: type[Line], at: int) -> None:
+    made(cls, output="first", max_iteration=at).run()
+    path = f"first/checkpoints/step-{at:012d}"
+    resumed, unbroken = made(cls, start=path), made(cls, output="unbroken")
+    resumed.run()
+    unbroken.run()
+    assert equal(resumed.model.state_dict(), unbroken.model.state_dict())
+    assert all(map(torch.equal, resumed.read, unbroken.read[at:]))
+    assert resumed.train_state == unbroken.train_state
+
+
+@pytest.mark.parametrize("cls", [Line, Streaming])
+@pytest.mark.parametrize("taken", range(8))
+def test_a_position_leads_to_the_batch_that_would_have_come(made: Made, cls: type[Line], taken: int) -> None:
+    first, second = made(cls), made(cls, output="second")
+    for _ in range(taken):
+        first.read_batch()
+    second.set_state_dict(first.state_dict())
+    assert second.state_dict() == first.state_dict()
+    assert torch.equal(second.read_batch()[0], first.read_batch()[0])
+    assert second.epoch == first.epoch
+
+
+def test_a_position_right_after_new_epoch_is_the_beginning_of_it(made: Made) -> None:
+    experiment = made()
+    list(islice(iter(experiment.read_batch, None), 3))
+    experiment.new_epoch()
+    assert experiment.state_dict() == {"iteration": 0, "epoch": 1, "batches": 0}
+
+
+def test_a_resumed_training_keeps_its_intervals(made: Made) -> None:
+    made(output="first", max_iteration=5).run()
+    resumed = made(start="first/checkpoints/step-000000000005", valid_interval=[3, "1 epoch"])
+    resumed.run()
+    assert resumed.validated == [6]
+
+
+def test_a_file_of_weights_gives_the_weights_alone(made: Made) -> None:
+    made(output="first", max_iteration=5).run()
+    path = "first/checkpoints/step-000000000005/experiment.safetensors"
+    experiment = made(start=path)
+    experiment.resume_or_load()
+    assert equal(experiment.model.state_dict(), loop(5))
+    assert experiment.state_dict() == {"iteration": 0, "epoch": 0, "batches": 0}
+
+
+def test_as_a_stage_init_model_path_gives_the_first_weights_and_counts_from_0(made: Made) -> None:
+    made(output="first", max_iteration=3).run()
+    path = str(Path("first/checkpoints/step-000000000003").resolve())
+    context = GeneralTrainer(config(max_steps=3, init_model_path=path)).run()
+    weights = context["model"]["experiment"]["model"].state_dict()
+    assert context["train_state"]["iteration"] == 3
+    assert not equal(weights, loop(3))
+    assert not equal(weights, loop(6))  # other batches than those of the second epoch
+
+
+def test_a_checkpoint_holds_weights_counters_and_position(made: Made) -> None:
+    made(max_iteration=5).run()
+    state = json.loads(Path("out/checkpoints/step-000000000005/state.json").read_text())
+    assert state["train_state"] == {
+        "iteration": 5, "update": 5, "epoch": 1, "samples": 18, "phase_index": 0, "batches": 2,
+    }  # fmt: skip
+
+
+# As a stage.
+
+
+class Recorder:
+    """A plugin; ``events`` are (hook, iteration, value) in the order of the calls."""
+
+    events: list[tuple[str, int, Any]] = []  # noqa: RUF012 - plugins are named by their class
+
+    def note(self, hook: str, context: Context, value: Any = None) -> None:
+        self.events.append((hook, context["train_state"]["iteration"], value))
+
+    @hookimpl
+    def before_epoch(self, context: Context) -> None:
+        self.note("before_epoch", context, context["current_epoch"])
+
+    @hookimpl
+    def on_print_interval(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
+        self.note("on_print_interval", context, (phase, metrics["loss"]))
+
+    @hookimpl
+    def before_validation(self, context: Context, phase: str) -> None:
+        self.note("before_validation", context, phase)
+
+    @hookimpl
+    def after_validation(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
+        self.note("after_validation", context, metrics)
+
+    @hookimpl
+    def after_epoch(self, context: Context) -> None:
+        self.note("after_epoch", context, context["metrics"])
+
+    @hookimpl
+    def after_checkpoint_saved(self, context: Context, path: Any) -> None:
+        self.note("after_checkpoint_saved", context, path.name)
+
+
+@pytest.fixture
+def events() -> Callable[..., list[tuple[str, int, Any]]]:
+    """What a plugin is told in a run of the experiment with these runner keys."""
+
+    def run(**runner: Any) -> list[tuple[str, int, Any]]:
+        Recorder.events = []
+        chosen = config(**runner)
+        chosen["plugins"].append(Recorder)
+        GeneralTrainer(chosen).run()
+        return Recorder.events
+
+    return run
+
+
+def test_as_a_stage_the_plugins_are_told_in_the_order_of_the_default_loop(events: Callable[..., Any]) -> None:
+    told = events(max_steps=5, print_interval=2, valid_interval="1 epoch", save_interval=3)
+    assert [each[:2] for each in told] == [
+        ("before_epoch", 0), ("on_print_interval", 2), ("before_validation", 3), ("after_validation", 3),
+        ("after_epoch", 3), ("after_checkpoint_saved", 3), ("before_epoch", 3), ("on_print_interval", 4),
+        ("after_epoch", 5), ("after_checkpoint_saved", 5),
+    ]  # fmt: skip
+    assert [value for hook, _, value in told if hook == "before_epoch"] == [0, 1]
+
+
+def test_as_a_stage_numbers_are_means_of_the_interval_and_of_the_epoch(made: Made, events: Callable[..., Any]) -> None:
+    experiment = made(max_iteration=3)
+    experiment.run()
+    lines = Path("out/metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["value"] for line in lines]
+    told = {hook: value for hook, _, value in events(epochs=1, print_interval=2)}
+    assert told["on_print_interval"] == ("experiment", pytest.approx(sum(losses[:2]) / 2))
+    norm = experiment.model.weight.norm().item()
+    assert told["after_validation"] == {"valid_loss": pytest.approx(norm)}
+    assert told["after_epoch"] == {
+        "experiment": {"loss": pytest.approx(sum(losses) / 3), "valid_loss": pytest.approx(norm)}
+    }
+
+
+def test_as_a_stage_status_results_and_metrics_of_the_run_have_its_numbers() -> None:
+    chosen = config(epochs=2)
+    del chosen["plugins"]
+    run_dir = GeneralTrainer(chosen).run()["run_dir"]
+    status = json.loads((run_dir / "status.json").read_text())
+    assert (status["state"], status["iteration"], status["epoch"]) == ("done", 6, 2)
+    results = json.loads((run_dir / "train" / "results.json").read_text())
+    assert results["checkpoint"] == "train/checkpoints/step-000000000006"
+    assert set(results["metrics"]["experiment"]) == {"loss", "valid_loss"}
+    lines = [json.loads(line) for line in (run_dir / "train" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in lines if line["event"] == "epoch"] == [3, 6]
+
+
+def test_as_a_stage_a_failing_batch_ends_the_run_with_its_own_error() -> None:
+    class Failing(Line):
+        def train_batch(self) -> None:
+            super().train_batch()
+            if self.iteration == 2:
+                raise OverflowError("too much")
+
+    trainer = GeneralTrainer(config(Failing, epochs=1))
+    with pytest.raises(OverflowError, match="too much"):
+        trainer.run()
+    (status,) = Path("runs").glob("*/latest/status.json")
+    assert json.loads(status.read_text())["iteration"] == 1
+
+
+def test_as_a_stage_max_iteration_is_known_to_setup_model() -> None:
+    seen = []
+
+    class Asking(Line):
+        def setup_model(self) -> None:
+            super().setup_model()
+            seen.append(self.config.training.max_iteration)
+
+    GeneralTrainer(config(Asking, epochs=2)).run()
+    assert seen == [6]
+
+
+def test_as_a_stage_epochs_of_a_loader_without_a_length_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"runner.train.epochs: is 2, and nobody knows .*; give max_steps instead"):
+        GeneralTrainer(config(Streaming, epochs=2)).run()
+
+
+def test_as_a_stage_a_loader_without_a_length_ends_its_epochs_where_it_ends() -> None:
+    context = GeneralTrainer(config(Streaming, max_steps=7)).run()
+    assert steps(context["run_dir"] / "train" / "checkpoints") == [3, 6, 7]

@@ -1,0 +1,199 @@
+"""The options of a Brain: names and defaults are SpeechBrain's, values are checked, and each has its rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline import RunOptions
+from pipeline.errors import ConfigError
+from pipeline.training.option_rules import RULES
+
+DEFAULTS = {
+    "test_only": False, "debug": False, "debug_batches": 2, "debug_epochs": 2, "debug_persistently": False,
+    "device": None, "distributed_backend": "nccl", "find_unused_parameters": False, "jit": False,
+    "jit_module_keys": None, "compile": False, "compile_module_keys": None, "compile_mode": "default",
+    "compile_using_fullgraph": False, "compile_using_dynamic_shape_tracing": False, "precision": "fp32",
+    "eval_precision": "fp32", "auto_mix_prec": False, "bfloat16_mix_prec": False, "max_grad_norm": 5.0,
+    "skip_nonfinite_grads": False, "nonfinite_patience": 3, "noprogressbar": False, "ckpt_interval_minutes": 0,
+    "ckpt_interval_steps": 0, "grad_accumulation_factor": 1, "optimizer_step_limit": None,
+    "remove_vector_weight_decay": False,
+}  # fmt: skip
+
+
+def test_the_names_and_defaults_are_those_of_speechbrain() -> None:
+    found = {field.name: getattr(RunOptions(), field.name) for field in dataclasses.fields(RunOptions) if field.init}
+    assert found == DEFAULTS
+    assert set(RULES) == set(DEFAULTS)
+
+
+def test_every_default_is_a_value_that_may_be_given() -> None:
+    assert RunOptions(**DEFAULTS) == RunOptions()
+
+
+def test_what_was_given_is_known() -> None:
+    options = RunOptions(debug=True, precision="fp32")
+    assert options.given == {"debug", "precision"}
+    assert RunOptions().given == set()
+
+
+def test_options_cannot_be_changed_but_copied_with_a_change() -> None:
+    options = RunOptions(compile_module_keys=["encoder"], precision="bf16")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.debug = True  # type: ignore[misc]
+    changed = dataclasses.replace(options, precision="fp32")
+    assert (changed.precision, changed.compile_module_keys) == ("fp32", ("encoder",))
+
+
+def test_options_come_through_a_pickle_with_what_was_given() -> None:
+    options = RunOptions(debug=True)
+    back = pickle.loads(pickle.dumps(options))
+    assert (back, back.given) == (options, {"debug"})
+
+
+def test_run_options_go_over_hyperparameters_and_these_over_defaults() -> None:
+    hparams = {"precision": "bf16", "max_grad_norm": 1.0, "debug": True, "lr": 0.1, "model": torch.nn.Linear(1, 1)}
+    options = RunOptions.resolve(hparams, {"debug": False, "max_grad_norm": None, "device": "cpu"})
+    assert (options.precision, options.max_grad_norm, options.debug, options.debug_batches) == ("bf16", None, False, 2)
+
+
+def test_ready_made_options_go_over_hyperparameters_where_they_were_given() -> None:
+    hparams = {"precision": "bf16", "max_grad_norm": 1.0}
+    options = RunOptions.resolve(hparams, RunOptions(precision="fp32", device="cpu"))
+    assert (options.precision, options.max_grad_norm) == ("fp32", 1.0)
+
+
+def test_resolved_options_are_the_same_when_resolved_again() -> None:
+    options = RunOptions.resolve({"auto_mix_prec": False, "jit": True}, {"debug": True, "device": "cpu"})
+    assert RunOptions.resolve({"jit": False, "device": "cuda"}, options) == options
+
+
+@pytest.mark.parametrize("device", [None, "auto"])
+def test_without_a_gpu_the_device_is_the_cpu(device: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert RunOptions.resolve(None, {"device": device}).device == "cpu"
+
+
+def test_with_gpus_the_device_is_that_of_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert RunOptions.resolve().device == "cuda"
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert RunOptions.resolve().device == "cuda:3"
+    assert RunOptions.resolve({"device": "cuda:1"}).device == "cuda:1"
+
+
+def test_a_device_may_be_given_as_torch_has_it() -> None:
+    assert RunOptions.resolve(None, {"device": torch.device("cpu")}).device == "cpu"
+
+
+def test_a_device_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(
+        ConfigError, match="run options: device is 'cuda:1', and this machine has 1 GPU; write cpu or auto"
+    ):
+        RunOptions.resolve(None, {"device": "cuda:1"})
+
+
+@pytest.mark.parametrize("name", ["precision", "eval_precision"])
+def test_fp16_on_a_cpu_is_refused(name: str) -> None:
+    message = f"{name} is fp16, which needs a GPU, and device is cpu; use bf16 or fp32"
+    with pytest.raises(ConfigError, match=message):
+        RunOptions(device="cpu", **{name: "fp16"})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=message):
+        RunOptions.resolve({name: "fp16"}, {"device": "cpu"})
+
+
+def test_fp16_on_a_gpu_is_as_good_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    options = RunOptions.resolve({"precision": "16-mixed"}, {"device": "cuda"})
+    assert (options.precision, options.device) == ("fp16", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("hparams", "run_opts", "precision"),
+    [
+        ({"bfloat16_mix_prec": True}, {}, "bf16"),
+        ({"bfloat16_mix_prec": True, "auto_mix_prec": False}, {}, "bf16"),
+        ({"bfloat16_mix_prec": True, "precision": "bf16"}, {}, "bf16"),
+        ({"bfloat16_mix_prec": False, "precision": "bf16"}, {}, "bf16"),
+        ({"auto_mix_prec": True}, {"precision": "bf16"}, "bf16"),
+        ({"precision": "bf16"}, {"bfloat16_mix_prec": False}, "fp32"),
+        ({"precision": "fp32"}, RunOptions(bfloat16_mix_prec=True), "bf16"),
+    ],
+)
+def test_the_deprecated_spellings_set_the_precision(hparams: Any, run_opts: Any, precision: str) -> None:
+    options = RunOptions.resolve({"device": "cpu", **hparams}, run_opts)
+    assert (options.precision, options.auto_mix_prec, options.bfloat16_mix_prec) == (precision, False, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"auto_mix_prec": True, "precision": "bf16"}, "precision, auto_mix_prec say bf16 and fp16"),
+        ({"auto_mix_prec": True, "bfloat16_mix_prec": True}, "auto_mix_prec, bfloat16_mix_prec say bf16 and fp16"),
+        ({"bfloat16_mix_prec": True, "precision": "fp32"}, "precision, bfloat16_mix_prec say bf16 and fp32"),
+    ],
+)
+def test_two_precisions_at_once_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"RunOptions: {said}; keep precision alone"):
+        RunOptions(**options)
+
+
+NAMES = ["encoder", "decoder", "head"]
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        ({}, []),
+        ({"compile": True}, NAMES),
+        ({"compile": True, "compile_module_keys": ["head", "encoder"]}, ["encoder", "head"]),
+        ({"compile_module_keys": ["head"]}, ["head"]),
+        ({"compile_module_keys": {"head"}}, ["head"]),
+    ],
+)
+def test_all_modules_are_compiled_or_those_that_are_named(options: dict[str, Any], chosen: list[str]) -> None:
+    assert RunOptions(**options).modules_to("compile", NAMES) == chosen
+    assert RunOptions(**options).modules_to("jit", NAMES) == []
+
+
+def test_run_options_turn_on_and_off_what_hyperparameters_say_of_compiling() -> None:
+    named = {"device": "cpu", "jit": True, "jit_module_keys": ["head"]}
+    assert RunOptions.resolve(named, {"jit": False}).modules_to("jit", NAMES) == []
+    assert RunOptions.resolve(named, {"jit": True}).modules_to("jit", NAMES) == ["head"]
+    assert RunOptions.resolve({"jit": False}, {"jit_module_keys": ["head"]}).modules_to("jit", NAMES) == ["head"]
+
+
+def test_a_key_that_names_no_module_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"jit_module_keys: there is no module 'encodr'; did you mean 'encoder'\?"):
+        RunOptions(jit_module_keys=["encodr"]).modules_to("jit", NAMES)
+
+
+@pytest.mark.parametrize(
+    ("options", "which"),
+    [
+        ({"jit": True, "compile": True}, "all of them"),
+        ({"jit": True, "compile_module_keys": ["a"]}, "a"),
+        ({"jit_module_keys": ["a", "b"], "compile": True}, "a, b"),
+        ({"jit_module_keys": ["a", "b"], "compile_module_keys": ["b", "c"]}, "b"),
+    ],
+)
+def test_a_module_cannot_be_scripted_and_compiled(options: dict[str, Any], which: str) -> None:
+    with pytest.raises(ConfigError, match=rf"for the same modules \({which}\); keep compile, or name others in jit_"):
+        RunOptions(**options)
+
+
+def test_some_modules_may_be_scripted_and_others_compiled() -> None:
+    options = RunOptions(jit_module_keys=["head"], compile_module_keys=["encoder"])
+    assert [options.modules_to(how, NAMES) for how in ("jit", "compile")] == [["head"], ["encoder"]]
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="WORLD_SIZE=2: several processes are not yet possible; start one"):
+        RunOptions.resolve()
