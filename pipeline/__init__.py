@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.context import Context as Context
     from pipeline.context import EngineMode as EngineMode
+    from pipeline.data.loader import make_loader as make_loader
+    from pipeline.data.randomness import sample_generator as sample_generator
     from pipeline.hookspecs import hookimpl as hookimpl
     from pipeline.stages.base import InstanceBase as InstanceBase
     from pipeline.stages.base import NetworkBase as NetworkBase
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "pipeline.context": ("Context", "EngineMode"),
+    "pipeline.data.loader": ("make_loader",),
+    "pipeline.data.randomness": ("sample_generator",),
     "pipeline.hookspecs": ("hookimpl",),
     "pipeline.stages.base": ("InstanceBase", "NetworkBase", "RunnerBase", "StartupBase", "TerminalBase"),
     "pipeline.trainer": ("GeneralTrainer",),

@@ -171,7 +171,7 @@ class _RunnerCheck:
             self.weights(trained_before)
         if all(is_untouched(self.runner, stage) for stage in ("instance", "startup")):
             self.initial_weights()
-        phases = self.phases(default, needed=not experiment)
+        phases = self.phases(default, needed=experiment == "")
         flow_check = FlowCheck(self.inspection, self.runner, phases, self.add)
         facts = {"is_infer": self.kind == "infer", "is_fleet": False} if self.kind in {"train", "infer"} else {}
         flow = flow_check.flow({**definitions, "runner": None} if experiment else definitions, plugins, facts)
@@ -220,8 +220,7 @@ class _RunnerCheck:
         keys.debug()
         if "runner" not in default or self.kind not in {"train", "infer"}:
             return
-        whole = "network" in default and is_untouched(self.runner, "runner")
-        keys.all(trains=self.trains, whole=whole)
+        keys.all(trains=self.trains, whole=all(is_untouched(self.runner, stage) for stage in ("network", "runner")))
         limits = ("epochs", "max_steps", "optimizer_step_limit")
         if self.trains and all(plain(self.runner, key) is None for key in limits):
             self.add("", "does not say how long to train; add `epochs:` or `max_steps:`")

@@ -6,6 +6,8 @@ import json
 import math
 import re
 import shutil
+import subprocess
+import sys
 import zipfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
@@ -118,6 +120,23 @@ def test_custom_plugin_writes_the_norms_down_every_8th_iteration(ran: Ran) -> No
     model = context["model"]["line"]["model"]
     assert norms[-1]["weight"] == pytest.approx(abs(model.weight.item()))
     assert norms[-1]["bias"] == pytest.approx(abs(model.bias.item()))
+
+
+def test_experiment_leaves_little_of_the_noise(ran: Ran) -> None:
+    context = ran("experiment").contexts["train_runner"]
+    assert context["metrics"]["experiment"]["noise_left"] < 0.2
+    assert context["train_state"]["iteration"] == 200
+
+
+def test_experiment_ends_with_the_same_weights_alone_as_in_its_config(ran: Ran, tmp_path: Path) -> None:
+    file = FOLDER / "experiment" / "experiment.py"
+    done = subprocess.run([sys.executable, file], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    run_dir = ran("experiment").contexts["train_runner"]["run_dir"]
+    last = Path("checkpoints", "step-000000000200", "experiment.safetensors")
+    alone, in_run = load_file(tmp_path / "runs" / "denoising" / last), load_file(run_dir / "train_runner" / last)
+    assert alone.keys() == in_run.keys()
+    assert all(torch.equal(alone[name], in_run[name]) for name in alone)
 
 
 # MovieLens

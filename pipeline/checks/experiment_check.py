@@ -17,8 +17,8 @@ _SAID = {"valid_interval": "valid_interval", "save_interval": "save_interval", "
 """Key of ``config.training`` -> the key of the runner that says it."""
 
 
-def experiment_of(runner: Node, definition: source.Definition | None) -> str:
-    """The name of the experiment that is a runner's runner stage; ``""`` where that certainly is none, or cannot be told.
+def experiment_of(runner: Node, definition: source.Definition | None) -> str | None:
+    """The name of the experiment that is a runner's runner stage; ``""``: it certainly is none; None: cannot tell.
 
     Args:
         runner: the runner; its class may have been given from Python.
@@ -27,8 +27,10 @@ def experiment_of(runner: Node, definition: source.Definition | None) -> str:
     if definition:
         return definition.name if is_experiment(definition) else ""
     given = plain(runner, "runner_class_path")
-    above = given.__mro__ if isinstance(given, type) else ()
-    return given.__name__ if any(f"{each.__module__}:{each.__qualname__}" == EXPERIMENT for each in above) else ""
+    if not isinstance(given, type):
+        return None
+    above = {f"{each.__module__}:{each.__qualname__}" for each in given.__mro__}
+    return given.__name__ if EXPERIMENT in above else ""
 
 
 def check_experiment(name: str, inspection: Inspection, runner: Node, add: Callable[[str, str], None]) -> None:

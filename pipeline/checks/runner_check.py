@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from pipeline.checks.inspection import Inspection, plain
 from pipeline.checks.model_check import is_plain_module
 from pipeline.checks.named_class import unknown_keys
-from pipeline.config.schema import DEFAULT_PLUGINS
+from pipeline.config.keys import fields
+from pipeline.config.schema import DEFAULT_PLUGINS, RunnerSchema
 from pipeline.config.tree import DEFAULT, Node
 from pipeline.config.values import BestSettings
 from pipeline.errors import one_of
@@ -95,9 +96,9 @@ class RunnerCheck:
             unknown_keys(self.inspection, f"{self.address}.keep_best", best, list(BestSettings.model_fields))
 
     def written(self, key: str) -> bool:
-        """Whether a key was given a value that asks for something."""
-        node = self.runner.child(key)
-        return node is not None and node.origin is not DEFAULT and node.value not in (None, False)
+        """Whether a key asks for something; its default, which the config of a run is kept with, asks for nothing."""
+        node, default = self.runner.child(key), fields(RunnerSchema)[key].default
+        return node is not None and node.origin is not DEFAULT and node.plain() not in (None, False, default)
 
     def contradictions(self) -> None:
         """Keys of which one leaves no room for the other."""

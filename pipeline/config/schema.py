@@ -139,8 +139,8 @@ class RunnerSchema(_Section):
     accum_grad: int = Field(
         1, gt=0, description="batches whose gradients make one update; an optim_scheduler may have its own"
     )
-    nonfinite_patience: int = Field(
-        3, ge=0, description="non-finite losses that are discarded before the run ends with exit code 5"
+    nonfinite_patience: int | None = Field(
+        3, ge=0, description="non-finite losses discarded before the run ends with exit code 5; null looks at none"
     )
     check_gradients: bool = Field(
         False, description="look for non-finite gradients even where nothing clips them, at some cost"

@@ -113,7 +113,7 @@ class Brain(BatchBrain):
             loader_kwargs: keyword arguments of torch's DataLoader.
         """
         seed = loader_kwargs.pop("seed", getattr(self.hparams, "seed", 0))
-        return make_loader(dataset, seed=seed, **loader_kwargs)
+        return make_loader(dataset, seed=seed, where="Brain.make_dataloader", **loader_kwargs)
 
     def prepare(self) -> None:
         """The modules on their device, compiled or scripted where the options say so; again, it does nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,6 +119,8 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value]
     if isinstance(value, str | int | float | bool | None):
         return value
+    if isinstance(value, PurePath):
+        return str(value)
     return plain(vars(value)) if hasattr(value, "__dict__") and not isinstance(value, type) else repr(value)
 
 

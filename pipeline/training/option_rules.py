@@ -95,7 +95,10 @@ RULES: dict[str, Rule] = {
         lambda value: value is None or (_number(value) and value > 0), "write a number above 0, or null not to clip"
     ),
     "skip_nonfinite_grads": _FLAG,
-    "nonfinite_patience": Rule(lambda value: _whole(value) and value >= 0, "write a whole number, 0 or more"),
+    "nonfinite_patience": Rule(
+        lambda value: value is None or (_whole(value) and value >= 0),
+        "write a whole number, 0 or more, or null to look at no loss",
+    ),
     "noprogressbar": _FLAG,
     "ckpt_interval_minutes": Rule(
         lambda value: _number(value) and (value <= 0 or 1 / 60 <= value < math.inf),

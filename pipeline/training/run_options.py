@@ -35,7 +35,7 @@ class RunOptions:
         auto_mix_prec, bfloat16_mix_prec: deprecated; they set ``precision`` to fp16 or bf16, and are False themselves.
         max_grad_norm: largest norm of the gradients; None does not clip. (SpeechBrain's negative ones turn them around.)
         skip_nonfinite_grads: whether gradients that are not finite are looked for and discarded.
-        nonfinite_patience: how many losses of an epoch may be other than finite.
+        nonfinite_patience: how many losses of an epoch may be other than finite; None does not look at them.
         noprogressbar: whether no progress is shown.
         ckpt_interval_minutes, ckpt_interval_steps: how often to save within an epoch; each counts; 0 or less is never.
         grad_accumulation_factor: batches in an accumulation window.
@@ -68,7 +68,7 @@ class RunOptions:
     bfloat16_mix_prec: bool = False
     max_grad_norm: float | None = 5.0
     skip_nonfinite_grads: bool = False
-    nonfinite_patience: int = 3
+    nonfinite_patience: int | None = 3
     noprogressbar: bool = False
     ckpt_interval_minutes: float = 0
     ckpt_interval_steps: int = 0

@@ -9,6 +9,8 @@ from pipeline.config.values import Interval
 
 NEVER = 1 << 62
 """An iteration that no run reaches."""
+LONGEST_STRIDE = 100
+"""Iterations that may pass between two looks at the clock."""
 
 
 class Trigger:
@@ -22,21 +24,35 @@ class Trigger:
     def __init__(self, interval: Interval, iteration: int = 0) -> None:
         self.interval = interval
         self.seconds = interval.length * {"second": 1, "minute": 60}.get(interval.unit, 0)
-        self.since = time.monotonic()
+        self.since = self.looked = time.monotonic()
         self.passed = iteration
+        self.stride = 1
 
     def next_look(self) -> int:
-        """The next iteration at which it must be asked. Time passes at every iteration; epochs end elsewhere."""
+        """The next iteration at which it must be asked. Epochs end elsewhere."""
         if self.interval.unit == "iteration":
             return (self.passed // self.interval.length + 1) * self.interval.length
-        return self.passed + 1 if self.seconds else NEVER
+        return self.passed + self.stride if self.seconds else NEVER
 
     def fires(self, iteration: int) -> bool:
         """Whether it is due after ``iteration`` iterations."""
-        due = iteration >= self.next_look() if not self.seconds else time.monotonic() - self.since >= self.seconds
+        if self.seconds:
+            return self._fires_by_the_clock(iteration)
+        due = iteration >= self.next_look()
         self.passed = iteration
-        if due and self.seconds:
-            self.since = time.monotonic()
+        return due
+
+    def _fires_by_the_clock(self, iteration: int) -> bool:
+        """Whether the seconds are over; when to look again is told by how long the last iterations took."""
+        now = time.monotonic()
+        due = now - self.since >= self.seconds
+        if due:
+            self.since = now
+        left, took = self.since + self.seconds - now, now - self.looked
+        # Half of what seems left, since iterations may become slower, and not so many that it would matter.
+        likely = left * (iteration - self.passed) / took / 2 if took > 0 else 1
+        self.stride = max(1, min(LONGEST_STRIDE, int(likely)))
+        self.looked, self.passed = now, iteration
         return due
 
     def fires_after(self, epochs: int) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pipeline.checkpoint.state_file import load_state, save_state
 from pipeline.errors import CheckpointError
+from pipeline.training.average import Averages
 
 if TYPE_CHECKING:
     from pipeline.training.brain import Brain
@@ -28,13 +29,26 @@ class UpdaterBase:
     """Trains a model on one batch at a time; a subclass defines ``update``.
 
     The loop assigns ``state`` after each update, so an updater that counts itself is not counted twice.
+
+    Attributes:
+        state: the counters.
+        logged: what ``log`` gathered in this pass; in a run, together with what the Brain logs.
     """
 
     def __init__(self, init_state: UpdaterState | None = None) -> None:
         self.state = init_state or UpdaterState()
+        self.logged = Averages()
 
-    def update(self, batch: Any) -> Tensor:
-        """Train on one batch, and return its loss, detached."""
+    def log(self, name: str, value: Tensor | float, batch_size: int | None = None) -> None:
+        """Report a number with those of the pass, as ``Brain.log`` does."""
+        self.logged.log(name, value, batch_size)
+
+    def update(self, batch: Any) -> Any:
+        """Train on one batch.
+
+        Returns:
+            Its loss, a scalar; or several by name, or None.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define update(batch)")
 
     def state_dict(self) -> dict[str, Any]:

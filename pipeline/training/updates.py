@@ -51,6 +51,7 @@ class OwnUpdate:
         samples = brain.logged.samples = brain.count_samples(batch) or uncountable(batch)
         if self.before:
             self.before(context=self.context, batch=batch)
+        self.updater.logged = brain.logged
         step, windows = brain.step, self._windows()
         returned = self.updater.update(batch)
         losses = self._named(returned)

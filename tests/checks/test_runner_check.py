@@ -30,7 +30,7 @@ runner:
 FILES = {
     "data.py": "class Points: ...\n",
     "own.py": """\
-from pipeline import Brain, RunnerBase, stages
+from pipeline import Brain, RunnerBase, hookimpl, stages
 
 class Model(Brain):
     def compute_forward(self, batch, stage): ...
@@ -42,7 +42,12 @@ class Run(RunnerBase):
 class Longer(stages.Runner):
     def run(self, context): super().run(context)
 
-class Plugin: ...
+class Net(stages.Network):
+    def build_brain(self, model, phase, context): return super().build_brain(model, phase, context)
+
+class Plugin:
+    @hookimpl
+    def after_validation(self, metrics): metrics["bleu"] = 1.0
 """,
 }
 NO_VALIDATION = "phase.line.valid_dataset_name=null"
@@ -76,6 +81,7 @@ def faults(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Faults:
         "jit: true",
         "limit_batches: 3",
         "overfit_batches: 3",
+        "compile_mode: default; debug_batches: 2; debug_epochs: 2; accum_grad: 1; valid_interval: 1 epoch",
         "compile: false; debug: false; debug_persistently: false; overfit_batches: null; keep_best: null",
     ],
 )
@@ -95,7 +101,7 @@ def test_keys_that_agree_are_no_fault(faults: Faults, keys: str) -> None:
          "config.yaml:10:25: runner.learn.debug_persistently: would be ignored: debug is off; remove it, or set debug: true"),
         ("compile_module_keys: [model]",
          "config.yaml:10:26: runner.learn.compile_module_keys: would be ignored: compile is off; remove it, or set compile: true"),
-        ("compile_mode: default",
+        ("compile_mode: max-autotune",
          "config.yaml:10:19: runner.learn.compile_mode: would be ignored: compile is off; remove it, or set compile: true"),
         ("compile_using_fullgraph: true",
          "config.yaml:10:30: runner.learn.compile_using_fullgraph: would be ignored: compile is off; remove it, or set compile: true"),
@@ -182,7 +188,9 @@ def test_an_infer_runner_has_a_precision_of_its_own(faults: Faults) -> None:
          "config.yaml:11:25: runner.learn.debug_persistently: is on here, and off for judge"),
     ],
 )  # fmt: skip
-def test_runners_that_share_a_run_directory_are_debugged_together(faults: Faults, keys: str, other: str, fault: str) -> None:
+def test_runners_that_share_a_run_directory_are_debugged_together(
+    faults: Faults, keys: str, other: str, fault: str
+) -> None:
     why = "set it for both: all runners share one run directory, and that of a debug run is temporary"
     assert faults(keys, other=other) == [f"{fault}; {why}"]
 
@@ -197,6 +205,7 @@ def test_a_runner_that_mode_leaves_out_need_not_be_debugged(faults: Faults) -> N
     [
         ["phase.line.model={workspace}/own.py", "phase.line.model_args={}", "phase.line.loss=null"],
         ["runner.learn.runner_class_path={workspace}/own.py:Longer"],
+        ["runner.learn.network_class_path={workspace}/own.py:Net"],
         ["plugins=['{workspace}/own.py:Plugin']"],
         ["plugins=[{'{workspace}/own.py:Plugin': {}}]"],
     ],
@@ -212,7 +221,9 @@ def test_the_plugins_that_come_along_report_nothing(faults: Faults) -> None:
 
 
 def test_the_keys_of_a_runner_stage_of_ones_own_are_its_own_but_for_the_run_directory(faults: Faults) -> None:
-    keys = "limit_batches: 3; overfit_batches: 2; compile_mode: default; keep_best: {metric: q, mode: max, count: 2}"
+    keys = (
+        "limit_batches: 3; overfit_batches: 2; compile_mode: max-autotune; keep_best: {metric: q, mode: max, count: 2}"
+    )
     own = "runner.learn.runner_class_path={workspace}/own.py:Run"
     assert faults(f"{keys}; precision: fp16; device: cpu", own) == []
     (found,) = faults("debug_persistently: true", own)

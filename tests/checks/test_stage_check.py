@@ -69,9 +69,19 @@ def test_a_declaration_without_its_comma_is_a_fault(linear: Path, name: str) -> 
 
 def test_a_constructor_without_the_context_is_told_from_a_misspelt_argument(linear: Path) -> None:
     (found,) = messages(linear, "def __init__(self, path, part='a'): pass", "{path: x}")
+    assert found == ("Startup's parameter 'path' is given the context; write `def __init__(self, context, path, …)`")
+
+
+def test_a_constructor_that_takes_no_context_is_a_fault(linear: Path) -> None:
+    (found,) = messages(linear, "def __init__(self): pass")
     assert found == (
-        "Startup's parameter 'path' is given the context; write `def __init__(self, context, path, …)`"
+        "Startup.__init__ (own.py:3) takes (self), and is called with context; write `def __init__(self, context, …)`"
     )
+
+
+@pytest.mark.parametrize("taken", ["self, *args", "self, ctx", "*args, **kwargs", "self, context, /, path=1"])
+def test_a_constructor_that_takes_the_context_somehow_is_none(linear: Path, taken: str) -> None:
+    assert messages(linear, f"def __init__({taken}): pass") == []
 
 
 def test_a_network_that_leaves_out_what_it_inherits_to_write_is_a_fault(linear: Path) -> None:

@@ -156,6 +156,23 @@ def test_no_faults_say_nothing_to_a_program(pipeline: Call, linear: Path, form: 
     assert (done.exit_code, done.stdout, done.stderr) == (0, stdout, "")
 
 
+@pytest.mark.parametrize(("options", "stdout"), [([], "{}: no faults\n"), (["--json"], "[]\n")])
+def test_two_phases_with_the_model_of_one_file_are_noted_and_no_fault(
+    pipeline: Call, linear: Path, options: list[str], stdout: str
+) -> None:
+    (linear.parent / "net.py").write_text("import torch\nclass Model(torch.nn.Linear): pass\n", encoding="utf-8")
+    text = linear.read_text(encoding="utf-8").replace("torch.nn.Linear", "net.py")
+    linear.write_text(
+        text + text[text.index("  - name: line") :].replace("name: line", "name: other"), encoding="utf-8"
+    )
+    done = pipeline("check", linear, *options)
+    assert (done.exit_code, done.stdout) == (0, stdout.format(linear))
+    what = (
+        "'net.py' is the model of phase 'line' too, and each gets one of its own; to share one, write `model_of: line`"
+    )
+    assert done.stderr == f"note: {linear}:16: phase.other.model: {what}\n"
+
+
 def test_what_a_swap_changes_is_said_to_people(pipeline: Call, linear: Path) -> None:
     (linear.parent / "own.py").write_text(RUNNER)
     own = "runner.train_runner.runner_class_path=own.py"

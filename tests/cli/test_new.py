@@ -28,7 +28,7 @@ LEARNT: dict[str, tuple[str, str, dict[str, tuple[float, float]]]] = {
     "plain": ("train_runner", "circle", {"valid_accuracy": (0.9, 1)}),
     "ctr": ("infer_runner", "ctr", {"auc": (0.74, 0.85), "log_loss": (0.4, 0.56)}),
     "brain": ("train_runner", "waves", {"valid_loss": (0, 0.01)}),
-    "experiment": ("train_runner", "sine", {"valid_loss": (0, 0.12)}),
+    "experiment": ("train_runner", "experiment", {"valid_loss": (0, 0.12)}),
 }
 """Kind -> runner, phase and the bounds of its last numbers: what was written learns."""
 Call = Callable[..., Result]

@@ -89,6 +89,13 @@ def test_the_kept_config_runs_again(pipeline: Call, linear: Path) -> None:
     assert again[0]["hyper_parameters"]["text"] == "1e5"
 
 
+def test_the_kept_config_of_runners_of_both_kinds_runs_again(pipeline: Call, linear: Path) -> None:
+    infer = "  - {name: judge, class: infer, device: cpu}\nphase:\n"
+    linear.write_text(linear.read_text(encoding="utf-8").replace("phase:\n", infer), encoding="utf-8")
+    assert pipeline("run", "-q", linear, "phase.line.valid_dataset_name=null").exit_code == 0
+    assert pipeline("run", "-q", runs()[0] / "config.yaml").exit_code == 0
+
+
 def test_one_of_several_processes_is_refused_before_it_makes_a_run_directory(
     pipeline: Call, linear: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,3 +126,45 @@ def test_the_process_of_a_failed_check_leaves_with_2(linear: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"WORLD_SIZE": "1"})
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "--nproc 2: several processes are not yet possible; leave it out\n"
+
+
+SEEING = """
+    from pathlib import Path
+    from pipeline import stages
+
+    class Startup(stages.Startup):
+        def startup(self, context):
+            super().startup(context)
+            address = f"runner.{context['runner_name']}.debug"
+            with Path("seen").open("a") as file:
+                print(address, context["config"].get(address), context["config"].origin(address), file=file)
+"""
+
+
+@pytest.mark.parametrize("options", [["--debug"], []])
+def test_debug_is_set_for_every_runner_of_mode(pipeline: Call, linear: Path, options: list[str]) -> None:
+    (linear.parent / "seeing.py").write_text(SEEING.replace("\n    ", "\n"), encoding="utf-8")
+    own = "startup_class_path: seeing.py"
+    text = linear.read_text(encoding="utf-8").replace("print_interval: 3}", f"{own}}}").replace(
+        "phase:\n",
+        f"  - {{name: again, class: infer, device: cpu, {own}}}\n"
+        "  - {name: left_out, class: infer, device: cpu}\nphase:\n",
+    )  # fmt: skip
+    linear.write_text(text, encoding="utf-8")
+    assert pipeline("run", "-q", *options, linear, "mode=[train_runner, again]").exit_code == 0
+    on = [f"runner.{name}.debug True override 'runner.{name}.debug=true'" for name in ("train_runner", "again")]
+    off = [f"runner.train_runner.debug False {linear}:7", f"runner.again.debug False {linear}:8"]
+    assert Path("seen").read_text(encoding="utf-8").splitlines() == (on if options else off)
+
+
+def test_debug_replaces_what_the_config_says(pipeline: Call, linear: Path) -> None:
+    keys = ["runner.train_runner.debug=false", "runner.train_runner.debug_batches=1"]
+    assert pipeline("run", "-q", linear, *keys).exit_code == 2
+    assert pipeline("run", "-q", "--debug", linear, *keys).exit_code == 0
+
+
+def test_debug_of_a_config_that_cannot_be_read_is_a_wrong_config(pipeline: Call, linear: Path) -> None:
+    linear.write_text("runner: [", encoding="utf-8")
+    done = pipeline("run", "--debug", linear)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "1 fault; nothing was run" in done.stderr

@@ -81,8 +81,11 @@ def test_the_config_of_the_tests_is_not_marked(linear: Path) -> None:
         RUNNER.format("precision: bf16, eval_precision: 32, valid_interval: [2 epoch, 10], optimizer_step_limit: 5"),
         RUNNER.format("use_amp: true, keep_best: {metric: valid_loss, mode: min}, debug: '${hyper_parameters.d}'"),
         RUNNER.format("bfloat16_mix_prec: false, compile: true, compile_module_keys: a, compile_mode: max-autotune"),
-        RUNNER.format("compile: true, compile_using_dynamic_shape_tracing: null, keep_best: null, overfit_batches: null"),
-        "phase: [{name: p, model_of: q}, {name: q, updater: {class_path: a.B, args: {a: 1}}}]\n" + RUNNER.format("epochs: 1"),
+        RUNNER.format(
+            "compile: true, compile_using_dynamic_shape_tracing: null, keep_best: null, overfit_batches: null"
+        ),
+        "phase: [{name: p, model_of: q}, {name: q, updater: {class_path: a.B, args: {a: 1}}}]\n"
+        + RUNNER.format("epochs: 1"),
         "phase: [{name: p, modules: {net: {class: Linear, args: {in_features: 1}}}}]\n" + RUNNER.format("epochs: 1"),
     ],
 )

@@ -102,8 +102,14 @@ def test_the_precision_of_evaluation_has_the_same_names(config: Configs) -> None
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("use_amp: true; precision: fp16", "runner.r.use_amp: means the same as 'precision', which is set too; keep one"),
-        ("use_amp: true; auto_mix_prec: true", "runner.r.auto_mix_prec: means the same as 'precision', which is set too; keep one"),
+        (
+            "use_amp: true; precision: fp16",
+            "runner.r.use_amp: means the same as 'precision', which is set too; keep one",
+        ),
+        (
+            "use_amp: true; auto_mix_prec: true",
+            "runner.r.auto_mix_prec: means the same as 'precision', which is set too; keep one",
+        ),
         ("use_amp: fp61", "runner.r.precision: is 'fp61'; did you mean 'fp16'?"),
         ("precision: 16", "runner.r.precision: is 16; did you mean 'fp16'?"),
         ("precision: double", "runner.r.precision: is 'double'; known: bf16, fp16, fp32"),

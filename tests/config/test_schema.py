@@ -294,7 +294,9 @@ def test_an_interval_counts_iterations_epochs_seconds_or_minutes(
     assert config(TEXTS["runner"].replace("{}", f"save_interval: {value}")).runners[0].intervals == intervals
 
 
-@pytest.mark.parametrize(("value", "intervals"), [("null", []), ("[9, 2 epoch]", [Interval(9, "iteration"), Interval(2, "epoch")])])
+@pytest.mark.parametrize(
+    ("value", "intervals"), [("null", []), ("[9, 2 epoch]", [Interval(9, "iteration"), Interval(2, "epoch")])]
+)
 def test_validation_has_intervals_of_its_own(config: Configs, value: str, intervals: list[Interval]) -> None:
     found = config(TEXTS["runner"].replace("{}", f"valid_interval: {value}")).runners[0]
     assert (found.valid_intervals, found.intervals) == (intervals, [Interval(1, "epoch")])

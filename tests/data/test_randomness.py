@@ -79,11 +79,11 @@ def test_numpy_is_seeded_apart_and_given_back_where_it_is_imported(numpy: Any) -
     assert numpy.random.rand() == expected
 
 
-def test_numpy_is_not_imported_for_it() -> None:
-    if "numpy" not in sys.modules:
-        seed_generators(1)
+def test_numpy_is_not_imported_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "numpy", raising=False)
+    with seeded(3, 5):
         assert states()[2] is None
-    assert "numpy" not in sys.modules or states()[2] is not None
+    assert "numpy" not in sys.modules
 
 
 def test_without_a_seed_a_block_draws_from_the_generators_as_they_are() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from pipeline import Brain, GeneralTrainer, Stage, Updater
+from pipeline import Brain, GeneralTrainer, Stage, Updater, UpdaterBase
 from pipeline.errors import ClassPathError, ConfigError
 from pipeline.training.module_brain import ModuleBrain
 
@@ -167,3 +167,192 @@ def test_a_run_with_such_a_brain_ends_before_it_trains(linear: Path) -> None:
     overrides = ["phase.line.model=net.py", "phase.line.model_args={}", "phase.line.loss=null"]
     with pytest.raises(ConfigError, match=r"Model keeps head outside its modules, .*; register it: super"):
         GeneralTrainer(linear, overrides).run()
+
+
+class Encoded(Brain):
+    """Of the modules that the config names."""
+
+    def __init__(self, modules: dict[str, nn.Module], scale: float = 1.0) -> None:
+        super().__init__(modules)
+        self.scale = scale
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        return self.scale * self.modules.head(self.modules.encoder(batch[0]))
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
+        return (predictions - batch[1]).square().mean()
+
+
+def with_modules(config: dict[str, Any], model: Any = Encoded, head: Any = "Linear") -> dict[str, Any]:
+    modules = {
+        "encoder": {"class": "Linear", "args": {"in_features": 3, "out_features": 4}},
+        "head": {"class": head, "args": {"in_features": 4, "out_features": 1}},
+    }
+    return with_brain(config, model=model, modules=modules)
+
+
+def test_the_modules_of_the_config_reach_the_brain_and_train_as_in_a_loop_by_hand(
+    config: dict[str, Any], data: Data
+) -> None:
+    config["mode"] = "train"
+    config["dataset"][0]["shuffle"] = False
+    config["hyper_parameters"]["scale"] = 2.0
+    brain = GeneralTrainer(with_modules(config)).run()["model"]["line"]["brain"]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for x, y in 2 * list(zip(*(each.split(4) for each in data(10, 1).tensors), strict=True)):
+        optimizer.zero_grad()
+        (2 * model(x) - y).square().mean().backward()
+        optimizer.step()
+    assert torch.equal(brain.modules.encoder.weight, model[0].weight)
+    assert torch.equal(brain.modules.head.bias, model[1].bias)
+
+
+def test_a_module_may_be_made_by_a_function(config: dict[str, Any]) -> None:
+    config["mode"] = "train"
+    context = GeneralTrainer(with_modules(config, head=lambda in_features, out_features: nn.LazyLinear(1))).run()
+    assert context["model"]["line"]["brain"].modules.head.weight.shape == (1, 4)
+
+
+def as_one(modules: dict[str, nn.Module]) -> nn.Module:
+    return nn.ModuleDict(modules)
+
+
+@pytest.mark.parametrize(
+    ("model", "head", "message"),
+    [
+        (Encoded, lambda **arguments: 5, "phase.line.modules.head: <lambda> made a int; name a class of nn.Module"),
+        (Ranker, "Linear", "phase.line.modules: Ranker does not take them; write `def __init__\\(self, modules\\)`"),
+        (as_one, "Linear", "phase.line.modules: are given to a Brain, and as_one is none; write one"),
+    ],
+)  # fmt: skip
+def test_modules_that_do_not_fit_together_are_refused(
+    config: dict[str, Any], model: Any, head: Any, message: str
+) -> None:
+    config["hyper_parameters"]["width"] = 4
+    with pytest.raises(ConfigError, match=message):
+        GeneralTrainer(with_modules(config, model, head)).run()
+
+
+class Counting(UpdaterBase):
+    """Trains as the default does, and keeps what it was given."""
+
+    def __init__(self, brain: Brain, loader: Any, optim_schedulers: Any, factor: int = 1) -> None:
+        super().__init__()
+        self.given = (brain, loader, optim_schedulers, factor)
+        self.batches = 0
+
+    def update(self, batch: Any) -> Tensor:
+        self.batches += 1
+        return self.given[0].fit_batch(batch)
+
+
+def test_an_updater_gets_what_its_constructor_names_and_its_arguments(config: dict[str, Any]) -> None:
+    config["mode"] = "train"
+    config["phase"][0]["updater"] = {"class_path": Counting, "args": {"factor": 3}}
+    context = GeneralTrainer(config).run()
+    entry = context["model"]["line"]
+    brain, loader, optim_schedulers, factor = entry["updater"].given
+    assert brain is entry["brain"]
+    assert loader is context["dataset"]["train_data"]
+    assert optim_schedulers is entry["optim_schedulers"]
+    assert (factor, entry["updater"].batches) == (3, 2 * 3)
+
+
+class OfTheModel(Counting):
+    def __init__(self, model: nn.Module, brain: Brain) -> None:
+        super().__init__(brain, None, None)
+        self.model = model
+
+
+def test_the_model_that_an_updater_gets_is_the_object_that_the_config_names(config: dict[str, Any]) -> None:
+    config["mode"] = "train"
+    config["phase"][0]["updater"] = {"class_path": OfTheModel}
+    entry = GeneralTrainer(config).run()["model"]["line"]
+    assert entry["updater"].model is entry["model"] is entry["brain"].modules.model
+
+
+def test_an_infer_runner_builds_no_updater_of_ones_own(config: dict[str, Any]) -> None:
+    config["phase"][0]["updater"] = {"class_path": Counting}
+    assert type(GeneralTrainer(config).run()["model"]["line"]["updater"]) is Updater
+
+
+@pytest.mark.parametrize(
+    ("updater", "error", "message"),
+    [
+        (type("Asking", (Counting,), {"__init__": lambda self, brain, rate: None}), ConfigError,
+         "phase.line.updater: Asking needs rate; add it to updater.args"),
+        (nn.Linear, ClassPathError, "phase.line.updater.class_path: 'torch.nn.*Linear does not derive from pipeline.training.updater:UpdaterBase"),
+    ],
+)  # fmt: skip
+def test_an_updater_that_cannot_be_built_is_refused(
+    config: dict[str, Any], updater: Any, error: type[Exception], message: str
+) -> None:
+    config["phase"][0]["updater"] = {"class_path": updater}
+    with pytest.raises(error, match=message):
+        GeneralTrainer(config).run()
+
+
+def shared(config: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    """With a phase that comes first and trains the model of ``line`` on the other data."""
+    config["phase"].insert(0, {"name": "again", "model_of": "line", "dataset_name": "valid_data", **keys})
+    return config
+
+
+def test_a_phase_with_the_model_of_another_has_the_same_objects_and_an_updater_of_its_own(
+    config: dict[str, Any],
+) -> None:
+    config["mode"] = "train"
+    context = GeneralTrainer(shared(config, updater={"class_path": Counting})).run()
+    line, again = context["model"]["line"], context["model"]["again"]
+    assert all(again[key] is line[key] for key in ("model", "brain", "optim_schedulers"))
+    assert (type(line["updater"]), type(again["updater"])) == (Updater, Counting)
+    assert again["updater"].given[1] is context["dataset"]["valid_data"]
+
+
+def test_two_phases_with_one_model_train_it_in_turn_as_a_loop_by_hand(config: dict[str, Any], data: Data) -> None:
+    config["mode"] = "train"
+    config["dataset"][0]["shuffle"] = False
+    config["phase"][0]["model"] = lambda: nn.Linear(3, 1)
+    model = GeneralTrainer(shared(config)).run()["model"]["again"]["model"]
+    torch.manual_seed(0)
+    expected = nn.Linear(3, 1)
+    for x, y in [
+        part
+        for _ in range(2)
+        for samples in ((7, 2), (10, 1))
+        for part in zip(*(each.split(4) for each in data(*samples).tensors), strict=True)
+    ]:
+        expected.zero_grad()
+        nn.functional.mse_loss(expected(x), y).backward()
+        with torch.no_grad():
+            for parameter in expected.parameters():
+                parameter.sub_(0.1 * parameter.grad)
+    torch.testing.assert_close(model.weight, expected.weight, rtol=1e-6, atol=1e-7)
+
+
+def test_an_infer_runner_evaluates_a_phase_with_the_model_of_another(config: dict[str, Any]) -> None:
+    context = GeneralTrainer(shared(config)).run()
+    assert context["model"]["again"]["brain"] is context["model"]["line"]["brain"]
+    assert context["metrics"]["again"] == context["metrics"]["line"]
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_every_scheduler_is_told_whether_to_look_at_gradients(config: dict[str, Any], checks: bool) -> None:
+    config["mode"] = "train"
+    config["runner"][0]["check_gradients"] = checks
+    one = {"class": "constant", "args": {"optim_type": "SGD", "optim_conf": {"lr": 0.1}}}
+    config["phase"][0]["optim_schedulers"] = {
+        "a": {**one, "args": {**one["args"], "updated_modules": "model.0"}},
+        "b": one,
+    }
+    del config["hyper_parameters"]["optimizer"]
+    built = GeneralTrainer(config).run()["model"]["line"]["optim_schedulers"]
+    assert [each.check_gradients for each in built.values()] == [checks, checks]
+
+
+def test_the_short_form_is_told_too(config: dict[str, Any]) -> None:
+    config["mode"] = "train"
+    config["runner"][0]["check_gradients"] = True
+    assert GeneralTrainer(config).run()["model"]["line"]["optim_schedulers"]["main"].check_gradients

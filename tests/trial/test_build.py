@@ -312,3 +312,24 @@ def test_a_batch_is_told_with_all_its_shapes() -> None:
     batch: Any = ({"a": torch.ones(2, 3), "b": [torch.ones(2), "x"]}, torch.ones(2, dtype=torch.long))
     assert phase_build.batch_shapes(batch) == "(inputs {a [2, 3], b ([2], a str)}, target [2])"
     assert phase_build.batch_shapes({"words": ["w"] * 9, "label": torch.ones(())}) == "{words a list of 9, label []}"
+
+
+def test_a_phase_with_the_model_of_another_is_built_as_that_one(linear: Path) -> None:
+    text = "  - {name: again, model_of: line, dataset_name: train_data}\n"
+    linear.write_text(linear.read_text(encoding="utf-8") + text, encoding="utf-8")
+    done = build(linear)
+    assert faults(done) == []
+    assert done.lines["again"] == done.lines["line"]
+
+
+def test_the_optimizers_that_a_phase_names_are_counted_together(linear: Path) -> None:
+    adam = "class: constant, args: {optim_type: Adam, optim_conf: {lr: 0.1}, updated_modules: model}"
+    override = f"phase.line.optim_schedulers={{a: {{{adam}}}, b: {{{adam}}}}}"
+    (runner,) = checked(linear, [override, "hyper_parameters={}"]).runners
+    config = checked(linear, [override, "hyper_parameters={}"])
+    built = PhaseBuild(config.phases(runner)[0], runner, config)
+    states = (
+        2 * (2 * 2 + 2) * 4
+    )  # each keeps two numbers for each of two parameters, and counts the steps of both tensors
+    assert built.optimizer_bytes(torch.device("cpu")) == states
+    assert faults(build(linear, override, "hyper_parameters={}")) == []

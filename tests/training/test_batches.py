@@ -1,0 +1,116 @@
+"""The batches of an epoch, taken one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from pipeline.data.loader import make_loader
+from pipeline.errors import DataError
+from pipeline.training.batches import Batches, count_samples
+
+
+class Stream(IterableDataset[int]):
+    """The numbers below 5, and how many of them were read; it says that it has more."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __len__(self) -> int:
+        return 100
+
+    def __iter__(self) -> Iterator[int]:
+        for self.read in range(1, 6):
+            yield self.read - 1
+
+
+def rest(batches: Batches) -> list[Any]:
+    taken = []
+    while not batches.over():
+        taken.append(batches.take())
+    return taken
+
+
+@pytest.mark.parametrize("loader", [[0, 1, 2, 3, 4], DataLoader(list(range(5)), None), DataLoader(Stream(), None)])
+@pytest.mark.parametrize("taken", range(6))
+def test_those_taken_before_are_left_out(loader: Any, taken: int) -> None:
+    batches = Batches(loader, 1, taken)
+    assert rest(batches) == list(range(taken, 5))
+    assert batches.taken == 5
+
+
+def test_of_a_loader_without_a_certain_length_one_batch_is_read_ahead_and_not_counted() -> None:
+    stream = Stream()
+    batches = Batches(DataLoader(stream, None), 1)
+    assert (batches.length, stream.read) == (None, 0)
+    assert not batches.over()
+    assert not batches.over()
+    assert (batches.taken, stream.read) == (0, 1)
+    assert batches.take() == 0
+
+
+def test_of_a_loader_with_a_length_nothing_is_read_ahead() -> None:
+    batches = Batches(make_loader(list(range(3)), seed=0), 1)
+    assert not batches.over()
+    assert batches._rest is None
+
+
+def test_the_sampler_is_told_the_epoch_from_0() -> None:
+    loader = make_loader(list(range(20)), seed=0, shuffle=True, batch_size=None)
+    loader.set_epoch(1)
+    expected = list(loader)
+    loader.set_epoch(0)
+    assert rest(Batches(loader, 2)) == expected
+
+
+def test_more_taken_than_there_are_is_refused() -> None:
+    message = "train_loader: has 5 batches in epoch 3, and 7 of them were taken before; go on with the data"
+    with pytest.raises(DataError, match=message):
+        Batches(DataLoader(Stream(), None), 3, 7).over()
+
+
+def test_a_length_that_is_too_large_is_told() -> None:
+    class Few(torch.utils.data.Sampler[list[int]]):
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter([[0], [1]])
+
+    batches = Batches(DataLoader(list(range(5)), batch_sampler=Few()), 1)
+    with pytest.raises(DataError, match="gave 2 batches in epoch 1, and its length is 3; correct its __len__"):
+        rest(batches)
+
+
+def test_a_batch_sampler_without_a_length_is_no_obstacle() -> None:
+    class Pairs(torch.utils.data.Sampler[list[int]]):
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter([[0, 1], [2, 3]])
+
+    batches = Batches(DataLoader(list(range(5)), batch_sampler=Pairs()), 1)
+    assert [each.tolist() for each in rest(batches)] == [[0, 1], [2, 3]]
+
+
+def test_an_order_that_cannot_be_drawn_again_is_warned_of(log_lines: list[str]) -> None:
+    rest(Batches(DataLoader(list(range(5)), None, shuffle=True), 1))
+    assert log_lines == []
+    rest(Batches(DataLoader(list(range(5)), None, shuffle=True), 1, 2))
+    assert "another order than the one that was left; make it with pipeline.data.loader.make_loader" in log_lines[0]
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        (torch.zeros(3, 2), 3),
+        (torch.zeros(()), 0),
+        ([torch.zeros(()), torch.zeros(4)], 4),
+        ({"a": "text", "b": (torch.zeros(5),)}, 5),
+        ("text", 0),
+    ],
+)
+def test_samples_are_counted_by_the_first_tensor(batch: Any, samples: int) -> None:
+    assert count_samples(batch) == samples

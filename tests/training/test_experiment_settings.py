@@ -1,0 +1,145 @@
+"""The settings of an experiment, whatever they are made of."""
+
+from __future__ import annotations
+
+import copy
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline import Context
+from pipeline.config.load import Draft
+from pipeline.config.values import Interval
+from pipeline.errors import ConfigError
+from pipeline.training import experiment_settings as settings
+from pipeline.training.experiment_settings import MissingSettingError, Settings
+
+
+@pytest.fixture
+def config() -> Settings:
+    return Settings({"lr": 0.1, "training": {"max_iteration": 7, "steps": [1]}, "values": 3}, "config")
+
+
+def test_keys_are_attributes_at_any_depth(config: Settings) -> None:
+    assert (config.lr, config.training.max_iteration) == (0.1, 7)
+    assert config["training"]["steps"] == [1]
+    assert dict(**config.training) == {"max_iteration": 7, "steps": [1]}
+    assert (len(config), list(config), config["values"]) == (3, ["lr", "training", "values"], 3)
+
+
+def test_a_missing_key_names_itself_and_the_nearest(config: Settings) -> None:
+    message = r"config.training.max_iteratoin: there is no such setting; did you mean 'max_iteration'\?"
+    with pytest.raises(MissingSettingError, match=message):
+        _ = config.training.max_iteratoin
+    with pytest.raises(ConfigError, match=r"config.xy: there is no such setting; known: lr, training, values"):
+        _ = config["xy"]
+
+
+def test_a_missing_key_is_one_for_python_too(config: Settings) -> None:
+    assert not hasattr(config, "xy")
+    assert "xy" not in config
+    assert (config.get("xy"), getattr(config, "xy", 1)) == (None, 1)
+
+
+def test_settings_may_be_copied_and_shown(config: Settings) -> None:
+    assert copy.deepcopy(config).training.max_iteration == 7
+    assert repr(Settings({"lr": 1}, "config")) == "Settings({'lr': 1})"
+
+
+def test_what_becomes_of_the_mapping_is_seen() -> None:
+    training: dict[str, int] = {}
+    config = Settings({"training": training}, "config")
+    training["max_iteration"] = 3
+    assert config.training.max_iteration == 3
+
+
+@pytest.mark.parametrize("kind", [SimpleNamespace, Namespace, dict])
+def test_a_setting_is_found_in_objects_and_mappings_alike(kind: Any) -> None:
+    config = settings.viewed(kind(training=kind(max_iteration=7, valid_interval=[2, "1 epoch"])), "config")
+    assert settings.max_iteration(config) == 7
+    assert settings.intervals(config, "valid_interval") == [Interval(2, "iteration"), Interval(1, "epoch")]
+    with pytest.raises(ConfigError, match=r"config.training.save_interval: there is no such setting"):
+        settings.intervals(config, "save_interval")
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "7", None])
+def test_max_iteration_is_a_positive_number(value: Any) -> None:
+    config = Settings({"training": {"max_iteration": value}}, "config")
+    with pytest.raises(ConfigError, match=rf"config.training.max_iteration: is {value!r}; write a positive number"):
+        settings.max_iteration(config)
+
+
+def test_a_wrong_interval_says_where_and_what_to_write() -> None:
+    config = Settings({"training": {"valid_interval": "1 epohc"}}, "config")
+    with pytest.raises(ConfigError, match=r"config.training.valid_interval: is '1 epohc'; write a positive number"):
+        settings.intervals(config, "valid_interval")
+
+
+def test_plain_data_is_made_of_mappings_and_objects() -> None:
+    config = SimpleNamespace(lr=0.1, model=Settings({"layers": (1, Path("a"))}, "model"), kind=int, none=None)
+    assert settings.plain(config) == {"lr": 0.1, "model": {"layers": [1, "a"]}, "kind": "<class 'int'>", "none": None}
+
+
+# As a stage.
+
+
+def context(hyper_parameters: dict[str, Any] | None = None, **runner: Any) -> Context:
+    """What the settings of a stage are made of."""
+    named = {"name": "train", "class": "train", **runner}
+    draft = Draft({"runner": [named], "phase": [], "hyper_parameters": hyper_parameters or {}})
+    given = {"device": torch.device("cpu"), "world_size": 1, "run_dir": Path("/run"), "runner_name": "train"}
+    return Context(config=draft.config, hyper_parameters=hyper_parameters or {}, **given)
+
+
+def test_training_has_the_runners_keys_and_those_of_hyper_parameters() -> None:
+    made = context({"training": {"noise": 2}}, max_steps=7, valid_interval=3, save_interval=[5, "1 epoch"])
+    assert settings.training_of(made) == {
+        "noise": 2, "valid_interval": 3, "save_interval": [5, "1 epoch"], "max_iteration": 7,
+    }  # fmt: skip
+
+
+def test_max_iteration_is_missing_while_it_depends_on_an_epoch() -> None:
+    assert settings.training_of(context(max_steps=7, epochs=2)) == {
+        "valid_interval": "1 epoch", "save_interval": "1 epoch"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        (3, "hyper_parameters.training: is 3; write a mapping, or give it another name"),
+        ({"max_iteration": 3}, "hyper_parameters.training.max_iteration: would be ignored: the runner's `max_steps`"),
+        ({"save_interval": 3}, "hyper_parameters.training.save_interval: would be ignored: the runner's `save_interval`"),
+    ],
+)  # fmt: skip
+def test_a_training_that_the_runner_contradicts_is_refused(training: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings.training_of(context({"training": training}, max_steps=7))
+
+
+def test_the_config_of_a_stage_is_the_hyper_parameters_and_training() -> None:
+    config = settings.config_of(context({"lr": 0.1, "training": {"noise": 1}}), {"noise": 1, "max_iteration": 7})
+    assert (config.lr, config.training.max_iteration, config.training.noise) == (0.1, 7, 1)
+    with pytest.raises(ConfigError, match=r"hyper_parameters.lrr: there is no such setting; did you mean 'lr'"):
+        _ = config.lrr
+
+
+def test_the_args_of_a_stage_are_the_runs() -> None:
+    made = vars(settings.args_of(context(init_model_path="/weights.safetensors")))
+    assert made == {
+        "device": "cpu", "nprocs": 1, "output": "/run/train", "checkpoint_path": "/weights.safetensors",
+    }  # fmt: skip
+
+
+def test_iterations_without_epochs_and_max_steps_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"runner.train: does not say how long to train; add `epochs:` or"):
+        settings.iterations_of(context(), [])
+
+
+@pytest.mark.parametrize(("interval", "expected"), [(50, [Interval(50, "iteration")]), (None, [])])
+def test_the_print_interval_is_the_runners(interval: int | None, expected: list[Interval]) -> None:
+    assert settings.print_intervals(context(print_interval=interval)) == expected

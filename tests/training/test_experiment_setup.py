@@ -1,0 +1,191 @@
+"""What an experiment sets up, in which order, by hand and out of what the trainer has made."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from loguru import logger
+from torch import nn
+
+from pipeline import Context, ExperimentBase, GeneralTrainer
+from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.errors import ConfigError, StageError, StorageError
+from pipeline.training.visualizers import JsonLines, PluginNumbers
+
+STEPS = (
+    "setup_device", "init_parallel", "setup_output_dir", "dump_config", "setup_visualizer", "setup_logger",
+    "setup_checkpointer", "setup_dataloader", "setup_model",
+)  # fmt: skip
+
+
+class Line(ExperimentBase):
+    """Trains on nothing, one batch to an epoch."""
+
+    def __init__(self, config: Any, args: Any, width: int = 1) -> None:
+        super().__init__(config, args)
+        self.width = width
+
+    def setup_dataloader(self) -> None:
+        self.train_loader = [torch.zeros(2, 3)]
+
+    def setup_model(self) -> None:
+        self.model = nn.Linear(3, self.width)
+
+    def train_batch(self) -> None:
+        self.read_batch()
+
+    def valid(self) -> None:
+        pass
+
+
+def args(**given: Any) -> Namespace:
+    return Namespace(**{"device": "cpu", "nprocs": 1, "output": "out", "checkpoint_path": None, **given})
+
+
+def config(**runner: Any) -> dict[str, Any]:
+    """A runner named ``train`` whose runner stage is the experiment."""
+    named = {"name": "train", "class": "train", "device": "cpu", "runner_class_path": Line, "max_steps": 2, **runner}
+    return {"plugins": [{"progress_bar": False}], "runner": [named], "hyper_parameters": {"lr": 0.1}}
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The steps that are taken, in their order; joining other processes does nothing."""
+    names: list[str] = []
+
+    def noted(name: str, step: Callable[[Any], None]) -> Callable[[Any], None]:
+        def take(self: Any) -> None:
+            names.append(name)
+            return None if name == "init_parallel" else step(self)
+
+        return take
+
+    for name in STEPS:
+        monkeypatch.setattr(Line, name, noted(name, getattr(Line, name)))
+    return names
+
+
+@pytest.mark.parametrize("nprocs", [1, 2])
+def test_the_steps_come_in_their_order_and_parallel_ones_where_there_are_several(
+    called: list[str], nprocs: int
+) -> None:
+    experiment = Line({"training": {}}, args(nprocs=nprocs))
+    experiment.setup()
+    experiment.close()
+    assert called == [name for name in STEPS if nprocs > 1 or name != "init_parallel"]
+    assert (experiment.iteration, experiment.epoch) == (0, 0)
+
+
+def test_as_a_stage_the_steps_come_in_the_same_order(called: list[str]) -> None:
+    GeneralTrainer(config()).run()
+    assert called == [name for name in STEPS if name != "init_parallel"]
+
+
+def test_by_hand_everything_is_in_the_output_folder() -> None:
+    experiment = Line(SimpleNamespace(training=SimpleNamespace(max_iteration=2), lr=0.1), args(output="a/b"))
+    experiment.setup()
+    experiment.logger.info("a line")
+    experiment.save()
+    experiment.close()
+    assert yaml.safe_load(Path("a/b/config.yaml").read_text()) == {"training": {"max_iteration": 2}, "lr": 0.1}
+    assert "a line" in Path("a/b/worker_0.log").read_text()
+    made = {str(path.relative_to("a/b")) for path in Path("a/b").glob("*")}
+    assert made == {"config.yaml", "worker_0.log", "metrics.jsonl", "checkpoints"}
+    assert isinstance(experiment.visualizer, JsonLines)
+
+
+def test_by_hand_the_model_stands_in_a_context_of_its_own() -> None:
+    experiment = Line({"training": {}}, args())
+    experiment.setup()
+    experiment.close()
+    assert experiment.context["model"] == {"experiment": {"model": experiment.model}}
+    assert experiment.device == torch.device("cpu")
+
+
+def test_as_a_stage_what_the_trainer_has_made_is_adopted() -> None:
+    seen = {}
+
+    class Looking(Line):
+        def train_batch(self) -> None:
+            super().train_batch()
+            seen.update(vars(self))
+
+    context = GeneralTrainer(config(runner_class_path=Looking, runner_args={"width": 4})).run()
+    assert seen["context"] is context
+    assert seen["checkpointer"] is context["checkpointer"]
+    assert seen["device"] is context["device"]
+    assert seen["output_dir"] == context["run_dir"] / "train"
+    assert seen["logger"] is logger
+    assert isinstance(seen["visualizer"], PluginNumbers)
+    assert (seen["width"], seen["config"].lr, seen["args"].nprocs) == (4, 0.1, 1)
+
+
+def test_as_a_stage_it_leaves_no_files_of_its_own() -> None:
+    run_dir = GeneralTrainer(config()).run()["run_dir"]
+    made = {path.name for path in (run_dir / "train").iterdir()}
+    assert made == {"checkpoints", "metrics.jsonl", "timing.jsonl", "results.json"}
+
+
+def test_as_a_stage_it_keeps_what_the_network_stage_has_built() -> None:
+    chosen = config()
+    chosen["dataset"] = [{"name": "data", "class_path": lambda: [(torch.zeros(3), torch.zeros(1))]}]
+    chosen["hyper_parameters"]["optimizer"] = {"class": "SGD", "lr": 0.1}
+    mse = nn.functional.mse_loss
+    chosen["phase"] = [{"name": "line", "model": lambda: nn.Linear(3, 1), "loss": mse, "dataset_name": "data"}]
+    context = GeneralTrainer(chosen).run()
+    assert list(context["model"]) == ["line", "experiment"]
+    newest = Checkpointer(context["run_dir"] / "train" / "checkpoints").newest()
+    assert newest
+    assert {"line.safetensors", "experiment.safetensors"} <= {path.name for path in newest.iterdir()}
+
+
+def test_several_processes_are_not_yet_possible() -> None:
+    message = "args.nprocs: is 2, and several processes are not yet possible; set it to 1, or define init_parallel"
+    with pytest.raises(ConfigError, match=message):
+        Line({"training": {}}, args(nprocs=2)).setup()
+
+
+def test_a_device_that_is_not_there_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"args.device: is 'cuda:99', and this machine has \d+ GPU"):
+        Line({"training": {}}, args(device="cuda:99")).setup()
+
+
+@pytest.mark.parametrize("name", ["device", "nprocs", "output"])
+def test_a_missing_argument_is_named(name: str) -> None:
+    given = args()
+    delattr(given, name)
+    with pytest.raises(ConfigError, match=rf"args.{name}: there is no such setting; add it to the Namespace"):
+        Line({"training": {}}, given).setup()
+
+
+def test_an_output_folder_that_cannot_be_made_is_told() -> None:
+    Path("out").write_text("")
+    with pytest.raises(StorageError, match=r"out: cannot be made: File exists; set args.output"):
+        Line({"training": {}}, args()).setup()
+
+
+def test_a_loader_that_is_not_set_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Line, "setup_dataloader", lambda self: None)
+    with pytest.raises(StageError, match=r"Line.setup_dataloader: has to set self.train_loader; give it batches"):
+        GeneralTrainer(config()).run()
+
+
+@pytest.mark.parametrize(("model", "kind"), [(None, "NoneType"), ({}, "dict")])
+def test_a_model_that_is_no_module_is_told(monkeypatch: pytest.MonkeyPatch, model: Any, kind: str) -> None:
+    monkeypatch.setattr(Line, "setup_model", lambda self: setattr(self, "model", model))
+    message = f"Line.setup_model: self.model is a {kind}, not an nn.Module; set it to one, to an nn.ModuleDict"
+    with pytest.raises(StageError, match=message):
+        GeneralTrainer(config()).run()
+
+
+def test_an_infer_runner_is_refused() -> None:
+    context = Context(is_infer=True, runner_name="test")
+    with pytest.raises(ConfigError, match=r"runner.test.class: is infer, and Line is an experiment, which trains"):
+        Line.from_context(context)
