@@ -130,7 +130,7 @@ def _numbers(path: Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, dict[str, Tensor]]:
     """Phase -> name -> tensor."""
     if not path.exists():
-        raise CheckpointError(f"{path}: no such checkpoint; check init_model_path")
+        raise CheckpointError(f"{path}: no such checkpoint; check the path")
     if path.is_dir():
         contents = manifest.read_verified(path)
     elif path.suffix == ".safetensors":

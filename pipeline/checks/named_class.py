@@ -14,6 +14,8 @@ KEYS = ("class", "args")
 
 def class_of(inspection: Inspection, address: str, node: Node, example: str) -> Node | None:
     """The value of ``class``; a fault where there is none, for arguments that are none, and for any other key."""
+    if not isinstance(node.value, dict):  # the schema says so
+        return None
     unknown_keys(inspection, address, node, KEYS)
     no_mapping(inspection, f"{address}.args", node.child("args"))
     path = node.child("class")

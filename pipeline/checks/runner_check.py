@@ -155,7 +155,8 @@ class RunnerCheck:
             return
         known = {"valid_loss"}
         for phase in phases.values():
-            known |= {f"valid_{name}" for name in plain(phase, "metrics") or {}}
+            metrics = phase.child("metrics")
+            known |= {f"valid_{name}" for name, _ in (metrics.children() if metrics else ())}
         if node.value not in known and not self.may_log(phases):
             message = f"nothing reports '{node.value}'{one_of(node.value, known)}"
             self.inspection.add(node.origin, f"{self.address}.keep_best.metric", message)
@@ -166,6 +167,7 @@ class RunnerCheck:
         owners = {str(plain(phase, "model_of") or name) for name, phase in phases.items()}
         if not all(is_plain_module(self.inspection, f"phase.{each}", section[each]) for each in owners & set(section)):
             return True
-        plugins = plain(self.inspection.tree, "plugins") or []
-        names = [name for each in plugins for name in (each if isinstance(each, dict) else [each])]
+        plugins = self.inspection.tree.child("plugins")
+        items = [item for _, item in plugins.children()] if plugins else []
+        names = [name for each in items for name in (each.value if isinstance(each.value, dict) else [each.value])]
         return any(name not in DEFAULT_PLUGINS for name in names)

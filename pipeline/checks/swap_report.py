@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from pipeline.checks.data_flow import DataFlow, StageFlow, default_definition
+from pipeline.checks.stage_check import parameters_given
 from pipeline.context import KEYS
 from pipeline.errors import nearest
 from pipeline.source_code import classes, source
@@ -74,7 +75,7 @@ def _arguments(definition: source.Definition) -> str:
     taken = classes.parameters(definition)
     if taken is None:
         return ""
-    free = taken.without_first()
+    free = taken.without(list(parameters_given(definition)))
     names = [name if name in free.required else f"{name} (optional)" for name in free.names]
     return ", ".join([*names, *(["any other"] if free.any_name else [])])
 

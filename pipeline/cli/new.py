@@ -23,7 +23,7 @@ KINDS = {
     "plain": "an nn.Module with its loss and data",
     "ctr": "a recommender of click-through rates",
     "brain": "a Brain, with forward and losses of its own",
-    "experiment": "a training written by hand, in stages of its own",
+    "experiment": "a training written by hand, as one class",
 }
 """Kind -> what it is; the files of each are in the folder of its name in ``pipeline/templates``."""
 

@@ -74,7 +74,7 @@ class Stage:
         """The public methods of the default and its bases."""
         above, _ = classes.ancestry(self.default)
         found = {name: node for each in reversed(above) for name, node in classes.methods(each).items()}
-        return {name: node for name, node in found.items() if not name.startswith("_")}
+        return {name: node for name, node in found.items() if not name.startswith("_") and not node.decorator_list}
 
     def arguments(self) -> str:
         """What ``<stage>_args`` may give the default."""

@@ -1,6 +1,7 @@
 """The five base classes. A stage of your own derives from one of these, or from the default stage in this package.
 
 Each stage is built as ``Class(context, **args)`` right before it runs; ``args`` are the ``<stage>_args`` of the runner.
+One that is built otherwise defines ``from_context``, as an ExperimentBase does.
 ``reads`` and ``writes`` name the context keys that a stage needs and leaves; they are optional, and the trainer holds a
 stage to what it declares. A stage may write ``context["status"]`` to name the stage that follows it.
 """

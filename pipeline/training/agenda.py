@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.values import Interval
-from pipeline.training.average import MOST
 from pipeline.training.triggers import NEVER, Triggers
 
 
@@ -27,13 +26,17 @@ class Agenda:
         self.max_steps = runner.max_steps or NEVER
         self.max_updates = runner.optimizer_step_limit or NEVER
 
+    def due(self, iteration: int) -> tuple[bool, bool, bool]:
+        """Whether it is time to print, to validate, to save; all are asked, since each keeps its own count."""
+        return self.printing.fires(iteration), self.validating.fires(iteration), self.saving.fires(iteration)
+
     def over(self, state: dict[str, int]) -> bool:
         """Whether training has reached one of its limits."""
         return state["iteration"] >= self.max_steps or state["update"] >= self.max_updates
 
     def next_look(self, state: dict[str, int]) -> int:
-        """The next iteration after which something may be due; losses are looked at in any case, now and then."""
+        """The next iteration after which something may be due."""
         # An iteration makes one update at most.
         limit = state["iteration"] + max(1, self.max_updates - state["update"])
         each = (self.printing.next_look(), self.validating.next_look(), self.saving.next_look())
-        return min(*each, self.max_steps, limit, state["iteration"] + MOST)
+        return min(*each, self.max_steps, limit)

@@ -44,9 +44,12 @@ class Average:
         """Take in what waits; on a GPU this waits for the work so far."""
         if not self.waiting:
             return
-        values = torch.stack([value for value, _ in self.waiting]).double()
+        numbers = [value for value, _ in self.waiting]
+        if len({value.device for value in numbers}) > 1:
+            numbers = [value.cpu() for value in numbers]
+        values = torch.stack(numbers).double()
         # With the place of what is not finite, the sums need not ask each number.
-        bad = (~values.isfinite()).nonzero().flatten().tolist()
+        bad = set((~values.isfinite()).nonzero().flatten().tolist())
         for index, (value, (_, samples)) in enumerate(zip(values.tolist(), self.waiting, strict=True)):
             self.samples += samples
             if index in bad:

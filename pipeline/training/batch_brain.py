@@ -13,17 +13,17 @@ from torch.optim import Optimizer
 
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.context import Context
-from pipeline.data.batch import shape_of, split, uncountable
+from pipeline.data.batch import split, uncountable
 from pipeline.discovery import plain_callable
-from pipeline.errors import DataError, DivergedError, StageError
+from pipeline.errors import DivergedError, StageError
 from pipeline.training.average import MOST, Average, Averages
+from pipeline.training.losses import Losses, named
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.optimize import close, optimize
 from pipeline.training.passes import Stage
 from pipeline.training.precision import autocast, scaler
 from pipeline.training.run_options import RunOptions
 
-Losses = dict[str, Tensor]
 TRAIN = Stage.TRAIN
 """Of an enum, each use of a member is a call."""
 
@@ -43,6 +43,7 @@ class BatchBrain:
         train_loss: of the pass that trains; what is not finite is left out.
         logged: what ``log`` gathered in this pass.
         train_state: the counters; in a run, those of the context.
+        counts_batches: whether ``fit_batch`` itself counts them in ``step``; not where the loop does.
     """
 
     def __init__(
@@ -60,7 +61,8 @@ class BatchBrain:
         self.step = 0
         self.train_loss = Average()
         self.logged = Averages()
-        self.train_state: dict[str, int] = {"iteration": 0, "update": 0, "epoch": 0}
+        self.train_state: dict[str, int] = {"iteration": 0, "update": 0, "epoch": 0, "samples": 0}
+        self.counts_batches = True
         self._phase = ""
         self._began = self._batches = 0
         self._context: Context | None = None
@@ -80,7 +82,7 @@ class BatchBrain:
             ConfigError: the device cannot compute in a precision.
         """
         self.options = options
-        vars(self).update({each.name: getattr(options, each.name) for each in fields(options)})
+        vars(self).update({each.name: getattr(options, each.name) for each in fields(options) if each.init})
         self.device = torch.device(options.device or "cpu")
         self._train_autocast = autocast(options.precision, self.device)
         self._eval_autocast = autocast(options.eval_precision, self.device)
@@ -92,7 +94,7 @@ class BatchBrain:
         context: Context | None = None,
         patience: int | None = 3,
         *,
-        tells: bool = True,
+        counts_batches: bool = True,
     ) -> None:
         """Make this Brain work on ``phase``; the runner stage does so before it begins, ``fit`` for itself.
 
@@ -101,9 +103,11 @@ class BatchBrain:
             optim_schedulers: name -> the schedulers that its losses drive.
             context: the run's; its hooks are resolved here, once. None: there are none.
             patience: how many batches that are not finite a pass may have before training ends; None does not look.
-            tells: whether ``fit_batch`` calls the hooks of a batch; not where the loop does, around another updater.
+            counts_batches: whether ``fit_batch`` counts batches and calls their hooks; not where the loop does, around
+                an updater of the user's own.
         """
         self._phase, self._patience, self._context = phase, patience, context
+        self.counts_batches = counts_batches
         self._optim_schedulers = list(optim_schedulers.values())
         trained = {each for each in self.modules.parameters() if each.requires_grad}
         scalers = {each.loss_name: scaler(self.options.precision, self.device) for each in self._optim_schedulers}
@@ -114,8 +118,8 @@ class BatchBrain:
         if context is not None:
             self.train_state = context["train_state"]
             hooks = context["hooks"]
-            self._before_batch = plain_callable(hooks, "before_batch") if tells else None
-            self._after_batch = plain_callable(hooks, "after_batch") if tells else None
+            self._before_batch = plain_callable(hooks, "before_batch") if counts_batches else None
+            self._after_batch = plain_callable(hooks, "after_batch") if counts_batches else None
 
     def unregistered(self) -> list[str]:
         """The attributes that hold parameters to be trained, but outside of ``modules``: nobody trains or saves them."""
@@ -158,7 +162,9 @@ class BatchBrain:
         if not self._optim_schedulers:
             self._untrained()
         samples = self.logged.samples = self.count_samples(batch) or uncountable(batch)
-        self.step += 1
+        if self.counts_batches:
+            self.step += 1
+        self.train_state["samples"] += samples
         last = self.step == self._batches
         if self._before_batch:
             self._before_batch(context=self._context, batch=batch)
@@ -173,11 +179,11 @@ class BatchBrain:
                 predictions = self.compute_forward(batch, TRAIN)
                 returned = self.compute_objectives(predictions, batch, TRAIN)
         # A plain tensor is the usual case; what else there may be is looked at more closely.
-        alone = returned if type(returned) is Tensor and not returned.ndim else None
-        losses = self._named(returned) if alone is None else {"loss": alone}
+        plain = returned if type(returned) is Tensor and not returned.ndim else None
+        losses = named(returned, f"{self._where}compute_objectives") if plain is None else {"loss": plain}
         finite, updated = optimize(losses, self._optim_schedulers, self.train_state["epoch"], samples, last=last)
         self.train_state["update"] += updated
-        loss = self.total(losses) if alone is None else alone.detach()
+        loss = self.total(losses) if plain is None else plain.detach()
         self.train_loss.waiting.append((loss, samples))
         if not finite or self.step % MOST == 0:
             self.look()
@@ -195,18 +201,25 @@ class BatchBrain:
 
     def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
         """The loss of one batch, without training."""
-        return self.total(self.evaluated(batch, stage)[1])
+        return self.total(self._evaluated(batch, stage)[1])
 
     def evaluated(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
         """Predictions and losses of one batch; from a subclass with its own ``evaluate_batch``, the loss alone."""
         if not self.gives_predictions:
-            return None, self._named(self.evaluate_batch(batch, stage))
+            return None, named(self.evaluate_batch(batch, stage), f"{self._where}evaluate_batch")
+        return self._evaluated(batch, stage)
+
+    def _evaluated(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
         if self._eval_autocast is None:
             predictions = self.compute_forward(batch, stage)
-            return predictions, self._named(self.compute_objectives(predictions, batch, stage))
+            return predictions, self._objectives(predictions, batch, stage)
         with self._eval_autocast:
             predictions = self.compute_forward(batch, stage)
-            return predictions, self._named(self.compute_objectives(predictions, batch, stage))
+            return predictions, self._objectives(predictions, batch, stage)
+
+    def _objectives(self, predictions: Any, batch: Any, stage: Stage) -> Losses:
+        returned = self.compute_objectives(predictions, batch, stage)
+        return named(returned, f"{self._where}compute_objectives")
 
     @property
     def gives_predictions(self) -> bool:
@@ -281,21 +294,6 @@ class BatchBrain:
 
     def _should_step(self, last: bool) -> bool:
         return last or any(each.batches + 1 >= each.accum_grad for each in self._optim_schedulers)
-
-    def _named(self, losses: Any) -> Losses:
-        """The losses by name, each a scalar."""
-        named = {"loss": losses} if isinstance(losses, Tensor) else losses
-        if not isinstance(named, dict) or not named or not all(isinstance(each, Tensor) for each in named.values()):
-            raise DataError(
-                f"{self._where}compute_objectives returned {shape_of(losses)}; return a scalar tensor, or a dict of "
-                "them with the names that the OptimSchedulers descend, 'loss' by default"
-            )
-        for name, each in named.items():
-            if each.ndim:
-                raise DataError(
-                    f"{self._where}the loss '{name}' has shape {tuple(each.shape)}; return a scalar, e.g. its mean()"
-                )
-        return named
 
     def total(self, losses: Losses) -> Tensor:
         """The loss that is reported: the one named ``loss``, else the sum; the others are logged by their names."""

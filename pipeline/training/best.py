@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import DataError, one_of
@@ -18,15 +18,25 @@ class Best:
 
     Attributes:
         value: the best so far; nan before the first.
-        iteration: when it was.
+        iteration: when it was; 0 before the first.
     """
 
     def __init__(self, metric: str, mode: str) -> None:
         self.metric, self.mode = metric, mode
         self.value, self.iteration = math.nan, 0
+        self._reported: dict[str, str] = {}
 
-    def improves(self, numbers: Mapping[str, float], iteration: int) -> bool:
-        """Whether these numbers are better than all before, which they then replace; nan never is."""
+    def improves(self, phase: str, numbers: Mapping[str, float], iteration: int) -> bool:
+        """Whether the numbers of a phase are better than all before, which they then replace; nan never is.
+
+        Raises:
+            DataError: another phase has reported the number too, which is not to be compared with this one's.
+        """
+        other = self._reported.get(self.metric, phase) if self.metric in numbers else phase
+        if other != phase:
+            both = f"which phases '{other}' and '{phase}' both report"
+            raise DataError(f"keep_best watches '{self.metric}', {both}; name a metric that only one of them has")
+        self._reported |= dict.fromkeys(numbers, phase)
         value = numbers.get(self.metric, math.nan)
         if math.isnan(value):
             return False
@@ -35,17 +45,15 @@ class Best:
             self.value, self.iteration = value, iteration
         return better
 
-    def check_reported(self, reported: Iterable[str]) -> None:
+    def check_reported(self) -> None:
         """After every phase has been validated.
 
         Raises:
             DataError: none of them reports the number.
         """
-        names = list(reported)
-        if self.metric not in names:
-            raise DataError(
-                f"keep_best watches '{self.metric}', which no validation reports{one_of(self.metric, names)}"
-            )
+        if self.metric not in self._reported:
+            known = one_of(self.metric, self._reported)
+            raise DataError(f"keep_best watches '{self.metric}', which no validation reports{known}")
 
     def as_dict(self) -> dict[str, Any]:
         """For ``context["best"]``."""

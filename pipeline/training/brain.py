@@ -20,11 +20,11 @@ from pipeline.errors import ConfigError
 from pipeline.training.batch_brain import BatchBrain
 from pipeline.training.compilation import compile_modules
 from pipeline.training.evaluation import evaluate
-from pipeline.training.fitting import NAME, Fit, length
+from pipeline.training.fitting import NAME, Fit
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.parameters import trained, without_decay
 from pipeline.training.pass_progress import pass_progress
-from pipeline.training.passes import Stage
+from pipeline.training.passes import Stage, length
 from pipeline.training.schedules import Constant
 
 __all__ = ["Brain", "Stage"]
@@ -57,7 +57,8 @@ class Brain(BatchBrain):
             valid_loader_kwargs: likewise.
 
         Raises:
-            ConfigError: nothing says how to optimize.
+            ConfigError: there is nothing to train, or keywords are given for a loader that is made already.
+            StageError: nothing says how to optimize.
             DataError: there is no data, or it does not fit.
             DivergedError: too many losses were not finite.
         """
@@ -123,9 +124,9 @@ class Brain(BatchBrain):
     def init_optimizers(self) -> None:
         """Make the optimizer by ``opt_class``; a subclass with several leaves them in ``optimizers_dict``, by name.
 
-        All of these descend the loss named ``loss``; for others, bind OptimSchedulers that say so.
+        All of these descend the loss named ``loss``; for others, bind OptimSchedulers that say so. A subclass whose own
+        ``fit_batch`` steps its optimizers may keep them where it likes.
         """
-        self.optimizers_dict: dict[str, Optimizer] = {}
         if self.opt_class is None:
             return
         parameters = list(trained(self.modules, None).values())
@@ -141,6 +142,7 @@ class Brain(BatchBrain):
         self.prepare()
         if self.in_run:
             return
+        self.optimizers_dict: dict[str, Optimizer] = {}
         self.init_optimizers()
         self.schedule_optimizers()
         if self.checkpointer and (newest := self.checkpointer.newest()):

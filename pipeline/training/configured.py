@@ -10,6 +10,7 @@ import torch
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context
 from pipeline.data.limits import limited, overfitted
+from pipeline.errors import ConfigError
 from pipeline.training.entry import loader_of
 from pipeline.training.run_options import RunOptions
 
@@ -22,13 +23,20 @@ _NAMES = {
 
 
 def options_of(runner: RunnerSchema, device: torch.device) -> RunOptions:
-    """The options of a Brain that a runner trains or evaluates."""
+    """The options of a Brain that a runner trains or evaluates.
+
+    Raises:
+        ConfigError: they contradict each other, or the device cannot do it.
+    """
     given = {}
     for option in fields(RunOptions):
         key = _NAMES.get(option.name, option.name)
         if key in RunnerSchema.model_fields and key != "device":
             given[option.name] = getattr(runner, key)
-    return RunOptions(device=str(device), **given)
+    try:
+        return RunOptions(device=str(device), **given)
+    except ConfigError as error:
+        raise ConfigError(f"runner.{runner.name}: {error}") from error
 
 
 def pass_loader(dataset: str, runner: RunnerSchema, context: Context) -> Any:

@@ -68,8 +68,8 @@ def evaluate(
     loss = Mean()
     for metric in metrics.values():
         metric.reset()
-    brain.on_stage_start(stage, epoch)
     with evaluating(brain):
+        brain.on_stage_start(stage, epoch)
         for batch in batches:
             samples = brain.logged.samples = brain.count_samples(batch) or uncountable(batch)
             predictions, losses = brain.evaluated(batch, stage)
@@ -83,9 +83,8 @@ def evaluate(
             raise DataError("the evaluated dataset gave no batch; check it")
         mean = loss.compute()
         judged = {name: float(metric.compute()) for name, metric in metrics.items()}
-        numbers = {"loss": mean, **judged, **brain.logged.means()}
         brain.on_stage_end(stage, mean, epoch)
-    return numbers
+        return {"loss": mean, **judged, **brain.logged.means()}
 
 
 def watched(

@@ -173,7 +173,7 @@ class ExperimentBase(ExperimentSetup):
         if self._printing.fires(self.iteration):
             self._numbers.print()
         if self._validating.fires(self.iteration) or (ended and self._validating.fires_after(ended)):
-            with self._numbers.validating(), evaluating(self.model):
+            with self._numbers.validating(), in_evaluation_mode(self.model):
                 self.valid()
         if over:
             self._end_epoch()
@@ -203,7 +203,7 @@ class ExperimentBase(ExperimentSetup):
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
     """A model in evaluation mode and no gradients, until the block ends; then each module is in the mode that it was in."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

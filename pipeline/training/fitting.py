@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.values import Interval
 from pipeline.data.batch import on_device
 from pipeline.data.limits import limited
-from pipeline.data.loader import set_epoch
-from pipeline.errors import DataError
-from pipeline.training.average import MOST
+from pipeline.training.epoch import train_epoch
 from pipeline.training.evaluation import evaluate
 from pipeline.training.pass_progress import PassProgress, pass_progress
-from pipeline.training.passes import Stage, train_pass
+from pipeline.training.passes import Stage, length
 from pipeline.training.triggers import NEVER, Triggers
 from pipeline.training.updater import Updater
-from pipeline.training.updates import update_of
+from pipeline.training.updates import is_plain
 
 if TYPE_CHECKING:
     from pipeline.training.brain import Brain
@@ -46,6 +45,7 @@ class Fit:
         intervals += [Interval(seconds, "second")] if seconds > 0 else []
         self.saving = Triggers(intervals if brain.checkpointer else [], brain.train_state["iteration"])
         self.updater = Updater(brain)
+        brain.counts_batches = is_plain(brain, self.updater)
         self.updater.state.iteration = brain.train_state["iteration"]
         self.metrics: dict[str, float] = {}
 
@@ -61,57 +61,38 @@ class Fit:
 
     def epoch(self, epoch: int) -> bool:
         """Train on everything, then validate; True when ``optimizer_step_limit`` is reached."""
-        brain, before = self.brain, self.brain.train_state["iteration"]
-        set_epoch(self.train, epoch)
-        batches = length(self.train)
-        brain.on_stage_start(Stage.TRAIN, epoch)
-        brain.begin_pass(batches or 0)
-        with pass_progress(f"epoch {epoch}", batches, self.shown) as progress:
-            due = train_pass(
-                on_device(self.train, brain.device),
-                update_of(brain, self.updater, None),
-                self.updater.state,
-                brain.train_state,
-                self._next_look(before, progress),
-                lambda iteration: self.on_due(iteration, progress),
+        brain, iteration = self.brain, self.brain.train_state["iteration"]
+        with pass_progress(f"epoch {epoch}", length(self.train), self.shown) as progress:
+            on_due = partial(self.on_due, progress)
+            self.metrics, _ = train_epoch(
+                brain, self.updater, self.train, epoch, self._next_look(iteration, progress), on_due
             )
-        if brain.train_state["iteration"] == before:
-            raise DataError(f"the training set gave no batch in epoch {epoch}; check it")
-        brain.end_pass()
-        loss = brain.train_loss.mean()
-        self.metrics = {"loss": loss, **brain.logged.means()}
-        brain.on_stage_end(Stage.TRAIN, loss, epoch)
         if self.valid is not None:
             numbers = evaluate(brain, on_device(self.valid, brain.device), Stage.VALID, {}, epoch=epoch)
             self.metrics |= {f"valid_{name}": value for name, value in numbers.items()}
-        return not due
+        return self._over()
 
-    def on_due(self, iteration: int, progress: PassProgress) -> int:
+    def on_due(self, progress: PassProgress, iteration: int) -> int:
         """Show, save, or end where it is time to; the next iteration to look at, 0 at the end."""
-        self.brain.look()
-        progress.show(self.brain.step, self.brain.train_loss.mean())
+        if progress.every and self.brain.step % progress.every == 0:
+            progress.show(self.brain.step, self.brain.train_loss.mean())
         if self.saving.fires(iteration):
+            self.brain.look()
             self.save()
+        return 0 if self._over() else self._next_look(iteration, progress)
+
+    def _over(self) -> bool:
         limit = self.options.optimizer_step_limit
-        if limit and self.brain.train_state["update"] >= limit:
-            return 0
-        return self._next_look(iteration, progress)
+        return limit is not None and self.brain.train_state["update"] >= limit
 
     def _next_look(self, iteration: int, progress: PassProgress) -> int:
-        limit = self.options.optimizer_step_limit
-        updates = max(1, limit - self.brain.train_state["update"]) if limit else NEVER
-        return min(self.saving.next_look(), iteration + min(MOST, progress.every or MOST, updates))
+        # An iteration makes one update at most.
+        left = (self.options.optimizer_step_limit or NEVER) - self.brain.train_state["update"]
+        shown = progress.every - self.brain.step % progress.every if progress.every else NEVER
+        return min(self.saving.next_look(), iteration + max(1, min(left, shown)))
 
     def save(self) -> None:
         """Save a checkpoint of this moment, if there is where to."""
         if self.brain.checkpointer:
             models = {NAME: {"model": self.brain, "brain": self.brain}}
             self.brain.checkpointer.save(models, self.brain.train_state, {NAME: self.metrics})
-
-
-def length(loader: Any) -> int | None:
-    """How many batches a loader gives; None where it does not know."""
-    try:
-        return len(loader)
-    except TypeError:
-        return None

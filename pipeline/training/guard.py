@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,8 @@ class Guard:
         names: name -> parameter of it, for messages.
 
     Attributes:
-        loss: on a GPU, above 0 where a loss of the open window is not finite; None: not looked at.
+        loss: on a GPU, 1 where a loss of the open window is not finite, at its close a gradient too, else 0; None: not
+            looked at.
         discarded: windows discarded for their gradients since it was last set to 0, as far as they are read.
         parameter: the first parameter with such a gradient; ``""`` while there is none.
     """
@@ -44,19 +46,28 @@ class Guard:
 
         Args:
             norm: of all the gradients; None where nobody asked for it.
-            parameters: those that have a gradient.
+            parameters: of the optimizer, with a gradient or without.
         """
-        if norm is None and self.loss is None:
-            return True
-        if norm is not None and norm.is_cpu:
+        if norm is not None and norm.is_cpu and self.loss is None:
             # Reads one number a window: gradients that are not finite must not reach the weights.
             return math.isfinite(norm.item()) or self._discard(parameters)
-        bad = self._on_gpu(norm, parameters)
+        bad = self.loss = self.loss if norm is None else self._on_gpu(norm, parameters)
+        if bad is None:
+            return True
         if self._skips_by_itself():
             self.optimizer.found_inf = bad  # type: ignore[attr-defined] # torch's own way to tell a fused optimizer
             return True
         # Reads one number a window: the price of an optimizer that cannot skip a step on the device.
         return not bad.item()
+
+    def tell_scaler(self, gradients: Sequence[Tensor]) -> None:
+        """Make a gradient infinite if a loss was: a scaler looks at gradients alone, and these may well be finite."""
+        if self.loss is not None and gradients:
+            gradients[0].div_((1 - self.loss).to(gradients[0].device))
+
+    def sees_bad_loss(self) -> bool:
+        """Whether a loss of the open window is not finite; a GPU makes this wait."""
+        return self.loss is not None and bool(self.loss.item())
 
     def close(self) -> None:
         """The window is over."""
@@ -83,14 +94,10 @@ class Guard:
         self.parameter = self.parameter or self._name(parameters[int(_first_not_finite(parameters).item())])
         return False
 
-    def _on_gpu(self, norm: Tensor | None, parameters: Sequence[Tensor]) -> Tensor:
-        """Above 0 where the window is to be discarded; what the gradients alone are to blame for is counted."""
-        losses = (
-            self.loss if self.loss is not None else torch.zeros((), device=norm.device if norm is not None else None)
-        )
-        if norm is None:
-            return losses
+    def _on_gpu(self, norm: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        """1 where the window is to be discarded, else 0; what the gradients alone are to blame for is counted."""
         infinite = (~norm.isfinite()).float()
+        losses = torch.zeros_like(infinite) if self.loss is None else self.loss.to(norm.device)
         blamed, first = (infinite - losses).clamp(min=0), _first_not_finite(parameters)
         if self._on_device is not None:
             before, earlier, _ = self._on_device
@@ -105,14 +112,21 @@ class Guard:
     def _skips_by_itself(self) -> bool:
         """Whether the optimizer's kernel skips the step where ``found_inf`` says so.
 
-        In its first step, the kernel of a fused SGD with momentum would leave the momentum uninitialised.
+        In the first step of a group, the kernel of a fused SGD with momentum would leave the momentum uninitialised.
         """
-        fused = getattr(self.optimizer, "_step_supports_amp_scaling", False)
-        momentum = any(group.get("momentum") for group in self.optimizer.param_groups)
-        return bool(fused and (self.optimizer.state or not momentum))
+        if not getattr(self.optimizer, "_step_supports_amp_scaling", False):
+            return False
+        # A loaded state may have switched the kernels of single groups.
+        return all(group.get("fused") and self._has_momentum(group) for group in self.optimizer.param_groups)
+
+    def _has_momentum(self, group: Mapping[str, Any]) -> bool:
+        """Whether the momentum of a group exists, or need not."""
+        return not group.get("momentum") or any(self.optimizer.state.get(each) for each in group["params"])
 
 
 def _first_not_finite(parameters: Sequence[Tensor]) -> Tensor:
     """The index, on their device, of the first whose gradient is not finite; meaningless where all are."""
-    gradients = [each.grad for each in parameters if each.grad is not None]
-    return torch.stack(torch._foreach_norm(gradients)).isfinite().int().argmin()
+    norms = torch._foreach_norm([each.grad for each in parameters if each.grad is not None])
+    left, none = iter(norms), norms[0].new_zeros(())
+    every = [none if each.grad is None else next(left).to(none.device) for each in parameters]
+    return torch.stack(every).isfinite().int().argmin()

@@ -12,20 +12,18 @@ import torch
 
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
-from pipeline.data.batch import on_device
-from pipeline.data.loader import set_epoch
 from pipeline.errors import DataError
 from pipeline.training.agenda import Agenda
 from pipeline.training.best import Best
 from pipeline.training.configured import options_of, pass_loader
 from pipeline.training.entry import entry_of
+from pipeline.training.epoch import train_epoch
 from pipeline.training.evaluation import watched
-from pipeline.training.fitting import length
 from pipeline.training.metrics import build_metrics
-from pipeline.training.passes import Stage, train_pass
+from pipeline.training.passes import Stage
 from pipeline.training.report import Report
 from pipeline.training.triggers import NEVER
-from pipeline.training.updates import is_plain, update_of
+from pipeline.training.updates import is_plain
 from pipeline.training.watching import watch
 
 
@@ -92,9 +90,10 @@ class Training:
     def entry(self, phase: PhaseSchema) -> dict[str, Any]:
         """What the network stage built for a phase, its Brain bound to it: phases may share one."""
         entry = self.models[phase.name]
-        tells = is_plain(entry["brain"], entry["updater"])
+        brain, updater = entry["brain"], entry["updater"]
         patience = self.runner.nonfinite_patience
-        entry["brain"].bind(phase.name, entry["optim_schedulers"], self.context, patience, tells=tells)
+        plain = is_plain(brain, updater)
+        brain.bind(phase.name, entry["optim_schedulers"], self.context, patience, counts_batches=plain)
         return entry
 
     def epoch(self, epoch: int) -> bool:
@@ -115,45 +114,38 @@ class Training:
         return over
 
     def train(self, phase: PhaseSchema, epoch: int) -> bool:
-        """One pass over a phase's data; True when the last iteration is done."""
-        entry, loader = self.entry(phase), self.loader(phase.dataset_name)
+        """One pass over a phase's data; True when training has reached one of its limits."""
+        entry = self.entry(phase)
         brain, updater = entry["brain"], entry["updater"]
-        set_epoch(loader, epoch)
-        brain.on_stage_start(Stage.TRAIN, epoch)
-        brain.begin_pass(length(loader) or 0)
-        report, before = Report(self.context, phase.name, brain), self.state["iteration"]
+        on_due = partial(self.on_due, phase, Report(self.context, phase.name, brain))
         updater.state.epoch = epoch
-        on_due = partial(self.on_due, phase, report)
-        due = train_pass(
-            on_device(loader, self.device),
-            update_of(brain, updater, self.context),
-            updater.state,
-            self.state,
+        numbers, _ = train_epoch(
+            brain,
+            updater,
+            self.loader(phase.dataset_name),
+            epoch,
             self.agenda.next_look(self.state),
             on_due,
+            self.context,
         )
-        if self.state["iteration"] == before:
-            nothing = f"'{phase.dataset_name}' gave no batch in epoch {epoch}"
-            raise DataError(f"{nothing}; check the dataset, or drop_last with few samples")
-        brain.end_pass()
         updater.state.epoch = epoch + 1
-        numbers = report.numbers()
-        self.state["samples"] += brain.train_loss.samples
         self.metrics[phase.name] = {**numbers, **self.metrics.get(phase.name, {})}
-        brain.on_stage_end(Stage.TRAIN, numbers["loss"], epoch)
-        return not due
+        return self.agenda.over(self.state)
 
     def on_due(self, phase: PhaseSchema, report: Report, iteration: int) -> int:
         """Print, validate, save or end where it is time to; the next iteration to look at, 0 at the end."""
         agenda = self.agenda
-        report.brain.look()
-        if agenda.printing.fires(iteration):
+        printing, validating, saving = agenda.due(iteration)
+        if printing or validating or saving:
+            # On a GPU this waits for the work so far, as what follows does anyway.
+            report.brain.look()
+        if printing:
             report.print()
-        if agenda.validating.fires(iteration):
+        if validating:
             self.validate(phase, self.context["current_epoch"])
         if agenda.over(self.state):
             return 0
-        if agenda.saving.fires(iteration) or self.is_best_now:
+        if saving or self.is_best_now:
             self.save()
         return agenda.next_look(self.state)
 
@@ -171,16 +163,16 @@ class Training:
         self.metrics[phase.name] = {**self.metrics.get(phase.name, {}), **named}
         for scheduler in self.models[phase.name]["optim_schedulers"].values():
             scheduler.take_metrics(named)
-        self.judge(named)
+        self.judge(phase.name, named)
 
-    def judge(self, numbers: dict[str, float]) -> None:
+    def judge(self, phase: str, numbers: dict[str, float]) -> None:
         """Keep in mind whether this is the best so far."""
         if not self.best:
             return
-        if self.best.improves(numbers, self.state["iteration"]):
+        if self.best.improves(phase, numbers, self.state["iteration"]):
             self.context["best"] = self.best.as_dict()
         if len(self.validated) == sum(bool(phase.valid_dataset_name) for phase in self.phases):
-            self.best.check_reported({name for each in self.metrics.values() for name in each} | {*numbers})
+            self.best.check_reported()
 
     def loader(self, dataset: str | None) -> Any:
         """The batches of one pass over a dataset."""

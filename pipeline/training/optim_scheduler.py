@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -105,6 +105,8 @@ class OptimScheduler(ABC):
         self.parameters: list[Tensor] = [each for group in self.optimizer.param_groups for each in group["params"]]
         self.guard = Guard(self.optimizer, names)
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        if not self.constant or ft_factor != 1.0:
+            _refuse_ratio_to_zero(self._base_rates)
         self.sche_init(**sche_conf)
         if self.constant and ft_factor != 1.0:
             self.set_rate(ft_factor * self.base_lr)
@@ -185,7 +187,7 @@ class OptimScheduler(ABC):
             if self.after_update:
                 self.after_update(optim_scheduler=self)
         self.batches = self.samples = 0
-        self.discards = False
+        self.discards = self.weighted = False
         if self.guard.loss is not None:
             self.guard.close()
         return acts
@@ -195,14 +197,15 @@ class OptimScheduler(ABC):
         parameters = [each for each in self.parameters if each.grad is not None]
         gradients = [each.grad for each in parameters if each.grad is not None]
         if self.scaler:
+            self.guard.tell_scaler(gradients)
             self.scaler.unscale_(self.optimizer)
-        if self.weighted or self.accum_grad > 1:
+        if gradients and (self.weighted or self.accum_grad > 1):
             torch._foreach_div_(gradients, float(self.samples))
         norm = None
         if gradients and (self.grad_clip is not None or self.check_gradients):
             norm = nn.utils.get_total_norm(gradients, self.grad_norm_type)
         # A scaler looks for itself, and what it skips while it finds its scale is no fault.
-        if not self.scaler and not self.guard.passes(norm, parameters):
+        if not self.scaler and not self.guard.passes(norm, self.parameters):
             return False
         if norm is not None and self.grad_clip is not None:
             nn.utils.clip_grads_with_norm_(parameters, self.grad_clip, norm)
@@ -212,7 +215,12 @@ class OptimScheduler(ABC):
         """Make ``rate`` that of the first group; the others keep their ratio to it."""
         base = self._base_rates[0]
         for group, own in zip(self.optimizer.param_groups, self._base_rates, strict=True):
-            group["lr"] = rate if own == base else rate * own / base
+            new = rate if own == base else rate * own / base
+            if type(group["lr"]) is Tensor:
+                # A captured or compiled step reads this very tensor.
+                group["lr"].fill_(new)
+            else:
+                group["lr"] = new
 
     def get_lr(self) -> float:
         """The rate of the first group now."""
@@ -224,7 +232,12 @@ class OptimScheduler(ABC):
         return {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict() if self.scaler else None,
-            "window": {"real_step": self.real_step, "batches": self.batches, "samples": self.samples},
+            "window": {
+                "real_step": self.real_step,
+                "batches": self.batches,
+                "samples": self.samples,
+                "discards": self.discards or self.guard.sees_bad_loss(),
+            },
             "schedule": self.schedule_state(),
         }
 
@@ -261,6 +274,14 @@ def _above_zero(**numbers: float | None) -> None:
         if value is not None and not value > 0:
             remedy = "; None does not clip" if name == "grad_clip" else ""
             raise ConfigError(f"OptimScheduler: {name} is {value}; it must be above 0{remedy}")
+
+
+def _refuse_ratio_to_zero(rates: Sequence[float]) -> None:
+    if rates[0] == 0 and any(rates):
+        given = ", ".join(f"{each:g}" for each in rates)
+        raise ConfigError(
+            f"OptimScheduler: the rates of the groups are {given}; make the first above 0, as the others keep their ratio to it"
+        )
 
 
 def _built(

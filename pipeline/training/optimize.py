@@ -46,13 +46,14 @@ def optimize(
         finite = _each_loss(losses, optim_schedulers, samples)
     if only.after_backward:
         only.after_backward(losses=losses)
-    closed = False
+    closed = stepped = False
     for scheduler in optim_schedulers:
         scheduler.batches += 1
         scheduler.samples += samples
         if last or scheduler.batches >= scheduler.accum_grad:
             closed |= scheduler.apply(epoch)
-    if only.scaler:
+        stepped |= scheduler.stepped
+    if stepped:
         _update_scalers(optim_schedulers)
     return finite, closed
 
@@ -86,15 +87,16 @@ def _descend(loss: Tensor, scheduler: OptimScheduler, samples: int) -> bool:
 
 def _each_loss(losses: Mapping[str, Tensor], optim_schedulers: Sequence[OptimScheduler], samples: int) -> bool:
     """A backward for each loss that an acting scheduler descends, into the parameters of those schedulers alone."""
-    groups: dict[str, list[OptimScheduler]] = {}
+    # Each scaler needs its own backward: what it scales is for the schedulers that share it.
+    groups: dict[tuple[str, int], list[OptimScheduler]] = {}
     for scheduler in optim_schedulers:
         name = scheduler.loss_name
         if name not in losses:
             _missing(name, losses)
         if scheduler.acts():
-            groups.setdefault(name, []).append(scheduler)
+            groups.setdefault((name, id(scheduler.scaler)), []).append(scheduler)
     left, finite = len(groups), True
-    for name, group in groups.items():
+    for (name, _), group in groups.items():
         left -= 1
         # Losses may share a graph, which each but the last backward has to leave in place.
         finite &= _descend_into(group, losses[name], name, samples, retain=left > 0)
@@ -102,7 +104,7 @@ def _each_loss(losses: Mapping[str, Tensor], optim_schedulers: Sequence[OptimSch
 
 
 def _descend_into(group: Sequence[OptimScheduler], loss: Tensor, name: str, samples: int, *, retain: bool) -> bool:
-    """A backward into the parameters of the schedulers of a group, which share the loss."""
+    """A backward into the parameters of the schedulers of a group, which share the loss and the scaler."""
     if loss.ndim or not loss.requires_grad:
         _refuse(loss, name)
     guarded = [scheduler for scheduler in group if scheduler.guarded]

@@ -51,3 +51,11 @@ def train_pass(
             if not due:
                 break
     return due
+
+
+def length(loader: Any) -> int | None:
+    """How many batches a loader gives; None where it does not know."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None

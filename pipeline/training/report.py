@@ -19,17 +19,13 @@ class Report:
 
     def __init__(self, context: Context, phase: str, brain: Brain) -> None:
         self.context, self.phase, self.brain = context, phase, brain
-        self.since, self.samples = time.perf_counter(), 0
+        self.state: dict[str, int] = context["train_state"]
+        self.since, self.samples = time.perf_counter(), self.state["samples"]
 
     def print(self) -> None:
         """Read the numbers since the last time: on a GPU this waits for the work so far."""
         numbers = {"loss": self.brain.train_loss.recent(), **self.brain.logged.recent()}
-        now, samples = time.perf_counter(), self.brain.train_loss.samples
+        now, samples = time.perf_counter(), self.state["samples"]
         numbers["samples_per_second"] = (samples - self.samples) / (now - self.since)
         self.since, self.samples = now, samples
         self.context["hooks"].on_print_interval(context=self.context, phase=self.phase, metrics=numbers)
-
-    def numbers(self) -> dict[str, float]:
-        """The numbers of the pass, weighted by samples."""
-        loss = self.brain.train_loss.mean()
-        return {"loss": loss, **self.brain.logged.means()}

@@ -180,6 +180,9 @@ class TorchSchedule(OptimScheduler):
         self.per = per
         self.own_optimizer = torch.optim.SGD([torch.zeros(1)], lr=self.base_lr)
         self.schedule = found(self.own_optimizer, **(args or {}))
+        if getattr(self.schedule, "cycle_momentum", False):
+            kind = type(self.schedule).__name__
+            raise ConfigError(f"TorchSchedule: cycle_momentum of {kind} would be ignored; set cycle_momentum: false")
         # So that torch does not warn of the order of the two.
         self.own_optimizer.step()
 

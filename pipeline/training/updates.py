@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from pipeline.context import Context
-from pipeline.data.batch import shape_of, uncountable
+from pipeline.data.batch import uncountable
 from pipeline.discovery import plain_callable
-from pipeline.errors import DataError
 from pipeline.training.average import MOST
 from pipeline.training.batch_brain import BatchBrain
+from pipeline.training.losses import Losses, named
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.updater import Updater, UpdaterBase
 
@@ -31,7 +29,7 @@ def update_of(brain: Brain, updater: UpdaterBase, context: Context | None) -> Ca
 
 
 class OwnUpdate:
-    """An update of the user's own; its loss is gathered, its updates are counted, and the plugins are told.
+    """An update of the user's own; its batches, losses and updates are counted, and the plugins are told.
 
     Args:
         brain: of the phase.
@@ -44,51 +42,51 @@ class OwnUpdate:
         hooks = context["hooks"] if context is not None else None
         self.before = plain_callable(hooks, "before_batch") if hooks else None
         self.after = plain_callable(hooks, "after_batch") if hooks else None
+        self.scheduled = False
 
     def __call__(self, batch: Any) -> None:
         """Train on a batch."""
         brain = self.brain
         samples = brain.logged.samples = brain.count_samples(batch) or uncountable(batch)
+        brain.step += 1
         if self.before:
             self.before(context=self.context, batch=batch)
-        self.updater.logged = brain.logged
-        step, windows = brain.step, self._windows()
-        returned = self.updater.update(batch)
-        losses = self._named(returned)
-        if brain.step == step:
-            # The Brain has not seen the batch, so nobody has counted it.
+        gathered, windows = _gathered(brain), _windows(brain)
+        losses = self._losses(self.updater.update(batch))
+        if _gathered(brain) == gathered:
             self._count(losses, samples, windows)
+        if brain.step % MOST == 0:
+            brain.look()
         if self.after:
             self.after(context=self.context, batch=batch, predictions=None, losses=losses)
 
-    def _count(self, losses: dict[str, Tensor], samples: int, windows: list[int]) -> None:
-        brain = self.brain
-        brain.step += 1
+    def _count(self, losses: Losses, samples: int, windows: list[tuple[int, int]]) -> None:
+        """Count a batch that did not go through the Brain's own ``fit_batch``."""
+        brain, now = self.brain, _windows(self.brain)
         if losses:
             brain.train_loss.add(brain.total(losses), samples)
-        schedulers, now = brain.optim_schedulers, self._windows()
-        closed = any(_acted(each, before) for each, before in zip(schedulers, windows, strict=True))
+        self.scheduled |= now != windows
+        acted = any(map(_acted, brain.optim_schedulers, windows))
+        brain.train_state["samples"] += samples
         # How often an updater without schedulers has updated, it alone knows.
-        brain.train_state["update"] += closed if schedulers and sum(now) else 1
-        if brain.step % MOST == 0:
-            brain.look()
+        brain.train_state["update"] += acted if self.scheduled else 1
 
-    def _windows(self) -> list[int]:
-        return [each.real_step for each in self.brain.optim_schedulers]
-
-    def _named(self, returned: Any) -> dict[str, Tensor]:
+    def _losses(self, returned: Any) -> Losses:
         """What the updater returned, as losses by name, detached."""
-        named = {"loss": returned} if isinstance(returned, Tensor) else {} if returned is None else returned
-        if not isinstance(named, dict) or not all(
-            isinstance(each, Tensor) and not each.ndim for each in named.values()
-        ):
-            raise DataError(
-                f"{type(self.updater).__name__}.update returned {shape_of(returned)}; return a scalar tensor, a dict of "
-                "them, or None"
-            )
-        return {name: each.detach() for name, each in named.items()}
+        losses = {} if returned is None else named(returned, f"{type(self.updater).__name__}.update")
+        return {name: each.detach() for name, each in losses.items()}
 
 
-def _acted(scheduler: OptimScheduler, before: int) -> bool:
+def _gathered(brain: Brain) -> int:
+    """How many losses of the pass the Brain has."""
+    return brain.train_loss.batches + len(brain.train_loss.waiting)
+
+
+def _windows(brain: Brain) -> list[tuple[int, int]]:
+    """Of each scheduler, how many windows are closed, and how many batches are in the open one."""
+    return [(each.real_step, each.batches) for each in brain.optim_schedulers]
+
+
+def _acted(scheduler: OptimScheduler, before: tuple[int, int]) -> bool:
     """Whether a window was closed since, in which the scheduler acted."""
-    return any(each % scheduler.step_per_update == 0 for each in range(before + 1, scheduler.real_step + 1))
+    return any(each % scheduler.step_per_update == 0 for each in range(before[0] + 1, scheduler.real_step + 1))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from loguru import logger
 from torch import Tensor
@@ -30,20 +30,24 @@ class JsonLines:
     """Writes each number as a line ``{"step": 3, "name": "loss", "value": 0.25}``; one that is not finite is null.
 
     Args:
-        path: the file; what it has is kept.
+        path: the file; what it has is kept. It is opened with the first number, also with the first after ``close()``.
     """
 
     def __init__(self, path: Path) -> None:
-        self.file = path.open("a", buffering=1, encoding="utf-8")
+        self.path = path
+        self.file: TextIO | None = None
 
     def add_scalar(self, name: str, value: Any, step: int) -> None:
         """Write a number; reading a tensor makes a GPU wait."""
+        self.file = self.file or self.path.open("a", buffering=1, encoding="utf-8")
         number = value.item() if isinstance(value, Tensor) else float(value)
         self.file.write(json.dumps({"step": step, "name": name, "value": finite(number)}) + "\n")
 
     def close(self) -> None:
         """Close the file."""
-        self.file.close()
+        if self.file:
+            self.file.close()
+        self.file = None
 
 
 class PluginNumbers:

@@ -21,6 +21,7 @@ from pipeline.opening import load_class
 from pipeline.stages.base import RunnerBase
 from pipeline.stages.runner import Runner
 from pipeline.trainer import GeneralTrainer
+from pipeline.training.experiment import ExperimentBase
 from pipeline.trial.problems import Problem, Problems
 
 
@@ -88,4 +89,4 @@ def unbounded(config: Config) -> list[str]:
     classes = {
         each.name: load_class(config, each, "runner_class_path", "Runner", RunnerBase) for each in config.runners
     }
-    return [name for name, cls in classes.items() if not issubclass(cls, Runner)]
+    return [name for name, cls in classes.items() if not issubclass(cls, (Runner, ExperimentBase))]

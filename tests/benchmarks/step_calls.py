@@ -1,87 +1,70 @@
-"""Function calls per training step, beside a hand-written loop: ``python tests/benchmarks/step_calls.py``.
+"""Function calls per training step above a hand-written loop: ``python tests/benchmarks/step_calls.py``.
 
-A 64-64-10 MLP at batch 32 with SGD, batches from a list, 500 steps, calls as cProfile counts them (Python and C). The
-raw loop looks at its loss every 50 steps; ours prints as often and has its default plugins on.
+Calls are Python's and C's, as cProfile counts them over 500 steps less those of 250. Nothing is timed, so this is what
+the tests hold us to: 25 with the defaults, 12 with everything off. ``--by WAY`` shows which functions they are of.
 """
 
 from __future__ import annotations
 
-import cProfile
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, ClassVar
+import argparse
+import json
+from collections.abc import Mapping
+from typing import Any
 
-import torch
-from loguru import logger
-from torch import Tensor, nn
+from side_by_side import Way, calls_per_step, undisturbed
+from small_job import WAYS
 
-from pipeline import GeneralTrainer, stages
-
-STEPS = 500
-BATCHES = [(torch.randn(32, 64), torch.randint(10, (32,))) for _ in range(STEPS)]
+MODULE_LOOKUP = "Module.__getattr__"
 
 
-def model() -> nn.Module:
-    """The MLP."""
-    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+def rows(ways: Mapping[str, Way], steps: int = 500) -> list[dict[str, Any]]:
+    """Of each way: calls a step, those above what it is compared with, and how many of these nn.Module's lookup makes."""
+    counts = {name: calls_per_step(way, steps) for name, way in ways.items()}
+    found = []
+    for name, way in ways.items():
+        above = difference(counts[name], counts[way.beside]) if way.beside else {}
+        lookups = sum(count for function, count in above.items() if function.endswith(MODULE_LOOKUP))
+        calls = sum(counts[name].values())
+        found.append({
+            "way": name, "beside": way.beside, "calls": calls, "above": sum(above.values()), "lookups": lookups,
+        })  # fmt: skip
+    return found
 
 
-def raw(batches: list[tuple[Tensor, Tensor]]) -> None:
-    """The reference: what a person would write."""
-    network = model()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    for step, (inputs, target) in enumerate(batches, 1):
-        optimizer.zero_grad(set_to_none=True)
-        loss = nn.functional.cross_entropy(network(inputs), target)
-        torch.autograd.backward(loss)
-        optimizer.step()
-        if step % 50 == 0:
-            loss.item()
+def difference(counts: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
+    """By how much the calls of each function differ."""
+    return {name: counts.get(name, 0) - others.get(name, 0) for name in {*counts, *others}}
 
 
-class Network(stages.Network):
-    """The default, but for batches from a list."""
-
-    batches: ClassVar[list[tuple[Tensor, Tensor]]] = []
-
-    def build_dataset(self, *_: Any) -> Any:
-        """The batches."""
-        return self.batches
-
-
-def ours(batches: list[tuple[Tensor, Tensor]]) -> None:
-    """A whole run of the pipeline on the batches."""
-    Network.batches = batches
-    with tempfile.TemporaryDirectory() as folder:
-        GeneralTrainer(
-            {
-                "output_dir": str(Path(folder)),
-                "hyper_parameters": {"optimizer": {"class": "SGD", "lr": 0.1}},
-                "dataset": [{"name": "data", "class_path": "builtins.list"}],
-                "runner": [
-                    {"name": "train", "class": "train", "device": "cpu", "epochs": 1, "network_class_path": Network}
-                ],
-                "phase": [{"name": "mlp", "model": model, "loss": nn.functional.cross_entropy, "dataset_name": "data"}],
-            }
-        ).run()
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    parser.add_argument("--steps", type=int, default=500, help="a multiple of 100, for a report comes every 50")
+    parser.add_argument("--by", choices=[name for name, way in WAYS.items() if way.beside], help="print its functions")
+    arguments = parser.parse_args()
+    if arguments.by:
+        show_functions(WAYS[arguments.by])
+        return
+    with undisturbed():
+        table = rows(WAYS, arguments.steps)
+    if arguments.json:
+        print(json.dumps(table))
+        return
+    for row in table:
+        above = f"{row['above']:+6.1f} above {row['beside']}" if row["beside"] else ""
+        lookups = f", {row['lookups']:.0f} of them nn.Module's lookup" if row["lookups"] > 0.5 else ""
+        print(f"{row['way']:50} {row['calls']:6.1f} calls a step {above}{lookups}")
 
 
-def calls(function: Callable[[list[tuple[Tensor, Tensor]]], None], batches: list[tuple[Tensor, Tensor]]) -> int:
-    """How many calls the function makes."""
-    profile = cProfile.Profile()
-    profile.runcall(function, batches)
-    return sum(row.callcount for row in profile.getstats())
-
-
-def per_step(function: Callable[[list[tuple[Tensor, Tensor]]], None]) -> float:
-    """Calls per step; what a run costs once drops out in the difference between 500 steps and 250."""
-    half = STEPS // 2
-    calls(function, BATCHES[:half])
-    return (calls(function, BATCHES) - calls(function, BATCHES[:half])) / half
+def show_functions(way: Way) -> None:
+    """Print each function that the way calls more often, or less, than what it is compared with."""
+    with undisturbed():
+        above = difference(calls_per_step(way), calls_per_step(WAYS[way.beside]))
+    for function, count in sorted(above.items(), key=lambda each: -each[1]):
+        if count:
+            print(f"{count:+8.2f}  {function}")
 
 
 if __name__ == "__main__":
-    logger.remove()
-    reference, measured = per_step(raw), per_step(ours)
-    print(f"raw loop {reference:.1f} calls a step, pipeline {measured:.1f}: {measured - reference:+.1f}")
+    main()

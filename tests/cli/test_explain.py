@@ -48,7 +48,7 @@ def test_a_key_is_explained_whole(pipeline: Call, linear: Path, monkeypatch: pyt
         "  value    null",
         "  set by   default",
     ]
-    assert lines[7].startswith("  read by  pipeline/training/loop.py:")
+    assert lines[7].startswith("  read by  pipeline/training/agenda.py:")
 
 
 def test_every_place_that_set_a_value_is_listed_in_order(pipeline: Call, config: Path) -> None:

@@ -92,6 +92,7 @@ def test_by_hand_everything_is_in_the_output_folder() -> None:
     experiment = Line(SimpleNamespace(training=SimpleNamespace(max_iteration=2), lr=0.1), args(output="a/b"))
     experiment.setup()
     experiment.logger.info("a line")
+    experiment.visualizer.add_scalar("loss", 1.0, 1)
     experiment.save()
     experiment.close()
     assert yaml.safe_load(Path("a/b/config.yaml").read_text()) == {"training": {"max_iteration": 2}, "lr": 0.1}

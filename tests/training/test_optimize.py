@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
-from pipeline.errors import DataError
+from pipeline import Brain, Stage
+from pipeline.context import Context
+from pipeline.errors import DataError, DivergedError, ExitCode
+from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.optimize import close, optimize
 from pipeline.training.schedules import Constant
 
@@ -183,3 +189,453 @@ def test_a_loss_that_cannot_be_descended_is_refused(losses: dict[str, Tensor], m
     with pytest.raises(DataError) as caught:
         optimize(losses, [Constant("SGD", {"lr": 0.1}, line())], 0)
     assert str(caught.value) == message
+
+
+def equal(ours: nn.Module, theirs: nn.Module) -> bool:
+    """Bit for bit."""
+    return all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+# Accumulation in whole runs.
+
+
+class Line(Brain):
+    """A line of double precision, with the loss of the batches that it saw."""
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Tensor:
+        predictions: Tensor = self.modules.line(batch[0])
+        return predictions
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
+        return nn.functional.mse_loss(predictions, batch[1])
+
+
+def samples(count: int) -> TensorDataset:
+    ((inputs, target),) = batches([count])
+    return TensorDataset(inputs, target)
+
+
+def in_run(run: Any, config: Any, count: int, accum: int, size: int, epochs: int) -> tuple[nn.Module, int]:
+    """The model, and how many updates there were."""
+    chosen = config(accum_grad=accum, epochs=epochs)
+    chosen["dataset"][0] |= {"class_path": lambda: samples(count), "batch_size": size}
+    chosen["hyper_parameters"]["optimizer"] = {"class": "SGD", "lr": 0.1, "momentum": 0.9}
+    chosen["phase"][0]["model"] = line
+    context: Context = run(chosen)
+    return context["model"]["line"]["model"], context["train_state"]["update"]
+
+
+def in_fit(run: Any, config: Any, count: int, accum: int, size: int, epochs: int) -> tuple[nn.Module, int]:
+    """The same without a config."""
+    options = {"grad_accumulation_factor": accum, "max_grad_norm": None, "device": "cpu"}
+    brain = Line({"line": line()}, lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9), run_opts=options)
+    brain.fit(range(epochs), samples(count), progressbar=False, train_loader_kwargs={"batch_size": size})
+    return brain.modules.line, brain.train_state["update"]
+
+
+RUNS = [
+    # samples, factor, batch size, epochs -> updates
+    (16, 2, 4, 2, 4),
+    (10, 2, 4, 3, 6),
+    (10, 4, 4, 5, 5),
+    (11, 3, 2, 2, 4),
+    (7, 3, 3, 2, 2),
+]
+
+
+@pytest.mark.parametrize("train", [in_run, in_fit])
+@pytest.mark.parametrize(("count", "accum", "size", "epochs", "updates"), RUNS)
+def test_a_run_that_accumulates_is_one_of_larger_batches_and_closes_each_pass(
+    run: Any, config: Any, train: Any, count: int, accum: int, size: int, epochs: int, updates: int
+) -> None:
+    ours, done = train(run, config, count, accum, size, epochs)
+    theirs = line()
+    optimizer, (inputs, target) = torch.optim.SGD(theirs.parameters(), 0.1, momentum=0.9), samples(count).tensors
+    for _ in range(epochs):
+        for x, y in zip(inputs.split(size * accum), target.split(size * accum), strict=True):
+            optimizer.zero_grad()
+            mse(theirs, x, y).backward()
+            optimizer.step()
+    torch.testing.assert_close([*ours.parameters()], [*theirs.parameters()], rtol=1e-6, atol=0)
+    assert done == updates
+
+
+def two_passes(first: Brain, second: Brain, accum: int) -> None:
+    """A pass of one Brain, then one of the other, of 3 batches each, then again."""
+    data = batches([4, 4, 4])
+    for brain in (first, second):
+        scheduler = Constant("SGD", {"lr": 0.1}, brain.modules, accum_grad=accum, grad_clip=None)
+        brain.bind("", {"main": scheduler})
+    for brain in (first, second, first, second):
+        brain.begin_pass()
+        for batch in data:
+            brain.fit_batch(batch)
+        brain.end_pass()
+
+
+def test_nothing_leaks_between_two_phases_that_share_a_module() -> None:
+    shared, theirs = line(), line()
+    two_passes(Line({"line": shared}), Line({"line": shared}), accum=2)
+    data = batches([4, 4, 4])
+    for _ in range(4):
+        for window in (data[:2], data[2:]):
+            theirs.zero_grad()
+            mse(theirs, *(torch.cat([each[part] for each in window]) for part in (0, 1))).backward()
+            with torch.no_grad():
+                for each in theirs.parameters():
+                    each.sub_(0.1 * each.grad)
+    torch.testing.assert_close(shared.weight, theirs.weight, rtol=1e-6, atol=0)
+
+
+def test_nothing_leaks_into_a_part_that_the_second_phase_does_not_train(run: Any, config: Any) -> None:
+    first, second = parts()
+    other = Line({"line": nn.Sequential(first, second)})
+    scheduler = Constant("SGD", {"lr": 0.1}, other.modules, updated_modules="line.1", accum_grad=2)
+    other.bind("", {"main": scheduler})
+    other.begin_pass()
+    other.fit_batch((torch.ones(2, 3), torch.ones(2, 1)))
+    assert first.weight.grad is None
+    assert second.weight.grad is not None
+    other.end_pass()
+    assert second.weight.grad is None
+
+
+def test_a_phase_that_trains_the_model_of_another_goes_on_with_its_optimizer(run: Any, config: Any) -> None:
+    chosen = config(accum_grad=2, epochs=2)
+    chosen["dataset"][0] |= {"class_path": lambda: samples(10), "batch_size": 4}
+    chosen["dataset"].append({"name": "more", "class_path": lambda: samples(7), "batch_size": 3})
+    chosen["hyper_parameters"]["optimizer"] = {"class": "SGD", "lr": 0.1, "momentum": 0.9}
+    chosen["phase"][0]["model"] = line
+    chosen["phase"].append({"name": "again", "model_of": "line", "dataset_name": "more"})
+    context: Context = run(chosen)
+    theirs = line()
+    optimizer = torch.optim.SGD(theirs.parameters(), 0.1, momentum=0.9)
+    for count, size in ((10, 8), (7, 6), (10, 8), (7, 6)):
+        inputs, target = samples(count).tensors
+        for x, y in zip(inputs.split(size), target.split(size), strict=True):
+            optimizer.zero_grad()
+            mse(theirs, x, y).backward()
+            optimizer.step()
+    ours = context["model"]["again"]["model"]
+    torch.testing.assert_close([*ours.parameters()], [*theirs.parameters()], rtol=1e-6, atol=0)
+    assert context["train_state"]["update"] == 8
+    assert context["train_state"]["iteration"] == 12
+
+
+# Several schedulers.
+
+
+def counted(tensor: Tensor) -> list[int]:
+    """Grows by one with each backward through a tensor."""
+    calls: list[int] = []
+    tensor.register_hook(lambda gradient: calls.append(1))
+    return calls
+
+
+def test_schedulers_that_share_a_loss_share_its_backward() -> None:
+    first, second = parts()
+    hidden = first(torch.ones(4, 3))
+    calls = counted(hidden)
+    schedulers = [Constant("SGD", {"lr": 0.1}, each, grad_clip=None) for each in (first, second)]
+    optimize({"loss": second(hidden).square().mean()}, schedulers, 0)
+    assert len(calls) == 1
+
+
+def test_schedulers_of_different_losses_have_a_backward_for_each_loss() -> None:
+    first, second = parts()
+    hidden = first(torch.ones(4, 3))
+    calls = counted(hidden)
+    schedulers = [Constant("SGD", {"lr": 0.1}, first, optim_loss=name, grad_clip=None) for name in ("a", "b", "a")]
+    loss = second(hidden).square().mean()
+    optimize({"a": loss, "b": loss * 2}, schedulers, 0)
+    assert len(calls) == 2
+
+
+def test_a_loss_that_nobody_acts_on_is_not_computed_backwards() -> None:
+    first, second = parts()
+    hidden = first(torch.ones(4, 3))
+    calls = counted(hidden)
+    scheduler = Constant("SGD", {"lr": 0.1}, first, step_per_update=2)
+    assert optimize({"loss": second(hidden).mean()}, [scheduler], 0) == (True, False)
+    assert calls == []
+    assert first.weight.grad is None
+
+
+def test_of_windows_in_which_it_does_not_act_a_scheduler_learns_nothing() -> None:
+    ours, theirs, data = line(), line(), batches([4, 4, 4, 4])
+    scheduler = Constant("SGD", {"lr": 0.1}, ours, step_per_update=2, accum_grad=2, grad_clip=None)
+    for inputs, target in data:
+        optimize({"loss": mse(ours, inputs, target)}, [scheduler], 0, 4)
+    mse(theirs, *(torch.cat([each[part] for each in data[2:]]) for part in (0, 1))).backward()
+    torch.optim.SGD(theirs.parameters(), 0.1).step()
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-6, atol=0)
+
+
+def test_the_losses_of_the_caller_are_left_as_they_are() -> None:
+    (first, second), accum = parts(), 3
+    loss = loss_of(first, second)
+    losses = {"loss": loss, "other": loss * 2}
+    kept = {name: (each, each.item(), each.grad_fn) for name, each in losses.items()}
+    schedulers: list[OptimScheduler] = [
+        Constant("SGD", {"lr": 0.1}, first, accum_grad=accum),
+        Constant("SGD", {"lr": 0.1}, second, optim_loss="other", accum_grad=accum),
+    ]
+    optimize(losses, schedulers, 0, samples=4)
+    assert {name: (each, each.item(), each.grad_fn) for name, each in losses.items()} == kept
+
+
+def deep() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 2, dtype=torch.double), nn.Tanh(), nn.Linear(2, 1, dtype=torch.double))
+
+
+@pytest.mark.parametrize("factors", [(1, 2), (2, 1), (1, 3), (2, 3)])
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_schedulers_that_share_a_loss_may_have_windows_of_different_lengths(
+    factors: tuple[int, int], clip: float | None
+) -> None:
+    ours, theirs, data = deep(), deep(), batches([4, 3, 5, 2, 4, 1, 3])
+    schedulers = [
+        Constant("SGD", {"lr": 0.1}, ours[place], accum_grad=accum, grad_clip=clip)
+        for place, accum in zip((0, 2), factors, strict=True)
+    ]
+    open_windows: list[list[Tensor]] = [[], []]
+    for number, (inputs, target) in enumerate(data, 1):
+        optimize({"loss": mse(ours, inputs, target)}, schedulers, 0, len(inputs), last=number == len(data))
+        loss = mse(theirs, inputs, target)
+        for place, window, accum in zip((0, 2), open_windows, factors, strict=True):
+            own = list(theirs[place].parameters())
+            window.append((len(inputs), torch.autograd.grad(loss, own, retain_graph=True)))  # type: ignore[arg-type]
+        for place, window, accum in zip((0, 2), open_windows, factors, strict=True):
+            if len(window) == accum or number == len(data):
+                step_by_hand(list(theirs[place].parameters()), window, clip)
+    torch.testing.assert_close([*ours.parameters()], [*theirs.parameters()], rtol=1e-6, atol=0)
+
+
+def step_by_hand(own: list[nn.Parameter], window: list[Any], clip: float | None) -> None:
+    """A step of 0.1 along the mean over the samples of a window of (samples, gradients), which is then empty."""
+    total = sum(count for count, _ in window)
+    for index, each in enumerate(own):
+        each.grad = sum(count * gradients[index] for count, gradients in window) / total
+    if clip:
+        nn.utils.clip_grad_norm_(own, clip)
+    with torch.no_grad():
+        for each in own:
+            each.sub_(0.1 * each.grad)
+            each.grad = None
+    window.clear()
+
+
+@pytest.mark.parametrize("accum", [1, 2])
+def test_adversaries_are_trained_each_on_its_own_loss_through_the_other(accum: int) -> None:
+    ours, theirs = deep(), deep()
+    schedulers = [
+        Constant("SGD", {"lr": 0.1}, ours[0], optim_loss="one", accum_grad=accum, grad_clip=None),
+        Constant("SGD", {"lr": 0.2}, ours[2], optim_loss="two", grad_clip=None),
+    ]
+    window: list[Any] = []
+    for inputs, target in batches([4, 4, 2, 2]):
+        loss = mse(ours, inputs, target)
+        optimize({"one": -loss, "two": loss}, schedulers, 0, len(inputs))
+        loss = mse(theirs, inputs, target)
+        first, second = list(theirs[0].parameters()), list(theirs[2].parameters())
+        window.append((len(inputs), torch.autograd.grad(-loss, first, retain_graph=True)))
+        step = torch.autograd.grad(loss, second)
+        if len(window) == accum:
+            step_by_hand(first, window, None)
+        with torch.no_grad():
+            for each, gradient in zip(second, step, strict=True):
+                each.sub_(0.2 * gradient)
+    torch.testing.assert_close([*ours.parameters()], [*theirs.parameters()], rtol=1e-6, atol=0)
+
+
+# Losses and gradients that are not finite.
+
+
+def snapshot(scheduler: OptimScheduler) -> Any:
+    """Weights and the optimizer's state, copied."""
+    return copy.deepcopy((scheduler.parameters, scheduler.optimizer.state_dict()))
+
+
+def same(one: Any, other: Any) -> bool:
+    (weights, state), (others, another) = one, other
+    tensors, theirs = ([*each["state"].values()] for each in (state, another))
+    pairs = [(a[name], b[name]) for a, b in zip(tensors, theirs, strict=True) for name in a]
+    return all(torch.equal(a, b) for a, b in [*zip(weights, others, strict=True), *pairs])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kind", ["Adam", "SGD"])
+def test_a_bad_shared_loss_changes_no_weight_and_no_state_of_any_of_its_schedulers(kind: str, bad: float) -> None:
+    first, second = parts()
+    conf = {"lr": 0.1, "momentum": 0.9} if kind == "SGD" else {"lr": 0.1}
+    schedulers = [Constant(kind, conf, each, grad_clip=None) for each in (first, second)]
+    optimize({"loss": loss_of(first, second)}, schedulers, 0)
+    before = [snapshot(each) for each in schedulers]
+    assert optimize({"loss": loss_of(first, second) * bad}, schedulers, 0) == (False, True)
+    assert all(same(snapshot(each), kept) for each, kept in zip(schedulers, before, strict=True))
+    assert first.weight.grad is second.weight.grad is None
+
+
+@pytest.mark.parametrize("bad", ["one", "two"])
+def test_of_two_losses_the_bad_one_alone_is_discarded(bad: str) -> None:
+    ours, theirs = parts(), parts()
+    schedulers = {
+        "one": Constant("Adam", {"lr": 0.1}, ours[0], optim_loss="one", grad_clip=None),
+        "two": Constant("Adam", {"lr": 0.1}, ours[1], optim_loss="two", grad_clip=None),
+    }
+    losses = {name: loss_of(*ours) * (math.nan if name == bad else 1) for name in schedulers}
+    assert optimize(losses, list(schedulers.values()), 0) == (False, True)
+    good = theirs[1 if bad == "one" else 0]
+    loss_of(*theirs).backward()
+    torch.optim.Adam(good.parameters(), 0.1).step()
+    assert equal(ours[0], theirs[0])
+    assert equal(ours[1], theirs[1])
+    assert not schedulers[bad].optimizer.state
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_bad_loss_anywhere_in_a_shared_window_discards_it_and_only_it(place: int) -> None:
+    ours, theirs = parts(), parts()
+    schedulers = [Constant("SGD", {"lr": 0.1}, ours[0], accum_grad=3, grad_clip=None),
+                  Constant("SGD", {"lr": 0.1}, ours[1], accum_grad=1, grad_clip=None)]  # fmt: skip
+    for index in range(3):
+        optimize({"loss": loss_of(*ours) * (math.nan if index == place else 1)}, schedulers, 0, samples=4)
+        if index != place:
+            loss_of(*theirs).backward()
+            torch.optim.SGD(theirs[1].parameters(), 0.1).step()
+            theirs[1].zero_grad()
+    torch.testing.assert_close(ours[1].weight, theirs[1].weight)
+    assert torch.equal(ours[0].weight, theirs[0].weight)
+    assert schedulers[0].batches == 0
+
+
+def test_without_patience_nobody_looks_at_the_loss() -> None:
+    model = line()
+    scheduler = Constant("SGD", {"lr": 0.1}, model, grad_clip=None)
+    scheduler.guarded = False
+    optimize({"loss": model(torch.ones(1, 3, dtype=torch.double)).sum() * math.nan}, [scheduler], 0)
+    assert model.weight.isnan().all()
+
+
+class Root(nn.Module):
+    """A root at nought: the loss is finite, its slope is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.scale = nn.Linear(3, 1), nn.Linear(1, 1, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        predictions: Tensor = self.head(inputs) + (self.scale.weight * 0).sum().sqrt()
+        return predictions
+
+
+@pytest.mark.parametrize("runner", [{"check_gradients": True}, {"grad_clip": 1.0}])
+def test_gradients_that_are_not_finite_end_a_run_with_their_first_parameter(
+    run: Any, config: Any, runner: dict[str, Any]
+) -> None:
+    chosen = config(nonfinite_patience=1, print_interval=1, **runner)
+    chosen["phase"][0]["model"] = Root
+    with pytest.raises(DivergedError) as caught:
+        run(chosen)
+    assert caught.value.exit_code == ExitCode.DIVERGED == 5
+    message = str(caught.value)
+    assert "phase.line: the loss is finite, but 2 of its gradients in this epoch were not finite" in message
+    assert "up to iteration 2" in message
+    assert "scale.weight'; lower the learning rate" in message
+
+
+def test_gradients_that_are_not_finite_leave_the_weights_of_a_run_as_they_were(run: Any, config: Any) -> None:
+    chosen = config(check_gradients=True, nonfinite_patience=100)
+    chosen["phase"][0]["model"] = Root
+    context: Context = run(chosen)
+    torch.manual_seed(0)
+    assert equal(context["model"]["line"]["model"], Root())
+    assert context["train_state"]["update"] == context["train_state"]["iteration"] == 6
+
+
+# Scalers of gradients, which on a GPU come with fp16.
+
+
+def scaler_of(scale: float) -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2)
+
+
+@pytest.mark.parametrize("scale", [2.0**10, 2.0**126])
+def test_schedulers_that_share_a_loss_and_a_scaler_are_a_loop_with_one_scaler(scale: float) -> None:
+    ours, theirs, scaler, calls = parts(), parts(), scaler_of(scale), 0
+    shared = scaler_of(scale)
+    schedulers = [Constant("SGD", {"lr": 0.01}, ours[0]), Constant("Adam", {"lr": 0.01}, ours[1], grad_clip=None)]
+    for each in schedulers:
+        each.scaler = shared
+    optimizers = [torch.optim.SGD(theirs[0].parameters(), 0.01), torch.optim.Adam(theirs[1].parameters(), 0.01)]
+    for factor in (1, 50, 20, 1, 2, 3):
+        optimize({"loss": loss_of(*ours) * factor}, schedulers, 0)
+        scaler.scale(loss_of(*theirs) * factor).backward()
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(theirs[0].parameters(), 1.0)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+        scaler.update()
+        calls += 1
+    assert equal(ours[0], theirs[0])
+    assert equal(ours[1], theirs[1])
+    assert shared.state_dict() == scaler.state_dict()
+    assert calls == 6
+
+
+@pytest.mark.parametrize(("first", "second"), [({"accum_grad": 2}, {"accum_grad": 2, "step_per_update": 2}), ({}, {"step_per_update": 3})])  # fmt: skip
+def test_schedulers_that_share_a_scaler_may_act_in_different_windows(
+    first: dict[str, int], second: dict[str, int]
+) -> None:
+    ours, plain, shared = parts(), parts(), scaler_of(16.0)
+    made = [
+        [Constant("SGD", {"lr": 0.01}, model, grad_clip=None, **conf) for model, conf in zip(both, (first, second), strict=True)]
+        for both in (ours, plain)
+    ]  # fmt: skip
+    for each in made[0]:
+        each.scaler = shared
+    for _ in range(12):
+        for both, schedulers in zip((ours, plain), made, strict=True):
+            optimize({"loss": loss_of(*both)}, schedulers, 0, samples=4)
+    torch.testing.assert_close(
+        [*ours[0].parameters(), *ours[1].parameters()], [*plain[0].parameters(), *plain[1].parameters()]
+    )
+    acted = [12 // each.accum_grad // each.step_per_update for each in made[0]]
+    assert shared.get_scale() == 16.0 * 2 ** (max(acted) // 2)
+
+
+@pytest.mark.parametrize("second", [None, 2.0**5])
+@pytest.mark.parametrize("factors", [(1, 1), (1, 3), (2, 1)])
+def test_schedulers_that_share_a_loss_with_scalers_of_their_own_or_none_are_trained_as_without(
+    factors: tuple[int, int], second: float | None
+) -> None:
+    ours, plain = parts(), parts()
+    made = [
+        [Constant("SGD", {"lr": 0.01}, model, grad_clip=None, accum_grad=accum) for model, accum in zip(both, factors, strict=True)]
+        for both in (ours, plain)
+    ]  # fmt: skip
+    made[0][0].scaler, made[0][1].scaler = (scaler_of(2.0**10), scaler_of(second) if second else None)
+    if factors == (2, 1):
+        made[0][0].scaler, made[0][1].scaler = made[0][1].scaler, made[0][0].scaler
+    for _ in range(12):
+        for both, schedulers in zip((ours, plain), made, strict=True):
+            optimize({"loss": loss_of(*both)}, schedulers, 0, samples=4)
+    torch.testing.assert_close(
+        [*ours[0].parameters(), *ours[1].parameters()], [*plain[0].parameters(), *plain[1].parameters()]
+    )
+    grown = [each.scaler.get_scale() for each in made[0] if each.scaler]
+    assert all(scale > 2.0**5 for scale in grown)
+
+
+def test_a_scaler_adapts_when_the_end_of_a_pass_closes_a_window() -> None:
+    model, scaler = line(), scaler_of(16.0)
+    scheduler = Constant("SGD", {"lr": 0.1}, model, accum_grad=4, grad_clip=None)
+    scheduler.scaler = scaler
+    ((inputs, target),) = batches([3])
+    for _ in range(2):
+        optimize({"loss": mse(model, inputs, target)}, [scheduler], 0, 3)
+        assert close([scheduler], 0) is True
+    assert scaler.get_scale() == 32.0

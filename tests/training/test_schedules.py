@@ -51,6 +51,53 @@ def test_exponential_decay_and_the_finetuning_factor_scale_the_base_rate() -> No
     assert found == pytest.approx([0.05, 0.05, 0.045, 0.045, 0.0405, 0.0405])
 
 
+def test_the_decay_of_an_epoch_does_not_compound_over_its_windows() -> None:
+    found = rates(built(ExponentialDecay, decay_factor=0.5, ft_factor=0.5), 300, per_epoch=100)
+    assert found == pytest.approx([0.05] * 100 + [0.025] * 100 + [0.0125] * 100)
+
+
+SHIPPED: list[tuple[type[OptimScheduler], dict[str, Any]]] = [
+    (Constant, {}),
+    (Noam, {"warmup_steps": 5}),
+    (Noam, {"warmup_steps": 5, "d_model": 16}),
+    (ExponentialDecay, {"decay_factor": 0.9}),
+    (WarmupLinear, {"total_steps": 20, "warmup_steps": 3}),
+    (WarmupCosine, {"total_steps": 20, "warmup_steps": 3}),
+    (Plateau, {}),
+    (TorchSchedule, {"schedule": "CosineAnnealingLR", "args": {"T_max": 5}}),
+    (TorchSchedule, {"schedule": "StepLR", "args": {"step_size": 1}, "per": "epoch"}),
+]
+
+
+@pytest.mark.parametrize(("cls", "conf"), SHIPPED)
+def test_the_finetuning_factor_scales_each_rate_of_a_schedule_and_nothing_else(
+    cls: type[OptimScheduler], conf: dict[str, Any]
+) -> None:
+    plain = rates(built(cls, **conf), 25, per_epoch=5)
+    assert rates(built(cls, ft_factor=0.25, **conf), 25, per_epoch=5) == pytest.approx([0.25 * rate for rate in plain])
+
+
+@pytest.mark.parametrize(("cls", "conf"), SHIPPED)
+def test_groups_keep_the_ratio_of_their_rates_under_each_schedule(
+    cls: type[OptimScheduler], conf: dict[str, Any]
+) -> None:
+    def grouped(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": parameters[:1]}, {"params": parameters[1:], "lr": 3 * lr}], lr=lr)
+
+    single, double = built(cls, **conf), cls(grouped, {"lr": 0.1}, nn.Linear(2, 1), **conf)
+    for window in range(25):
+        for each in (single, double):
+            each.apply(epoch=window // 5)
+        first, second = double.optimizer.param_groups
+        assert [first["lr"], second["lr"]] == pytest.approx([single.get_lr(), 3 * single.get_lr()])
+
+
+def test_a_constant_rate_stays_what_somebody_sets_in_the_optimizer() -> None:
+    scheduler = built(Constant)
+    scheduler.optimizer.param_groups[0]["lr"] = 0.7
+    assert rates(scheduler, 3) == [0.7] * 3
+
+
 @pytest.mark.parametrize(
     ("cls", "shape"), [(WarmupLinear, lambda x: 1 - x), (WarmupCosine, lambda x: (1 + math.cos(math.pi * x)) / 2)]
 )
@@ -125,6 +172,8 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (WarmupLinear, {"total_steps": 3, "warmup_steps": 3}, "warmup_steps is 3 and total_steps 3; the rise must end before the total"),
     (Plateau, {"mode": "lower"}, "Plateau: mode is 'lower' and factor 0.1; write min or max, and one between 0 and 1"),
     (TorchSchedule, {"schedule": "ReduceLROnPlateau"}, "ReduceLROnPlateau needs a metric; use Plateau"),
+    (TorchSchedule, {"schedule": "OneCycleLR", "args": {"max_lr": 1.0, "total_steps": 9}}, "TorchSchedule: cycle_momentum of OneCycleLR would be ignored; set cycle_momentum: false"),
+    (TorchSchedule, {"schedule": "CyclicLR", "args": {"base_lr": 0.1, "max_lr": 1.0}}, "cycle_momentum of CyclicLR would be ignored; set"),
     (TorchSchedule, {"schedule": "StepLR", "per": "batch"}, "TorchSchedule: per is 'batch'; write step or epoch"),
 ]  # fmt: skip
 

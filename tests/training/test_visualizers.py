@@ -54,12 +54,13 @@ def test_each_number_is_a_json_line() -> None:
     assert written == [{"step": step, "name": "loss", "value": value} for step, value in enumerate([0.5, 2, None, 3])]
 
 
-def test_json_lines_are_added_to_what_is_there() -> None:
-    for step in (1, 2):
+def test_json_lines_are_added_to_what_is_there_also_after_closing() -> None:
+    for steps in ((1, 2), (3,)):
         lines = JsonLines(Path("metrics.jsonl"))
-        lines.add_scalar("loss", 0, step)
-        lines.close()
-    assert [json.loads(line)["step"] for line in Path("metrics.jsonl").read_text().splitlines()] == [1, 2]
+        for step in steps:
+            lines.add_scalar("loss", 0, step)
+            lines.close()
+    assert [json.loads(line)["step"] for line in Path("metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
 
 
 def test_plugins_are_told_the_mean_since_the_last_time(numbers: PluginNumbers, heard: Heard) -> None:

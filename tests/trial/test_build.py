@@ -153,7 +153,7 @@ def test_a_loss_that_fails_is_a_fault(linear: Path) -> None:
 
 def test_a_loss_that_is_no_scalar_is_a_fault(linear: Path) -> None:
     (linear.parent / "loss.py").write_text("def error(predictions, target): return predictions - target\n")
-    message = "phase.line: the loss has shape (4, 1); return a scalar, e.g. its mean()"
+    message = "phase.line: compute_objectives: the loss 'loss' has shape (4, 1); return a scalar, e.g. its mean()"
     assert faults(build(linear, "phase.line.loss=loss.py:error")) == [message]
 
 

@@ -1,0 +1,59 @@
+"""One epoch of training on the batches of one loader: the hooks of the Brain around the hot loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from pipeline.context import Context
+from pipeline.data.batch import on_device
+from pipeline.data.loader import set_epoch
+from pipeline.errors import DataError
+from pipeline.training.passes import Stage, length, train_pass
+from pipeline.training.updater import UpdaterBase
+from pipeline.training.updates import update_of
+
+if TYPE_CHECKING:
+    from pipeline.training.brain import Brain
+
+
+def train_epoch(
+    brain: Brain,
+    updater: UpdaterBase,
+    loader: Iterable[Any],
+    epoch: int,
+    due: int,
+    on_due: Callable[[int], int],
+    context: Context | None = None,
+) -> tuple[dict[str, float], bool]:
+    """Train on every batch of a loader, or until ``on_due`` says that it is enough.
+
+    Args:
+        brain: bound to its optimizers.
+        updater: trains on one batch.
+        loader: the batches.
+        epoch: its number.
+        due: the next iteration after which something has to be done.
+        on_due: does it, and returns the next one; 0 ends the training.
+        context: the run's; None: there are no plugins.
+
+    Returns:
+        (``loss`` and what the Brain has logged, means over samples; whether ``on_due`` ended the training).
+
+    Raises:
+        DataError: there was no batch.
+        DivergedError: too many losses were not finite.
+    """
+    state = brain.train_state
+    before = state["iteration"]
+    set_epoch(loader, epoch)
+    brain.begin_pass(length(loader) or 0)
+    brain.on_stage_start(Stage.TRAIN, epoch)
+    update = update_of(brain, updater, context)
+    due = train_pass(on_device(loader, brain.device), update, updater.state, state, due, on_due)
+    if state["iteration"] == before:
+        raise DataError(f"the training data gave no batch in epoch {epoch}; check it, or drop_last with few samples")
+    brain.end_pass()
+    loss = brain.train_loss.mean()
+    brain.on_stage_end(Stage.TRAIN, loss, epoch)
+    return {"loss": loss, **brain.logged.means()}, not due
