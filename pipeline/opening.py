@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pluggy
@@ -22,6 +23,7 @@ from pipeline.config.schema import RunnerSchema
 from pipeline.context import TRAIN_STATE, Context, EngineMode
 from pipeline.discovery import Plugin
 from pipeline.distributed import launch
+from pipeline.distributed.determinism import deterministic
 from pipeline.errors import ClassPathError, ConfigError, ExitCode
 from pipeline.run_directory import RunDirectory
 from pipeline.stages.base import METHODS, StageBase
@@ -149,14 +151,26 @@ def open_run(config: Config, trainer: Any, trainer_base: type) -> Iterator[OpenR
     trainers = {runner.name: _trainer(config, runner, trainer, trainer_base) for runner in config.runners}
     stage_classes = {runner.name: _stage_classes(config, runner) for runner in config.runners}
     discovery.load(config.tree, config.workspace)
-    directory = RunDirectory(Path(config.settings.output_dir), config.name, stage_classes)
-    with directory.locked(), log.to_file(directory.path / "log.txt", rank=0):
-        directory.write("config.yaml", _text(config))
-        directory.keep_command(config.path, config.workspace)
-        directory.keep_environment(config.workspace, launch.hardware())
-        directory.keep_sources(config.sources, config.workspace)
-        directory.write("swaps.txt", config.swaps or "every stage is the default\n")
-        yield OpenRun(config.in_run(directory.path), directory, trainers, stage_classes, devices)
+    with _output_dir(config) as output_dir:
+        directory = RunDirectory(output_dir, config.name, stage_classes)
+        with directory.locked(), log.to_file(directory.path / "log.txt", rank=0):
+            directory.write("config.yaml", _text(config))
+            directory.keep_command(config.path, config.workspace)
+            directory.keep_environment(config.workspace, launch.hardware())
+            directory.keep_sources(config.sources, config.workspace)
+            directory.write("swaps.txt", config.swaps or "every stage is the default\n")
+            yield OpenRun(config.in_run(directory.path), directory, trainers, stage_classes, devices)
+
+
+@contextmanager
+def _output_dir(config: Config) -> Iterator[Path]:
+    """Where the run directory goes; that of a debug run is removed at its end, unless it is to be kept."""
+    if not any(runner.debug and not runner.debug_persistently for runner in config.runners):
+        yield Path(config.settings.output_dir)
+        return
+    with TemporaryDirectory(prefix="pipeline-debug-") as folder:
+        logger.info(f"debug run: nothing of it is kept; {folder} is removed at its end")
+        yield Path(folder)
 
 
 def _device(config: Config, runner: RunnerSchema) -> torch.device:
@@ -252,4 +266,7 @@ def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:
         resources=resources,
     )
     chosen = discovery.load(config.tree, config.workspace)
-    return OpenRunner(settings, context, run.stage_classes[name], plugins, chosen, run.directory)
+    runner = OpenRunner(settings, context, run.stage_classes[name], plugins, chosen, run.directory)
+    if settings.deterministic:
+        resources.enter_context(deterministic())
+    return runner

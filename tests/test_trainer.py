@@ -372,3 +372,22 @@ def test_a_trainer_class_that_cannot_be_built_is_named_with_its_own_error_before
         GeneralTrainer(linear, ["runner.train_runner.trainer_class=own.py"]).run()
     assert isinstance(caught.value.user_error, ZeroDivisionError)
     assert not Path("runs").exists()
+
+
+def test_a_deterministic_runner_computes_so_until_its_end(linear: Path) -> None:
+    seen = (
+        "from pipeline import stages\nimport torch\n\nclass Startup(stages.Startup):\n    def startup(self, context):\n"
+    )
+    seen += "        context['seen'] = torch.are_deterministic_algorithms_enabled()\n"
+    (linear.parent / "seeing.py").write_text(seen, encoding="utf-8")
+    keys = ["runner.train_runner.startup_class_path=seeing.py", "runner.train_runner.deterministic=true"]
+    assert GeneralTrainer(linear, keys).run()["seen"]
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not GeneralTrainer(linear, keys[:1]).run()["seen"]
+
+
+def test_a_debug_run_says_that_nothing_of_it_is_kept(linear: Path, log_lines: list[str]) -> None:
+    run_dir = GeneralTrainer(linear, ["runner.train_runner.debug=true"]).run()["run_dir"]
+    assert not run_dir.exists()
+    folder = run_dir.parents[1]
+    assert f"INFO debug run: nothing of it is kept; {folder} is removed at its end\n" in log_lines

@@ -15,8 +15,6 @@ from pipeline.errors import ClassPathError, nearest
 from pipeline.source_code import classes, source
 
 BRAIN = "pipeline.training.brain:Brain"
-BATCH_BRAIN = "pipeline.training.batch_brain:BatchBrain"
-"""The half of a Brain that says what is computed."""
 MODULE = "torch.nn.modules.module:Module"
 MODULES = "torch.nn"
 """Where the class of a module is looked up that has only a name."""
@@ -136,7 +134,7 @@ class ModelCheck:
         computed, steps = ("compute_forward", "compute_objectives"), ("fit_batch", "evaluate_batch")
         if not isinstance(definition.node, source.ClassNode) or not classes.is_subclass(definition, BRAIN):
             return
-        left = classes.undefined(definition, (*computed, *steps), BATCH_BRAIN)
+        left = classes.undefined(definition, (*computed, *steps), BRAIN)
         if set(steps) <= set(left):
             missing = [name for name in computed if name in left]
             undefined(self.inspection, self.runner, f"{self.address}.model", model, definition, missing)

@@ -20,7 +20,8 @@ Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 
 _CLASS_KEYS = re.compile(
     r"runner\.[^.]+\.(\w+_class_path|trainer_class)|dataset\.[^.]+\.(class_path|collate_fn)"
-    r"|phase\.[^.]+\.(model|loss|(metrics|optim_schedulers)\.[^.]+\.class)|hyper_parameters\.optimizer\.class"
+    r"|phase\.[^.]+\.(model|loss|updater\.class_path|(metrics|modules|optim_schedulers)\.[^.]+\.class)"
+    r"|hyper_parameters\.optimizer\.class"
 )
 _FILE_KEYS = re.compile(r"runner\.[^.]+\.init_model_path")
 

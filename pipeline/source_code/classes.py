@@ -151,11 +151,13 @@ def abstract_methods(definition: source.Definition) -> list[str]:
 
 
 def undefined(definition: source.Definition, names: Sequence[str], base: str = "") -> list[str]:
-    """The methods that certainly neither a class nor its bases define; those of ``base``, ``module:Name``, don't count."""
+    """The methods that certainly neither a class nor its bases define; ``base``'s, ``module:Name``, don't count."""
     above, complete = ancestry(definition)
     if not complete:
         return []
-    own = [each for each in above if f"{each.module.name}:{each.name}" != base]
+    bases = [each for each in above if f"{each.module.name}:{each.name}" == base]
+    inherited = [each for found in bases for each in ancestry(found)[0]]
+    own = [each for each in above if each not in inherited]
     text = "".join(each.module.file.read_text(encoding="utf-8", errors="replace") for each in own)
     if re.search(r"setattr|__getattr|__dict__|vars\(", text):
         return []

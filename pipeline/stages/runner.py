@@ -18,7 +18,7 @@ from pipeline.training.brain import Stage
 from pipeline.training.configured import options_of, pass_loader
 from pipeline.training.entry import entry_of
 from pipeline.training.evaluation import watched
-from pipeline.training.loop import Training
+from pipeline.training.loop import Training, in_phase
 from pipeline.training.metrics import build_metrics
 
 
@@ -42,7 +42,8 @@ class Runner(RunnerBase):
         context["current_epoch"] = 0
         context["metrics"] = {}
         for phase in config.phases(runner):
-            context["metrics"][phase.name] = self.evaluate(phase, runner, context)
+            with in_phase(phase.name):
+                context["metrics"][phase.name] = self.evaluate(phase, runner, context)
 
     def evaluate(self, phase: PhaseSchema, runner: RunnerSchema, context: Context) -> dict[str, float]:
         """The numbers of one phase; with ``write_predictions``, its predictions go to a file as they come."""

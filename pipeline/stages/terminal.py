@@ -22,6 +22,7 @@ class Terminal(TerminalBase):
         results = {
             "metrics": finite(metrics),
             "train_state": context["train_state"],
+            "best": finite(context.get("best")),
             "checkpoint": self.newest(context),
         }
         (folder / "results.json").write_text(json.dumps(results, indent=2, default=str) + "\n", encoding="utf-8")

@@ -35,7 +35,12 @@ class Brain(BatchBrain):
 
     By itself it trains with ``fit``, and ``evaluate`` tests it; in a config it is the ``model`` of a phase. What it does
     with one batch is in BatchBrain, with its arguments and attributes.
+
+    Attributes:
+        optimizers_dict: the optimizers that the losses drive in ``fit``, by name.
     """
+
+    optimizers_dict: dict[str, Optimizer]
 
     def fit(
         self,
@@ -142,7 +147,7 @@ class Brain(BatchBrain):
         self.prepare()
         if self.in_run:
             return
-        self.optimizers_dict: dict[str, Optimizer] = {}
+        self.optimizers_dict = {}
         self.init_optimizers()
         self.schedule_optimizers()
         if self.checkpointer and (newest := self.checkpointer.newest()):

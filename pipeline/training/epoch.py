@@ -25,7 +25,8 @@ def train_epoch(
     due: int,
     on_due: Callable[[int], int],
     context: Context | None = None,
-) -> tuple[dict[str, float], bool]:
+    name: str = "the training set",
+) -> dict[str, float]:
     """Train on every batch of a loader, or until ``on_due`` says that it is enough.
 
     Args:
@@ -36,9 +37,10 @@ def train_epoch(
         due: the next iteration after which something has to be done.
         on_due: does it, and returns the next one; 0 ends the training.
         context: the run's; None: there are no plugins.
+        name: what the data is called, for messages.
 
     Returns:
-        (``loss`` and what the Brain has logged, means over samples; whether ``on_due`` ended the training).
+        ``loss`` and what the Brain has logged, means over samples.
 
     Raises:
         DataError: there was no batch.
@@ -50,10 +52,10 @@ def train_epoch(
     brain.begin_pass(length(loader) or 0)
     brain.on_stage_start(Stage.TRAIN, epoch)
     update = update_of(brain, updater, context)
-    due = train_pass(on_device(loader, brain.device), update, updater.state, state, due, on_due)
+    train_pass(on_device(loader, brain.device), update, updater.state, state, due, on_due)
     if state["iteration"] == before:
-        raise DataError(f"the training data gave no batch in epoch {epoch}; check it, or drop_last with few samples")
+        raise DataError(f"{name} gave no batch in epoch {epoch}; check the dataset, or drop_last with few samples")
     brain.end_pass()
     loss = brain.train_loss.mean()
     brain.on_stage_end(Stage.TRAIN, loss, epoch)
-    return {"loss": loss, **brain.logged.means()}, not due
+    return {"loss": loss, **brain.logged.means()}

@@ -64,7 +64,7 @@ class Fit:
         brain, iteration = self.brain, self.brain.train_state["iteration"]
         with pass_progress(f"epoch {epoch}", length(self.train), self.shown) as progress:
             on_due = partial(self.on_due, progress)
-            self.metrics, _ = train_epoch(
+            self.metrics = train_epoch(
                 brain, self.updater, self.train, epoch, self._next_look(iteration, progress), on_due
             )
         if self.valid is not None:

@@ -119,7 +119,7 @@ class Training:
         brain, updater = entry["brain"], entry["updater"]
         on_due = partial(self.on_due, phase, Report(self.context, phase.name, brain))
         updater.state.epoch = epoch
-        numbers, _ = train_epoch(
+        numbers = train_epoch(
             brain,
             updater,
             self.loader(phase.dataset_name),
@@ -127,6 +127,7 @@ class Training:
             self.agenda.next_look(self.state),
             on_due,
             self.context,
+            f"'{phase.dataset_name}'",
         )
         updater.state.epoch = epoch + 1
         self.metrics[phase.name] = {**numbers, **self.metrics.get(phase.name, {})}

@@ -86,7 +86,9 @@ RULES: dict[str, Rule] = {
     "compile_module_keys": _NAMES,
     "compile_mode": _among("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "compile_using_fullgraph": _FLAG,
-    "compile_using_dynamic_shape_tracing": _FLAG,
+    "compile_using_dynamic_shape_tracing": Rule(
+        lambda value: value is None or isinstance(value, bool), "write true or false, or null to leave it to torch", bool
+    ),
     "precision": _PRECISION,
     "eval_precision": _PRECISION,
     "auto_mix_prec": _FLAG,

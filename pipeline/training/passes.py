@@ -25,7 +25,7 @@ def train_pass(
     state: dict[str, int],
     due: int,
     on_due: Callable[[int], int],
-) -> int:
+) -> None:
     """Train on every batch of a loader. The hot loop.
 
     Args:
@@ -35,9 +35,6 @@ def train_pass(
         state: the counters of the run; ``iteration`` is kept up to date.
         due: the next iteration after which something has to be done.
         on_due: does it, and returns the next one; 0 ends the pass.
-
-    Returns:
-        The next iteration at which something is due; 0 where the training is over.
     """
     iteration = state["iteration"]
     others = iteration - own.iteration
@@ -50,7 +47,6 @@ def train_pass(
             due = on_due(iteration)
             if not due:
                 break
-    return due
 
 
 def length(loader: Any) -> int | None:

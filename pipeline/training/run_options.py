@@ -61,7 +61,7 @@ class RunOptions:
     compile_module_keys: Iterable[str] | None = None
     compile_mode: str = "default"
     compile_using_fullgraph: bool = False
-    compile_using_dynamic_shape_tracing: bool = False
+    compile_using_dynamic_shape_tracing: bool | None = False
     precision: str = "fp32"
     eval_precision: str = "fp32"
     auto_mix_prec: bool = False

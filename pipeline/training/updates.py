@@ -51,6 +51,7 @@ class OwnUpdate:
         brain.step += 1
         if self.before:
             self.before(context=self.context, batch=batch)
+        self.updater.logged = brain.logged
         gathered, windows = _gathered(brain), _windows(brain)
         losses = self._losses(self.updater.update(batch))
         if _gathered(brain) == gathered:

@@ -7,6 +7,7 @@ process holds after a tenth of the steps is compared with what it holds after al
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import resource
@@ -30,12 +31,18 @@ class Noted:
     def __iter__(self) -> Iterator[Batch]:
         for step in range(self.steps):
             if step == self.steps // 10:
-                self.held.append((resident(), sys.getallocatedblocks()))
+                self.held.append(held())
             yield self.batches[step % 100]
-        self.held.append((resident(), sys.getallocatedblocks()))
+        self.held.append(held())
 
     def __len__(self) -> int:
         return self.steps
+
+
+def held() -> tuple[int, int]:
+    """Bytes of this process in memory, and blocks of Python's own, without what is garbage."""
+    gc.collect()
+    return resident(), sys.getallocatedblocks()
 
 
 def resident() -> int:

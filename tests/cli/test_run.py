@@ -168,3 +168,10 @@ def test_debug_of_a_config_that_cannot_be_read_is_a_wrong_config(pipeline: Call,
     done = pipeline("run", "--debug", linear)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "1 fault; nothing was run" in done.stderr
+
+
+def test_a_debug_run_leaves_nothing_behind_unless_it_is_told_to(pipeline: Call, linear: Path) -> None:
+    assert pipeline("run", "-q", "--debug", linear).exit_code == 0
+    assert runs() == []
+    assert pipeline("run", "-q", "--debug", linear, "runner.train_runner.debug_persistently=true").exit_code == 0
+    assert len(runs()) == 1

@@ -65,6 +65,8 @@ KEYS = [
     "dataset_name", "valid_dataset_name", "device", "epochs", "max_steps", "max_iteration", "save_interval", "max_grad_norm",
     "save_checkpoint_interval", "use_amp", "precision", "phases", "seed", "init_model_path", "trainer_class", "startup_class_path",
     "startup_args", "network_class_path", "runner_class_path", "terminal_class_path", "instance_class_path", "instance_args", "lr",
+    "modules", "updater", "optim_schedulers", "keep_best", "metric", "valid_interval", "eval_precision", "debug", "debug_batches",
+    "compile", "compile_module_keys", "jit", "jit_module_keys", "limit_batches", "overfit_batches", "optimizer_step_limit",
     "learning_rate", "noprogressbar", "model_of", "data_converter", "progress_bar", "metric_log", "train_runner", "startup_clas_path",
     "", "0", "-1", "null", "true", "1.5", "a.b", "a=b", "<<", "é", "__class__", "self", "context", "model_fields", "\0", "x" * 300,
 ]  # fmt: skip

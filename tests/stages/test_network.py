@@ -356,3 +356,20 @@ def test_the_short_form_is_told_too(config: dict[str, Any]) -> None:
     config["mode"] = "train"
     config["runner"][0]["check_gradients"] = True
     assert GeneralTrainer(config).run()["model"]["line"]["optim_schedulers"]["main"].check_gradients
+
+
+def test_classes_of_modules_and_updaters_may_stand_in_files_beside_the_config(linear: Path) -> None:
+    text = (
+        "import torch\nfrom pipeline import Brain, Updater as Default\nclass Net(torch.nn.Linear): pass\n"
+        "class Updater(Default): pass\nclass Model(Brain):\n"
+        "    def compute_forward(self, batch, stage): return self.modules.net(batch[0])\n"
+        "    def compute_objectives(self, predictions, batch, stage): return (predictions - batch[1]).square().mean()\n"
+    )
+    (linear.parent / "net.py").write_text(text, encoding="utf-8")
+    module = "{class: 'net.py:Net', args: {in_features: 1, out_features: 1}}"
+    overrides = ["phase.line.model=net.py", "phase.line.model_args={}", "phase.line.loss=null",
+                 f"phase.line.modules={{net: {module}}}", "phase.line.updater={class_path: net.py}"]  # fmt: skip
+    context = GeneralTrainer(linear, overrides).run()
+    assert type(context["model"]["line"]["brain"].modules.net).__name__ == "Net"
+    again = GeneralTrainer(context["run_dir"] / "config.yaml").run()
+    assert type(again["model"]["line"]["updater"]).__module__.endswith(".net")

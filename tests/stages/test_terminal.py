@@ -27,6 +27,7 @@ def test_the_results_of_training_are_numbers_counters_and_the_newest_checkpoint(
     assert results(context) == {
         "metrics": context["metrics"],
         "train_state": {"iteration": 6, "update": 6, "epoch": 2, "samples": 20, "phase_index": 0},
+        "best": None,
         "checkpoint": "train/checkpoints/step-000000000006",
     }
     assert set(context["metrics"]["line"]) == {"loss", "valid_loss"}

@@ -40,7 +40,7 @@ def bound(brain: Brain, *, patience: int = 3, plugins: tuple[type, ...] = ()) ->
     manager.add_hookspecs(hookspecs)
     for plugin in plugins:
         manager.register(plugin())
-    context = Context(train_state={"iteration": 0, "update": 0, "epoch": 0}, hooks=manager.hook)
+    context = Context(train_state={"iteration": 0, "update": 0, "epoch": 0, "samples": 0}, hooks=manager.hook)
     brain.bind("line", {"main": Constant("SGD", {"lr": 0.1}, brain.modules, grad_clip=None)}, context, patience)
     return brain
 
@@ -213,8 +213,8 @@ def test_a_brain_may_count_the_samples_itself() -> None:
         ({}, "compute_objectives returned a dict of 0; return a scalar tensor"),
         ({"loss": 1.5}, "compute_objectives returned a dict of 1; return a scalar tensor"),
         ((torch.tensor(1.0), 2), "compute_objectives returned a tuple of 2; return a scalar tensor"),
-        (torch.zeros(4), r"the loss 'loss' has shape \(4,\); return a scalar, e.g. its mean\(\)"),
-        ({"loss": torch.zeros(4, 1)}, r"the loss 'loss' has shape \(4, 1\); return a scalar"),
+        (torch.zeros(4), r"compute_objectives: the loss 'loss' has shape \(4,\); return a scalar, e.g. its mean\(\)"),
+        ({"loss": torch.zeros(4, 1)}, r"compute_objectives: the loss 'loss' has shape \(4, 1\); return a scalar"),
     ],
 )
 def test_objectives_that_cannot_be_trained_on_are_refused_with_the_phase(returned: Any, message: str) -> None:
