@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import json
 import math
 import re
@@ -10,17 +12,22 @@ import subprocess
 import sys
 import zipfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from logging import Logger
 from pathlib import Path
+from smtplib import SMTP
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from pipeline import GeneralTrainer
 from pipeline.check import check
+from pipeline.context import Context
 from pipeline.errors import DataError, ExitCode
 
 FOLDER = Path(__file__).parents[1] / "workspace_examples"
@@ -28,6 +35,17 @@ EXAMPLES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir() and no
 SEEDS = range(5)
 
 Ran = Callable[..., GeneralTrainer]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small gain nothing from threads, which on a busy machine wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +155,122 @@ def test_experiment_ends_with_the_same_weights_alone_as_in_its_config(ran: Ran, 
     alone, in_run = load_file(tmp_path / "runs" / "denoising" / last), load_file(run_dir / "train_runner" / last)
     assert alone.keys() == in_run.keys()
     assert all(torch.equal(alone[name], in_run[name]) for name in alone)
+
+
+# Two losses, two optimizers
+
+
+def layers(inputs: int, outputs: int) -> nn.Sequential:
+    hidden = (nn.Linear(inputs, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2))
+    return nn.Sequential(*hidden, nn.Linear(64, outputs))
+
+
+def weights_of(context: Context) -> dict[str, Tensor]:
+    """Those of the newest checkpoint, of the generator and the discriminator."""
+    return load_file(context["checkpointer"].newest() / "ring.safetensors")
+
+
+def on_ring(context: Context) -> tuple[float, int]:
+    """The share of what the generator makes that is near a mode, and how many modes have their quarter at least."""
+    generator = layers(2, 2)
+    weights = {name.removeprefix("generator."): each for name, each in weights_of(context).items()}
+    generator.load_state_dict({name: each for name, each in weights.items() if not name.startswith("discriminator")})
+    points = generator(torch.randn(2000, 2, generator=torch.Generator().manual_seed(0)))
+    turns = torch.arange(8) * math.pi / 4
+    near = (points[:, None] - torch.stack([turns.cos(), turns.sin()], dim=1)).norm(dim=2) < 3 * 0.05
+    return near.any(dim=1).float().mean().item(), int((near.float().mean(dim=0) > 1 / 8 / 4).sum())
+
+
+def test_gan_makes_points_near_all_eight_modes_and_reports_how_many(ran: Ran) -> None:
+    context = ran("gan").contexts["train_runner"]
+    numbers, (share, modes) = context["metrics"]["ring"], on_ring(context)
+    assert (numbers["valid_on_ring"], numbers["valid_modes"]) == (pytest.approx(share, abs=1e-3), modes)
+    assert share > 0.6
+    assert modes == 8
+
+
+def test_gan_without_training_makes_points_near_hardly_any_mode(ran: Ran) -> None:
+    share, modes = on_ring(ran("gan", "runner.train_runner.max_steps=1").contexts["train_runner"])
+    assert share < 0.1
+    assert modes <= 1
+
+
+def gan_by_hand(loader: Iterable[Tensor], steps: int) -> nn.ModuleDict:
+    """What the example's few files come to, in the loop that one would write for it."""
+    torch.manual_seed(0)
+    both = nn.ModuleDict({"generator": layers(2, 2), "discriminator": layers(2, 1)})
+    generator, discriminator = both["generator"], both["discriminator"]
+    of_generator, of_discriminator = (torch.optim.Adam(each.parameters(), betas=(0.5, 0.9)) for each in both.values())
+    for step, real in enumerate(itertools.islice(loader, steps), 1):
+        for optimizer in (of_discriminator, of_generator):
+            made = generator(torch.randn(len(real), 2))
+            loss = (discriminator(made) - 1).square().mean()
+            if optimizer is of_discriminator:
+                loss = (discriminator(real) - 1).square().mean() + discriminator(made.detach()).square().mean()
+            optimizer.param_groups[0]["lr"] = 0.002 * (1 - step / steps)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return both
+
+
+def test_gan_ends_with_the_weights_of_a_loop_written_by_hand(ran: Ran) -> None:
+    context = ran("gan", "runner.train_runner.max_steps=5").contexts["train_runner"]
+    by_hand, trained = gan_by_hand(context["dataset"]["train_data"], 5).state_dict(), weights_of(context)
+    assert by_hand.keys() == trained.keys()
+    assert all(torch.equal(by_hand[name], trained[name]) for name in trained)
+
+
+# A language model
+
+
+def test_char_lm_needs_far_fewer_nats_than_the_frequencies_of_the_characters(ran: Ran) -> None:
+    context = ran("char_lm").contexts["train_runner"]
+    characters = Counter(context["dataset"]["valid_data"].dataset.targets.flatten().tolist())
+    shares = [count / characters.total() for count in characters.values()]
+    entropy = -sum(share * math.log(share) for share in shares)
+    assert context["metrics"]["char_lm"]["valid_loss"] < entropy - 1
+
+
+def test_char_lm_learns_from_the_documentation_strings_of_other_modules_than_it_is_judged_by(ran: Ran) -> None:
+    loaders = ran("char_lm").contexts["train_runner"]["dataset"]
+    train, valid = ("".join(chr(each + 31) for each in loaders[name].dataset.inputs.flatten()) for name in loaders)
+    one, other = (inspect.cleandoc(each.__doc__ or "").replace("\n", chr(31)) for each in (Logger.debug, SMTP.sendmail))
+    assert [one in train, one in valid, other in train, other in valid] == [True, False, False, True]
+
+
+def test_char_lm_has_in_the_end_the_best_weights_and_reports_their_perplexity(ran: Ran) -> None:
+    context = ran("char_lm").contexts["train_runner"]
+    data, model = context["dataset"]["valid_data"].dataset, context["model"]["char_lm"]["model"]
+    loss = nn.functional.cross_entropy(model(data.inputs), data.targets).item()
+    validated = [each["perplexity"] for each in lines_of(context) if each["event"] == "validate"]
+    assert context["best"]["value"] == min(validated) == pytest.approx(math.exp(loss), rel=1e-5)
+
+
+def lines_of(context: Context) -> list[dict[str, Any]]:
+    """What a runner wrote to `metrics.jsonl`."""
+    text = (context["run_dir"] / context["runner_name"] / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_char_lm_is_validated_every_hundredth_iteration(ran: Ran) -> None:
+    lines = lines_of(ran("char_lm").contexts["train_runner"])
+    assert [each["iteration"] for each in lines if each["event"] == "validate"] == list(range(100, 601, 100))
+
+
+def test_char_lm_updates_once_for_two_batches_at_the_rate_of_noam(ran: Ran) -> None:
+    context = ran("char_lm").contexts["train_runner"]
+    batches = len(context["dataset"]["train_data"])
+    updates = sum(math.ceil(min(batches, 600 - before) / 2) for before in range(0, 600, batches))
+    assert context["train_state"]["update"] == updates
+    scheduler = context["model"]["char_lm"]["optim_schedulers"]["main"]
+    assert scheduler.get_lr() == pytest.approx(0.02 * math.sqrt(40 / updates))
+
+
+def test_char_lm_writes_on_after_the_beginning_that_it_was_given(ran: Ran) -> None:
+    sample = (ran("char_lm").contexts["train_runner"]["run_dir"] / "sample.txt").read_text()
+    assert sample.startswith("Return the ")
+    assert len(sample) == len("Return the ") + 200
 
 
 # MovieLens

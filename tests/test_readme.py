@@ -5,18 +5,23 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import runpy
 import shlex
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
 from pydantic import BaseModel
+from torch.utils.data import TensorDataset
 
-from pipeline import GeneralTrainer, hookspecs
+from pipeline import Brain, GeneralTrainer, RunOptions, hookspecs
 from pipeline.checks.scheduler_check import schedule_name
 from pipeline.cli import COMMANDS, group
 from pipeline.config.aliases import RUNNER_ALIASES
@@ -26,6 +31,7 @@ from pipeline.errors import ExitCode
 from pipeline.plugin_hooks import HOOKS
 from pipeline.stages.base import METHODS
 from pipeline.training import metrics, schedules
+from pipeline.training.option_rules import DEPRECATED
 
 REPOSITORY = Path(__file__).parents[1]
 EXAMPLES = REPOSITORY / "workspace_examples"
@@ -181,3 +187,93 @@ def test_the_run_directory_has_what_the_readme_says(linear: Path) -> None:
     run_dir = GeneralTrainer(linear).run()["run_dir"]
     made = {path.name for path in [*run_dir.glob("*"), *run_dir.glob("train_runner/*")]}
     assert made == {*named, "train_runner"}
+
+
+# Write what is computed
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """The file with the classes of the section on what is computed."""
+    classes = [
+        block for block in blocks("python") if re.search(r"class \w+\((Brain|OptimScheduler|UpdaterBase)\)", block)
+    ]
+    file = tmp_path / "brain.py"
+    file.write_text("\n".join([*classes[1:], classes[0]]), encoding="utf-8")
+    return file
+
+
+def written_phase() -> dict[str, Any]:
+    """The phase of that section, with the two snippets that go into one."""
+    texts = [yaml.safe_load(block) for block in blocks("yaml") if "brain.py" in block]
+    phase: dict[str, Any] = {}
+    for each in texts:
+        phase |= each["phase"][0] if "phase" in each else each
+    return phase
+
+
+def test_the_brain_schedule_and_updater_train_together_as_a_loop_by_hand(written: Path) -> None:
+    x, y = torch.rand(2, 8, 10, generator=torch.Generator().manual_seed(1))
+    config = {
+        "workspace": str(written.parent),
+        "dataset": [{"name": "train_data", "class_path": lambda: TensorDataset(x, y), "batch_size": 4}],
+        "runner": [{"name": "train", "class": "train", "device": "cpu", "epochs": 1}],
+        "phase": [written_phase()],
+    }
+    trained = GeneralTrainer(config).run()["model"]["simple"]["brain"].modules["model"].state_dict()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(10, 10)
+    for step in range(2 * 3):  # two batches, three times each
+        part, rate = slice(step // 3 * 4, step // 3 * 4 + 4), 0.1 * 0.5 ** (step // 2)
+        model.zero_grad()
+        torch.nn.functional.l1_loss(model(x[part]), y[part]).backward()
+        torch.optim.SGD(model.parameters(), rate).step()
+    assert all(torch.equal(trained[name], each) for name, each in model.state_dict().items())
+
+
+def test_the_brain_trains_and_is_evaluated_alone(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    runpy.run_path(str(written), run_name="__main__")
+    torch.manual_seed(0)
+    x, y, model = torch.rand(10, 10), torch.rand(10, 10), torch.nn.Linear(10, 10)
+    for _ in range(3):
+        model.zero_grad()
+        torch.nn.functional.l1_loss(model(x), y).backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+    assert float(capsys.readouterr().out) == pytest.approx(torch.nn.functional.l1_loss(model(x), y).item(), rel=1e-6)
+
+
+HOOKS_OF_A_BRAIN = [row.split("`")[1] for row in table("| method of a Brain | called |")]
+
+
+@pytest.mark.parametrize("hook", HOOKS_OF_A_BRAIN)
+def test_a_hook_of_a_brain_has_the_parameters_of_the_table(hook: str) -> None:
+    name, _, listed = hook.rstrip(")").partition("(")
+    assert [*inspect.signature(getattr(Brain, name)).parameters][1:] == [each for each in listed.split(", ") if each]
+
+
+def test_the_hooks_of_a_brain_are_called_in_the_order_of_the_table(written: Path) -> None:
+    names = [hook.partition("(")[0] for hook in HOOKS_OF_A_BRAIN]
+    simple, called = runpy.run_path(str(written))["SimpleBrain"], []
+
+    def noted(name: str) -> Callable[..., Any]:
+        def call(brain: Any, *given: Any) -> Any:
+            called.append(name)
+            return getattr(simple, name)(brain, *given)
+
+        return call
+
+    recording = type("Recording", (simple,), {name: noted(name) for name in names})
+    brain = recording({"model": torch.nn.Linear(2, 1)}, opt_class=lambda x: torch.optim.SGD(x, 0.1))
+    batches = ([torch.rand(3, 2), torch.rand(3, 1)],)
+    brain.fit(range(1), batches)
+    assert called == names[:-1]
+    called.clear()
+    brain.evaluate(batches)
+    assert called == [names[-1], names[1], *names[3:5], names[6]]
+
+
+def test_the_run_options_are_all_listed() -> None:
+    sentence = README[README.index("The run options, for `Brain(") :].partition("\n\n")[0].partition(":")[2]
+    options = [each.name for each in fields(RunOptions) if each.init and each.name not in DEPRECATED]
+    assert re.findall(r"`(\w+)`", sentence) == options

@@ -110,11 +110,13 @@ class BatchBrain:
         self.counts_batches = counts_batches
         self._optim_schedulers = list(optim_schedulers.values())
         trained = {each for each in self.modules.parameters() if each.requires_grad}
-        scalers = {each.loss_name: scaler(self.options.precision, self.device) for each in self._optim_schedulers}
+        # A scale may change when the windows close for which it was used: those of one length close together.
+        windows = {(each.loss_name, each.accum_grad) for each in self._optim_schedulers}
+        scalers = {window: scaler(self.options.precision, self.device) for window in windows}
         for each in self._optim_schedulers:
             each.guarded = patience is not None
             each.owns_all = trained <= set(each.parameters)
-            each.scaler = each.scaler or (scalers[each.loss_name] if each.use_amp else None)
+            each.scaler = each.scaler or (scalers[each.loss_name, each.accum_grad] if each.use_amp else None)
         if context is not None:
             self.train_state = context["train_state"]
             hooks = context["hooks"]

@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from pipeline.errors import DataError, one_of
+from pipeline.errors import ConfigError, DataError, one_of
 from pipeline.training.optim_scheduler import OptimScheduler
 
 
@@ -36,6 +36,7 @@ def optimize(
 
     Raises:
         DataError: a scheduler's loss is not there, no scalar, or has no gradient.
+        ConfigError: two schedulers train the same parameter, or share a gradient scaler with windows of different lengths.
     """
     only, *others = optim_schedulers
     if only.owns_all and not others:
@@ -87,6 +88,8 @@ def _descend(loss: Tensor, scheduler: OptimScheduler, samples: int) -> bool:
 
 def _each_loss(losses: Mapping[str, Tensor], optim_schedulers: Sequence[OptimScheduler], samples: int) -> bool:
     """A backward for each loss that an acting scheduler descends, into the parameters of those schedulers alone."""
+    if not optim_schedulers[0].real_step:
+        _refuse_shared_parameters(optim_schedulers)
     # Each scaler needs its own backward: what it scales is for the schedulers that share it.
     groups: dict[tuple[str, int], list[OptimScheduler]] = {}
     for scheduler in optim_schedulers:
@@ -126,11 +129,13 @@ def _descend_into(group: Sequence[OptimScheduler], loss: Tensor, name: str, samp
 
 
 def _update_scalers(optim_schedulers: Sequence[OptimScheduler]) -> None:
-    """Let each gradient scaler adapt once no window of gradients scaled by it is open."""
+    """Let each gradient scaler adapt after a step; no window of gradients scaled by it may then be open."""
     scalers = {id(each.scaler): each.scaler for each in optim_schedulers if each.scaler}
     for scaler in scalers.values():
         sharing = [each for each in optim_schedulers if each.scaler is scaler]
-        if not any(each.batches for each in sharing) and any(each.stepped for each in sharing):
+        if any(each.stepped for each in sharing):
+            if any(each.batches for each in sharing):
+                _refuse_shared_scaler(sharing)
             scaler.update()
             for each in sharing:
                 each.stepped = False
@@ -138,6 +143,26 @@ def _update_scalers(optim_schedulers: Sequence[OptimScheduler]) -> None:
 
 def _missing(name: str, losses: Mapping[str, Tensor]) -> NoReturn:
     raise DataError(f"there is no loss '{name}', which an OptimScheduler descends{one_of(name, losses)}")
+
+
+def _refuse_shared_parameters(optim_schedulers: Sequence[OptimScheduler]) -> None:
+    """The first to step would forget the gradients of the second."""
+    seen: set[Tensor] = set()
+    for scheduler in optim_schedulers:
+        if shared := seen.intersection(scheduler.parameters):
+            name = next((name for name, each in scheduler.guard.names.items() if each in shared), "?")
+            raise ConfigError(
+                f"two OptimSchedulers train '{name}'; confine each to its own modules with updated_modules"
+            )
+        seen.update(scheduler.parameters)
+
+
+def _refuse_shared_scaler(sharing: Sequence[OptimScheduler]) -> NoReturn:
+    factors = " and ".join(str(each.accum_grad) for each in sharing)
+    raise ConfigError(
+        f"OptimSchedulers with an accum_grad of {factors} share a GradScaler, whose scale would change within a window; "
+        "give each a scaler of its own"
+    )
 
 
 def _refuse(loss: Tensor, name: str) -> NoReturn:

@@ -47,9 +47,7 @@ def table(steps: int) -> TensorDataset:
     """Random samples for so many steps."""
     random = torch.Generator().manual_seed(0)
     samples = steps * BATCH_SIZE
-    return TensorDataset(
-        torch.randn(samples, 64, generator=random), torch.randint(10, (samples,), generator=random)
-    )
+    return TensorDataset(torch.randn(samples, 64, generator=random), torch.randint(10, (samples,), generator=random))
 
 
 @cache
@@ -118,7 +116,9 @@ def by_fit(
 ) -> None:
     """The Brain by itself; progress is shown, but where options turn it off."""
     brain = SimpleBrain(
-        {"model": model()}, lambda parameters: torch.optim.SGD(parameters, lr=0.1), run_opts={"device": "cpu", **options}
+        {"model": model()},
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        run_opts={"device": "cpu", **options},
     )
     brain.clock = clock
     brain.fit(range(1), data(steps), progressbar=not options.get("noprogressbar"))

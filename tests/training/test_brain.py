@@ -159,7 +159,10 @@ def test_a_plain_module_gets_its_inputs_by_position_or_by_name(module: nn.Module
             {"x": X, "y": Y},
             "a batch with the keys x, y has neither 'target' nor 'label'; name one so, or write a Brain",
         ),
-        ({"right": X, "label": Y}, r"the keys right, label has no 'left', which Two.forward\(left: .*\) .* takes; name one so"),
+        (
+            {"right": X, "label": Y},
+            r"the keys right, label has no 'left', which Two.forward\(left: .*\) .* takes; name one so",
+        ),
     ],
 )
 def test_a_batch_that_a_plain_module_cannot_take_is_refused_with_what_to_do(batch: Any, message: str) -> None:
@@ -271,5 +274,7 @@ def test_without_patience_the_first_loss_that_is_not_finite_ends_the_training() 
 
 def test_a_brain_that_nothing_trains_says_so() -> None:
     brain = ModuleBrain(nn.Linear(2, 1), nn.functional.mse_loss)
-    with pytest.raises(StageError, match=r"no OptimScheduler trains it; give it opt_class and call fit, or call bind\("):
+    with pytest.raises(
+        StageError, match=r"no OptimScheduler trains it; give it opt_class and call fit, or call bind\("
+    ):
         brain.fit_batch(X)

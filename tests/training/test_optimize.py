@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from pipeline import Brain, Stage
 from pipeline.context import Context
-from pipeline.errors import DataError, DivergedError, ExitCode
+from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.optimize import close, optimize
 from pipeline.training.schedules import Constant
@@ -341,14 +341,40 @@ def test_schedulers_that_share_a_loss_share_its_backward() -> None:
     assert len(calls) == 1
 
 
-def test_schedulers_of_different_losses_have_a_backward_for_each_loss() -> None:
+def test_schedulers_of_different_losses_have_a_backward_for_each_loss_and_the_last_frees_the_graph() -> None:
     first, second = parts()
     hidden = first(torch.ones(4, 3))
     calls = counted(hidden)
-    schedulers = [Constant("SGD", {"lr": 0.1}, first, optim_loss=name, grad_clip=None) for name in ("a", "b", "a")]
-    loss = second(hidden).square().mean()
-    optimize({"a": loss, "b": loss * 2}, schedulers, 0)
-    assert len(calls) == 2
+    schedulers = [Constant("SGD", {"lr": 0.1}, part, optim_loss=name) for part, name in ((first, "a"), (second, "b"))]
+    scores = second(hidden.tanh())
+    optimize({"a": scores.mean(), "b": scores.square().mean()}, schedulers, 0)
+    assert len(calls) == 1  # The loss of the second layer need not go through the first.
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        scores.sum().backward()
+
+
+def test_a_scheduler_that_shared_a_weighted_loss_takes_the_next_one_that_is_its_own_as_it_is() -> None:
+    (first, second), theirs = parts(), parts()[0]
+    schedulers = [Constant("SGD", {"lr": 0.1}, each, grad_clip=None, accum_grad=accum) for each, accum in ((first, 1), (second, 2))]  # fmt: skip
+    optimize({"loss": loss_of(first, second)}, schedulers, 0, samples=4)
+    theirs.load_state_dict(first.state_dict())
+    schedulers[0].owns_all = True
+    optimize({"loss": first(torch.ones(4, 3)).square().mean()}, schedulers[:1], 0, samples=4)
+    theirs(torch.ones(4, 3)).square().mean().backward()
+    torch.optim.SGD(theirs.parameters(), 0.1).step()
+    assert equal(first, theirs)
+
+
+@pytest.mark.parametrize("names", [(None, None), ("a", "b")])
+def test_two_schedulers_of_one_parameter_are_refused(names: tuple[str | None, str | None]) -> None:
+    model = nn.Sequential(*parts())
+    schedulers = [Constant("SGD", {"lr": 0.1}, model, optim_loss=names[0]),
+                  Constant("SGD", {"lr": 0.1}, model, optim_loss=names[1], updated_modules="1")]  # fmt: skip
+    loss = model(torch.ones(4, 3)).mean()
+    with pytest.raises(
+        ConfigError, match=r"two OptimSchedulers train '1\.weight'; confine each .* with updated_modules"
+    ):
+        optimize({"loss": loss, "a": loss, "b": -loss}, schedulers, 0)
 
 
 def test_a_loss_that_nobody_acts_on_is_not_computed_backwards() -> None:
@@ -399,13 +425,13 @@ def test_schedulers_that_share_a_loss_may_have_windows_of_different_lengths(
         Constant("SGD", {"lr": 0.1}, ours[place], accum_grad=accum, grad_clip=clip)
         for place, accum in zip((0, 2), factors, strict=True)
     ]
-    open_windows: list[list[Tensor]] = [[], []]
+    open_windows: list[list[Any]] = [[], []]
     for number, (inputs, target) in enumerate(data, 1):
         optimize({"loss": mse(ours, inputs, target)}, schedulers, 0, len(inputs), last=number == len(data))
         loss = mse(theirs, inputs, target)
-        for place, window, accum in zip((0, 2), open_windows, factors, strict=True):
+        for place, window in zip((0, 2), open_windows, strict=True):
             own = list(theirs[place].parameters())
-            window.append((len(inputs), torch.autograd.grad(loss, own, retain_graph=True)))  # type: ignore[arg-type]
+            window.append((len(inputs), torch.autograd.grad(loss, own, retain_graph=True)))
         for place, window, accum in zip((0, 2), open_windows, factors, strict=True):
             if len(window) == accum or number == len(data):
                 step_by_hand(list(theirs[place].parameters()), window, clip)
@@ -494,13 +520,15 @@ def test_of_two_losses_the_bad_one_alone_is_discarded(bad: str) -> None:
     assert not schedulers[bad].optimizer.state
 
 
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_bad_loss_anywhere_in_a_shared_window_discards_it_and_only_it(place: int) -> None:
+def test_a_bad_loss_anywhere_in_a_shared_window_discards_it_and_only_it(place: int, turned: bool) -> None:
     ours, theirs = parts(), parts()
     schedulers = [Constant("SGD", {"lr": 0.1}, ours[0], accum_grad=3, grad_clip=None),
                   Constant("SGD", {"lr": 0.1}, ours[1], accum_grad=1, grad_clip=None)]  # fmt: skip
+    given = schedulers[::-1] if turned else schedulers
     for index in range(3):
-        optimize({"loss": loss_of(*ours) * (math.nan if index == place else 1)}, schedulers, 0, samples=4)
+        optimize({"loss": loss_of(*ours) * (math.nan if index == place else 1)}, given, 0, samples=4)
         if index != place:
             loss_of(*theirs).backward()
             torch.optim.SGD(theirs[1].parameters(), 0.1).step()
@@ -563,8 +591,7 @@ def scaler_of(scale: float) -> torch.amp.GradScaler:
 
 @pytest.mark.parametrize("scale", [2.0**10, 2.0**126])
 def test_schedulers_that_share_a_loss_and_a_scaler_are_a_loop_with_one_scaler(scale: float) -> None:
-    ours, theirs, scaler, calls = parts(), parts(), scaler_of(scale), 0
-    shared = scaler_of(scale)
+    ours, theirs, scaler, shared = parts(), parts(), scaler_of(scale), scaler_of(scale)
     schedulers = [Constant("SGD", {"lr": 0.01}, ours[0]), Constant("Adam", {"lr": 0.01}, ours[1], grad_clip=None)]
     for each in schedulers:
         each.scaler = shared
@@ -579,11 +606,9 @@ def test_schedulers_that_share_a_loss_and_a_scaler_are_a_loop_with_one_scaler(sc
             scaler.step(optimizer)
             optimizer.zero_grad()
         scaler.update()
-        calls += 1
     assert equal(ours[0], theirs[0])
     assert equal(ours[1], theirs[1])
     assert shared.state_dict() == scaler.state_dict()
-    assert calls == 6
 
 
 @pytest.mark.parametrize(("first", "second"), [({"accum_grad": 2}, {"accum_grad": 2, "step_per_update": 2}), ({}, {"step_per_update": 3})])  # fmt: skip
@@ -628,6 +653,16 @@ def test_schedulers_that_share_a_loss_with_scalers_of_their_own_or_none_are_trai
     )
     grown = [each.scaler.get_scale() for each in made[0] if each.scaler]
     assert all(scale > 2.0**5 for scale in grown)
+
+
+def test_schedulers_with_windows_of_different_lengths_cannot_share_a_scaler() -> None:
+    first, second = parts()
+    schedulers = [Constant("SGD", {"lr": 0.1}, each, accum_grad=accum) for each, accum in ((first, 1), (second, 2))]
+    schedulers[0].scaler = schedulers[1].scaler = scaler_of(16.0)
+    with pytest.raises(
+        ConfigError, match=r"an accum_grad of 1 and 2 share a GradScaler.*; give each a scaler of its own"
+    ):
+        optimize({"loss": loss_of(first, second)}, schedulers, 0, samples=4)
 
 
 def test_a_scaler_adapts_when_the_end_of_a_pass_closes_a_window() -> None:

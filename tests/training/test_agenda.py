@@ -1,0 +1,63 @@
+"""What is due during a pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.config.schema import RunnerSchema
+from pipeline.training.agenda import Agenda
+from pipeline.training.triggers import NEVER
+
+
+def agenda(iteration: int = 0, **runner: Any) -> Agenda:
+    """Of a runner that has nothing to do but what it is told."""
+    idle = {"print_interval": None, "valid_interval": None, "save_interval": None}
+    return Agenda(RunnerSchema.model_validate({"name": "train", "class": "train", **idle, **runner}), iteration)
+
+
+def looks(what: Agenda, last: int, update_every: int = 1) -> dict[int, tuple[bool, ...]]:
+    """Iteration -> what is due there, for those at which it asks to be looked at."""
+    found, state = {}, {"iteration": 0, "update": 0}
+    while (iteration := what.next_look(state)) <= last:
+        state = {"iteration": iteration, "update": iteration // update_every}
+        found[iteration] = (*what.due(iteration), what.over(state))
+        if what.over(state):
+            break
+    return found
+
+
+def test_it_is_looked_at_only_where_something_is_due() -> None:
+    found = looks(agenda(print_interval=4, valid_interval=6, save_interval=[5, 12]), 12)
+    printing, validating, saving = [[at for at, due in found.items() if due[index]] for index in range(3)]
+    assert list(found) == [4, 5, 6, 8, 10, 12]
+    assert (printing, validating, saving) == ([4, 8, 12], [6, 12], [5, 10, 12])
+
+
+def test_with_nothing_to_do_it_is_never_looked_at() -> None:
+    assert agenda().next_look({"iteration": 5, "update": 5}) >= NEVER
+
+
+def test_max_steps_ends_training_at_that_iteration() -> None:
+    assert looks(agenda(max_steps=7), 100) == {7: (False, False, False, True)}
+
+
+@pytest.mark.parametrize("update_every", [1, 3])
+def test_a_limit_of_updates_ends_training_with_the_last_of_them_and_is_looked_for_ever_more_closely(
+    update_every: int,
+) -> None:
+    found = looks(agenda(optimizer_step_limit=4), 100, update_every)
+    assert [at for at, due in found.items() if due[-1]] == [4 * update_every]
+    assert len(found) <= 2 * update_every
+
+
+def test_intervals_of_iterations_go_on_where_training_went_on() -> None:
+    assert agenda(iteration=10, print_interval=4).next_look({"iteration": 10, "update": 0}) == 12
+
+
+def test_epochs_and_minutes_are_no_iterations() -> None:
+    found = agenda(valid_interval="2 epoch", save_interval="3 epoch")
+    assert found.next_look({"iteration": 0, "update": 0}) >= NEVER
+    assert [epochs for epochs in range(1, 7) if found.validating.fires_after(epochs)] == [2, 4, 6]
+    assert [epochs for epochs in range(1, 7) if found.saving.fires_after(epochs)] == [3, 6]

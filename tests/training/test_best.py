@@ -1,0 +1,58 @@
+"""The best that a run has been."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from pipeline.errors import DataError
+from pipeline.training.best import Best
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "better"),
+    [
+        ("min", [3.0, 4.0, 2.0, 2.0, 1.0], [True, False, True, False, True]),
+        ("max", [3.0, 2.0, 4.0, 4.0, 5.0], [True, False, True, False, True]),
+        ("max", [-3.0, -2.0, -4.0], [True, True, False]),
+        ("min", [math.nan, 2.0, math.nan, 1.0], [False, True, False, True]),
+        ("min", [math.inf, 2.0], [True, True]),
+    ],
+)
+def test_a_number_improves_if_it_is_better_than_all_before(mode: str, values: list[float], better: list[bool]) -> None:
+    best = Best("valid_loss", mode)
+    assert [best.improves("line", {"valid_loss": value}, at) for at, value in enumerate(values, 1)] == better
+    last = max(at for at, each in enumerate(better) if each)
+    assert best.as_dict() == {"metric": "valid_loss", "mode": mode, "value": values[last], "iteration": last + 1}
+
+
+def test_numbers_without_the_one_that_is_watched_change_nothing() -> None:
+    best = Best("valid_auc", "max")
+    assert not best.improves("line", {"valid_loss": 1.0}, 3)
+    assert (math.isnan(best.value), best.iteration) == (True, 0)
+
+
+def test_a_number_that_was_reported_is_known_even_where_it_is_nan() -> None:
+    best = Best("valid_auc", "max")
+    best.improves("line", {"valid_auc": math.nan}, 3)
+    best.check_reported()
+    assert best.iteration == 0
+
+
+def test_a_number_that_nothing_reported_is_told_with_the_nearest_else_all() -> None:
+    best = Best("accuracy", "max")
+    best.improves("one", {"valid_bleu": 1.0}, 3)
+    message = "keep_best watches 'accuracy', which no validation reports; "
+    with pytest.raises(DataError, match=rf"{message}known: valid_bleu"):
+        best.check_reported()
+    best.improves("two", {"valid_accuracy": 0.5}, 3)
+    with pytest.raises(DataError, match=rf"{message}did you mean 'valid_accuracy'\?"):
+        best.check_reported()
+
+
+def test_the_numbers_of_two_phases_are_not_compared() -> None:
+    best = Best("valid_loss", "min")
+    best.improves("one", {"valid_loss": 1.0}, 3)
+    with pytest.raises(DataError, match="'valid_loss', which phases 'one' and 'two' both report; name a metric that"):
+        best.improves("two", {"valid_loss": 0.5}, 6)

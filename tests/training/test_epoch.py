@@ -1,0 +1,126 @@
+"""One epoch of training: the hooks of a Brain around the hot loop, in a run; by itself they are in test_fitting.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeline import Brain, Stage
+from pipeline.context import Context
+from pipeline.errors import DataError
+from pipeline.training.epoch import train_epoch
+from pipeline.training.module_brain import ModuleBrain
+from pipeline.training.schedules import Constant
+from pipeline.training.updater import Updater
+
+Config = Callable[..., dict[str, Any]]
+Run = Callable[[dict[str, Any]], Context]
+mse = nn.functional.mse_loss
+DATA = [(torch.full((2, 1), float(number)), torch.ones(2, 1)) for number in range(3)]
+
+
+class Telling(Brain):
+    """A linear model that notes each of its hooks in a run."""
+
+    def __init__(self) -> None:
+        super().__init__({"net": nn.Linear(3, 1)})
+        self.events: list[tuple[Any, ...]] = []
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        return self.modules.net(batch[0])
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
+        return mse(predictions, batch[1])
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        self.events.append(("fit_start",))
+
+    def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
+        self.events.append(("start", stage.name, epoch))
+
+    def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
+        self.events.append(("batch", self.step, should_step))
+
+    def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Tensor, should_step: bool) -> None:
+        self.events.append(("batch_end", outputs.shape == batch[1].shape, should_step))
+
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        self.events.append(("end", stage.name, stage_loss, epoch))
+
+
+def test_the_hooks_of_a_brain_come_in_a_run_as_in_fit(config: Config, run: Run) -> None:
+    chosen = config(epochs=2, accum_grad=2)
+    chosen["phase"] = [{"name": "line", "model": Telling, "dataset_name": "data", "valid_dataset_name": "data"}]
+    context = run(chosen)
+    events = context["model"]["line"]["brain"].events
+    steps = [(1, False), (2, True), (3, True)]
+    batches = [
+        (name, {"batch": step, "batch_end": True}[name], should)
+        for step, should in steps
+        for name in ("batch", "batch_end")
+    ]
+    assert [each if each[0] != "end" else (*each[:2], each[3]) for each in events] == [
+        ("fit_start",),
+        *(
+            event
+            for epoch in range(2)
+            for event in (
+                ("start", "TRAIN", epoch), *batches, ("end", "TRAIN", epoch), ("start", "VALID", epoch), ("end", "VALID", epoch),
+            )
+        ),
+    ]  # fmt: skip
+    numbers = context["metrics"]["line"]
+    assert [each[2] for each in events[-10:] if each[0] == "end"] == [numbers["loss"], numbers["valid_loss"]]
+
+
+def test_a_test_has_no_epoch(config: Config, run: Run) -> None:
+    chosen = config()
+    chosen["runner"].append({"name": "infer", "class": "infer", "device": "cpu"})
+    chosen["phase"] = [{"name": "line", "model": Telling, "dataset_name": "data"}]
+    context = run(chosen)
+    loss = context["metrics"]["line"]["loss"]
+    assert context["model"]["line"]["brain"].events == [("start", "TEST", None), ("end", "TEST", loss, None)]
+
+
+def bound() -> ModuleBrain:
+    brain = ModuleBrain(nn.Linear(1, 1), mse)
+    brain.bind("", {"main": Constant("SGD", {"lr": 0.1}, brain.modules)})
+    return brain
+
+
+def test_training_ends_where_the_caller_says_and_goes_on_from_there() -> None:
+    brain, looked = bound(), []
+
+    def on_due(iteration: int) -> int:
+        looked.append(iteration)
+        return {2: 5, 5: 0}[iteration]
+
+    updater = Updater(brain)
+    train_epoch(brain, updater, DATA, 0, 2, on_due)
+    train_epoch(brain, updater, DATA, 1, 5, on_due)
+    assert looked == [2, 5]
+    assert (brain.train_state["iteration"], updater.state.iteration) == (5, 5)
+
+
+def test_its_numbers_are_the_mean_loss_and_what_was_logged() -> None:
+    class Logging(ModuleBrain):
+        def compute_forward(self, batch: Any, stage: Stage) -> Any:
+            self.log("first", batch[0][0, 0])
+            return super().compute_forward(batch, stage)
+
+    brain = Logging(nn.Linear(1, 1), mse)
+    brain.bind("", {"main": Constant("SGD", {"lr": 0.0}, brain.modules)})
+    numbers = train_epoch(brain, Updater(brain), DATA, 0, 99, lambda iteration: 0)
+    x, y = (torch.cat(parts) for parts in zip(*DATA, strict=True))
+    assert numbers == {"loss": pytest.approx(mse(brain.module(x), y).item(), rel=1e-6), "first": 1.0}
+
+
+def test_an_epoch_without_a_batch_is_refused_by_the_name_of_its_data() -> None:
+    brain = bound()
+    with pytest.raises(DataError, match="'train' gave no batch in epoch 4; check the dataset, or drop_last with few"):
+        train_epoch(brain, Updater(brain), [], 4, 99, lambda iteration: 0, name="'train'")

@@ -1,0 +1,102 @@
+"""A pass without training; how runs evaluate is tested in test_loop.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeline import Brain, Stage
+from pipeline.errors import DataError
+from pipeline.training.evaluation import evaluate, evaluating
+from pipeline.training.metrics import Accuracy
+from pipeline.training.module_brain import ModuleBrain
+
+mse = nn.functional.mse_loss
+
+
+class Own(Brain):
+    """Has an ``evaluate_batch`` that returns what it is told."""
+
+    def __init__(self, returned: Any) -> None:
+        super().__init__({"net": nn.Linear(1, 1)})
+        self.returned = returned
+
+    def evaluate_batch(self, batch: Any, stage: Stage) -> Any:
+        return self.returned
+
+
+PAIR = [(torch.ones(2, 1), torch.ones(2, 1))]
+
+
+def test_what_is_logged_within_is_kept_apart_from_what_was_logged_before() -> None:
+    brain = Brain({"net": nn.Linear(1, 1)})
+    brain.log("loss", 1.0)
+    with evaluating(brain):
+        brain.log("loss", 9.0)
+        assert brain.logged.means() == {"loss": 9.0}
+    assert brain.logged.means() == {"loss": 1.0}
+
+
+def test_modules_and_what_was_logged_are_as_they_were_even_after_an_error() -> None:
+    brain = Brain({"net": nn.Dropout()})
+    brain.log("loss", 1.0)
+    with pytest.raises(ZeroDivisionError), evaluating(brain):
+        brain.log("loss", 1 / 0)
+    assert brain.modules.net.training
+    assert torch.is_grad_enabled()
+    assert brain.logged.means() == {"loss": 1.0}
+
+
+def test_metrics_are_reset_first_and_see_predictions_with_their_target() -> None:
+    scores, classes = torch.tensor([[2.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0])
+    accuracy = Accuracy()
+    accuracy.update(scores, torch.tensor([1, 0]))
+    brain = ModuleBrain(nn.Identity(), nn.functional.cross_entropy)
+    assert evaluate(brain, [(scores, classes)], Stage.TEST, {"accuracy": accuracy})["accuracy"] == 0.5
+
+
+def test_an_observer_sees_predictions_and_target_of_each_batch() -> None:
+    seen: list[Any] = []
+    evaluate(ModuleBrain(nn.Identity(), mse), PAIR * 2, Stage.TEST, {}, lambda *each: seen.append(each))
+    assert len(seen) == 2
+    assert all(torch.equal(prediction, target) for prediction, target in seen)
+
+
+def test_without_metrics_and_observer_a_batch_needs_no_target() -> None:
+    class Alone(Brain):
+        def compute_forward(self, batch: Any, stage: Stage) -> Any:
+            return batch
+
+        def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
+            return predictions.mean()
+
+    assert evaluate(Alone(), [torch.full((3, 1), 2.0)], Stage.VALID, {}) == {"loss": 2.0}
+
+
+@pytest.mark.parametrize("asked", [{"metrics": {"accuracy": Accuracy()}}, {"metrics": {}, "observe": print}])
+def test_an_evaluate_batch_of_its_own_has_no_predictions_to_be_judged_or_written(asked: dict[str, Any]) -> None:
+    message = "Own has its own evaluate_batch, which gives no predictions to judge or write; leave out metrics and"
+    with pytest.raises(DataError, match=message):
+        evaluate(Own(torch.tensor(1.0)), PAIR, Stage.TEST, **asked)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (1.5, "evaluate_batch returned a float; return a scalar tensor"),
+        (torch.ones(2), r"evaluate_batch: the loss 'loss' has shape \(2,\); return a scalar"),
+    ],
+)
+def test_what_an_evaluate_batch_of_its_own_returns_has_to_be_a_loss(returned: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        evaluate(Own(returned), PAIR, Stage.TEST, {})
+
+
+def test_a_batch_without_a_tensor_is_refused_and_not_counted_as_nothing() -> None:
+    with pytest.raises(
+        DataError, match="a batch is a list of 1 with no tensor to count samples by; define count_samples"
+    ):
+        evaluate(Own(torch.tensor(1.0)), [["text"]], Stage.TEST, {})

@@ -1,0 +1,88 @@
+"""The Brain around a plain module; how batches are split is tested in test_brain.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeline.context import Context
+from pipeline.errors import DataError
+from pipeline.training.module_brain import ModuleBrain
+from pipeline.training.passes import Stage
+
+mse = nn.functional.mse_loss
+X, Y = torch.ones(4, 3), torch.ones(4, 1)
+
+
+class Two(nn.Module):
+    """Takes two inputs, and one by name alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, left: Tensor, right: Tensor, *, scale: float = 1.0) -> Tensor:
+        result: Tensor = self.layer(left + right) * scale
+        return result
+
+
+class Inner(nn.Module):
+    """Has a mistake of its own inside."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return len(7) + inputs  # type: ignore[arg-type,no-any-return] # a mistake
+
+
+TAKES = r"Two.forward takes \(left: .*, right: .*, \*, scale: .*\)"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (
+            X,
+            rf"the inputs of a batch are \(a tensor of shape \(4, 3\)\), and {TAKES} ?.*: missing .*'right'; return them",
+        ),
+        (
+            (X, X, X),
+            rf"are \(a tensor .*, a tensor .*, a tensor of shape \(4, 3\)\), and {TAKES}.*: too many positional",
+        ),
+        ({"left": X, "rihgt": X}, rf"are \(left: a tensor .*, rihgt: a tensor .*\), and {TAKES}.*: missing .*'right'"),
+        ({"left": X, "right": X, "width": X}, rf"width: a tensor .*\), and {TAKES}.*: got an unexpected .*'width'"),
+    ],
+)
+def test_a_batch_that_does_not_fit_forward_is_refused_with_both_signatures(inputs: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        ModuleBrain(Two(), mse).compute_forward((inputs, Y), Stage.TRAIN)
+
+
+def test_in_a_run_that_is_told_with_the_phase(config: Callable[..., Any], run: Callable[[Any], Context]) -> None:
+    chosen = config()
+    chosen["phase"][0]["model"] = Two
+    with pytest.raises(DataError, match=rf"phase.line: the inputs of a batch are .*, and {TAKES}.*, or write a Brain"):
+        run(chosen)
+
+
+def test_a_mistake_within_forward_keeps_its_own_message() -> None:
+    with pytest.raises(TypeError, match=r"object of type 'int' has no len\(\)"):
+        ModuleBrain(Inner(), mse).compute_forward((X, Y), Stage.TRAIN)
+
+
+def test_a_list_of_inputs_and_a_mapping_reach_forward_as_they_are() -> None:
+    brain = ModuleBrain(Two(), mse)
+    expected = brain.module(X, 2 * X)
+    assert torch.equal(brain.compute_forward(([X, 2 * X], Y), Stage.TRAIN), expected)
+    assert torch.equal(brain.compute_forward(({"left": X, "right": 2 * X, "scale": 3.0}, Y), Stage.TRAIN), 3 * expected)
+
+
+def test_it_is_saved_under_the_name_model_and_may_be_fitted_by_itself() -> None:
+    brain = ModuleBrain(nn.Linear(3, 1), mse)
+    before = brain.module.weight.detach().clone()
+    brain.opt_class = lambda parameters: torch.optim.SGD(parameters, 0.1)
+    brain.fit(range(1), [(torch.ones(3), torch.ones(1))])
+    assert list(brain.modules) == ["model"]
+    assert not torch.equal(brain.module.weight, before)
