@@ -56,7 +56,7 @@ KEYS: tuple[ContextKey, ...] = (
     ContextKey("model", "dict", "network", "phase name -> {model, brain, optim_schedulers, updater}"),
     ContextKey("current_epoch", "int", "runner", "the epoch that is running, from 0"),
     ContextKey("metrics", "dict", "runner", "the newest numbers: phase name -> {metric: value}"),
-    ContextKey("best", "dict", "runner", "with `keep_best`, when it was best: {metric, mode, value, iteration}"),
+    ContextKey("best", "dict | None", "runner", "with `keep_best`, when it was best: {metric, mode, value, iteration}; None if never"),
     ContextKey("error", "BaseException", "trainer", "what ended the run, after a failure"),
 )
 TRAIN_STATE = ("iteration", "update", "epoch", "samples", "phase_index")

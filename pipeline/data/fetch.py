@@ -31,21 +31,23 @@ class Fetches(Sampler[Fetch]):
     Args:
         indices: the sampler, any iterable.
         epoch: of the next pass, from 0.
+        taken: how many of the first fetches are left out.
     """
 
-    def __init__(self, indices: Any, epoch: int) -> None:
-        self.indices, self.epoch = indices, epoch
+    def __init__(self, indices: Any, epoch: int, taken: int = 0) -> None:
+        self.indices, self.epoch, self.taken = indices, epoch, taken
 
     def __iter__(self) -> Iterator[Fetch]:
         """The fetches of one epoch."""
         epoch, position = self.epoch, 0
-        for indices in self.indices:
-            yield Fetch(epoch, position, indices)
+        for number, indices in enumerate(self.indices):
+            if number >= self.taken:
+                yield Fetch(epoch, position, indices)
             position += length_hint(indices, 1)
 
     def __len__(self) -> int:
         """How many they are."""
-        return len(self.indices)
+        return max(0, len(self.indices) - self.taken)
 
 
 class FetchedDataset(Dataset[Any]):

@@ -39,6 +39,7 @@ class SeededLoader(DataLoader[Any]):
         self.epoch = 0
         self._fetching: SeededLoader | None = None
         self._fetches: Fetches | None = None
+        self._taken = 0
         super().__init__(dataset, **keywords)
         self.streams = isinstance(dataset, IterableDataset)
         if self.persistent_workers and (self.streams or hasattr(dataset, "set_epoch")):
@@ -56,7 +57,7 @@ class SeededLoader(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         """The batches of the epoch."""
-        if self.seed is None and not self.streams:
+        if self.seed is None and not self.streams and not self._taken:
             return super().__iter__()
         fetching = self._fetching or self._that_fetches()
         if self.persistent_workers:
@@ -70,10 +71,14 @@ class SeededLoader(DataLoader[Any]):
             stream = Stream(self.dataset, collate, self.batch_size, self.drop_last, self.seed, self.epoch)
             return self.with_parts(dataset=stream, batch_sampler=None, collate_fn=as_it_is)
         batched = self.batch_sampler is not None
-        self._fetches = Fetches(self.batch_sampler if batched else self.sampler, self.epoch)
+        self._fetches = Fetches(self.batch_sampler if batched else self.sampler, self.epoch, self._taken)
         dataset = FetchedDataset(self.dataset, collate, self.seed, batched)
         sampler = {"batch_sampler" if batched else "sampler": self._fetches}
         return self.with_parts(dataset=dataset, collate_fn=as_it_is, **sampler)
+
+    def after(self, taken: int) -> SeededLoader:
+        """The same loader without the first ``taken`` batches, which are not fetched; not of a stream."""
+        return self.with_parts(_taken=taken)
 
     def with_parts(self, **parts: Any) -> SeededLoader:
         """The same loader with other parts, which a DataLoader refuses to have assigned."""
@@ -88,7 +93,7 @@ class SeededLoader(DataLoader[Any]):
             TypeError: nobody knows, because the dataset has no length or shares itself out.
         """
         if not self.streams:
-            return super().__len__()
+            return max(0, super().__len__() - self._taken)
         workers = self.num_workers or 1
         if workers > 1 and has_shard(self.dataset):
             raise TypeError(f"{type(self.dataset).__name__} shares itself out, so its loader has no length")

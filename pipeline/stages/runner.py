@@ -26,10 +26,11 @@ class Runner(RunnerBase):
     """Trains (``class: train``), or evaluates once (``class: infer``)."""
 
     reads = ("dataset", "model")
-    writes = ("current_epoch", "metrics")
+    writes = ("current_epoch", "metrics", "best")
 
     def run(self, context: Context) -> None:
         """Train or evaluate every phase of the runner."""
+        context["best"] = None
         if context["is_infer"]:
             self.infer(context)
         else:

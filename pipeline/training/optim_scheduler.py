@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -48,6 +49,7 @@ class OptimScheduler(ABC):
             whoever knows the whole model may say so.
         real_step: how many windows are closed.
         batches, samples: how many of each are in the open window.
+        epoch, batch_samples: the epoch, from 0, and the samples of the batch that a run is at; for ``step``.
         scaler: scales the loss in fp16; None elsewhere.
         stepped: whether the scaler has made a step that it has not yet adapted to.
         weighted: whether the gradients of the open window are weighted by samples, for the sake of another scheduler.
@@ -95,7 +97,8 @@ class OptimScheduler(ABC):
         self.guarded = True
         self.scaler: GradScaler | None = None
         self.weighted = self.stepped = False
-        self.real_step = self.batches = self.samples = 0
+        self.real_step = self.batches = self.samples = self.epoch = 0
+        self.batch_samples = 1
         self.discards = False
         self.after_backward: Watcher | None = None
         self.before_update: Watcher | None = None
@@ -137,8 +140,9 @@ class OptimScheduler(ABC):
         time_func: Any = None,
         optim_name: str = "main",
         step_num: int | None = None,
-        epoch_num: int = 1,
+        epoch_num: int | None = None,
         logger: Any = None,
+        samples: int | None = None,
     ) -> bool:
         """Train on the losses of one batch, by hand: ``optimize(losses, [self])``.
 
@@ -147,8 +151,10 @@ class OptimScheduler(ABC):
             time_func: ``time_func(names)`` gives a block in which the time is measured; None measures nothing.
             optim_name: how the times are named.
             step_num: the batch, counted from 1; it says where in its window the batch is. None counts on.
-            epoch_num: counted from 1.
+            epoch_num: counted from 1; None: the one of the run, or the first.
             logger: not needed; SpeeChain's callers give one.
+            samples: how many the batch has, by which it counts in a window of several; None: those of the run's batch,
+                or all alike.
 
         Returns:
             Whether the loss was finite.
@@ -157,10 +163,10 @@ class OptimScheduler(ABC):
 
         if step_num is not None:
             self.real_step, self.batches = divmod(step_num - 1, self.accum_grad)
-        if time_func is None:
-            return optimize(losses, [self], epoch_num - 1)[0]
-        with time_func(["optim_time", optim_name]):
-            return optimize(losses, [self], epoch_num - 1)[0]
+        epoch = self.epoch if epoch_num is None else epoch_num - 1
+        weight = self.batch_samples if samples is None else samples
+        with nullcontext() if time_func is None else time_func(["optim_time", optim_name]):
+            return optimize(losses, [self], epoch, weight)[0]
 
     def apply(self, epoch: int) -> bool:
         """Close the window: unscale, guard, clip, set the rate, step, and forget the gradients; ``epoch`` is from 0.

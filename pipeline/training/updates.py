@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from pipeline.context import Context
@@ -12,6 +13,7 @@ from pipeline.training.average import MOST
 from pipeline.training.batch_brain import BatchBrain
 from pipeline.training.losses import Losses, named
 from pipeline.training.optim_scheduler import OptimScheduler
+from pipeline.training.precision import autocast
 from pipeline.training.updater import Updater, UpdaterBase
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ class OwnUpdate:
         self.before = plain_callable(hooks, "before_batch") if hooks else None
         self.after = plain_callable(hooks, "after_batch") if hooks else None
         self.scheduled = False
+        # One of its own: an updater may call the Brain's fit_batch, and the Brain's cannot be entered twice.
+        self.autocast = autocast(brain.options.precision, brain.device) or nullcontext()
 
     def __call__(self, batch: Any) -> None:
         """Train on a batch."""
@@ -53,7 +57,10 @@ class OwnUpdate:
             self.before(context=self.context, batch=batch)
         self.updater.logged = brain.logged
         gathered, windows = _gathered(brain), _windows(brain)
-        losses = self._losses(self.updater.update(batch))
+        for each in brain.optim_schedulers:
+            each.epoch, each.batch_samples = brain.train_state["epoch"], samples
+        with self.autocast:
+            losses = self._losses(self.updater.update(batch))
         if _gathered(brain) == gathered:
             self._count(losses, samples, windows)
         if brain.step % MOST == 0:

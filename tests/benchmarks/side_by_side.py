@@ -46,14 +46,14 @@ class Way(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """A ratio over several rounds."""
+    """A ratio over several rounds: its median, and between what half of the rounds lie."""
 
     median: float
     least: float
     most: float
 
     def __str__(self) -> str:
-        return f"{self.median:.3f} ({self.least:.3f} to {self.most:.3f})"
+        return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
 
 
 @contextmanager
@@ -91,17 +91,21 @@ def calls_per_step(way: Way, steps: int = 500) -> dict[str, float]:
     return {name: (count - few.get(name, 0)) / (steps - half) for name, count in many.items()}
 
 
-def seconds_per_step(ways: Mapping[str, Way], steps: int, rounds: int, kind: str = "cpu") -> dict[str, list[float]]:
+def seconds_per_step(ways: Mapping[str, Way], steps: int, rounds: int) -> dict[str, dict[str, list[float]]]:
     """Seconds a step of each way in each round, every round in an order of its own.
+
+    Many short rounds tell more than few long ones: what else the machine does then meets all ways in one round alike.
 
     Args:
         ways: name -> way.
         steps: of each way in each round.
         rounds: how many.
-        kind: ``cpu`` or ``wall``.
+
+    Returns:
+        ``wall`` and ``cpu`` -> name -> one number per round.
     """
     order, draw = list(ways), random.Random(0)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    seconds: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in ways} for kind in ("wall", "cpu")}
     for name in order:
         ways[name].train(min(steps, 50), Clock())
     for _ in range(rounds):
@@ -110,11 +114,13 @@ def seconds_per_step(ways: Mapping[str, Way], steps: int, rounds: int, kind: str
             clock = Clock()
             gc.collect()
             ways[name].train(steps, clock)
-            seconds[name].append(getattr(clock, kind) / steps)
+            for kind, each in seconds.items():
+                each[name].append(getattr(clock, kind) / steps)
     return seconds
 
 
 def ratio(seconds: list[float], reference: list[float]) -> Spread:
     """The times as multiples of those that the reference took in the same rounds."""
     each = [own / other for own, other in zip(seconds, reference, strict=True)]
-    return Spread(statistics.median(each), min(each), max(each))
+    least, median, most = statistics.quantiles(each, n=4)
+    return Spread(median, least, most)

@@ -2,7 +2,7 @@
 
 Function calls and CPU time a step of a small job, in which every call shows; wall time a step of a DeepFM; seconds to
 the first step; growth of memory over 100,000 steps. All is measured side by side, in turn, on one thread; ratios are
-medians over rounds (smallest to largest). ``--peers`` measures Lightning, ignite and accelerate too, where they are
+medians over rounds (half of the rounds lie between the numbers in brackets). ``--peers`` measures Lightning, ignite and accelerate too, where they are
 installed. The counts are what the tests hold us to (``step_calls.py``); times are only reported.
 """
 
@@ -36,7 +36,7 @@ def small(arguments: argparse.Namespace) -> Iterator[str]:
     with undisturbed():
         calls = {row["way"]: row for row in rows(ways)}
         raw = {f"{name}, again": way._replace(beside=name) for name, way in ways.items() if not way.beside}
-        seconds = seconds_per_step({**ways, **raw}, 1000, arguments.rounds)
+        seconds = seconds_per_step({**ways, **raw}, 500, arguments.rounds)["cpu"]
     yield "| what | beside | calls a step above it | CPU time, as multiples of it |"
     yield "|---|---|---|---|"
     for name, way in {**raw, **ways}.items():
@@ -48,12 +48,13 @@ def small(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def large(arguments: argparse.Namespace) -> Iterator[str]:
-    """Wall time of a step of the DeepFM."""
+    """Wall and CPU time of a step of the DeepFM."""
     with undisturbed():
-        seconds = seconds_per_step(deepfm.WAYS, 50, arguments.rounds, "wall")
+        seconds = seconds_per_step(deepfm.WAYS, 20, 2 * arguments.rounds)
     for name, way in deepfm.WAYS.items():
-        multiples = f", as multiples of the raw loop {ratio(seconds[name], seconds[way.beside])}" if way.beside else ""
-        yield f"DeepFM, {name}: {statistics.median(seconds[name]) * 1e3:.2f} ms a step{multiples}"
+        yield f"DeepFM, {name}: {statistics.median(seconds['wall'][name]) * 1e3:.1f} ms a step"
+        for kind, each in seconds.items() if way.beside else ():
+            yield f"  {kind} time as multiples of the raw loop's: {ratio(each[name], each[way.beside])}"
 
 
 def first(arguments: argparse.Namespace) -> Iterator[str]:
@@ -81,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help=f"some of {', '.join(PARTS)}; all, if none is named")
     parser.add_argument("--peers", action="store_true", help="measure other trainers too")
-    parser.add_argument("--rounds", type=int, default=9, help="of each measurement of time")
+    parser.add_argument("--rounds", type=int, default=15, help="of each measurement of time")
     parser.add_argument("--steps", type=int, default=100_000, help="over which memory is watched")
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - PARTS.keys():

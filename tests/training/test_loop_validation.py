@@ -212,7 +212,7 @@ def test_the_weights_of_the_best_checkpoint_are_those_that_were_judged(config: C
 
 def test_without_a_finite_number_there_is_no_best(config: Config, run: Run) -> None:
     context = run(scored(config, [math.nan, math.nan], "min"))
-    assert "best" not in context
+    assert context["best"] is None
     assert json.loads((context["run_dir"] / "train" / "results.json").read_text())["best"] is None
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from pipeline import Brain, Stage, UpdaterBase
+from pipeline import Brain, GeneralTrainer, OptimScheduler, Stage, UpdaterBase
 from pipeline.context import Context
 from pipeline.errors import DataError, DivergedError
 from pipeline.training.module_brain import ModuleBrain
@@ -192,3 +192,51 @@ def test_a_fit_batch_of_its_own_that_uses_the_one_it_replaces_is_counted_once() 
     brain.fit(range(2), [(torch.ones(3), torch.ones(1))] * 5, train_loader_kwargs={"batch_size": 2})
     assert brain.train_state == {"iteration": 6, "update": 6, "epoch": 2, "samples": 10}
     assert brain.train_loss.batches == brain.step == 3
+
+
+class ByHand(UpdaterBase):
+    """Computes with the Brain, and steps by itself; it says nothing of samples, epochs or precision."""
+
+    def __init__(self, brain: Brain, optim_schedulers: dict[str, OptimScheduler]) -> None:
+        super().__init__()
+        self.brain, self.scheduler = brain, optim_schedulers["main"]
+        self.types: set[torch.dtype] = set()
+
+    def update(self, batch: Any) -> Tensor:
+        predictions = self.brain.compute_forward(batch, Stage.TRAIN)
+        self.types.add(predictions.dtype)
+        loss = self.brain.compute_objectives(predictions, batch, Stage.TRAIN)
+        assert isinstance(loss, Tensor)
+        self.scheduler.step({"loss": loss})
+        return loss
+
+
+def by_hand(
+    config: Callable[..., dict[str, Any]], schedule: dict[str, Any], updater: Any, **runner: Any
+) -> dict[str, Any]:
+    """What a run leaves for its phase, with the updater or (None) the Brain's own."""
+    chosen = config(**runner)
+    del chosen["hyper_parameters"]["optimizer"]
+    chosen["phase"][0]["optim_schedulers"] = {"main": schedule}
+    if updater:
+        chosen["phase"][0]["updater"] = {"class_path": updater}
+    entry: dict[str, Any] = GeneralTrainer(chosen).run()["model"]["line"]
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("constant", {"accum_grad": 3}), ("exponential_decay", {"decay_factor": 0.5})]
+)
+def test_steps_by_hand_count_samples_and_epochs_as_the_brain_does(
+    config: Callable[..., dict[str, Any]], name: str, more: dict[str, Any]
+) -> None:
+    schedule = {"class": name, "args": {"optim_type": "SGD", "optim_conf": {"lr": 0.1}, **more}}
+    own, brains = (by_hand(config, schedule, updater, epochs=3) for updater in (ByHand, None))
+    assert torch.equal(own["model"].weight, brains["model"].weight)
+    assert own["optim_schedulers"]["main"].get_lr() == brains["optim_schedulers"]["main"].get_lr()
+
+
+def test_an_updater_of_ones_own_computes_in_the_precision_of_the_run(config: Callable[..., dict[str, Any]]) -> None:
+    schedule = {"class": "constant", "args": {"optim_type": "SGD", "optim_conf": {"lr": 0.1}}}
+    assert by_hand(config, schedule, ByHand, precision="bf16")["updater"].types == {torch.bfloat16}
+    assert by_hand(config, schedule, ByHand)["updater"].types == {torch.float32}

@@ -28,5 +28,5 @@ class Alternating(UpdaterBase):
         """One step of one optimizer, and its loss."""
         made = self.brain.compute_forward(batch, Stage.TRAIN)
         losses = self.brain.compute_objectives(made, batch, Stage.TRAIN)
-        self.optim_schedulers[name].step(losses, epoch_num=self.state.epoch + 1)
+        self.optim_schedulers[name].step(losses)
         return losses[name]
