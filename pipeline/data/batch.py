@@ -33,6 +33,20 @@ def split(batch: Any) -> tuple[Any, Any]:
     )
 
 
+def count_samples(batch: Any) -> int:
+    """How many samples a batch holds: the length of the first tensor in it; 0 where there is none."""
+    first = batch
+    # The usual case, without a call: this stands in the training loop.
+    while (type(first) is list or type(first) is tuple) and first:
+        first = first[0]
+    if type(first) is Tensor and first.ndim:
+        return first.shape[0]
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.ndim else 0
+    parts = batch if isinstance(batch, list | tuple) else batch.values() if isinstance(batch, Mapping) else ()
+    return next((count for count in map(count_samples, parts) if count), 0)
+
+
 def uncountable(batch: Any) -> NoReturn:
     """Refuse a batch without a sample in it, which would count nothing in any mean."""
     raise DataError(

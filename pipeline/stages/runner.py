@@ -26,7 +26,7 @@ class Runner(RunnerBase):
     """Trains (``class: train``), or evaluates once (``class: infer``)."""
 
     reads = ("dataset", "model")
-    writes = ("current_epoch", "metrics", "best")
+    writes = ("current_epoch", "metrics")
 
     def run(self, context: Context) -> None:
         """Train or evaluate every phase of the runner."""

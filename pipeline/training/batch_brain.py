@@ -13,10 +13,11 @@ from torch.optim import Optimizer
 
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.context import Context
-from pipeline.data.batch import split, uncountable
+from pipeline.data.batch import count_samples, split, uncountable
 from pipeline.discovery import plain_callable
-from pipeline.errors import DivergedError, StageError
+from pipeline.errors import StageError
 from pipeline.training.average import MOST, Average, Averages
+from pipeline.training.divergence import refuse_divergence
 from pipeline.training.losses import Losses, named
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.optimize import close, optimize
@@ -43,7 +44,8 @@ class BatchBrain:
         train_loss: of the pass that trains; what is not finite is left out.
         logged: what ``log`` gathered in this pass.
         train_state: the counters; in a run, those of the context.
-        counts_batches: whether ``fit_batch`` itself counts them in ``step``; not where the loop does.
+        counts_batches: whether ``fit_batch`` counts them in ``step`` and tells the plugins; not where the loop does so
+            around an update of the user's own.
     """
 
     def __init__(
@@ -69,6 +71,9 @@ class BatchBrain:
         self._optim_schedulers: list[OptimScheduler] = []
         self._before_batch: Callable[..., Any] | None = None
         self._after_batch: Callable[..., Any] | None = None
+        # Without the method around it, where a subclass has none of its own.
+        own = type(self).count_samples is not BatchBrain.count_samples
+        self._samples_of = self.count_samples if own else count_samples
         self._watches_batches = (
             type(self).on_fit_batch_start is not BatchBrain.on_fit_batch_start
             or type(self).on_fit_batch_end is not BatchBrain.on_fit_batch_end
@@ -93,8 +98,6 @@ class BatchBrain:
         optim_schedulers: Mapping[str, OptimScheduler],
         context: Context | None = None,
         patience: int | None = 3,
-        *,
-        counts_batches: bool = True,
     ) -> None:
         """Make this Brain work on ``phase``; the runner stage does so before it begins, ``fit`` for itself.
 
@@ -103,11 +106,9 @@ class BatchBrain:
             optim_schedulers: name -> the schedulers that its losses drive.
             context: the run's; its hooks are resolved here, once. None: there are none.
             patience: how many batches that are not finite a pass may have before training ends; None does not look.
-            counts_batches: whether ``fit_batch`` counts batches and calls their hooks; not where the loop does, around
-                an updater of the user's own.
         """
         self._phase, self._patience, self._context = phase, patience, context
-        self.counts_batches = counts_batches
+        self.counts_batches = True
         self._optim_schedulers = list(optim_schedulers.values())
         trained = {each for each in self.modules.parameters() if each.requires_grad}
         # A scale may change when the windows close for which it was used: those of one length close together.
@@ -120,8 +121,8 @@ class BatchBrain:
         if context is not None:
             self.train_state = context["train_state"]
             hooks = context["hooks"]
-            self._before_batch = plain_callable(hooks, "before_batch") if counts_batches else None
-            self._after_batch = plain_callable(hooks, "after_batch") if counts_batches else None
+            self._before_batch = plain_callable(hooks, "before_batch")
+            self._after_batch = plain_callable(hooks, "after_batch")
 
     def unregistered(self) -> list[str]:
         """The attributes that hold parameters to be trained, but outside of ``modules``: nobody trains or saves them."""
@@ -163,13 +164,13 @@ class BatchBrain:
         """
         if not self._optim_schedulers:
             self._untrained()
-        samples = self.logged.samples = self.count_samples(batch) or uncountable(batch)
+        samples = self.logged.samples = self._samples_of(batch) or uncountable(batch)
         if self.counts_batches:
             self.step += 1
+            if self._before_batch:
+                self._before_batch(context=self._context, batch=batch)
         self.train_state["samples"] += samples
         last = self.step == self._batches
-        if self._before_batch:
-            self._before_batch(context=self._context, batch=batch)
         should_step = self._watches_batches and self._should_step(last)
         if self._watches_batches:
             self.on_fit_batch_start(batch, should_step)
@@ -191,7 +192,7 @@ class BatchBrain:
             self.look()
         if self._watches_batches:
             self.on_fit_batch_end(batch, predictions, loss, should_step)
-        if self._after_batch:
+        if self._after_batch and self.counts_batches:
             self._after_batch(context=self._context, batch=batch, predictions=predictions, losses=losses)
         return loss
 
@@ -230,18 +231,7 @@ class BatchBrain:
 
     def count_samples(self, batch: Any) -> int:
         """How many samples a batch holds: the length of the first tensor in it."""
-        first = batch
-        while (type(first) is list or type(first) is tuple) and first:
-            first = first[0]
-        if type(first) is Tensor and first.ndim:
-            return first.shape[0]
-        if isinstance(batch, Tensor):
-            return batch.shape[0] if batch.dim() else 0
-        parts = batch if isinstance(batch, list | tuple) else batch.values() if isinstance(batch, Mapping) else ()
-        for part in parts:
-            if count := self.count_samples(part):
-                return count
-        return 0
+        return count_samples(batch)
 
     def target(self, batch: Any) -> Any:
         """What the metrics compare the predictions with."""
@@ -263,18 +253,8 @@ class BatchBrain:
         Raises:
             DivergedError: more than ``nonfinite_patience`` of this pass.
         """
-        self.train_loss.read()
-        discarded = sum(each.guard.read() for each in self._optim_schedulers)
-        bad = self.train_loss.nonfinite + discarded
-        if self._patience is None or bad <= self._patience:
-            return
-        advice = "lower the learning rate, set grad_clip, or check the data; none of these batches changed the weights"
-        if self.train_loss.first:
-            batch, value = self.train_loss.first
-            times = f"{bad} of its losses in this epoch were not finite, the first in iteration {self._began + batch}"
-            raise DivergedError(f"{self._where}'loss' is {value}: {times}{self._bad_parameter()}; {advice}")
-        times = f"{bad} of its gradients in this epoch were not finite, up to iteration {self._began + self.step}"
-        raise DivergedError(f"{self._where}the loss is finite, but {times}{self._bad_parameter()}; {advice}")
+        if self._patience is not None:
+            refuse_divergence(self.train_loss, self._optim_schedulers, self._patience, self._where, self._began)
 
     @property
     def optim_schedulers(self) -> list[OptimScheduler]:
@@ -289,10 +269,6 @@ class BatchBrain:
     @property
     def _where(self) -> str:
         return f"phase.{self._phase}: " if self._phase else ""
-
-    def _bad_parameter(self) -> str:
-        names = [each.guard.parameter for each in self._optim_schedulers if each.guard.parameter]
-        return f", the first that of '{names[0]}'" if names else ""
 
     def _should_step(self, last: bool) -> bool:
         return last or any(each.batches + 1 >= each.accum_grad for each in self._optim_schedulers)

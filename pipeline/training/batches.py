@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 from loguru import logger
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from pipeline.data.loader import set_epoch
@@ -88,11 +87,3 @@ def _exact_length(loader: Iterable[Any]) -> int | None:
         return len(loader)
     except TypeError:  # a batch_sampler without a length
         return None
-
-
-def count_samples(batch: Any) -> int:
-    """How many samples a batch holds: the length of the first tensor in it."""
-    if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.dim() else 0
-    parts = batch if isinstance(batch, list | tuple) else batch.values() if isinstance(batch, Mapping) else ()
-    return next((count for count in map(count_samples, parts) if count), 0)

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from pipeline.context import TRAIN_STATE, Context
-from pipeline.data.batch import to_device
+from pipeline.data.batch import count_samples, to_device
 from pipeline.errors import DataError, StageError
 from pipeline.training import experiment_settings as settings
-from pipeline.training.batches import Batches, count_samples
+from pipeline.training.batches import Batches
 from pipeline.training.experiment_setup import ExperimentSetup
 from pipeline.training.triggers import Triggers
 

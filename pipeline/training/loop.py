@@ -92,8 +92,8 @@ class Training:
         entry = self.models[phase.name]
         brain, updater = entry["brain"], entry["updater"]
         patience = self.runner.nonfinite_patience
-        plain = is_plain(brain, updater)
-        brain.bind(phase.name, entry["optim_schedulers"], self.context, patience, counts_batches=plain)
+        brain.bind(phase.name, entry["optim_schedulers"], self.context, patience)
+        brain.counts_batches = is_plain(brain, updater)
         return entry
 
     def epoch(self, epoch: int) -> bool:

@@ -28,6 +28,7 @@ DEFAULT = [
     "network dataset runner",
     "network model runner",
     "runner metrics terminal?",
+    "runner best terminal?",
 ]
 
 

@@ -20,7 +20,7 @@ flowchart TD
     r0_terminal["<b>terminal</b><br>default<br>from the trainer: run_dir, runner_name, train_state, checkpointer"]:::default
     r0_network -->|"model"| r0_startup
     r0_network -->|"dataset, model"| r0_runner
-    r0_runner -.->|"metrics"| r0_terminal
+    r0_runner -.->|"metrics, best"| r0_terminal
     r0_instance ~~~ r0_network
     r0_network ~~~ r0_startup
     r0_startup ~~~ r0_runner

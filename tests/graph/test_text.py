@@ -93,7 +93,8 @@ def test_what_is_perhaps_read_is_dashed_and_said_so(drawn: Drawn) -> None:
         "model ◄╌╌╌┤ │",
         "model ◄───╯ │",
         "dataset ◄─────╯",
-        "metrics ◄╌╌╌╯",
+        "metrics ◄╌╌╌╯ │",
+        "best ◄╌╌╌╌╌╯",
     ]
     assert lines[-1] == "╌ perhaps read"
 

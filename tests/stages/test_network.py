@@ -345,7 +345,7 @@ def test_every_scheduler_is_told_whether_to_look_at_gradients(config: dict[str, 
     one = {"class": "constant", "args": {"optim_type": "SGD", "optim_conf": {"lr": 0.1}}}
     config["phase"][0]["optim_schedulers"] = {
         "a": {**one, "args": {**one["args"], "updated_modules": "model.0"}},
-        "b": one,
+        "b": {**one, "args": {**one["args"], "updated_modules": "model.2"}},
     }
     del config["hyper_parameters"]["optimizer"]
     built = GeneralTrainer(config).run()["model"]["line"]["optim_schedulers"]

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from pipeline.data.batch import count_samples
 from pipeline.data.loader import make_loader
 from pipeline.errors import DataError
-from pipeline.training.batches import Batches, count_samples
+from pipeline.training.batches import Batches
 
 
 class Stream(IterableDataset[int]):

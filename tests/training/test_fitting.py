@@ -472,3 +472,13 @@ def test_training_that_diverges_ends_with_the_first_iteration_and_the_loss(make_
 
     with pytest.raises(DivergedError, match=r"^'loss' is nan: 4 of its losses .* the first in iteration 2; lower the"):
         Nan().fit(range(1), DataLoader(make_table(8)))
+
+
+def test_no_loss_is_read_in_an_iteration_in_which_nothing_is_due(make_table: Table, tmp_path: Path) -> None:
+    class Reading(Line):
+        def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Tensor, should_step: bool) -> None:
+            self.events.append((self.train_loss.batches,))
+
+    brain = Reading(run_opts={"ckpt_interval_minutes": 10}, checkpointer=Checkpointer(tmp_path))
+    brain.fit(range(1), DataLoader(make_table(10)))
+    assert brain.events == [(0,)] * 10

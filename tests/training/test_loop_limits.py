@@ -132,3 +132,18 @@ def test_samples_are_counted_while_a_pass_is_running(config: Config, run: Run) -
     chosen["plugins"].append(Counter)
     run(chosen)
     assert Counter.counts == [4, 8, 10, 14, 18, 20]
+
+
+def test_no_loss_is_read_in_an_iteration_in_which_nothing_is_due(config: Config, run: Run) -> None:
+    class Reads:
+        counts: list[int] = []  # noqa: RUF012
+
+        @hookimpl
+        def after_batch(self, context: Context) -> None:
+            self.counts.append(context["model"]["line"]["brain"].train_loss.batches)
+
+    chosen = config(save_interval="10 minute", print_interval=2, epochs=1)
+    chosen["dataset"][0]["batch_size"] = 1
+    chosen["plugins"].append(Reads)
+    run(chosen)
+    assert Reads.counts == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8]
