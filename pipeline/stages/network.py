@@ -85,6 +85,11 @@ class Network(NetworkBase):
             ConfigError: it keeps something that is trained where nobody trains or saves it.
         """
         brain = build.build_brain(model, phase, context["config"])
+        if ignored := brain.set_by_hand():
+            raise ConfigError(
+                f"phase.{phase.name}.model: {type(brain).__name__} is made with {', '.join(ignored)}, which would be ignored: "
+                "in a config the runner and the phase say this; remove it from the call of super().__init__"
+            )
         if outside := brain.unregistered():
             remedy = f"register it: super().__init__({{'{outside[0]}': …}})"
             raise ConfigError(

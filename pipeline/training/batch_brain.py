@@ -124,6 +124,11 @@ class BatchBrain:
             self._before_batch = plain_callable(hooks, "before_batch")
             self._after_batch = plain_callable(hooks, "after_batch")
 
+    def set_by_hand(self) -> list[str]:
+        """What it was made with that a config says otherwise: optimizer, checkpointer, options of the run."""
+        given = [name for name in ("opt_class", "checkpointer") if getattr(self, name) is not None]
+        return given + sorted(self.options.given - {"device"})
+
     def unregistered(self) -> list[str]:
         """The attributes that hold parameters to be trained, but outside of ``modules``: nobody trains or saves them."""
         known = set(self.modules.parameters())

@@ -154,6 +154,28 @@ class HalfRegistered(Brain):
         self.teacher = nn.Linear(3, 1).requires_grad_(False)
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"opt_class": torch.optim.SGD}, "opt_class"),
+        ({"run_opts": {"precision": "bf16", "device": "cpu"}}, "precision"),
+        ({"hparams": {"max_grad_norm": 1.0, "width": 3}}, "max_grad_norm"),
+    ],
+)
+def test_what_a_brain_is_made_with_and_the_config_says_is_refused(
+    config: dict[str, Any], given: dict[str, Any], named: str
+) -> None:
+    class Model(Brain):
+        def __init__(self) -> None:
+            super().__init__({"net": nn.Linear(3, 1)}, **given)
+
+    config["phase"][0] |= {"model": Model, "loss": None}
+    with pytest.raises(
+        ConfigError, match=f"phase.line.model: Model is made with {named}, which would be ignored: in a"
+    ):
+        GeneralTrainer(config).run()
+
+
 def test_a_brain_that_keeps_a_trained_module_outside_its_modules_is_refused() -> None:
     assert HalfRegistered().unregistered() == ["head"]
     assert Brain({"net": nn.Linear(3, 3)}).unregistered() == []
