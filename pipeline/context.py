@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.errors import ContextError, nearest
@@ -56,7 +55,12 @@ KEYS: tuple[ContextKey, ...] = (
     ContextKey("model", "dict", "network", "phase name -> {model, brain, optim_schedulers, updater}"),
     ContextKey("current_epoch", "int", "runner", "the epoch that is running, from 0"),
     ContextKey("metrics", "dict", "runner", "the newest numbers: phase name -> {metric: value}"),
-    ContextKey("best", "dict | None", "runner", "with `keep_best`, when it was best: {metric, mode, value, iteration}; None if never"),
+    ContextKey(
+        "best",
+        "dict | None",
+        "runner",
+        "with `keep_best`, when it was best: {metric, mode, value, iteration}; None if never",
+    ),
     ContextKey("error", "BaseException", "trainer", "what ended the run, after a failure"),
 )
 TRAIN_STATE = ("iteration", "update", "epoch", "samples", "phase_index")
@@ -108,7 +112,7 @@ class Context(dict[str, Any]):
         frame = sys._getframe(2)
         while frame.f_code.co_filename == __file__ and frame.f_back:
             frame = frame.f_back
-        where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        where = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
         for key in keys:
             self.accesses[Access(self.stage, key, action, where)] = None
             if action == "write":

@@ -22,6 +22,7 @@ class ExitCode(IntEnum):
     BUG = 70, "a bug of ours"
     LOCKED = 73, "the run directory is in use"
     STORAGE = 74, "storage failed"
+    NO_CHECKPOINT = 78, "no valid checkpoint to resume from"
     INTERRUPTED = 130, "interrupted by SIGINT (Ctrl-C)"
 
     meaning: str
@@ -122,6 +123,12 @@ class PluginError(PipelineError):
 
 class CheckpointError(PipelineError):
     """A checkpoint that is missing, damaged or does not fit the model."""
+
+
+class NoCheckpointError(CheckpointError):
+    """Checkpoints were saved, and none of them is valid any more."""
+
+    exit_code = ExitCode.NO_CHECKPOINT
 
 
 class DataError(PipelineError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from pipeline.run_directory import RunDirectory
 from pipeline.stages.base import METHODS, StageBase
 from pipeline.user_code import user_frames
 
+NEVER, AUTO = "never", "auto"
+
 
 @dataclass
 class OpenRun:
@@ -41,6 +44,7 @@ class OpenRun:
         stage_classes: runner name -> stage -> class.
         devices: runner name -> device.
         record: runner name -> the accesses of its context.
+        resumed: whether the run goes on in the directory of an earlier one.
     """
 
     config: Config
@@ -49,6 +53,19 @@ class OpenRun:
     stage_classes: dict[str, dict[str, type[StageBase]]]
     devices: dict[str, torch.device]
     record: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    resumed: bool = False
+
+    def is_done(self, name: str) -> bool:
+        """Whether a runner need not run: it was finished before the run was interrupted."""
+        done = self.resumed and self.directory.is_done(name)
+        if done:
+            logger.info(f"{name} is finished already")
+        return done
+
+    def close_runner(self, context: Context) -> None:
+        """Keep the record of a runner that is over, and that it is."""
+        self.keep_record(context)
+        self.directory.mark_done(str(dict.get(context, "runner_name")), dict.__getitem__(context, "train_state"))
 
     def keep_record(self, context: Context) -> None:
         """Bring ``context.json`` up to date with a runner's accesses."""
@@ -66,6 +83,8 @@ class OpenRun:
 
     def finish(self, contexts: Mapping[str, Context]) -> None:
         """Say in ``status.json`` that all is done, with the counters of the runner that trained furthest."""
+        if not contexts:
+            return
         self.tell_unread(contexts)
         furthest = max((context["train_state"] for context in contexts.values()), key=lambda state: state["iteration"])
         self.directory.write_status("done", exit_code=ExitCode.DONE, train_state=furthest)
@@ -83,6 +102,7 @@ class OpenRunner:
         chosen: what they are built from.
         directory: the run directory.
         over: whether every stage has run.
+        resumes: whether it goes on from a checkpoint, once it comes to the runner stage.
     """
 
     settings: RunnerSchema
@@ -92,6 +112,7 @@ class OpenRunner:
     chosen: list[Plugin]
     directory: RunDirectory
     over: bool = False
+    resumes: bool = False
 
     @property
     def hooks(self) -> pluggy.HookRelay:
@@ -99,8 +120,12 @@ class OpenRunner:
         return self.plugins.hook
 
     def build_plugins(self) -> None:
-        """Build the plugins: from here on, the hooks call them."""
+        """Build the plugins: from here on, the hooks call them, and checkpoints keep the state of those that have one."""
         discovery.register(self.chosen, self.plugins)
+        checkpointer: Checkpointer = dict.__getitem__(self.context, "checkpointer")
+        for name, plugin in self.plugins.list_name_plugin():
+            if hasattr(plugin, "state_dict") and hasattr(plugin, "load_state_dict"):
+                checkpointer.add_recoverable(f"plugin:{name}", plugin)
 
     def build(self, stage: str) -> StageBase:
         """The stage, built with its ``<stage>_args``."""
@@ -113,10 +138,19 @@ class OpenRunner:
         Raises:
             ContextError: a key that it reads is not there before, or one that it writes is not there after.
         """
+        if stage == "runner" and self.resumes:
+            self.resumes = False
+            self.restore()
         place, built = self.place(stage), self.build(stage)
         contracts.check_reads(built, place, self.context)
         getattr(built, METHODS[stage][1])(self.context)
         contracts.check_writes(built, place, self.context)
+
+    def restore(self) -> None:
+        """Go on from the newest valid checkpoint, whichever startup stage has run."""
+        checkpointer: Checkpointer = dict.__getitem__(self.context, "checkpointer")
+        if not checkpointer.restore(self.context):
+            logger.warning(f"{checkpointer.folder}: no checkpoint was ever saved; beginning again")
 
     def place(self, stage: str) -> str:
         """``startup (tdm_startup.Startup, config.yaml:12)``, for messages."""
@@ -133,11 +167,13 @@ class OpenRunner:
 
 
 @contextmanager
-def open_run(config: Config, trainer: Any, trainer_base: type) -> Iterator[OpenRun]:
-    """Load every class, then make the run directory, lock it, and log into it until the block ends.
+def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Path = NEVER) -> Iterator[OpenRun]:
+    """Load every class, then make or reopen the run directory, lock it, and log into it until the block ends.
 
     Args:
         config: what is to be run.
+        resume: ``never`` makes a new directory; ``auto`` goes on in the newest of this config, if there is one; a path
+            goes on in that.
         trainer: runs every runner whose ``trainer_class`` it is an instance of.
         trainer_base: what each ``trainer_class`` derives from.
 
@@ -152,14 +188,40 @@ def open_run(config: Config, trainer: Any, trainer_base: type) -> Iterator[OpenR
     stage_classes = {runner.name: _stage_classes(config, runner) for runner in config.runners}
     discovery.load(config.tree, config.workspace)
     with _output_dir(config) as output_dir:
-        directory = RunDirectory(output_dir, config.name, stage_classes)
+        directory = _reopened(output_dir, config, resume)
+        resumed = directory is not None
+        directory = directory or RunDirectory.new(output_dir, config.name)
+        directory.add(stage_classes)
         with directory.locked(), log.to_file(directory.path / "log.txt", rank=0):
+            if resumed:
+                _tell_changes(directory, config)
             directory.write("config.yaml", _text(config))
-            directory.keep_command(config.path, config.workspace)
+            directory.keep_command(config.path, config.workspace, config.overrides)
             directory.keep_environment(config.workspace, launch.hardware())
             directory.keep_sources(config.sources, config.workspace)
             directory.write("swaps.txt", config.swaps or "every stage is the default\n")
-            yield OpenRun(config.in_run(directory.path), directory, trainers, stage_classes, devices)
+            in_run = config.in_run(directory.path)
+            yield OpenRun(in_run, directory, trainers, stage_classes, devices, resumed=resumed)
+
+
+def _reopened(output_dir: Path, config: Config, resume: str | Path) -> RunDirectory | None:
+    """The directory of the run that is to go on; None for a new one."""
+    if resume == NEVER:
+        return None
+    directory = RunDirectory.newest(output_dir, config.name) if resume == AUTO else RunDirectory.at(Path(resume))
+    if directory is None:
+        logger.info(f"{output_dir / config.name}: there is no run to go on with; beginning one")
+    return directory
+
+
+def _tell_changes(directory: RunDirectory, config: Config) -> None:
+    """Log what of the config is not as it was."""
+    before = (directory.path / "config.yaml").read_text(encoding="utf-8").splitlines()
+    now = _text(config).splitlines()
+    changed = [line for line in difflib.ndiff(before, now) if line.startswith(("- ", "+ "))]
+    logger.info(f"going on in {directory.path}")
+    if changed:
+        logger.warning("the config is not as it was:\n" + "\n".join(changed))
 
 
 @contextmanager
@@ -266,7 +328,8 @@ def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:
         resources=resources,
     )
     chosen = discovery.load(config.tree, config.workspace)
-    runner = OpenRunner(settings, context, run.stage_classes[name], plugins, chosen, run.directory)
+    resumes = run.resumed and settings.kind == "train"
+    runner = OpenRunner(settings, context, run.stage_classes[name], plugins, chosen, run.directory, resumes=resumes)
     if settings.deterministic:
         resources.enter_context(deterministic())
     return runner

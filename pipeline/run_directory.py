@@ -7,21 +7,23 @@ import json
 import math
 import os
 import platform
+import re
 import secrets
 import shlex
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from pipeline.errors import LockedError, StorageError
+from pipeline.errors import ConfigError, LockedError, StorageError
 
+_STAMP = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 _PACKAGES = (
     "five-stage-pipeline",
     "torch",
@@ -48,7 +50,11 @@ class RunDirectory:
         path: absolute; ``<output_dir>/<config name>/<UTC stamp>-<id>``.
     """
 
-    def __init__(self, output_dir: Path, config_name: str, runners: Iterable[str] = ()) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def new(cls, output_dir: Path, config_name: str, runners: Iterable[str] = ()) -> RunDirectory:
         """Make the folder, with one for each runner in it, and point ``latest`` beside it at it.
 
         Raises:
@@ -57,10 +63,48 @@ class RunDirectory:
         parent = output_dir.resolve() / config_name
         with _storing(parent):
             parent.mkdir(parents=True, exist_ok=True)
-            self.path = _new_folder(parent)
-            for name in runners:
-                (self.path / name).mkdir()
-            _point(parent / "latest", self.path.name)
+            directory = cls(_new_folder(parent))
+            directory.add(runners)
+            _point(parent / "latest", directory.path.name)
+        return directory
+
+    @classmethod
+    def newest(cls, output_dir: Path, config_name: str) -> RunDirectory | None:
+        """The one of the last run of a config; None: it was never run."""
+        parent = output_dir.resolve() / config_name
+        found = sorted(each for each in parent.glob("*") if _STAMP.fullmatch(each.name) and not each.is_symlink())
+        return cls(found[-1]) if found else None
+
+    @classmethod
+    def at(cls, path: Path) -> RunDirectory:
+        """That of an earlier run.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        if not (path / "lock").is_file() or not (path / "config.yaml").is_file():
+            raise ConfigError(f"{path}: is no run directory, which has a config.yaml and a lock; check the path")
+        return cls(path.resolve())
+
+    def add(self, runners: Iterable[str]) -> None:
+        """Make the folders of runners that have none."""
+        for name in runners:
+            (self.path / name).mkdir(exist_ok=True)
+
+    def state(self) -> str:
+        """How the run stands, as ``status.json`` says; ``""`` where it says nothing."""
+        try:
+            return str(json.loads((self.path / "status.json").read_bytes())["state"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+
+    def is_done(self, runner: str) -> bool:
+        """Whether a runner has been through all its stages."""
+        return (self.path / runner / "done.json").is_file()
+
+    def mark_done(self, runner: str, train_state: Mapping[str, int]) -> None:
+        """Note that a runner has been through all its stages: a resumed run leaves it out."""
+        self.write_json(f"{runner}/done.json", dict(train_state))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -80,7 +124,11 @@ class RunDirectory:
             lock.truncate(0)
             lock.write(f"host {socket.gethostname()}, pid {os.getpid()}, since {_now()}\n")
             lock.flush()
-            yield
+            _held.add(lock)
+            try:
+                yield
+            finally:
+                _held.discard(lock)
 
     def write(self, name: str, content: str) -> None:
         """Put a whole file in place: a reader sees the old one or the new one.
@@ -88,22 +136,24 @@ class RunDirectory:
         Raises:
             StorageError: the storage refuses.
         """
-        temporary = self.path / f".{name}.tmp"
-        with _storing(self.path / name):
+        final = self.path / name
+        temporary = final.with_name(f".{final.name}.tmp")
+        with _storing(final):
             temporary.write_text(content, encoding="utf-8")
-            temporary.replace(self.path / name)
+            temporary.replace(final)
 
     def write_json(self, name: str, content: Any) -> None:
         """The same, as JSON."""
         self.write(name, json.dumps(content, indent=2, default=str) + "\n")
 
-    def keep_command(self, config: Path | None, workspace: Path | None) -> None:
+    def keep_command(self, config: Path | None, workspace: Path | None, overrides: Sequence[str] = ()) -> None:
         """``command.txt``: the command line, and what a resume needs to find the code again."""
         lines = {
             "command": shlex.join(sys.argv),
             "folder": os.getcwd(),
             "config": config and config.resolve(),
             "workspace": workspace,
+            "overrides": json.dumps(list(overrides)),
         }
         self.write("command.txt", "".join(f"{name}: {value}\n" for name, value in lines.items()))
 
@@ -159,6 +209,20 @@ class RunDirectory:
                 "error": error,
             },
         )
+
+
+_held: set[TextIO] = set()
+"""The locks of this process."""
+
+
+def _let_go() -> None:
+    """Close the locks in a process that was forked, such as a worker of a loader, which may outlive this one."""
+    for lock in _held:
+        lock.close()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def finite(value: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import ClassVar
 
 from pipeline import failure, opening
@@ -26,6 +27,8 @@ class GeneralTrainer:
     Args:
         config: the path of a YAML file, or a dict; in a dict a class may stand wherever a class path may.
         overrides: ``"runner.train_runner.epochs=3"`` and the like.
+        resume: ``auto`` goes on with the newest run of this config, a path with the run in that directory; ``never``
+            begins a new one.
 
     Attributes:
         config: the resolved config.
@@ -45,31 +48,37 @@ class GeneralTrainer:
     }
     """Status -> stage. A subclass may add statuses that lead to a method of its own, which takes the context."""
 
-    def __init__(self, config: Source | Config, overrides: Sequence[str] = ()) -> None:
+    def __init__(
+        self, config: Source | Config, overrides: Sequence[str] = (), resume: str | Path = opening.NEVER
+    ) -> None:
         # A subclass may order the stages otherwise.
         in_order = type(self) is GeneralTrainer
         self.config = config if isinstance(config, Config) else checked(config, overrides, in_order=in_order)
+        self.resume = resume
         self.contexts: dict[str, Context] = {}
         self.outcome = ExitCode.USAGE
 
     def run(self) -> Context:
-        """Run every runner of ``mode`` in order, and return the context of the last.
+        """Run every runner of ``mode`` in order, and return the context of the last; an empty one if all were finished.
 
         Raises:
             PipelineError: what the config, a class path, data or the storage caused.
             Exception: whatever a stage raised, as it raised it.
         """
-        with opening.open_run(self.config, self, GeneralTrainer) as run:
+        context = Context()
+        with opening.open_run(self.config, self, GeneralTrainer, self.resume) as run:
             self.outcome = ExitCode.BUG
             for name, trainer in run.trainers.items():
+                if run.is_done(name):
+                    continue
                 try:
-                    self.contexts[name] = trainer.run_runner(name, run)
+                    context = self.contexts[name] = trainer.run_runner(name, run)
                 except BaseException as error:
                     self.outcome = failure.exit_code(error)
                     raise
             run.finish(self.contexts)
         self.outcome = ExitCode.DONE
-        return self.contexts[name]
+        return context
 
     def run_runner(self, name: str, run: OpenRun) -> Context:
         """Take one runner through its stages; its resources are closed whatever happens, last opened first."""
@@ -83,7 +92,7 @@ class GeneralTrainer:
             runner.over = True
             runner.hooks.after_pipeline(context=runner.context)
             resources.close()
-            run.keep_record(runner.context)
+            run.close_runner(runner.context)
         except BaseException as error:
             failure.handle(error, runner, resources, run)
             raise

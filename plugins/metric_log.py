@@ -35,6 +35,15 @@ class MetricLog:
         self.metrics = self._open(folder / "metrics.jsonl", context)
         self.timing = self._open(folder / "timing.jsonl", context)
 
+    def state_dict(self) -> dict[str, int]:
+        """How long the files are, in bytes."""
+        return {"metrics": self.metrics.tell(), "timing": self.timing.tell()}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Cut off what a run that was interrupted wrote after its checkpoint: it comes again."""
+        self.metrics.truncate(state["metrics"])
+        self.timing.truncate(state["timing"])
+
     @hookimpl
     def before_epoch(self) -> None:
         """Look at the clock."""
@@ -62,8 +71,10 @@ class MetricLog:
         self._record(self.timing, "epoch", context, {"seconds": seconds})
 
     def _open(self, path: Path, context: Context) -> TextIO:
+        # Without a checkpoint to go on from, a resumed run begins again, and so do its numbers.
+        mode = "a" if context["checkpointer"].all() else "w"
         # Line by line, so that what a killed run had measured is there.
-        file: TextIO = context["resources"].enter_context(path.open("a", buffering=1, encoding="utf-8"))
+        file: TextIO = context["resources"].enter_context(path.open(mode, buffering=1, encoding="utf-8"))
         return file
 
     def _write(self, event: str, context: Context, phase: str, numbers: dict[str, float]) -> None:

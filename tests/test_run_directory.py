@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -252,7 +254,7 @@ def test_outside_a_repository_git_is_null(linear: Path, monkeypatch: pytest.Monk
 
 def test_runs_of_the_same_second_get_directories_of_their_own() -> None:
     with ThreadPoolExecutor(16) as pool:
-        paths = list(pool.map(lambda _: RunDirectory(Path("runs"), "race").path, range(64)))
+        paths = list(pool.map(lambda _: RunDirectory.new(Path("runs"), "race").path, range(64)))
     assert len(set(paths)) == 64
     assert Path("runs/race/latest").resolve() in paths
     assert {each.name for each in Path("runs/race").iterdir()} == {path.name for path in paths} | {"latest"}
@@ -264,7 +266,7 @@ from pathlib import Path
 from pipeline.run_directory import RunDirectory
 sys.stdin.readline()
 for _ in range(20):
-    print(RunDirectory(Path("runs"), "race").path)
+    print(RunDirectory.new(Path("runs"), "race").path)
 """
 
 
@@ -281,7 +283,7 @@ def test_two_processes_that_start_at_once_get_directories_of_their_own() -> None
 
 def test_latest_points_at_the_newest() -> None:
     for _ in range(3):
-        newest = RunDirectory(Path("runs"), "same").path
+        newest = RunDirectory.new(Path("runs"), "same").path
         assert Path("runs/same/latest").resolve() == newest
 
 
@@ -297,7 +299,7 @@ def test_a_run_directory_that_cannot_be_made_is_a_storage_error() -> None:
     with pytest.raises(
         StorageError, match=r"runs.*cannot be written: Not a directory; free or repair the storage"
     ) as caught:
-        RunDirectory(Path("runs"), "config")
+        RunDirectory.new(Path("runs"), "config")
     assert caught.value.exit_code == ExitCode.STORAGE == 74
 
 
@@ -324,7 +326,7 @@ def held(lock: Path) -> Iterator[None]:
 
 
 def test_a_run_directory_that_another_process_holds_is_refused_with_its_holder_named() -> None:
-    directory = RunDirectory(Path("runs"), "config")
+    directory = RunDirectory.new(Path("runs"), "config")
     message = rf"{directory.path}: is in use by host there, pid 1, since noon; wait for it, or stop it"
     with held(directory.path / "lock"), pytest.raises(LockedError, match=message) as caught, directory.locked():
         pass
@@ -333,7 +335,7 @@ def test_a_run_directory_that_another_process_holds_is_refused_with_its_holder_n
 
 
 def test_the_lock_of_a_process_that_ended_is_free_and_names_its_new_holder() -> None:
-    directory = RunDirectory(Path("runs"), "config")
+    directory = RunDirectory.new(Path("runs"), "config")
     with held(directory.path / "lock"):
         pass
     with directory.locked():
@@ -354,8 +356,29 @@ def test_the_lock_is_held_while_stages_run_and_free_afterwards(linear: Path) -> 
 
 
 def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it() -> None:
-    directory = RunDirectory(Path("runs"), "config")
+    directory = RunDirectory.new(Path("runs"), "config")
     for content in ("long content\n" * 100, "short\n"):
         directory.write("file.txt", content)
     assert (directory.path / "file.txt").read_text() == "short\n"
     assert [each.name for each in directory.path.iterdir()] == ["file.txt"]
+
+
+def linger(started: Any) -> None:
+    """What a worker does that hangs."""
+    started.set()
+    time.sleep(60)
+
+
+def test_a_forked_process_that_outlives_its_parent_does_not_hold_the_lock() -> None:
+    directory, forks = RunDirectory.new(Path("runs"), "config"), multiprocessing.get_context("fork")
+    started = forks.Event()
+    worker = forks.Process(target=linger, args=(started,))
+    with directory.locked():
+        worker.start()
+        started.wait()
+    try:
+        with directory.locked():
+            assert worker.is_alive()
+    finally:
+        worker.terminate()
+        worker.join()

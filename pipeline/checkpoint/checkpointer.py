@@ -1,24 +1,39 @@
-"""Saves and loads the weights of a run's phases, as folders ``step-000000012345/`` that exist only complete."""
+"""Saves and loads the state of a run, as folders ``step-000000012345/`` that exist only complete."""
 
 from __future__ import annotations
 
 import json
-import re
-import uuid
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import safetensors.torch
-import torch
 from loguru import logger
-from torch import Tensor, nn
 
-from pipeline.checkpoint import files, manifest, tensors
-from pipeline.errors import CheckpointError, StorageError, one_of
+from pipeline.checkpoint import foreign, manifest, names, numbers, saved, snapshot, state_tree, tensors, weights
+from pipeline.checkpoint.background import Background
+from pipeline.checkpoint.buffers import Buffers
+from pipeline.checkpoint.files import DISK, Buffer, Disk
+from pipeline.checkpoint.quarantine import newest_valid
+from pipeline.checkpoint.random_state import restore_random_state
+from pipeline.checkpoint.retention import FEWEST, Retention
+from pipeline.checkpoint.saved import STATE, SUFFIX, TRAINING, Saved
+from pipeline.checkpoint.saver import Contents, Saver
+from pipeline.checkpoint.weights import Loaded, Models, module_of
+from pipeline.context import Context
+from pipeline.errors import CheckpointError, ConfigError
 from pipeline.run_directory import finite
 
-_STEP = re.compile(r"step-(\d{12})")
+
+class Recoverable(Protocol):
+    """Something with a state of its own that checkpoints keep."""
+
+    def state_dict(self) -> Any:
+        """Plain data and tensors."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Go on from it."""
 
 
 class Checkpointer:
@@ -26,58 +41,179 @@ class Checkpointer:
 
     Args:
         folder: where they are; made with the first.
+        keep_last: how many of the newest are kept, 2 at least; None: all.
+        asynchronous: ``save`` copies the tensors and returns, a thread does the rest. Whoever saves so calls ``wait``
+            at the end, and reports what ``poll`` returns.
+        disk: what writes.
+
+    Attributes:
+        recoverables: name -> object whose state is kept too.
+        resumed: the checkpoint from which the run goes on; None for one that begins.
+
+    Raises:
+        ConfigError: ``keep_last`` is less than 2.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, *, keep_last: int | None = None, asynchronous: bool = False, disk: Disk = DISK
+    ) -> None:
+        if keep_last is not None and keep_last < FEWEST:
+            raise ConfigError(
+                f"keep_last is {keep_last}; use {FEWEST} at least, so that there is another where one is damaged"
+            )
         self.folder = folder
+        self.resumed: Saved | None = None
+        self.recoverables: dict[str, Recoverable] = {}
+        self.asynchronous = asynchronous
+        self._saver = Saver(folder, disk)
+        self._retention = Retention(keep_last, disk)
+        self._disk = disk
+        self._background = Background()
+        self._buffers = Buffers()
+        self._committed: deque[Path] = deque()
+        # Replaced and never changed, since a thread reads it.
+        self._protected: frozenset[Path] = frozenset()
+        self._until_saved: frozenset[Path] = frozenset()
 
     def save(
-        self, models: Mapping[str, Mapping[str, Any]], train_state: Mapping[str, int], metrics: Mapping[str, Any]
+        self,
+        models: Models,
+        train_state: Mapping[str, int],
+        metrics: Mapping[str, Any],
+        training: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Write a checkpoint and return its path once the disk has it; one of the same step is kept as it is.
+        """Write a checkpoint and return its path; one of the same step and content is kept as it is.
+
+        Asynchronously the path is that which it will have; ``wait`` and ``poll`` say when it has.
 
         Args:
             models: phase -> what the network stage built for it.
             train_state: the counters; ``iteration`` names the checkpoint.
             metrics: the newest numbers, kept beside the weights.
+            training: what else is needed to go on: any nested state that ``state_file.save_state`` takes.
 
         Raises:
-            StorageError: the storage refuses; nothing half-written is left under a checkpoint's name.
+            StorageError: the storage refuses, now or at the asynchronous save before; what was saved is there still.
+            CheckpointError: something in the state cannot be saved.
         """
-        final = self.folder / f"step-{train_state['iteration']:012d}"
-        if final.exists():
-            return final
-        contents = {
-            f"{phase}.safetensors": tensors.encode(module_of(entry).state_dict()) for phase, entry in models.items()
-        }
-        contents["state.json"] = json.dumps(
-            finite({"train_state": dict(train_state), "metrics": metrics}), indent=1
-        ).encode()
-        temporary = self.folder / f".tmp-{final.name}-{uuid.uuid4().hex[:8]}"
-        try:
-            files.make_folder(temporary)
-            hashes = {name: files.write(temporary / name, content) for name, content in contents.items()}
-            files.write(
-                temporary / manifest.NAME,
-                manifest.encode(hashes, {name: len(content) for name, content in contents.items()}),
-            )
-            files.sync_folder(temporary)
-            files.move_into_place(temporary, final)
-        except BaseException as error:
-            if temporary.exists():
-                files.remove(temporary)
-            if not isinstance(error, OSError):
-                raise
-            raise StorageError(f"{final}: cannot be saved: {error.strerror}; free or repair the storage") from error
+        self.wait()
+        if training is not None:
+            recoverables = {name: each.state_dict() for name, each in self.recoverables.items()}
+            training = {**training, "recoverables": recoverables}
+        final = self.folder / names.name_of(train_state["iteration"])
+        contents = self._snapshot(models, train_state, metrics, training)
+        work = partial(self._write, final, contents)
+        if self.asynchronous:
+            self._background.start(work)
+        else:
+            work()
         return final
 
+    def wait(self) -> None:
+        """Wait until what was saved is on disk.
+
+        Raises:
+            StorageError: it is not, since the storage refuses; raised once.
+        """
+        self._background.wait()
+
+    def poll(self) -> list[Path]:
+        """The checkpoints that were committed since the last call, without waiting: what may be reported.
+
+        Raises:
+            StorageError: the storage refused the last one; raised once, here or by ``save`` and ``wait``.
+        """
+        self._background.check()
+        return [self._committed.popleft() for _ in range(len(self._committed))]
+
+    def protect(self, path: Path, until_saved: bool = False) -> None:
+        """Keep a checkpoint, such as the best, however old it gets; ``until_saved``: only until a new one is committed."""
+        if until_saved:
+            self._until_saved |= {path}
+        else:
+            self._protected |= {path}
+
+    def release(self, path: Path) -> None:
+        """Treat a protected checkpoint like any other again."""
+        self._protected -= {path}
+
     def all(self) -> list[Path]:
-        """The checkpoints, by step."""
-        return sorted(path for path in self.folder.glob("step-*") if _STEP.fullmatch(path.name))
+        """The checkpoints, by step; one that is being saved is waited for."""
+        self.wait()
+        return names.committed(self.folder)
 
     def newest(self) -> Path | None:
         """The checkpoint of the highest step; None where there is none."""
         return next(reversed(self.all()), None)
+
+    def newest_valid(self) -> Saved | None:
+        """The verified checkpoint of the highest step, after undoing what a process that ended has left behind.
+
+        Damaged ones are renamed ``.bad-…``, and the log says why. It is protected until a new one is saved. Only
+        whoever holds the run may call this: it would take away what another process is writing.
+
+        Returns:
+            What it holds; None where none was ever committed.
+
+        Raises:
+            NoCheckpointError: some were committed, and none is valid.
+            StorageError: the storage refuses for a reason that may pass.
+        """
+        self.wait()
+        found = newest_valid(self._saver, self._disk)
+        if found:
+            self.protect(found.path, until_saved=True)
+        return found
+
+    def add_recoverable(self, name: str, recoverable: Recoverable) -> None:
+        """Have the state of an object kept in each checkpoint, and given back to it when the run is resumed.
+
+        Raises:
+            ConfigError: another has the name.
+        """
+        if name in self.recoverables:
+            raise ConfigError(f"add_recoverable: '{name}' is taken; give each its own name")
+        self.recoverables[name] = recoverable
+
+    def restore(self, context: Context) -> bool:
+        """Go on from the newest valid checkpoint: weights, optimizers, counters, random generators, recoverables.
+
+        The trainer calls this once, before the runner stage, when a run is resumed; the loop takes what is its own from
+        ``resumed``.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            NoCheckpointError: some were committed, and none is valid.
+            CheckpointError: it does not fit the models.
+        """
+        found = self.newest_valid()
+        if found is None:
+            return False
+        models: Models = {phase: entry for phase, entry in context["model"].items() if phase in found.weights}
+        weights.load(found.weights, models, str(found.path))
+        context["train_state"].update(found.train_state)
+        if found.training is not None:
+            snapshot.restore(context["model"], found.training)
+            self._recover(found.training["recoverables"], found.path)
+            restore_random_state(found.training["random"])
+        self.resumed = found
+        logger.info(f"going on after iteration {found.train_state['iteration']}, from {found.path}")
+        return True
+
+    def _recover(self, states: Mapping[str, Any], path: Path) -> None:
+        for name, each in self.recoverables.items():
+            if name in states:
+                each.load_state_dict(states[name])
+            else:
+                logger.warning(f"{path}: knows nothing of '{name}', which begins anew")
+        for name in states.keys() - self.recoverables.keys():
+            logger.warning(f"{path}: has a state of '{name}', which is not there any more; it is left out")
+
+    def verify(self, path: Path) -> list[str]:
+        """All that is wrong with a checkpoint; empty where it is as it was written."""
+        return saved.problems(path)
 
     def best(self, metric: str, mode: str) -> Path | None:
         """The checkpoint with the highest (``mode`` max) or lowest (min) number of a name; the newest of equals.
@@ -85,79 +221,61 @@ class Checkpointer:
         Raises:
             CheckpointError: there are checkpoints, and none knows the number.
         """
-        numbers = {path: _numbers(path) for path in self.all()}
-        known = {path: each[metric] for path, each in numbers.items() if isinstance(each.get(metric), int | float)}
-        if numbers and not known:
-            found = one_of(metric, {name for each in numbers.values() for name in each})
-            raise CheckpointError(f"{self.folder}: no checkpoint knows '{metric}'{found}")
-        sign = 1 if mode == "max" else -1
-        return max(known, key=lambda path: (sign * known[path], path.name), default=None)
+        return numbers.best(self.all(), metric, mode)
 
-    def load_weights(self, path: str | Path, models: Mapping[str, Mapping[str, Any]]) -> None:
-        """Give every phase the weights of a checkpoint, or of a ``.safetensors`` file where there is one phase.
+    def load_weights(self, path: str | Path, models: Models) -> None:
+        """Give every phase the weights of a checkpoint, or of a file of weights where there is one phase.
 
         A phase takes the weights saved under its name; where both sides have just one, the names may differ.
+
+        Args:
+            path: a checkpoint, a ``.safetensors`` file, or a ``.pt``, ``.pth`` or ``.bin`` file that ``torch.save`` wrote.
+            models: phase -> what the network stage built for it.
 
         Raises:
             CheckpointError: it is missing or damaged, or does not fit the models.
         """
-        saved = _read(Path(path))
-        for phase, entry in models.items():
-            weights = saved.get(phase, next(iter(saved.values())) if len(saved) == len(models) == 1 else None)
-            if weights is None:
-                raise CheckpointError(
-                    f"{path}: has no weights for phase '{phase}', but for {', '.join(saved)}; name the phase as it was when trained"
-                )
-            _load_into(module_of(entry), weights, f"{path}: phase '{phase}'")
+        weights.load(self._read(path), models, str(path))
         logger.info(f"weights of {', '.join(models)} loaded from {path}")
 
+    def load_part(
+        self, path: str | Path, models: Models, only: Sequence[str] = ("*",), frozen: Sequence[str] = ()
+    ) -> Loaded:
+        """Give the models a part of what was saved; arguments and errors are those of ``weights.load_part``."""
+        report = weights.load_part(self._read(path), models, str(path), only, frozen)
+        logger.info(f"{path}: {report}")
+        return report
 
-def module_of(entry: Mapping[str, Any]) -> nn.Module:
-    """What is saved of a phase: the module that the config names, or all modules of its Brain."""
-    model = entry["model"]
-    return model if isinstance(model, nn.Module) else entry["brain"].modules
+    def _read(self, path: str | Path) -> weights.Weights:
+        self.wait()
+        path = Path(path)
+        return saved.read(path, with_training=False).weights if path.is_dir() else {path.name: foreign.read(path)}
 
+    def _snapshot(
+        self,
+        models: Models,
+        train_state: Mapping[str, int],
+        metrics: Mapping[str, Any],
+        training: Mapping[str, Any] | None,
+    ) -> Contents:
+        """Everything as it is now; asynchronously in memory of its own, since it may change while it is written."""
+        # Whoever waits for the disk changes nothing meanwhile.
+        named = self._buffers.named if self.asynchronous else lambda _: None
+        state = json.dumps(finite({"train_state": dict(train_state), "metrics": metrics}), indent=1).encode()
+        contents: dict[str, Callable[[], list[Buffer]]] = {}
+        for phase, entry in models.items():
+            file = f"{phase}{SUFFIX}"
+            if file == TRAINING or not manifest.may_be(file):
+                raise CheckpointError(f"phase '{phase}': {file} cannot be the file of its weights; rename the phase")
+            contents[file] = tensors.pack(module_of(entry).state_dict(), buffer=named(file)).parts
+        if training is not None:
+            contents[TRAINING] = tensors.pack(*state_tree.flatten(training), named(TRAINING)).parts
+        return {**contents, STATE: lambda: [state]}
 
-def _numbers(path: Path) -> dict[str, Any]:
-    """The numbers that a checkpoint knows, of whichever phase."""
-    try:
-        metrics = json.loads((path / "state.json").read_bytes())["metrics"]
-        return {name: value for phase in metrics.values() for name, value in phase.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path / 'state.json'}: cannot be read ({error}); remove this checkpoint") from error
-
-
-def _read(path: Path) -> dict[str, dict[str, Tensor]]:
-    """Phase -> name -> tensor."""
-    if not path.exists():
-        raise CheckpointError(f"{path}: no such checkpoint; check the path")
-    if path.is_dir():
-        contents = manifest.read_verified(path)
-    elif path.suffix == ".safetensors":
-        contents = {path.name: path.read_bytes()}
-    else:
-        raise CheckpointError(f"{path}: is neither a checkpoint folder nor a .safetensors file; convert it")
-    try:
-        return {
-            Path(name).stem: safetensors.torch.load(content)
-            for name, content in contents.items()
-            if name.endswith(".safetensors")
-        }
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(f"{path}: is no safetensors data ({error}); use another file") from error
-
-
-def _load_into(module: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
-    own = module.state_dict()
-    faults = [f"has no '{name}'" for name in own if name not in weights]
-    faults += [f"has '{name}', which the model does not" for name in weights if name not in own]
-    for name in own.keys() & weights.keys():
-        if own[name].shape != weights[name].shape:
-            faults.append(f"'{name}' has shape {tuple(weights[name].shape)}, the model's has {tuple(own[name].shape)}")
-    if faults:
-        more = f", and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise CheckpointError(
-            f"{where}: does not fit the model: {'; '.join(sorted(faults)[:5])}{more}; load it into the model that it was saved from"
-        )
-    with torch.no_grad():
-        module.load_state_dict(dict(weights))
+    def _write(self, final: Path, contents: Contents) -> None:
+        """Save, and only then report and remove."""
+        if not self._saver.save(final.name, contents):
+            return
+        self._until_saved = frozenset()
+        self._committed.append(final)
+        self._retention.apply(final, self._protected)

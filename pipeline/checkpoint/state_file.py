@@ -7,26 +7,13 @@ metadata, where whatever JSON has no form of its own for is a mapping from its k
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter, OrderedDict
-from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-from safetensors import SafetensorError
-from torch import Tensor, nn
-
-from pipeline.checkpoint import files, tensors
+from pipeline.checkpoint import files, tensor_file, tensors
+from pipeline.checkpoint.state_tree import flatten, restore
 from pipeline.errors import CheckpointError, StorageError
-
-FORMAT = "1"
-MAX_DEPTH = 64
-"""Levels of a state: what is deeper holds itself."""
-
-_MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
-_KINDS = {kind: name for name, kind in _MAPPINGS.items()}
-_PLAIN = "numbers, strings, lists, tuples, dicts and tensors"
 
 
 def save_state(path: str | Path, state: Any) -> None:
@@ -70,9 +57,8 @@ def encode(state: Any) -> bytes:
     Raises:
         CheckpointError: something in it cannot be saved.
     """
-    found: dict[str, Tensor] = {}
-    structure = json.dumps(_flatten(state, "state", found), allow_nan=False, separators=(",", ":"))
-    return tensors.encode(found, {"state_format": FORMAT, "state": structure})
+    found, metadata = flatten(state)
+    return tensors.encode(found, metadata)
 
 
 def decode(content: bytes) -> Any:
@@ -82,17 +68,13 @@ def decode(content: bytes) -> Any:
         CheckpointError: they are damaged, or something else made them.
     """
     try:
-        found = safetensors.torch.load(content)
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise CheckpointError(_what_else(content) or f"is damaged, or no state file ({error}); use another") from error
-    structure = _structure(content)
-    try:
-        state = _restore(structure, found)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"is damaged: its structure makes no sense ({error}); use another") from error
-    if found:
-        raise CheckpointError(f"is damaged: nothing in it uses the tensor {min(found)}; use another")
-    return state
+        found = tensor_file.read(BytesIO(content), len(content))
+    except CheckpointError as error:
+        if other := _what_else(content):
+            raise CheckpointError(other) from error
+        raise CheckpointError(f"is damaged, or no state file ({error})") from error
+    _check(content, found.metadata)
+    return restore(found.tensors, found.metadata)
 
 
 def _what_else(content: bytes) -> str:
@@ -104,95 +86,9 @@ def _what_else(content: bytes) -> str:
     return "" if content else "is empty; use another"
 
 
-def _structure(content: bytes) -> Any:
-    """The JSON of the state, out of a header that the library has found to be well-formed."""
+def _check(content: bytes, metadata: dict[str, str]) -> None:
+    """Compare the checksum with the one that was written, where a state is said to be in it."""
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])
-    metadata = header.get(tensors.METADATA) or {}
-    if "state" not in metadata:
-        raise CheckpointError("holds tensors, but no state that save_state wrote; load it as weights, or use another")
-    if metadata.get("state_format") != FORMAT:
-        raise CheckpointError(
-            f"its format {metadata.get('state_format')!r} is not {FORMAT}; use the version that wrote it"
-        )
-    if metadata.get("crc32") != tensors.checksum(header, [memoryview(content)[start:]]):
+    if "state" in metadata and metadata.get("crc32") != tensors.checksum(header, [memoryview(content)[start:]]):
         raise CheckpointError("is damaged: its checksum is not the one that was written; use another")
-    try:
-        return json.loads(metadata["state"])
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"is damaged: its structure is no JSON ({error}); use another") from error
-
-
-def _flatten(value: Any, where: str, found: dict[str, Tensor], depth: int = 0) -> Any:
-    """A value as JSON, each tensor in it put into ``found`` under its place."""
-    if depth > MAX_DEPTH:
-        raise CheckpointError(f"{where[:60]}…: more than {MAX_DEPTH} levels, or a value that holds itself; save less")
-    kind = type(value)
-    if value is None or kind in {bool, str}:
-        return value
-    if kind is int:
-        return value if value.bit_length() < 64 else {"int": hex(value)}
-    if kind is float:
-        return value if math.isfinite(value) else {"float": repr(value)}
-    if kind is bytes:
-        return {"bytes": value.hex()}
-    if kind in {Tensor, nn.Parameter}:
-        found[where] = value
-        return {"tensor": where}
-    if kind in {list, tuple}:
-        items = [_flatten(each, f"{where}[{index}]", found, depth + 1) for index, each in enumerate(value)]
-        return items if kind is list else {"tuple": items}
-    if kind in _KINDS:
-        return _flatten_mapping(value, where, found, depth)
-    raise CheckpointError(f"{where}: is {_named(kind)}, which cannot be saved; keep the state in {_PLAIN}")
-
-
-def _flatten_mapping(value: dict[Any, Any], where: str, found: dict[str, Tensor], depth: int) -> dict[str, Any]:
-    for key in value:
-        if type(key) not in {str, int}:
-            what = f"has the key {key!r}, {_named(type(key))}, which cannot be saved"
-            raise CheckpointError(f"{where}: {what}; use strings and integers as keys")
-    items = [
-        [_flatten(key, where, found), _flatten(each, f"{where}[{key!r}]", found, depth + 1)]
-        for key, each in value.items()
-    ]
-    attributes = getattr(value, "__dict__", {})
-    if not attributes:
-        return {_KINDS[type(value)]: items}
-    if attributes.keys() != {"_metadata"}:
-        raise CheckpointError(f"{where}: has attributes ({', '.join(attributes)}), which cannot be saved; use a dict")
-    return {"state_dict": [items, _flatten(attributes["_metadata"], f"{where}._metadata", found, depth + 1)]}
-
-
-def _named(kind: type) -> str:
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-
-
-_SCALARS: dict[str, Callable[[str], Any]] = {
-    "int": lambda text: int(text, 16),
-    "float": float,
-    "bytes": bytes.fromhex,
-}
-
-
-def _restore(saved: Any, found: dict[str, Tensor]) -> Any:
-    """The value that ``_flatten`` made this JSON of; its tensors are taken out of ``found``."""
-    if isinstance(saved, list):
-        return [_restore(each, found) for each in saved]
-    if not isinstance(saved, dict):
-        return saved
-    [(kind, content)] = saved.items()
-    if kind == "tensor":
-        return found.pop(content)
-    if kind == "tuple":
-        return tuple(_restore(each, found) for each in content)
-    if kind in _SCALARS:
-        return _SCALARS[kind](content)
-    if kind == "state_dict":
-        # What torch's modules put beside their tensors: the version of each, from which older states are converted.
-        items, metadata = content
-        value: Any = _restore({"OrderedDict": items}, found)
-        value._metadata = _restore(metadata, found)
-        return value
-    return _MAPPINGS[kind]({_restore(key, found): _restore(each, found) for key, each in content})

@@ -1,6 +1,6 @@
 """Tensors -> the safetensors format: the header's length, a JSON header, then the raw numbers, one tensor after the other.
 
-Written here because the library's own writer needs numpy; the library reads it.
+Written here because the library's own writer needs numpy, gives its files mode 0600 and does not wait for the disk.
 Source: https://github.com/huggingface/safetensors#format
 """
 
@@ -9,60 +9,131 @@ from __future__ import annotations
 import ctypes
 import json
 import zlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pipeline.checkpoint.header import MAX_HEADER, MAX_TENSORS, METADATA
 from pipeline.errors import CheckpointError
 
-_DTYPES = {
+DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
     torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64", torch.complex64: "C64",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 
-METADATA = "__metadata__"
+COMPLEX = "complex128"
+"""The metadata that lists, as JSON, the tensors of this type, which the format has no name for: they are pairs of F64."""
+
+
+class Packed(NamedTuple):
+    """A file of tensors in memory: its entries, and the numbers in the order in which they are written."""
+
+    entries: dict[str, dict[str, Any]]
+    metadata: dict[str, str]
+    data: list[bytes | memoryview]
+
+    def parts(self) -> list[bytes | memoryview]:
+        """The content of the file.
+
+        Raises:
+            CheckpointError: the header is larger than what is read again.
+        """
+        header = {**self.entries, METADATA: self.metadata} if self.metadata else self.entries
+        text = json.dumps(header).encode()
+        # The numbers begin at a multiple of 64 bytes, where the fastest instructions want them.
+        text += b" " * (-(8 + len(text)) % 64)
+        if len(text) > MAX_HEADER:
+            raise CheckpointError(
+                f"the names and plain values of a state take {len(text)} bytes, more than {MAX_HEADER}; keep long lists in tensors"
+            )
+        return [len(text).to_bytes(8, "little"), text, *self.data]
+
+
+def pack(
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    buffer: Callable[[int], Tensor] | None = None,
+) -> Packed:
+    """Lay tensors out as the format wants them; tensors that share memory are each written out.
+
+    Args:
+        tensors: name -> tensor.
+        metadata: texts that the header keeps.
+        buffer: a size in bytes -> a tensor of so many bytes, or more, into which all are copied; None: those that lie
+            in the memory of the CPU as they are written are used where they are, and must not change meanwhile.
+
+    Raises:
+        CheckpointError: it is no dense tensor, its type has no name in the format, or there are too many.
+    """
+    plain = {name: _plain(name, value) for name, value in tensors.items()}
+    if len(plain) > MAX_TENSORS:
+        raise CheckpointError(f"{len(plain)} tensors are more than {MAX_TENSORS}; join small ones")
+    kept = dict(metadata or {})
+    if pairs := [name for name, value in tensors.items() if value.dtype == torch.complex128]:
+        kept[COMPLEX] = json.dumps(pairs)
+    entries: dict[str, dict[str, Any]] = {
+        name: {"dtype": DTYPES[value.dtype], "shape": list(value.shape)} for name, value in plain.items()
+    }
+    # Wide types come first, so that every tensor lies at a multiple of the width of its numbers.
+    ordered = sorted(plain.items(), key=lambda each: -each[1].element_size())
+    end = 0
+    for name, value in ordered:
+        start, end = end, end + value.nbytes
+        entries[name]["data_offsets"] = [start, end]
+    values = [value for _, value in ordered]
+    data = [_copied(values, buffer(end))[:end]] if buffer else [bytes_of(_on_cpu(value)) for value in values]
+    return Packed(entries, kept, list(data))
+
+
+def _on_cpu(value: Tensor) -> Tensor:
+    """The numbers of a tensor in one piece; a conjugate or a negative may be a view that is not worked out yet."""
+    return value.cpu().resolve_conj().resolve_neg().contiguous()
+
+
+def _copied(values: Sequence[Tensor], memory: Tensor) -> memoryview:
+    """Copy tensors into memory, one after the other."""
+    view, end = bytes_of(memory), 0
+    for value in values:
+        start, end = end, end + value.nbytes
+        if value.device.type == "cpu" and value.is_contiguous() and not value.is_conj() and not value.is_neg():
+            # One thread copies faster than torch's threads do, which wait for each other at every tensor.
+            view[start:end] = bytes_of(value)
+        elif value.nbytes:
+            memory[start:end].view(value.dtype).view(value.shape).copy_(value, non_blocking=memory.is_pinned())
+    for device in {value.device for value in values if value.device.type == "cuda"}:
+        # The copies from this device are under way: what they copy may change only after them.
+        torch.cuda.current_stream(device).synchronize()
+    return view
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU, which lives as long as this view."""
+    if not tensor.nbytes:
+        return memoryview(b"")
+    array = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    array.owner = tensor  # type: ignore[attr-defined]  # keeps the memory alive
+    return memoryview(array).cast("B")
 
 
 def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The bytes of a safetensors file; tensors that share memory are each written out.
+    """The bytes of a safetensors file.
 
     Args:
         tensors: name -> tensor.
         metadata: texts that the header keeps; beside them stands the ``checksum`` of the file, as ``crc32``.
 
     Raises:
-        CheckpointError: it is no dense tensor, or its type has no name in the format.
+        CheckpointError: as ``pack``.
     """
-    header: dict[str, dict[str, Any]] = {}
-    buffers: list[bytes] = []
-    end = 0
-    for name, value in tensors.items():
-        if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
-            what = (
-                "a tensor that is sparse or has no data" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            )
-            raise CheckpointError(
-                f"'{name}' is {what}, which cannot be saved; keep what is saved in dense tensors, e.g. with register_buffer"
-            )
-        if value.dtype not in _DTYPES:
-            raise CheckpointError(
-                f"'{name}' has dtype {value.dtype}, which cannot be saved; convert it, or register it with persistent=False"
-            )
-        # A conjugate or a negative may be a view that is not worked out yet.
-        tensor = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        buffers.append(ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b"")
-        start, end = end, end + tensor.nbytes
-        header[name] = {"dtype": _DTYPES[value.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    packed = pack(tensors, metadata)
     if metadata is not None:
-        header[METADATA] = dict(metadata)
-        header[METADATA]["crc32"] = checksum(header, buffers)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *buffers])
+        header = {**packed.entries, METADATA: packed.metadata}
+        packed.metadata["crc32"] = checksum(header, packed.data)
+    return b"".join(packed.parts())
 
 
 def checksum(header: Mapping[str, Any], numbers: Iterable[bytes | memoryview]) -> str:
@@ -71,3 +142,19 @@ def checksum(header: Mapping[str, Any], numbers: Iterable[bytes | memoryview]) -
     for part in numbers:
         value = zlib.crc32(part, value)
     return f"{value:08x}"
+
+
+def _plain(name: str, value: Any) -> Tensor:
+    """The tensor without gradient; a complex128 one as pairs of numbers."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
+        what = "a tensor that is sparse or has no data" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise CheckpointError(
+            f"'{name}' is {what}, which cannot be saved; keep what is saved in dense tensors, e.g. with register_buffer"
+        )
+    if value.dtype == torch.complex128:
+        return torch.view_as_real(value.detach().resolve_conj())
+    if value.dtype not in DTYPES:
+        raise CheckpointError(
+            f"'{name}' has dtype {value.dtype}, which cannot be saved; convert it, or register it with persistent=False"
+        )
+    return value.detach()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import warnings
@@ -18,12 +19,15 @@ COMMANDS = {
     "explain": "Say what a config value means, and what set it.",
     "graph": "Draw the five stages with the keys that flow between them.",
     "new": "Write a workspace to edit, or a stage or plugin to add to one.",
+    "resume": "Go on with a run that was interrupted.",
     "run": "Run a config.",
     "schema": "Write a JSON Schema, with which editors complete and check a config.",
     "show": "Print the resolved config, each value with where it came from.",
     "stages": "List the stages: base classes, shipped ones, arguments, keys.",
 }
 """Command -> what it does; each is in the module of its name."""
+LONG = ("resume", "run")
+"""Those that import much, and turn the garbage collector on once they have: looking at it all takes as long as a tenth of it."""
 
 
 class _Commands(click.Group):
@@ -36,6 +40,8 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"pipeline.cli.{cmd_name}").command
+        if cmd_name not in LONG:
+            gc.enable()
         return command
 
     def resolve_command(
@@ -61,6 +67,8 @@ def main() -> NoReturn:
     # torch says so on import wherever numpy is not installed; we don't need it. Nor do workers that are spawned.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     os.environ.setdefault("PYTHONWARNINGS", "ignore:Failed to initialize NumPy")
+    # What is being imported is no garbage.
+    gc.disable()
     try:
         sys.exit(group(prog_name="pipeline", standalone_mode=False))
     except click.ClickException as error:

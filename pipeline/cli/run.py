@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from pipeline.cli import COMMANDS
 from pipeline.cli.arguments import config_and_overrides, refuse, split
 from pipeline.config.load import Draft
 from pipeline.errors import ClassPathError, ConfigError, ExitCode, PipelineError
+from pipeline.opening import NEVER
 from pipeline.trainer import GeneralTrainer
 
 
@@ -23,6 +25,12 @@ from pipeline.trainer import GeneralTrainer
     "--nproc", type=click.IntRange(min=1), default=1, help="Processes to start; more than 1 is not yet possible."
 )
 @click.option("--debug", is_flag=True, help="Set debug: true for every runner: a few batches and epochs, nothing kept.")
+@click.option(
+    "--resume",
+    default=NEVER,
+    metavar="auto|never|DIR",
+    help="Go on with the newest run of this config, or with the run in a directory; by default a new one is begun.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Log warnings and errors only.")
 @click.option("-v", "--verbose", is_flag=True, help="Log details too.")
 def command(
@@ -31,6 +39,7 @@ def command(
     options: Sequence[str],
     nproc: int,
     debug: bool,
+    resume: str,
     quiet: bool,
     verbose: bool,
 ) -> None:
@@ -40,7 +49,7 @@ def command(
     if nproc > 1:
         click.echo(f"--nproc {nproc}: several processes are not yet possible; leave it out", err=True)
         sys.exit(ExitCode.USAGE)
-    sys.exit(_run(path, [*overrides, *_debug(path, overrides)] if debug else overrides))
+    sys.exit(run(path, [*overrides, *_debug(path, overrides)] if debug else overrides, resume))
 
 
 def _debug(path: str, overrides: Sequence[str]) -> list[str]:
@@ -49,11 +58,15 @@ def _debug(path: str, overrides: Sequence[str]) -> list[str]:
     return [f"runner.{name}.debug=true" for name in runners_of_mode(tree)] if tree else []
 
 
-def _run(path: str, overrides: Sequence[str]) -> ExitCode:
+def run(path: str, overrides: Sequence[str], resume: str) -> ExitCode:
+    """Run a config, and say what prevented it."""
     try:
-        trainer = GeneralTrainer(path, overrides)
+        trainer = GeneralTrainer(path, overrides, resume)
     except ConfigError as error:
         return refuse(error)
+    # What has been imported stays to the end: the collector need not look at it again, now and in every round of it.
+    gc.freeze()
+    gc.enable()
     try:
         trainer.run()
     except PipelineError as error:

@@ -37,6 +37,7 @@ class Config:
         reads: what of it was read so far.
         sources: the files of user code that it names, and their neighbours; filled in by the check.
         swaps: what changes where a stage is not the default; filled in by the check.
+        overrides: those that it was read with.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Config:
         self.reads = reads or Reads()
         self.sources: list[Path] = []
         self.swaps = ""
+        self.overrides: list[str] = []
         self._watch()
 
     @property
@@ -140,6 +142,7 @@ class Draft:
         self.faults += [fault for fault in faults if _place(fault) not in said]
         if settings and not self.faults:
             self.config = Config(self.tree, settings, self.path, self.workspace)
+            self.config.overrides = list(given)
             self.config.reads.found |= self._used
 
     def _read(self, source: Source) -> Node:

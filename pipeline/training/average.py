@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +13,9 @@ from pipeline.errors import DataError
 
 MOST = 1000
 """Numbers that may wait on their device until they are read."""
+_STATE = (
+    "batches", "samples", "nonfinite", "first", "_total", "_count", "_recent_total", "_recent_count",
+)  # fmt: skip
 
 
 class Average:
@@ -75,6 +80,17 @@ class Average:
         self.read()
         return self._total / self._count if self._count else math.nan
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, so that another goes on from it; on a GPU this waits for the work so far."""
+        self.read()
+        return {name: getattr(self, name) for name in _STATE}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of another."""
+        self.waiting.clear()
+        for name in _STATE:
+            setattr(self, name, state[name])
+
 
 class Averages(dict[str, Average]):
     """Averages by name, as ``self.log(name, value)`` fills them.
@@ -104,3 +120,13 @@ class Averages(dict[str, Average]):
     def means(self) -> dict[str, float]:
         """The mean of each over the pass so far."""
         return {name: average.mean() for name, average in self.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of each."""
+        return {name: average.state_dict() for name, average in self.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of others."""
+        for name, each in state.items():
+            self[name] = Average()
+            self[name].load_state_dict(each)

@@ -151,6 +151,24 @@ class BatchBrain:
         self.train_state["update"] += close(self._optim_schedulers, self.train_state["epoch"])
         self.look()
 
+    def pass_state(self) -> dict[str, Any]:
+        """Where the pass is: how many batches are done, and the numbers so far; on a GPU this waits."""
+        return {
+            "step": self.step,
+            "began": self._began,
+            "train_loss": self.train_loss.state_dict(),
+            "logged": self.logged.state_dict(),
+            "discarded": [(each.guard.read(), each.guard.parameter) for each in self._optim_schedulers],
+        }
+
+    def load_pass_state(self, state: Mapping[str, Any]) -> None:
+        """Go on in the middle of a pass, after ``begin_pass``."""
+        self.step, self._began = state["step"], state["began"]
+        self.train_loss.load_state_dict(state["train_loss"])
+        self.logged.load_state_dict(state["logged"])
+        for each, (discarded, parameter) in zip(self._optim_schedulers, state["discarded"], strict=True):
+            each.guard.discarded, each.guard.parameter = discarded, parameter
+
     def compute_forward(self, batch: Any, stage: Stage) -> Any:
         """The predictions for a batch."""
         raise NotImplementedError(f"{type(self).__name__} does not define compute_forward(batch, stage)")

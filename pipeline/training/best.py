@@ -58,3 +58,11 @@ class Best:
     def as_dict(self) -> dict[str, Any]:
         """For ``context["best"]``."""
         return {"metric": self.metric, "mode": self.mode, "value": self.value, "iteration": self.iteration}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best so far, and who reports what."""
+        return {"value": self.value, "iteration": self.iteration, "reported": dict(self._reported)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of another."""
+        self.value, self.iteration, self._reported = state["value"], state["iteration"], dict(state["reported"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pipeline.checkpoint.random_state import restore_random_state
 from pipeline.context import Context
 from pipeline.data.batch import on_device
 from pipeline.data.loader import set_epoch
+from pipeline.data.position import after
 from pipeline.errors import DataError
 from pipeline.training.passes import Stage, length, train_pass
 from pipeline.training.updater import UpdaterBase
@@ -24,8 +26,10 @@ def train_epoch(
     epoch: int,
     due: int,
     on_due: Callable[[int], int],
+    *,
     context: Context | None = None,
     name: str = "the training set",
+    begun: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
     """Train on every batch of a loader, or until ``on_due`` says that it is enough.
 
@@ -38,6 +42,7 @@ def train_epoch(
         on_due: does it, and returns the next one; 0 ends the training.
         context: the run's; None: there are no plugins.
         name: what the data is called, for messages.
+        begun: ``pass`` and ``random`` of a checkpoint that was saved in the middle of this pass.
 
     Returns:
         ``loss`` and what the Brain has logged, means over samples.
@@ -50,10 +55,16 @@ def train_epoch(
     before = state["iteration"]
     set_epoch(loader, epoch)
     brain.begin_pass(length(loader) or 0)
+    if begun:
+        brain.load_pass_state(begun["pass"])
     brain.on_stage_start(Stage.TRAIN, epoch)
     update = update_of(brain, updater, context)
-    train_pass(on_device(loader, brain.device), update, updater.state, state, due, on_due)
-    if state["iteration"] == before:
+    batches = iter(on_device(after(loader, brain.step), brain.device))
+    if begun:
+        # Only now: beginning to iterate draws a number, as it did when the pass began.
+        restore_random_state(begun["random"])
+    train_pass(batches, update, updater.state, state, due, on_due)
+    if state["iteration"] == before and not begun:
         raise DataError(f"{name} gave no batch in epoch {epoch}; check the dataset, or drop_last with few samples")
     brain.end_pass()
     loss = brain.train_loss.mean()

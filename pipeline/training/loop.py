@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 
+from pipeline.checkpoint.random_state import restore_random_state
+from pipeline.checkpoint.snapshot import snapshot
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.errors import DataError
 from pipeline.training.agenda import Agenda
 from pipeline.training.best import Best
+from pipeline.training.brain import Brain
 from pipeline.training.configured import options_of, pass_loader
 from pipeline.training.entry import entry_of
 from pipeline.training.epoch import train_epoch
@@ -38,6 +41,8 @@ class Training:
         metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
         validated: phase -> the iteration in which it was last validated.
         saved: the newest checkpoint that the plugins were told of.
+        training: the Brain whose pass is running; None between two passes.
+        begun: what a pass in whose middle the run was interrupted needs to go on; None once it does.
     """
 
     def __init__(self, context: Context) -> None:
@@ -55,17 +60,34 @@ class Training:
         self.metrics: dict[str, dict[str, float]] = {}
         self.validated: dict[str, int] = {}
         self.saved: Path | None = None
+        self.training: Brain | None = None
         self.options = options_of(self.runner, self.device)
         for phase in self.phases:
             entry = entry_of(phase.name, context, "brain", "optim_schedulers", "updater")
             entry["brain"].configure(self.options)
             watch(entry["optim_schedulers"], context)
+        self.begun = self.resume()
+
+    def resume(self) -> Mapping[str, Any] | None:
+        """Go on from the checkpoint that the trainer has restored; where it was in the middle of a pass, that state."""
+        saved = self.context["checkpointer"].resumed
+        if saved is None:
+            return None
+        state = saved.training["loop"]
+        self.context["metrics"] = self.metrics = saved.training["metrics"]
+        self.validated, self.saved = state["validated"], saved.path
+        if self.best and state["best"]:
+            self.best.load_state_dict(state["best"])
+            self.context["best"] = self.best.as_dict()
+        random = saved.training["random"]
+        restore_random_state(random)
+        return {"pass": state["pass"], "random": random} if state["pass"] else None
 
     def run(self) -> None:
         """All epochs, and a checkpoint at the end."""
         for brain in {id(entry["brain"]): entry["brain"] for entry in map(self.entry, self.phases)}.values():
             brain.on_fit_start()
-        for epoch in range(self.state["epoch"], self.last_epoch):
+        for epoch in range(self.state["epoch"], self.last_epoch if not self.agenda.over(self.state) else 0):
             self.context["current_epoch"] = epoch
             self.hooks.before_epoch(context=self.context)
             over = self.epoch(epoch)
@@ -98,9 +120,13 @@ class Training:
 
     def epoch(self, epoch: int) -> bool:
         """Train every phase on its data, evaluating each after it; True when the training is over."""
-        self.context["metrics"] = self.metrics = {}
+        # In an epoch that was begun before, some phases have been trained already.
+        first = self.state["phase_index"]
+        if not first and not self.begun:
+            self.metrics = {}
+        self.context["metrics"] = self.metrics
         over = False
-        for index, phase in enumerate(self.phases):
+        for index, phase in list(enumerate(self.phases))[first:]:
             self.state["phase_index"] = index
             with in_phase(phase.name):
                 over = self.train(phase, epoch)
@@ -109,6 +135,7 @@ class Training:
             if over:
                 break
             if self.is_best_now and phase is not self.phases[-1]:
+                self.state["phase_index"] = index + 1
                 self.save()
         self.state.update(epoch=epoch + 1, phase_index=0)
         return over
@@ -119,6 +146,8 @@ class Training:
         brain, updater = entry["brain"], entry["updater"]
         on_due = partial(self.on_due, phase, Report(self.context, phase.name, brain))
         updater.state.epoch = epoch
+        begun, self.begun = self.begun, None
+        self.training = brain
         numbers = train_epoch(
             brain,
             updater,
@@ -126,9 +155,11 @@ class Training:
             epoch,
             self.agenda.next_look(self.state),
             on_due,
-            self.context,
-            f"'{phase.dataset_name}'",
+            context=self.context,
+            name=f"'{phase.dataset_name}'",
+            begun=begun,
         )
+        self.training = None
         updater.state.epoch = epoch + 1
         self.metrics[phase.name] = {**numbers, **self.metrics.get(phase.name, {})}
         return self.agenda.over(self.state)
@@ -181,7 +212,13 @@ class Training:
 
     def save(self) -> None:
         """Save a checkpoint of this moment."""
-        path = self.context["checkpointer"].save(self.models, self.state, self.metrics)
+        loop = {
+            "pass": self.training.pass_state() if self.training else None,
+            "validated": self.validated,
+            "best": self.best.state_dict() if self.best else None,
+        }
+        training = snapshot(self.models, loop=loop, metrics=self.metrics)
+        path = self.context["checkpointer"].save(self.models, self.state, self.metrics, training)
         if path != self.saved:
             self.saved = path
             self.hooks.after_checkpoint_saved(context=self.context, path=path)

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,28 +71,36 @@ def main(megabytes: int) -> None:
     times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(dir=".") as name:
         folder = Path(name)
-        ours = Checkpointer(folder / "ours", keep_last=2)
-        beside = Checkpointer(folder / "beside", keep_last=2, asynchronous=True)
+        ours = Checkpointer(folder / "ours")
+        beside = Checkpointer(folder / "beside", asynchronous=True)
+
+        def note(what: str, work: Callable[[], object]) -> None:
+            times.setdefault(what, []).append(timed(work))
+
         for step in range(ROUNDS):
-
-            def note(what: str, work: Callable[[], object]) -> None:
-                times.setdefault(what, []).append(timed(work))
-
-            note("asynchronous save: training stops", lambda: beside.save(models, {"iteration": step}, {}, training))
+            state_now = {"iteration": step}
+            note("asynchronous save: training stops", partial(beside.save, models, state_now, {}, training))
             note("asynchronous save: until committed", beside.wait)
-            note("synchronous save", lambda: ours.save(models, {"iteration": step}, {}, training))
-            note("torch.save + fsync", lambda: torch_saved(model, training, folder / f"{step}.pt"))
-            (folder / f"{step}.pt").unlink()
-            files = sorted((ours.all()[-1]).glob("*.safetensors"))
+            note("synchronous save", partial(ours.save, models, state_now, {}, training))
+            note("torch.save + fsync", partial(torch_saved, model, training, folder / "torch.pt"))
+            files = sorted(ours.all()[-1].glob("*.safetensors"))
             note("verified load", ours.newest_valid)
-            note("SHA-256 + safetensors load", lambda: hashed_and_loaded(files))
+            note("SHA-256 + safetensors load", partial(hashed_and_loaded, files))
+            # What removing costs is the same for all, and no part of this.
+            (folder / "torch.pt").unlink()
+            for each in (ours, beside) if step else ():
+                shutil.rmtree(each.all()[0])
         size = sum(file.stat().st_size for file in files) / 1e6
-    print(f"{size:.0f} MB, {len(list(model.parameters())) * 3} tensors, {torch.get_num_threads()} threads, {ROUNDS} rounds")
+    print(
+        f"{size:.0f} MB, {len(list(model.parameters())) * 3} tensors, {torch.get_num_threads()} threads, {ROUNDS} rounds"
+    )
     for what, each in times.items():
         # The first round takes memory that the later ones use again.
         kept = each[1:]
         middle = statistics.median(kept)
-        print(f"{what:36} {middle:8.1f} ms ({min(kept):.1f} to {max(kept):.1f}), {middle / size * 100:6.1f} ms per 100 MB")
+        print(
+            f"{what:36} {middle:8.1f} ms ({min(kept):.1f} to {max(kept):.1f}), {middle / size * 100:6.1f} ms per 100 MB"
+        )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,40 @@ def test_its_state_has_the_counters_and_the_numbers(saved: Path) -> None:
     assert state == {"train_state": {"iteration": 12}, "metrics": {"main": {"loss": 0.25}}}
 
 
-def test_saving_the_same_step_again_keeps_what_is_there(saved: Path) -> None:
-    before = (saved / "main.safetensors").read_bytes()
-    again = Checkpointer(saved.parent).save(entries(main=nn.Linear(1, 1)), {"iteration": 12}, {})
-    assert again == saved
-    assert (saved / "main.safetensors").read_bytes() == before
+def test_saving_the_same_step_and_content_again_keeps_what_is_there(saved: Path, model: nn.Module) -> None:
+    before = (saved.stat().st_ino, (saved / "main.safetensors").stat().st_ino)
+    checkpointer = Checkpointer(saved.parent)
+    assert checkpointer.save(entries(main=model), {"iteration": 12}, {"main": {"loss": 0.25}}) == saved
+    assert (saved.stat().st_ino, (saved / "main.safetensors").stat().st_ino) == before
+    assert checkpointer.poll() == []
+
+
+def test_saving_the_same_step_with_another_content_takes_its_place(saved: Path, model: nn.Module) -> None:
+    checkpointer = Checkpointer(saved.parent)
+    assert checkpointer.save(entries(main=model), {"iteration": 12, "epoch": 1}, {}) == saved
+    assert json.loads((saved / "state.json").read_text())["train_state"] == {"iteration": 12, "epoch": 1}
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+    assert checkpointer.poll() == [saved]
+
+
+def test_a_damaged_checkpoint_makes_place_for_the_same_content(saved: Path, model: nn.Module) -> None:
+    (saved / "main.safetensors").write_bytes(b"")
+    Checkpointer(saved.parent).save(entries(main=model), {"iteration": 12}, {"main": {"loss": 0.25}})
+    assert Checkpointer(saved.parent).verify(saved) == []
+
+
+@pytest.mark.parametrize("phase", ["training", "a/b", "../a"])
+def test_a_phase_whose_name_cannot_be_a_file_of_its_own_is_refused(tmp_path: Path, phase: str) -> None:
+    with pytest.raises(
+        CheckpointError, match=f"phase '{phase}': {phase}.safetensors cannot be the file .*; rename the"
+    ):
+        Checkpointer(tmp_path).save({phase: {"model": nn.Linear(1, 1)}}, {"iteration": 1}, {})
+
+
+def test_every_file_has_the_mode_of_the_umask(saved: Path) -> None:
+    mask = os.umask(0)
+    os.umask(mask)
+    assert {path.stat().st_mode & 0o777 for path in saved.iterdir()} == {0o666 & ~mask}
 
 
 def test_of_a_brain_all_modules_are_saved(tmp_path: Path) -> None:
@@ -193,12 +223,21 @@ def write(path: Path, content: bytes) -> Path:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("missing", None, "missing: no such checkpoint; check init_model_path"),
-        ("weights.pt", b"PK", r"weights.pt: is neither a checkpoint folder nor a .safetensors file; convert it"),
-        ("empty.safetensors", b"", r"empty.safetensors: is no safetensors data \(.*\); use another file"),
-        ("text.safetensors", b"not the format", r"text.safetensors: is no safetensors data \(.*\); use another file"),
-        ("huge.safetensors", b"\xff" * 16, r"huge.safetensors: is no safetensors data \(.*\); use another file"),
-        ("short.safetensors", tensors.encode({"a": torch.ones(4)})[:-1], r"is no safetensors data \(.*\); use another"),
+        ("missing", None, "missing: no such checkpoint; check the path"),
+        ("weights.pt", b"PK", r"weights.pt: is no zip file of torch.save, perhaps a pickle .*; save a state_dict"),
+        (
+            "weights.h5",
+            b"HDF",
+            r"weights.h5: is neither a checkpoint folder nor a file of weights \(.safetensors, .pt.*convert",
+        ),
+        ("empty.safetensors", b"", r"empty.safetensors: is no safetensors data \(.*\); use another"),
+        ("text.safetensors", b"not the format", r"text.safetensors: is no safetensors data \(.*\); use another"),
+        ("huge.safetensors", b"\xff" * 16, r"huge.safetensors: is no safetensors data \(.*\); use another"),
+        (
+            "short.safetensors",
+            tensors.encode({"a": torch.ones(4)})[:-1],
+            r"is damaged: its header makes no sense \(its tensors take 16 bytes, and there are 15\); use another",
+        ),
     ],
 )
 def test_what_is_no_checkpoint_is_refused_with_what_to_do(

@@ -181,7 +181,7 @@ def with_attribute() -> collections.OrderedDict[str, int]:
         ({"a": {True: 1}}, r"^state\['a'\]: has the key True, a bool, which .*; use strings and integers as keys"),
         ({(1, 2): 1}, r"^state: has the key \(1, 2\), a tuple, which"),
         (collections.defaultdict(int), r"^state: is a collections\.defaultdict, which"),
-        ({"a": {"b": torch.zeros(1, dtype=torch.complex128)}}, r"state\['a'\]\['b'\]' has dtype torch.complex128, .*convert"),
+        ({"a": {"b": torch.zeros(1, dtype=torch.float8_e4m3fnuz)}}, r"state\['a'\]\['b'\]' has dtype torch.float8_e4m3fnuz, .*convert"),
         ([torch.eye(2).to_sparse()], r"state\[0\]' is a tensor that is sparse or has no data, .* dense tensors"),
         (with_attribute(), r"^state: has attributes \(note\), which cannot be saved; use a dict"),
         (nested(99), r"^state\[0\]\[0\].*…: more than 64 levels, or a value that holds itself; save less"),

@@ -118,7 +118,7 @@ def test_the_header_lies_as_the_format_says() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (torch.zeros(2, dtype=torch.complex128), r"'value' has dtype torch.complex128, .*; convert it"),
+        (torch.zeros(2, dtype=torch.float8_e4m3fnuz), r"'value' has dtype torch.float8_e4m3fnuz, .*; convert it"),
         (torch.eye(3).to_sparse(), "'value' is a tensor that is sparse or has no data, .* dense tensors"),
         (torch.empty(3, device="meta"), "'value' is a tensor that is sparse or has no data, .* dense tensors"),
         ({"a": 1}, "'value' is a dict, which cannot be saved; keep what is saved in dense tensors"),

@@ -27,6 +27,7 @@ LAYERS = {
     "checkpoint",
     "data",
     "distributed",
+    "cli.resume",
     "cli.run",
     "__main__",
 }
@@ -61,6 +62,7 @@ USAGE = {
     "explain": "CONFIG [KEY=VALUE]… ADDRESS",
     "graph": "CONFIG [KEY=VALUE]…",
     "new": "DIR",
+    "resume": "RUN_DIR",
     "run": "CONFIG [KEY=VALUE]…",
     "schema": "",
     "show": "CONFIG [KEY=VALUE]…",
@@ -85,7 +87,10 @@ def test_each_command_is_in_the_module_of_its_name(name: str) -> None:
     ("arguments", "message"),
     [
         (["chek"], "there is no command 'chek'; did you mean 'check'?"),
-        (["xyz"], "there is no command 'xyz'; known: check, convert, explain, graph, new, run, schema, show, stages"),
+        (
+            ["xyz"],
+            "there is no command 'xyz'; known: check, convert, explain, graph, new, resume, run, schema, show, stages",
+        ),
         (["--nope"], "No such option '--nope'"),
         (["check", "--jsn", "config.yaml"], "No such option '--jsn'. Did you mean '--json'?"),
         (["run", "config.yaml", "--nproc", "0"], "0 is not in the range x>=1"),

@@ -87,7 +87,9 @@ class Failing(Watched):
         half: whether a write, or a removal of a folder, gets half way before.
     """
 
-    def __init__(self, number: int, error: Callable[[], BaseException], lasting: bool = False, half: bool = False) -> None:
+    def __init__(
+        self, number: int, error: Callable[[], BaseException], lasting: bool = False, half: bool = False
+    ) -> None:
         super().__init__()
         self.number, self.error, self.lasting, self.half = number, error, lasting, half
         self.count = -1

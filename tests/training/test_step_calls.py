@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+REPOSITORY = Path(__file__).parents[2]
+BENCHMARKS = REPOSITORY / "tests" / "benchmarks"
 
 
 def printed(program: str, *arguments: str) -> Any:
@@ -36,6 +38,16 @@ def test_with_everything_off_a_step_makes_at_most_12_calls_above_the_raw_loop(ab
     counts = {way: count for way, count in above.items() if "everything off" in way}
     assert {way: count for way, count in counts.items() if count > 12} == {}
     assert len(counts) == 4
+
+
+def test_the_readme_gives_these_counts(above: dict[str, float]) -> None:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    told = dict(
+        re.findall(
+            r"^\| ((?:Brain\.fit|pipeline run)[^|]*) \| raw loop[^|]* \| \+([\d.]+) \|", text, flags=re.MULTILINE
+        )
+    )
+    assert {way: float(count) for way, count in told.items()} == pytest.approx(above, abs=1.5)
 
 
 def test_what_python_holds_does_not_grow_with_the_number_of_steps() -> None:

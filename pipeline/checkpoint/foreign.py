@@ -1,0 +1,95 @@
+"""Weights that something else wrote: ``.safetensors``, and the zip files of ``torch.save`` after a look at what is in them."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from io import FileIO
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pipeline.checkpoint import archive, regular, tensor_file
+from pipeline.errors import CheckpointError
+
+TORCH = (".pt", ".pth", ".bin")
+_WRAPPED = ("state_dict", "model_state_dict", "model")
+"""Where others keep the weights in what they save."""
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name, on the CPU.
+
+    Raises:
+        CheckpointError: it is missing, damaged, too large, or holds something else; no code in it is run.
+        StorageError: the storage refuses for a reason that may pass.
+    """
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such checkpoint; check the path")
+    if path.suffix != ".safetensors" and path.suffix not in TORCH:
+        kinds = ", ".join([".safetensors", *TORCH])
+        raise CheckpointError(f"{path}: is neither a checkpoint folder nor a file of weights ({kinds}); convert it")
+    # A link to a file is what caches of downloads are made of.
+    real = path.resolve()
+    size = regular.size_of(real)
+    if size is None:
+        raise CheckpointError(f"{path}: is no regular file; use another")
+    with regular.opened(real) as file:
+        try:
+            if path.suffix == ".safetensors":
+                return tensor_file.read(file, size).tensors
+            return _torch_saved(file, size)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
+
+
+def _torch_saved(file: FileIO, size: int) -> dict[str, Tensor]:
+    tensor_file.check_memory(size)
+    archive.check(file, size)
+    file.seek(0)
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except (
+        pickle.UnpicklingError,
+        RuntimeError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        zipfile.BadZipFile,
+    ) as error:
+        raise CheckpointError(
+            f"cannot be loaded as weights ({_first_line(error)}); save a state_dict as .safetensors"
+        ) from error
+    weights = _unwrapped(content)
+    for name, value in weights.items():
+        if value.layout == torch.strided and value.nbytes > value.untyped_storage().nbytes():
+            raise CheckpointError(f"'{name[:60]}' shows {value.nbytes} bytes of fewer; save contiguous tensors")
+        if value.untyped_storage().nbytes() > size:
+            raise CheckpointError(f"'{name[:60]}' has more bytes than the file; use another")
+    return weights
+
+
+def _unwrapped(content: object) -> dict[str, Tensor]:
+    """The tensors by name, of a mapping of them, or of one beside other things."""
+    if isinstance(content, Mapping):
+        for key in _WRAPPED:
+            if isinstance(content.get(key), Mapping):
+                content = content[key]
+                break
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"holds a {type(content).__name__}, and not tensors by name; save a state_dict")
+    for name, value in content.items():
+        if type(name) is not str or not isinstance(value, Tensor):
+            what = (
+                f"a {type(value).__name__} under {repr(name)[:60] if type(name) is str else 'a key that is no string'}"
+            )
+            raise CheckpointError(f"holds {what}, and not only tensors by name; save a state_dict")
+    return dict(content)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200]

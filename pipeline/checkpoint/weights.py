@@ -1,0 +1,175 @@
+"""Weights that were read -> modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.errors import CheckpointError, one_of
+
+Weights = Mapping[str, Mapping[str, Tensor]]
+"""Phase -> name -> tensor."""
+Models = Mapping[str, Mapping[str, Any]]
+"""Phase -> what the network stage built for it."""
+
+
+@dataclass
+class Loaded:
+    """What a partial load did, by the names of tensors; with several phases, ``phase.name``.
+
+    Attributes:
+        loaded: those that the models took.
+        missing: asked for, but not saved.
+        unused: asked for and saved, but in no model.
+        reshaped: name -> (the shape that was saved, the model's); not loaded.
+        frozen: parameters that will not be trained.
+    """
+
+    loaded: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    reshaped: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    frozen: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """One line for the log."""
+        shapes = [f"{name} is {one} there and {own} here" for name, (one, own) in self.reshaped.items()]
+        parts = {
+            "loaded": self.loaded,
+            "not saved": self.missing,
+            "in no model": self.unused,
+            "of another shape": shapes,
+        }
+        parts["frozen"] = self.frozen
+        return "; ".join(f"{len(each)} {what}{_some(each)}" for what, each in parts.items() if each)
+
+
+def module_of(entry: Mapping[str, Any]) -> nn.Module:
+    """What is saved of a phase: the module that the config names, or all modules of its Brain."""
+    model = entry["model"]
+    return model if isinstance(model, nn.Module) else entry["brain"].modules
+
+
+def load(weights: Weights, models: Models, where: str) -> None:
+    """Give every phase the weights under its name; where both sides have just one, the names may differ.
+
+    Raises:
+        CheckpointError: they do not fit; then no model has changed.
+    """
+    chosen = {phase: _of_phase(weights, phase, len(models), where) for phase in models}
+    for phase, entry in models.items():
+        _check(module_of(entry), chosen[phase], f"{where}: phase '{phase}'")
+    for phase, entry in models.items():
+        with torch.no_grad():
+            module_of(entry).load_state_dict(dict(chosen[phase]))
+
+
+def load_part(
+    weights: Weights, models: Models, where: str, only: Sequence[str] = ("*",), frozen: Sequence[str] = ()
+) -> Loaded:
+    """Give the models those weights that are asked for, saved, and of the right shape.
+
+    Args:
+        weights: what was saved.
+        models: what takes them.
+        where: what messages name.
+        only: module names (``encoder``), or patterns (``*.bias``), of what is asked for; with several phases
+            ``phase.name`` too.
+        frozen: the same, of the parameters that are not to be trained, loaded or not.
+
+    Raises:
+        CheckpointError: something in ``only`` or ``frozen`` names nothing, or nothing can be loaded.
+    """
+    several = len(models) > 1
+    own = _joined({phase: module_of(entry).state_dict() for phase, entry in models.items()}, several)
+    if len(weights) == len(models) == 1:
+        weights = {next(iter(models)): next(iter(weights.values()))}
+    saved = _joined(weights, several)
+    asked = _matching(only, [*own, *(name for name in saved if name not in own)], where)
+    report = Loaded()
+    for name in asked:
+        if name not in saved:
+            report.missing.append(name)
+        elif name not in own:
+            report.unused.append(name)
+        elif own[name].shape != saved[name].shape:
+            report.reshaped[name] = (tuple(saved[name].shape), tuple(own[name].shape))
+        else:
+            report.loaded.append(name)
+    if not report.loaded:
+        raise CheckpointError(f"{where}: nothing in it can be loaded ({report}); name modules that both sides have")
+    parameters = _joined({phase: dict(module_of(entry).named_parameters()) for phase, entry in models.items()}, several)
+    report.frozen = _matching(frozen, list(parameters), where)
+    with torch.no_grad():
+        for phase, entry in models.items():
+            module = module_of(entry)
+            chosen = {name: saved[full] for name, full in _full(phase, module, len(models)) if full in report.loaded}
+            module.load_state_dict(chosen, strict=False)
+    for name in report.frozen:
+        parameters[name].requires_grad_(False)
+    return report
+
+
+def _joined(tensors: Weights, several: bool) -> dict[str, Tensor]:
+    """The tensors of all phases by one name each, in which the phase stands where there are several."""
+    return {
+        f"{phase}.{name}" if several else name: value for phase, each in tensors.items() for name, value in each.items()
+    }
+
+
+def _full(phase: str, module: nn.Module, phases: int) -> list[tuple[str, str]]:
+    """The names in a module's state, each with the one that it has among all phases."""
+    return [(name, f"{phase}.{name}" if phases > 1 else name) for name in module.state_dict()]
+
+
+def _matching(patterns: Sequence[str], names: list[str], where: str) -> list[str]:
+    """The names that one of the patterns, or a module of one of those names, covers."""
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        covered = [name for name in names if _covers(pattern, name)]
+        if not covered:
+            raise CheckpointError(f"{where}: '{pattern}' names nothing in it{one_of(pattern, _modules(names))}")
+        found |= dict.fromkeys(covered)
+    return [name for name in names if name in found]
+
+
+def _covers(pattern: str, name: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
+
+def _modules(names: list[str]) -> set[str]:
+    """The names of the modules at the top."""
+    return {name.partition(".")[0] for name in names}
+
+
+def _of_phase(weights: Weights, phase: str, models: int, where: str) -> Mapping[str, Tensor]:
+    found = weights.get(phase, next(iter(weights.values())) if len(weights) == models == 1 else None)
+    if found is None:
+        raise CheckpointError(
+            f"{where}: has no weights for phase '{phase}', but for {', '.join(weights)}; name the phase as it was when trained"
+        )
+    return found
+
+
+def _check(module: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+    own = module.state_dict()
+    faults = [f"has no '{name}'" for name in own if name not in weights]
+    faults += [f"has '{name}', which the model does not" for name in weights if name not in own]
+    for name in own.keys() & weights.keys():
+        if own[name].shape != weights[name].shape:
+            faults.append(f"'{name}' has shape {tuple(weights[name].shape)}, the model's has {tuple(own[name].shape)}")
+    if faults:
+        more = f", and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise CheckpointError(
+            f"{where}: does not fit the model: {'; '.join(sorted(faults)[:5])}{more}; load it into the model that it was saved from"
+        )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f" ({', '.join(names[:5])}{more})"

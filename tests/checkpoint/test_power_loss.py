@@ -1,0 +1,30 @@
+"""Power lost at every moment of saving; the long version is ``tests/faults/checkpoint_power.py``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+
+import checkpoint_power as power
+
+
+def test_after_power_is_lost_at_any_moment_nothing_reported_is_lost_and_nothing_wrong_is_loaded(tmp_path: Path) -> None:
+    result, _ = power.all_states([(stop,) for stop in range(-1, 50, 3)], tmp_path)
+    assert result.states > result.distinct > 100
+    assert (result.wrong, result.lost, result.incomplete, result.left) == (0, 0, 0, 0)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> power.Record:
+    (tmp_path / "whole").mkdir()
+    return power.scenario(tmp_path / "whole", [-1], power.Stopping)
+
+
+def test_leaving_out_any_fsync_rename_or_hash_is_caught(record: power.Record, tmp_path: Path) -> None:
+    count, left = power.survivors(record, [(-1,), (1,), (14,), (38,), (40,)], tmp_path)
+    assert count > 50
+    assert left == []

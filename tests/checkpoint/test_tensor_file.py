@@ -1,0 +1,165 @@
+"""Reading the safetensors format: the same as the library where that reads, refused with a reason where it should be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from pipeline.checkpoint import tensor_file, tensors
+from pipeline.errors import CheckpointError
+
+
+def read(content: bytes) -> tensor_file.TensorFile:
+    return tensor_file.read(BytesIO(content), len(content))
+
+
+def bits(tensor: Tensor) -> bytes:
+    return bytes(tensors.bytes_of(tensor.contiguous()))
+
+
+DTYPES = list(tensors.DTYPES)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex128], ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5,), (2, 3, 5)], ids=str)
+def test_a_tensor_of_every_type_and_shape_is_read_back_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    value = (torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 9).to(dtype)
+    back = read(tensors.encode({"before": torch.ones(1, dtype=torch.uint8), "value": value})).tensors["value"]
+    assert (back.dtype, back.shape, bits(back)) == (value.dtype, value.shape, bits(value))
+
+
+def test_what_the_library_reads_of_our_files_is_what_we_read() -> None:
+    values = {
+        "a": torch.rand(3, 4),
+        "b": torch.tensor([True]),
+        "c": torch.arange(5, dtype=torch.int16),
+        "": torch.ones(()),
+    }
+    content = tensors.encode(values, {"note": "x"})
+    library = safetensors.torch.load(content)
+    ours = read(content)
+    assert library.keys() == ours.tensors.keys() == values.keys()
+    assert all(torch.equal(library[name], ours.tensors[name]) for name in values)
+    assert ours.metadata["note"] == "x"
+
+
+def test_complex_numbers_of_128_bits_are_pairs_for_other_programs() -> None:
+    value = torch.tensor([[1 + 2j, 3 - 4j]], dtype=torch.complex128).conj()
+    content = tensors.encode({"value": value, "real": torch.ones(1)})
+    assert safetensors.torch.load(content)["value"].tolist() == [[[1, -2], [3, 4]]]
+    assert torch.equal(read(content).tensors["value"], value.resolve_conj())
+
+
+def test_the_hash_is_that_of_the_whole_file() -> None:
+    content = tensors.encode({"a": torch.rand(100)})
+    assert read(content).sha256 == hashlib.sha256(content).hexdigest()
+
+
+def test_each_tensor_has_memory_of_its_own() -> None:
+    first, second = read(tensors.encode({"a": torch.ones(3), "b": torch.ones(5)})).tensors.values()
+    assert (first.untyped_storage().nbytes(), second.untyped_storage().nbytes()) == (12, 20)
+
+
+def test_every_tensor_lies_at_a_multiple_of_the_width_of_its_numbers_and_the_first_at_64() -> None:
+    values = {"a": torch.ones(3, dtype=torch.uint8), "b": torch.ones(1, dtype=torch.float64), "c": torch.ones(1)}
+    content = tensors.encode(values)
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    assert (8 + length) % 64 == 0
+    assert {name: header[name]["data_offsets"][0] for name in header} == {"a": 12, "b": 0, "c": 8}
+
+
+def described(text: str, data: bytes = b"") -> bytes:
+    return struct.pack("<Q", len(text.encode())) + text.encode() + data
+
+
+ONE = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f' {{ "a" : {ONE} }}  ', f'{{"__metadata__":{{}},"a":{ONE}}}', f'{{"a":{ONE},"__metadata__":{{"b":"}}"}}}}'],
+)
+def test_white_space_and_order_do_not_matter(text: str) -> None:
+    content = described(text, struct.pack("<f", 1.5))
+    assert read(content).tensors["a"].tolist() == [1.5] == safetensors.torch.load(content)["a"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "string index out of range"),
+        ("[]", r"'\[' where '\{' should be, at 0"),
+        ('{"a":' + ONE, "string index out of range"),
+        (f'{{"a":{ONE},"a":{ONE}}}', "'a' twice"),
+        ('{"__metadata__":{},"__metadata__":{}}', "'__metadata__' twice"),
+        ('{"__metadata__":{"a":"1","a":"2"}}', "'a' twice"),
+        ('{"__metadata__":{"a":1}}', "'1' where a string should be"),
+        (f'{{"a":{ONE}}} x', "text after its end"),
+        ('{"a":{"dtype":"F32","shape":[1]}}', "'a' is not described by dtype, shape and data_offsets"),
+        ('{"a":{"dtype":"object","shape":[1],"data_offsets":[0,4]}}', "'a' has the unknown dtype 'object'"),
+        ('{"a":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}}', "'a' has a shape or offsets that are no counts"),
+        ('{"a":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}}', "'a' has a shape or offsets that are no counts"),
+        (
+            '{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}',
+            "'a' has -4 bytes, which is not what its shape needs",
+        ),
+        (
+            '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}',
+            "'a' has 4 bytes, which is not what its shape needs",
+        ),
+        (f'{{"a":{{"dtype":"F32","shape":[{2**62},0],"data_offsets":[0,0]}}}}', "no counts"),
+        (f'{{"a":{{"dtype":"F32","shape":[{2**40},{2**40},0],"data_offsets":[0,0]}}}}', "'a' has an impossible shape"),
+        (
+            '{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',
+            "'a' begins at 4, not where the one before it ends, 0",
+        ),
+        ("{}", "its tensors take 0 bytes, and there are 4"),
+    ],
+)
+def test_a_header_that_makes_no_sense_is_refused_with_what_is_wrong(text: str, message: str) -> None:
+    with pytest.raises(CheckpointError, match=f"is damaged: its header makes no sense .*{message}.*; use another"):
+        read(described(text, bytes(4)))
+
+
+def test_a_file_shorter_than_said_is_refused() -> None:
+    content = tensors.encode({"a": torch.ones(9)})
+    with pytest.raises(CheckpointError, match="ends early; use another"):
+        tensor_file.read(BytesIO(content[:-1]), len(content))
+
+
+@pytest.mark.parametrize("names", ['["b"]', '["a"]', "[1]", "{", '{"a": 1}'])
+def test_complex_names_that_make_no_sense_are_refused(names: str) -> None:
+    text = json.dumps({"__metadata__": {"complex128": names}, "a": json.loads(ONE)})
+    with pytest.raises(CheckpointError, match=r"is damaged: .*complex.*; use another"):
+        read(described(text, bytes(4)))
+
+
+def test_more_tensors_or_names_than_can_be_read_again_are_not_written() -> None:
+    one = torch.empty(0)
+    with pytest.raises(CheckpointError, match="100001 tensors are more than 100000; join small ones"):
+        tensors.encode({str(index): one for index in range(100_001)})
+    with pytest.raises(CheckpointError, match=r"take \d+ bytes, more than 16777216; keep long lists in tensors"):
+        tensors.encode({"x" * 2**24: one})
+
+
+def test_more_bytes_than_the_machine_has_memory_are_refused() -> None:
+    with pytest.raises(
+        CheckpointError, match=rf"has {2**60} bytes of numbers, and this machine has \d+ of memory; use"
+    ):
+        tensor_file.check_memory(2**60)
+
+
+def test_a_large_tensor_is_read_in_pieces(tmp_path: Path) -> None:
+    value = torch.arange(3_000_000, dtype=torch.int64)
+    (tmp_path / "file").write_bytes(tensors.encode({"value": value}))
+    with open(tmp_path / "file", "rb", buffering=0) as file:
+        assert torch.equal(tensor_file.read(file, (tmp_path / "file").stat().st_size).tensors["value"], value)

@@ -1,0 +1,240 @@
+"""A run that is interrupted and resumed, against one that is not: equal bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
+
+from pipeline import Context, GeneralTrainer, hookimpl
+from pipeline.errors import ConfigError
+
+STEPS = 16
+
+
+class KilledError(BaseException):
+    """Stands for the end of the process."""
+
+
+class Kill:
+    """A plugin that ends the run before a batch; it also keeps a state of its own."""
+
+    at = 0
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    @hookimpl
+    def before_batch(self, context: Context) -> None:
+        if self.at and context["train_state"]["iteration"] == self.at:
+            raise KilledError
+        self.batches += 1
+
+    def state_dict(self) -> int:
+        return self.batches
+
+    def load_state_dict(self, state: int) -> None:
+        self.batches = state
+
+
+class Noisy(Dataset[tuple[Tensor, Tensor]]):
+    """Samples with noise of the global generators."""
+
+    def __init__(self, length: int = 23) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor([index, 1.0, random.random()]) + torch.randn(3) * 0.1, torch.tensor([index / 10.0])
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return (Noisy()[index] for index in range(23))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layers(x)
+
+
+def config(workers: int = 0, **runner: Any) -> dict[str, Any]:
+    """Two epochs of 8 batches: AdamW, Noam, clipping, accumulation over 3 batches, validation every 5 iterations."""
+    schedule = {"optim_type": "AdamW", "optim_conf": {"lr": 0.01}, "warmup_steps": 3, "accum_grad": 3, "grad_clip": 1.0}
+    train = {"name": "train", "class_path": Noisy, "batch_size": 3, "shuffle": True, "num_workers": workers}
+    settings = {
+        "epochs": 2,
+        "print_interval": 3,
+        "save_interval": [1, "1 epoch"],
+        "valid_interval": [5, "1 epoch"],
+        "keep_best": {"metric": "valid_loss", "mode": "min"},
+    }
+    return {
+        "plugins": [{"progress_bar": False}, Kill],
+        "dataset": [train, {"name": "valid", "class_path": Noisy, "args": {"length": 7}, "batch_size": 4}],
+        "runner": [{"name": "t", "class": "train", "device": "cpu", **settings, **runner}],
+        "phase": [
+            {
+                "name": "p",
+                "model": Net,
+                "loss": nn.functional.mse_loss,
+                "dataset_name": "train",
+                "valid_dataset_name": "valid",
+                "optim_schedulers": {"main": {"class": "noam", "args": schedule}},
+            }
+        ],
+    }
+
+
+def end(context: Context) -> dict[str, Any]:
+    """Everything that could differ."""
+    entry, run_dir = context["model"]["p"], context["run_dir"]
+    return {
+        "weights": entry["model"].state_dict(),
+        "optimizer": entry["optim_schedulers"]["main"].state_dict(),
+        "metrics": context["metrics"],
+        "best": context["best"],
+        "counters": dict(context["train_state"]),
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "lines": (run_dir / "t" / "metrics.jsonl").read_text(encoding="utf-8"),
+        "plugin": context["checkpointer"].recoverables["plugin:Kill"].state_dict(),
+        "checkpoints": [path.name for path in context["checkpointer"].all()],
+    }
+
+
+def differences(one: Any, other: Any, place: str = "") -> list[str]:
+    """Where two nested states are not equal bit for bit."""
+    if isinstance(one, dict):
+        missing = [f"{place}.{key}" for key in one.keys() ^ other.keys()]
+        return missing + [
+            each for key in one.keys() & other.keys() for each in differences(one[key], other[key], f"{place}.{key}")
+        ]
+    if isinstance(one, list | tuple):
+        pairs = enumerate(zip(one, other, strict=True))
+        return [each for index, (a, b) in pairs for each in differences(a, b, f"{place}[{index}]")]
+    same = torch.equal(one, other) if isinstance(one, Tensor) else one == other
+    return [] if same else [f"{place}: {one!r} and {other!r}"]
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, kills: list[int], chosen: dict[str, Any]) -> Context:
+    """Run, be killed before each of these batches, and go on each time; other generators at the start of each."""
+    resume = "never"
+    for at in kills:
+        monkeypatch.setattr(Kill, "at", at)
+        with pytest.raises(KilledError):
+            GeneralTrainer(chosen, resume=resume).run()
+        torch.manual_seed(at + 100)
+        random.seed(at + 100)
+        resume = "auto"
+    monkeypatch.setattr(Kill, "at", 0)
+    return GeneralTrainer(chosen, resume=resume).run()
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The end of a run that nothing interrupts."""
+    return end(GeneralTrainer({**config(), "output_dir": str(tmp_path_factory.mktemp("unbroken"))}).run())
+
+
+@pytest.mark.parametrize("at", range(1, STEPS))
+def test_a_run_resumed_after_any_step_ends_like_one_that_was_never_interrupted(
+    at: int, unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert differences(end(interrupted(monkeypatch, [at], config())), unbroken) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_change_nothing_of_it(workers: int, unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert differences(end(interrupted(monkeypatch, [4, 11], config(workers))), unbroken) == []
+
+
+def test_a_run_may_be_interrupted_several_times_in_an_epoch(
+    unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert differences(end(interrupted(monkeypatch, [2, 3, 7, 9], config())), unbroken) == []
+
+
+def test_what_came_after_the_newest_checkpoint_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = config(save_interval=[4, "1 epoch"])
+    expected = end(GeneralTrainer(chosen).run())
+    assert "step-000000000006" not in expected["checkpoints"]
+    assert differences(end(interrupted(monkeypatch, [7], chosen)), expected) == []
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(
+    unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+) -> None:
+    chosen = config(save_interval="1 epoch")
+    ended = end(interrupted(monkeypatch, [3], chosen))
+    assert any("no checkpoint was ever saved; beginning again" in line for line in log_lines)
+    assert differences(ended["weights"], unbroken["weights"]) == []
+    assert ended["lines"] == unbroken["lines"]
+
+
+def test_a_finished_run_has_nothing_to_do(monkeypatch: pytest.MonkeyPatch, log_lines: list[str]) -> None:
+    done = GeneralTrainer(config()).run()
+    before = {path: path.stat().st_mtime_ns for path in (done["run_dir"] / "t").rglob("*")}
+    context = GeneralTrainer(config(), resume="auto").run()
+    assert not context
+    assert any("t is finished already" in line for line in log_lines)
+    assert {path: path.stat().st_mtime_ns for path in (done["run_dir"] / "t").rglob("*")} == before
+
+
+def test_resume_auto_without_a_run_begins_one(log_lines: list[str]) -> None:
+    context = GeneralTrainer(config(epochs=1), resume="auto").run()
+    assert context["train_state"]["iteration"] == 8
+    assert any("there is no run to go on with; beginning one" in line for line in log_lines)
+
+
+def test_a_folder_that_is_no_run_directory_cannot_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is no run directory, which has a config.yaml and a lock; check the path"):
+        GeneralTrainer(config(), resume=tmp_path).run()
+
+
+def test_what_of_the_config_has_changed_is_logged(monkeypatch: pytest.MonkeyPatch, log_lines: list[str]) -> None:
+    monkeypatch.setattr(Kill, "at", 5)
+    with pytest.raises(KilledError):
+        GeneralTrainer(config()).run()
+    monkeypatch.setattr(Kill, "at", 0)
+    context = GeneralTrainer(config(epochs=3), resume="auto").run()
+    assert context["train_state"]["epoch"] == 3
+    told = next(line for line in log_lines if "the config is not as it was" in line)
+    assert "epochs: 2" in told
+    assert "epochs: 3" in told
+
+
+def test_phases_that_share_a_model_and_phases_of_their_own_are_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def two() -> dict[str, Any]:
+        chosen = config(keep_best=None)
+        own = {**chosen["phase"][0], "name": "own", "dataset_name": "valid"}
+        shared = {"name": "shared", "model_of": "p", "dataset_name": "valid"}
+        return {**chosen, "phase": [*chosen["phase"], own, shared]}
+
+    expected = GeneralTrainer(two()).run()["model"]
+    ours = interrupted(monkeypatch, [3, 9, 11, 20], two())["model"]
+    for name in expected:
+        assert differences(ours[name]["model"].state_dict(), expected[name]["model"].state_dict()) == []
+
+
+def test_a_stream_is_read_again_up_to_its_place(monkeypatch: pytest.MonkeyPatch, log_lines: list[str]) -> None:
+    def stream() -> dict[str, Any]:
+        chosen = config()
+        chosen["dataset"][0] = {"name": "train", "class_path": Stream, "batch_size": 3}
+        return chosen
+
+    expected = end(GeneralTrainer(stream()).run())
+    assert differences(end(interrupted(monkeypatch, [5], stream())), expected) == []
+    assert any("5 batches of the epoch are read again" in line for line in log_lines)
