@@ -72,6 +72,10 @@ class RunDirectory:
     def newest(cls, output_dir: Path, config_name: str) -> RunDirectory | None:
         """The one of the last run of a config; None: it was never run."""
         parent = output_dir.resolve() / config_name
+        newest = (parent / "latest").resolve()
+        if newest.parent == parent and newest.is_dir():
+            return cls(newest)
+        # Somebody has removed the link; the names tell the second.
         found = sorted(each for each in parent.glob("*") if _STAMP.fullmatch(each.name) and not each.is_symlink())
         return cls(found[-1]) if found else None
 

@@ -35,6 +35,11 @@ class Batches:
         if epoch:
             set_epoch(loader, epoch - 1)
 
+    def open(self) -> None:
+        """Begin to read, if any is left."""
+        if self.taken and not self.over():
+            self._opened()
+
     def over(self) -> bool:
         """Whether all were taken. A loader whose length is not certain is read one batch ahead to tell."""
         if self.length is not None:

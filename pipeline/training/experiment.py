@@ -12,6 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipeline.checkpoint import weights
+from pipeline.checkpoint.random_state import restore_random_state
+from pipeline.checkpoint.saved import Saved
+from pipeline.checkpoint.snapshot import snapshot
 from pipeline.context import TRAIN_STATE, Context
 from pipeline.data.batch import count_samples, to_device
 from pipeline.errors import DataError, StageError
@@ -68,7 +72,10 @@ class ExperimentBase(ExperimentSetup):
                 self.set_state_dict(self.train_state)
             elif "model" not in self.context:
                 raise StageError(f"{type(self).__name__}.run: nothing is set up; call setup() first")
-            self.resume_or_load()
+            if self.checkpointer.resumed is None:
+                self.resume_or_load()
+            else:
+                self._go_on(self.checkpointer.resumed)
             self.train()
             self._end_epoch()
             self.save()
@@ -112,7 +119,8 @@ class ExperimentBase(ExperimentSetup):
     def save(self) -> None:
         """Save a checkpoint of this moment: weights, counters, and the position in the data."""
         metrics = dict.get(self.context, "metrics") or {}
-        path = self.checkpointer.save(self.context["model"], {**self.train_state, **self.state_dict()}, metrics)
+        counters = {**self.train_state, **self.state_dict()}
+        path = self.checkpointer.save(self.context["model"], counters, metrics, snapshot({}, **self.training_state()))
         if path != self._saved:
             self._saved = path
             self.context["hooks"].after_checkpoint_saved(context=self.context, path=path)
@@ -129,6 +137,26 @@ class ExperimentBase(ExperimentSetup):
         state = Path(path) / "state.json"
         if self.alone and state.is_file():
             self.set_state_dict(json.loads(state.read_bytes())["train_state"])
+
+    def training_state(self) -> dict[str, Any]:
+        """What checkpoints keep beside weights, counters and random generators; a subclass adds what it needs."""
+        state_of = getattr(getattr(self, "optimizer", None), "state_dict", None)
+        return {"optimizer": state_of() if state_of else None}
+
+    def load_training_state(self, state: Mapping[str, Any]) -> None:
+        """Take what ``training_state`` gave."""
+        if state["optimizer"] is not None:
+            self.optimizer.load_state_dict(state["optimizer"])
+
+    def _go_on(self, resumed: Saved) -> None:
+        """As a stage, from the checkpoint of a run that was interrupted."""
+        weights.load(resumed.weights, self.context["model"], str(resumed.path))
+        self._saved = resumed.path
+        if resumed.training is not None:
+            self.load_training_state(resumed.training)
+            # The generators last: beginning to read draws a number, as it did before.
+            self._batches.open()
+            restore_random_state(resumed.training["random"])
 
     def state_dict(self) -> dict[str, int]:
         """Where the training is: ``iteration``, ``epoch`` (how many are over), ``batches`` (read of the one after)."""

@@ -131,7 +131,7 @@ def test_as_a_stage_what_the_trainer_has_made_is_adopted() -> None:
 def test_as_a_stage_it_leaves_no_files_of_its_own() -> None:
     run_dir = GeneralTrainer(config()).run()["run_dir"]
     made = {path.name for path in (run_dir / "train").iterdir()}
-    assert made == {"checkpoints", "metrics.jsonl", "timing.jsonl", "results.json"}
+    assert made == {"checkpoints", "done.json", "metrics.jsonl", "timing.jsonl", "results.json"}
 
 
 def test_as_a_stage_it_keeps_what_the_network_stage_has_built() -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
-from pipeline import Context, GeneralTrainer, hookimpl
+from pipeline import Context, ExperimentBase, GeneralTrainer, hookimpl
+from pipeline.data.loader import make_loader
 from pipeline.errors import ConfigError
 
 STEPS = 16
@@ -238,3 +239,43 @@ def test_a_stream_is_read_again_up_to_its_place(monkeypatch: pytest.MonkeyPatch,
     expected = end(GeneralTrainer(stream()).run())
     assert differences(end(interrupted(monkeypatch, [5], stream())), expected) == []
     assert any("5 batches of the epoch are read again" in line for line in log_lines)
+
+
+class ByHand(ExperimentBase):
+    """The same model in an experiment."""
+
+    def setup_dataloader(self) -> None:
+        self.train_loader = make_loader(Noisy(), seed=0, shuffle=True, batch_size=3)
+
+    def setup_model(self) -> None:
+        self.model = Net()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 0.01)
+
+    def train_batch(self) -> None:
+        if Kill.at and self.iteration == Kill.at:
+            raise KilledError
+        x, y = self.read_batch()
+        self.optimizer.zero_grad()
+        torch.autograd.backward(nn.functional.mse_loss(self.model(x), y))
+        self.optimizer.step()
+
+    def valid(self) -> None:
+        """Nothing to validate on."""
+
+
+@pytest.mark.parametrize("kills", [[3], [8, 9, 10], [16]])
+def test_an_experiment_is_resumed_too(kills: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = {
+        "name": "t",
+        "class": "train",
+        "device": "cpu",
+        "epochs": 2,
+        "save_interval": 1,
+        "runner_class_path": ByHand,
+    }
+    chosen = {"plugins": [{"progress_bar": False}], "runner": [runner]}
+    expected = GeneralTrainer(chosen).run()
+    ours = interrupted(monkeypatch, kills, chosen)
+    models = (ours["model"]["experiment"]["model"], expected["model"]["experiment"]["model"])
+    assert differences(*(model.state_dict() for model in models)) == []
+    assert ours["train_state"]["iteration"] == expected["train_state"]["iteration"] == STEPS
