@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from loguru import logger
 
@@ -16,24 +16,14 @@ from pipeline.checkpoint.background import Background
 from pipeline.checkpoint.buffers import Buffers
 from pipeline.checkpoint.files import DISK, Buffer, Disk
 from pipeline.checkpoint.quarantine import newest_valid
-from pipeline.checkpoint.random_state import restore_random_state
 from pipeline.checkpoint.retention import FEWEST, Retention
 from pipeline.checkpoint.saved import STATE, SUFFIX, TRAINING, Saved
 from pipeline.checkpoint.saver import Contents, Saver
+from pipeline.checkpoint.snapshot import Recoverable
 from pipeline.checkpoint.weights import Loaded, Models, module_of
 from pipeline.context import Context
 from pipeline.errors import CheckpointError, ConfigError
 from pipeline.run_directory import finite
-
-
-class Recoverable(Protocol):
-    """Something with a state of its own that checkpoints keep."""
-
-    def state_dict(self) -> Any:
-        """Plain data and tensors."""
-
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Go on from it."""
 
 
 class Checkpointer:
@@ -191,25 +181,10 @@ class Checkpointer:
         found = self.newest_valid()
         if found is None:
             return False
-        models: Models = {phase: entry for phase, entry in context["model"].items() if phase in found.weights}
-        weights.load(found.weights, models, str(found.path))
-        context["train_state"].update(found.train_state)
-        if found.training is not None:
-            snapshot.restore(context["model"], found.training)
-            self._recover(found.training["recoverables"], found.path)
-            restore_random_state(found.training["random"])
+        snapshot.restore(found, context, self.recoverables)
         self.resumed = found
         logger.info(f"going on after iteration {found.train_state['iteration']}, from {found.path}")
         return True
-
-    def _recover(self, states: Mapping[str, Any], path: Path) -> None:
-        for name, each in self.recoverables.items():
-            if name in states:
-                each.load_state_dict(states[name])
-            else:
-                logger.warning(f"{path}: knows nothing of '{name}', which begins anew")
-        for name in states.keys() - self.recoverables.keys():
-            logger.warning(f"{path}: has a state of '{name}', which is not there any more; it is left out")
 
     def verify(self, path: Path) -> list[str]:
         """All that is wrong with a checkpoint; empty where it is as it was written."""

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
+from loguru import logger
 from torch import Tensor
 
-from pipeline.checkpoint.random_state import random_state
+from pipeline.checkpoint import weights
+from pipeline.checkpoint.random_state import random_state, restore_random_state
+from pipeline.checkpoint.saved import Saved
+from pipeline.checkpoint.weights import Models
+from pipeline.context import Context
+from pipeline.errors import CheckpointError
 
-Models = Mapping[str, Mapping[str, Any]]
+
+class Recoverable(Protocol):
+    """Something with a state of its own that checkpoints keep."""
+
+    def state_dict(self) -> Any:
+        """Plain data and tensors."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Go on from it."""
 
 
 def snapshot(models: Models, **more: Any) -> dict[str, Any]:
@@ -20,30 +34,37 @@ def snapshot(models: Models, **more: Any) -> dict[str, Any]:
         more: what the loop itself needs.
     """
     return {
-        "phases": {name: _phase(entry) for name, entry in models.items()},
-        "optim_schedulers": {
-            name: {each: scheduler.state_dict() for each, scheduler in entry["optim_schedulers"].items()}
-            for name, entry in owners(models).items()
-        },
+        "updaters": {name: entry["updater"].state_dict() for name, entry in models.items()},
+        "optim_schedulers": {name: _schedulers(entry) for name, entry in owners(models).items()},
         "gradients": {name: _gradients(entry) for name, entry in owners(models).items()},
         "random": random_state(),
         **more,
     }
 
 
-def restore(models: Models, state: Mapping[str, Any]) -> None:
-    """Give everything that trains the state of a snapshot; the weights are there already.
+def restore(saved: Saved, context: Context, recoverables: Mapping[str, Recoverable]) -> None:
+    """Give a run the state of a checkpoint, once its models are built.
 
-    The random generators are left to whoever begins to draw from them.
+    Raises:
+        CheckpointError: the run has other phases, modules or optimizers than the one that saved it.
     """
+    models: Models = context["model"]
+    # An experiment makes its model later, and goes on by itself.
+    if models:
+        weights.load(saved.weights, models, str(saved.path))
+    context["train_state"].update(saved.train_state)
+    if saved.training is None:
+        return
     for name, entry in owners(models).items():
-        for each, scheduler in entry["optim_schedulers"].items():
-            scheduler.load_state_dict(state["optim_schedulers"][name][each])
-        for parameter, gradient in state["gradients"][name].items():
+        _load_schedulers(entry, saved.training["optim_schedulers"].get(name, {}), f"{saved.path}: phase '{name}'")
+        for parameter, gradient in saved.training["gradients"].get(name, {}).items():
             owner: Tensor = entry["brain"].modules.get_parameter(parameter)
             owner.grad = gradient.to(owner.device)
     for name, entry in models.items():
-        entry["updater"].set_state_dict(state["phases"][name]["updater"])
+        entry["updater"].set_state_dict(saved.training["updaters"][name])
+    _recover(recoverables, saved.training["recoverables"], f"{saved.path}")
+    # Last: whatever was built or loaded before may have drawn from them.
+    restore_random_state(saved.training["random"])
 
 
 def owners(models: Models) -> dict[str, Mapping[str, Any]]:
@@ -54,10 +75,44 @@ def owners(models: Models) -> dict[str, Mapping[str, Any]]:
     return {name: models[name] for name in first.values()}
 
 
-def _phase(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {"updater": entry["updater"].state_dict()}
+def _schedulers(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: {"class": _kind(scheduler), "state": scheduler.state_dict()}
+        for name, scheduler in entry["optim_schedulers"].items()
+    }
+
+
+def _kind(scheduler: Any) -> str:
+    """``Noam of AdamW``."""
+    return f"{type(scheduler).__name__} of {type(scheduler.optimizer).__name__}"
+
+
+def _load_schedulers(entry: Mapping[str, Any], states: Mapping[str, Any], where: str) -> None:
+    remedy = "resume with the config that it was begun with, or begin a new run with init_model_path"
+    present = entry["optim_schedulers"]
+    if present.keys() != states.keys():
+        names = f"has the optim_schedulers {', '.join(states)}, and the run has {', '.join(present)}"
+        raise CheckpointError(f"{where}: {names}; {remedy}")
+    for name, scheduler in present.items():
+        saved = states[name]
+        if saved["class"] != _kind(scheduler):
+            raise CheckpointError(f"{where}: '{name}' was {saved['class']}, and is now {_kind(scheduler)}; {remedy}")
+        try:
+            scheduler.load_state_dict(saved["state"])
+        except (ValueError, KeyError) as error:
+            raise CheckpointError(f"{where}: the state of '{name}' does not fit it ({error}); {remedy}") from error
 
 
 def _gradients(entry: Mapping[str, Any]) -> dict[str, Tensor]:
     """Those of accumulation windows that are not closed yet."""
     return {name: each.grad for name, each in entry["brain"].modules.named_parameters() if each.grad is not None}
+
+
+def _recover(recoverables: Mapping[str, Recoverable], states: Mapping[str, Any], where: str) -> None:
+    for name, each in recoverables.items():
+        if name in states:
+            each.load_state_dict(states[name])
+        else:
+            logger.warning(f"{where}: knows nothing of '{name}', which begins anew")
+    for name in states.keys() - recoverables.keys():
+        logger.warning(f"{where}: has a state of '{name}', which is not there any more; it is left out")

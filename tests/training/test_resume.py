@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from pipeline import Context, ExperimentBase, GeneralTrainer, hookimpl
 from pipeline.data.loader import make_loader
-from pipeline.errors import ConfigError
+from pipeline.errors import CheckpointError, ConfigError
 
 STEPS = 16
 
@@ -215,6 +215,36 @@ def test_what_of_the_config_has_changed_is_logged(monkeypatch: pytest.MonkeyPatc
     told = next(line for line in log_lines if "the config is not as it was" in line)
     assert "epochs: 2" in told
     assert "epochs: 3" in told
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optim_type": "SGD"}, "phase 'p': 'main' was Noam of AdamW, and is now Noam of SGD; resume with the config"),
+        ({"name": "other"}, r"phase 'p': has the optim_schedulers main, and the run has other; resume with the config"),
+    ],
+)
+def test_another_optimizer_cannot_go_on(change: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kill, "at", 5)
+    with pytest.raises(KilledError):
+        GeneralTrainer(config()).run()
+    chosen = config()
+    schedule = chosen["phase"][0]["optim_schedulers"].pop("main")
+    if "optim_type" in change:
+        schedule["args"] = {**schedule["args"], **change}
+    chosen["phase"][0]["optim_schedulers"][change.get("name", "main")] = schedule
+    with pytest.raises(CheckpointError, match=message):
+        GeneralTrainer(chosen, resume="auto").run()
+
+
+def test_another_model_cannot_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kill, "at", 5)
+    with pytest.raises(KilledError):
+        GeneralTrainer(config()).run()
+    chosen = config()
+    chosen["phase"][0]["model"] = lambda: nn.Linear(3, 1)
+    with pytest.raises(CheckpointError, match=r"does not fit the model: has 'layers.0.bias', which the model does not"):
+        GeneralTrainer(chosen, resume="auto").run()
 
 
 def test_phases_that_share_a_model_and_phases_of_their_own_are_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
