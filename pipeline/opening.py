@@ -323,7 +323,7 @@ def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:
         world_size=1,
         hooks=plugins.hook,
         run_dir=run.directory.path,
-        checkpointer=Checkpointer(folder / "checkpoints"),
+        checkpointer=Checkpointer(folder / "checkpoints", keep_last=settings.keep_last),
         train_state=dict.fromkeys(TRAIN_STATE, 0),
         resources=resources,
     )

@@ -90,7 +90,7 @@ class Checkpointer:
         if training is not None:
             recoverables = {name: each.state_dict() for name, each in self.recoverables.items()}
             training = {**training, "recoverables": recoverables}
-        final = self.folder / names.name_of(train_state["iteration"])
+        final = self.path_of(train_state["iteration"])
         contents = self._snapshot(models, train_state, metrics, training)
         work = partial(self._write, final, contents)
         if self.asynchronous:
@@ -126,6 +126,10 @@ class Checkpointer:
     def release(self, path: Path) -> None:
         """Treat a protected checkpoint like any other again."""
         self._protected -= {path}
+
+    def path_of(self, iteration: int) -> Path:
+        """Where the checkpoint of an iteration is, or will be."""
+        return self.folder / names.name_of(iteration)
 
     def all(self) -> list[Path]:
         """The checkpoints, by step; one that is being saved is waited for."""

@@ -50,7 +50,7 @@ ADDING = {"save_interval"}
 
 NOT_YET: dict[str, tuple[str, ...]] = {
     "runner": (
-        "save_inference_interval", "save_inference_path", "keep_last", "save_checkpoint_path", "save_step_path",
+        "save_inference_interval", "save_inference_path", "save_checkpoint_path", "save_step_path",
         "noprogressbar", "profile_training",
     ),
     "phase": ("watch",),

@@ -124,6 +124,9 @@ class RunnerSchema(_Section):
         "1 epoch", description="how often the valid_dataset_name is evaluated; null never"
     )
     save_interval: Intervals = Field("1 epoch", description="how often a checkpoint is saved; null only at the end")
+    keep_last: int | None = Field(
+        None, ge=2, description="how many of the newest checkpoints are kept, beside the best; null keeps all"
+    )
     keep_best: Best | None = Field(
         None, description="{metric: valid_loss, mode: min}: the checkpoint that is kept as the best"
     )

@@ -41,6 +41,7 @@ class Training:
         metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
         validated: phase -> the iteration in which it was last validated.
         saved: the newest checkpoint that the plugins were told of.
+        kept: the checkpoint of the best, which is not removed.
         training: the Brain whose pass is running; None between two passes.
         begun: what a pass in whose middle the run was interrupted needs to go on; None once it does.
     """
@@ -60,6 +61,7 @@ class Training:
         self.metrics: dict[str, dict[str, float]] = {}
         self.validated: dict[str, int] = {}
         self.saved: Path | None = None
+        self.kept: Path | None = None
         self.training: Brain | None = None
         self.options = options_of(self.runner, self.device)
         for phase in self.phases:
@@ -79,6 +81,8 @@ class Training:
         if self.best and state["best"]:
             self.best.load_state_dict(state["best"])
             self.context["best"] = self.best.as_dict()
+            if self.best.iteration:
+                self.keep(self.context["checkpointer"].path_of(self.best.iteration))
         random = saved.training["random"]
         restore_random_state(random)
         return {"pass": state["pass"], "random": random} if state["pass"] else None
@@ -218,10 +222,21 @@ class Training:
             "best": self.best.state_dict() if self.best else None,
         }
         training = snapshot(self.models, loop=loop, metrics=self.metrics)
-        path = self.context["checkpointer"].save(self.models, self.state, self.metrics, training)
+        checkpointer = self.context["checkpointer"]
+        if self.is_best_now:
+            self.keep(checkpointer.path_of(self.state["iteration"]))
+        path = checkpointer.save(self.models, self.state, self.metrics, training)
         if path != self.saved:
             self.saved = path
             self.hooks.after_checkpoint_saved(context=self.context, path=path)
+
+    def keep(self, best: Path) -> None:
+        """Keep a checkpoint as the best, however old it gets; the one before is like any other again."""
+        checkpointer = self.context["checkpointer"]
+        if self.kept:
+            checkpointer.release(self.kept)
+        checkpointer.protect(best)
+        self.kept = best
 
 
 @contextmanager

@@ -74,7 +74,8 @@ def test_everything_that_new_writes_is_typed(pipeline: Call, pytestconfig: pytes
     for name in ADDED:
         add(pipeline, name, "plain")
     # Its cache is kept, since torch takes it ten seconds.
-    cache = pytestconfig.cache.mkdir("mypy") if pytestconfig.cache else "mypy"
+    kept = getattr(pytestconfig, "cache", None)
+    cache = kept.mkdir("mypy") if kept else "mypy"
     command = [sys.executable, "-m", "mypy", "--strict", "--explicit-package-bases", "--follow-imports=silent"]
     done = subprocess.run(
         [*command, "--config-file=", f"--cache-dir={cache}", "."],

@@ -101,7 +101,7 @@ def test_what_the_config_takes_is_not_marked(text: str) -> None:
         (RUNNER.format("epochs: 0"), ["$.runner[0].epochs"]),
         (RUNNER.format("device: cuda:x"), ["$.runner[0].device"]),
         (RUNNER.format("save_interval: 2 hours"), ["$.runner[0].save_interval"]),
-        (RUNNER.format("epochs: 1, keep_last: 2"), ["$.runner[0]"]),
+        (RUNNER.format("epochs: 1, profile_training: true"), ["$.runner[0]"]),
         (RUNNER.format("epochs: 1, precision: fp8"), ["$.runner[0].precision"]),
         (RUNNER.format("epochs: 1, use_amp: 1"), ["$.runner[0].use_amp"]),
         (RUNNER.format("epochs: 1, valid_interval: 2 hours"), ["$.runner[0].valid_interval"]),

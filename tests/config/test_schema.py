@@ -205,7 +205,7 @@ def test_hyper_parameters_and_arguments_are_free(config: Configs) -> None:
         ("runner: [{name: x}]", "config.yaml:1:10: runner.x.class: required key is missing; add `class:`"),
         ("runner: [{name: x, kind: train, class: train}]",
          ("config.yaml:1:20: runner.x.kind: unknown key; known: name, class, device, precision, eval_precision, epochs, "
-         "max_steps, optimizer_step_limit, print_interval, valid_interval, save_interval, keep_best, …")),
+         "max_steps, optimizer_step_limit, print_interval, valid_interval, save_interval, keep_last, …")),
         ("runner: [{name: 5, class: train}]", "config.yaml:1:17: runner.0.name: is 5, a whole number; write a string"),
         ("dataset: [{name: d}]", "config.yaml:1:11: dataset.d.class_path: required key is missing; add `class_path:`"),
         ("phase: [{model: a.B}]", "config.yaml:1:9: phase.0.name: required key is missing; add `name:`"),
@@ -225,7 +225,7 @@ def test_the_name_of_a_field_of_ours_is_no_key(faults: Faults) -> None:
         "runner.x.class: required key is missing; add `class:`",
         (
             "runner.x.kind: unknown key; known: name, class, device, precision, eval_precision, epochs, max_steps, "
-            "optimizer_step_limit, print_interval, valid_interval, save_interval, keep_best, …"
+            "optimizer_step_limit, print_interval, valid_interval, save_interval, keep_last, …"
         ),
     ]
 

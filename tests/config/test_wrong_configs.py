@@ -104,7 +104,7 @@ def test_the_config_itself_has_no_fault(workspace: Callable[..., Path], monkeypa
         ("learning_rate: 0.1", "momentun: 0.1",
          "config.yaml:4:27: hyper_parameters.optimizer.momentun: SGD has no argument 'momentun'; did you mean 'momentum'?"),
         ("grad_clip", "zzz", ("config.yaml:15:5: runner.train_runner.zzz: unknown key; known: name, class, device, precision, "
-         "eval_precision, epochs, max_steps, optimizer_step_limit, print_interval, valid_interval, save_interval, keep_best, …")),
+         "eval_precision, epochs, max_steps, optimizer_step_limit, print_interval, valid_interval, save_interval, keep_last, …")),
     ],
 )  # fmt: skip
 def test_a_misspelt_key_is_named_with_the_nearest_right_one(wrong: Wrong, old: str, new: str, fault: str) -> None:
@@ -171,8 +171,8 @@ def test_a_misspelt_name_in_a_reference_is_named_with_the_nearest(wrong: Wrong, 
         # would be ignored, or is not there yet
         ("class: infer", "class: infer\n    epochs: 1",
          "config.yaml:18:13: runner.infer_runner.epochs: would be ignored: an infer runner makes one pass; remove it"),
-        ("grad_clip: 5", "keep_last: 2",
-         "config.yaml:15:5: runner.train_runner.keep_last: not yet: nothing reads this key so far; remove it"),
+        ("grad_clip: 5", "profile_training: true",
+         "config.yaml:15:5: runner.train_runner.profile_training: not yet: nothing reads this key so far; remove it"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_named_with_what_to_write(wrong: Wrong, old: str, new: str, fault: str) -> None:

@@ -309,3 +309,12 @@ def test_an_experiment_is_resumed_too(kills: list[int], monkeypatch: pytest.Monk
     models = (ours["model"]["experiment"]["model"], expected["model"]["experiment"]["model"])
     assert differences(*(model.state_dict() for model in models)) == []
     assert ours["train_state"]["iteration"] == expected["train_state"]["iteration"] == STEPS
+
+
+def test_the_newest_and_the_best_are_kept_also_by_a_run_that_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = config(keep_last=2, keep_best={"metric": "valid_loss", "mode": "max"})
+    context = interrupted(monkeypatch, [12], chosen)
+    best = context["best"]["iteration"]
+    assert best < 12
+    kept = [int(path.name.removeprefix("step-")) for path in context["checkpointer"].all()]
+    assert kept == [best, STEPS - 1, STEPS]
