@@ -11,6 +11,7 @@ from loguru import logger
 from pipeline.discovery import culprit
 from pipeline.errors import ClassPathError, ExitCode, PipelineError
 from pipeline.opening import OpenRun, OpenRunner
+from pipeline.stopping import StoppedError
 from pipeline.user_code import user_frames
 
 
@@ -18,6 +19,8 @@ def exit_code(error: BaseException) -> ExitCode:
     """What a run that an error ended leaves with; once it runs, nothing counts as a wrong command line any more."""
     if isinstance(error, PipelineError):
         return ExitCode.FAILED if error.exit_code is ExitCode.USAGE else error.exit_code
+    if isinstance(error, StoppedError):
+        return ExitCode.STOPPED
     return ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else ExitCode.FAILED
 
 
@@ -43,10 +46,12 @@ def handle(error: BaseException, runner: OpenRunner, resources: ExitStack, run: 
 
 def _write_status(error: BaseException, headline: str, runner: OpenRunner) -> None:
     code = exit_code(error)
+    states = {ExitCode.INTERRUPTED: "interrupted", ExitCode.STOPPED: "stopped"}
     runner.directory.write_status(
-        "interrupted" if code == ExitCode.INTERRUPTED else "failed",
+        states.get(code, "failed"),
         exit_code=code,
         reason=headline,
+        resumable=dict.__getitem__(runner.context, "checkpointer").newest() is not None,
         train_state=dict.__getitem__(runner.context, "train_state"),
         error=f"{type(error).__name__}: {error}",
     )
@@ -64,13 +69,15 @@ def describe(error: BaseException, stage: str, runner: OpenRunner) -> str:
     place = ", in ".join(where) or "between two stages"
     if isinstance(error, KeyboardInterrupt):
         return f"{name}: interrupted in {place}"
+    if isinstance(error, StoppedError):
+        return f"{name}: {error}, in {place}"
     return f"{name}: {place} failed: {type(error).__name__}: {error}"
 
 
 def log_error(error: BaseException, headline: str) -> None:
     """The headline; under it, for what user code raised, its own traceback without frames of ours before it."""
     shown = error.user_error if isinstance(error, ClassPathError) else error
-    if shown is None or isinstance(shown, PipelineError | KeyboardInterrupt):
+    if shown is None or isinstance(shown, PipelineError | KeyboardInterrupt | StoppedError):
         logger.error(headline)
     else:
         trace = user_frames(shown.__traceback__) or shown.__traceback__

@@ -19,6 +19,7 @@ from pipeline.config.load import Config, Source
 from pipeline.context import Context
 from pipeline.errors import ExitCode, StageError, one_of
 from pipeline.opening import OpenRun, OpenRunner
+from pipeline.stopping import STOP
 
 
 class GeneralTrainer:
@@ -66,7 +67,7 @@ class GeneralTrainer:
             Exception: whatever a stage raised, as it raised it.
         """
         context = Context()
-        with opening.open_run(self.config, self, GeneralTrainer, self.resume) as run:
+        with STOP.heeded(), opening.open_run(self.config, self, GeneralTrainer, self.resume) as run:
             self.outcome = ExitCode.BUG
             for name, trainer in run.trainers.items():
                 if run.is_done(name):
@@ -123,6 +124,7 @@ class GeneralTrainer:
         runner.hooks.after_stage(name=stage, context=context)
         wrote_status = context.wrote("status")
         context.enter("trainer")
+        STOP.end()
         return wrote_status
 
     def next_stage(self, stage: str, wrote_status: bool, runner: OpenRunner) -> str:

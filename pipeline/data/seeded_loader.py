@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from pipeline.data.fetch import FetchedDataset, Fetches
 from pipeline.data.stream import Stream, has_shard
 from pipeline.errors import ConfigError
+from pipeline.stopping import Deaf
 
 _T = TypeVar("_T")
 
@@ -40,6 +41,8 @@ class SeededLoader(DataLoader[Any]):
         self._fetching: SeededLoader | None = None
         self._fetches: Fetches | None = None
         self._taken = 0
+        if keywords.get("num_workers"):
+            keywords["worker_init_fn"] = Deaf(keywords.get("worker_init_fn"))
         super().__init__(dataset, **keywords)
         self.streams = isinstance(dataset, IterableDataset)
         if self.persistent_workers and (self.streams or hasattr(dataset, "set_epoch")):

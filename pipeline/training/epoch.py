@@ -11,7 +11,8 @@ from pipeline.data.batch import on_device
 from pipeline.data.loader import set_epoch
 from pipeline.data.position import after
 from pipeline.errors import DataError
-from pipeline.training.passes import Stage, length, train_pass
+from pipeline.stopping import STOP
+from pipeline.training.passes import Due, Stage, length, train_pass
 from pipeline.training.updater import UpdaterBase
 from pipeline.training.updates import update_of
 
@@ -63,7 +64,9 @@ def train_epoch(
     if begun:
         # Only now: beginning to iterate draws a number, as it did when the pass began.
         restore_random_state(begun["random"])
-    train_pass(batches, update, updater.state, state, due, on_due)
+    looked = Due(due)
+    with STOP.deferred(looked.hurry):
+        train_pass(batches, update, updater.state, state, looked, on_due)
     if state["iteration"] == before and not begun:
         raise DataError(f"{name} gave no batch in epoch {epoch}; check the dataset, or drop_last with few samples")
     brain.end_pass()

@@ -15,6 +15,7 @@ from pipeline.checkpoint.snapshot import snapshot
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.errors import DataError
+from pipeline.stopping import STOP
 from pipeline.training.agenda import Agenda
 from pipeline.training.best import Best
 from pipeline.training.brain import Brain
@@ -169,7 +170,11 @@ class Training:
         return self.agenda.over(self.state)
 
     def on_due(self, phase: PhaseSchema, report: Report, iteration: int) -> int:
-        """Print, validate, save or end where it is time to; the next iteration to look at, 0 at the end."""
+        """Print, validate, save or end where it is time to; the next iteration to look at, 0 at the end.
+
+        Raises:
+            StoppedError, KeyboardInterrupt: a signal has asked for it; what was due is done, and a checkpoint saved.
+        """
         agenda = self.agenda
         printing, validating, saving = agenda.due(iteration)
         if printing or validating or saving:
@@ -181,8 +186,9 @@ class Training:
             self.validate(phase, self.context["current_epoch"])
         if agenda.over(self.state):
             return 0
-        if saving or self.is_best_now:
+        if saving or self.is_best_now or STOP.asked is not None:
             self.save()
+        STOP.end()
         return agenda.next_look(self.state)
 
     def validate(self, phase: PhaseSchema, epoch: int) -> None:

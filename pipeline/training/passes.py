@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
+from pipeline.stopping import STOP
+
 if TYPE_CHECKING:
     from pipeline.training.updater import UpdaterState
 
@@ -18,12 +20,33 @@ class Stage(Enum):
     TEST = auto()
 
 
+class Due:
+    """The next iteration after which something has to be done; a signal makes it the one that runs.
+
+    Attributes:
+        at: that iteration.
+    """
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def hurry(self) -> None:
+        """After this iteration."""
+        self.at = 0
+
+    def put(self, at: int) -> None:
+        """After a later one; unless the run has been asked to end in the meantime."""
+        self.at = at
+        if STOP.asked is not None:
+            self.hurry()
+
+
 def train_pass(
     loader: Iterable[Any],
     update: Callable[[Any], Any],
     own: UpdaterState,
     state: dict[str, int],
-    due: int,
+    due: Due,
     on_due: Callable[[int], int],
 ) -> None:
     """Train on every batch of a loader. The hot loop.
@@ -43,10 +66,11 @@ def train_pass(
         iteration += 1
         state["iteration"] = iteration
         own.iteration = iteration - others
-        if iteration >= due:
-            due = on_due(iteration)
-            if not due:
+        if iteration >= due.at:
+            following = on_due(iteration)
+            if not following:
                 break
+            due.put(following)
 
 
 def length(loader: Any) -> int | None:

@@ -1,0 +1,144 @@
+"""Signals that ask a run to end: SIGTERM and SIGUSR1, as schedulers send them, and SIGINT, which is Ctrl-C.
+
+While a loop trains, the step is finished and a checkpoint saved before the run ends; elsewhere it ends at once. A second
+signal ends the process at once in any case, and so does the first when ``grace`` is over. Checkpoints are whole whatever
+happens.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import multiprocessing.util  # registers what is to be called after ours
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import FrameType
+from typing import Any
+
+from pipeline.errors import ExitCode
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+GRACE = 25.0
+"""Seconds that a run has to end after the first signal."""
+
+
+class StoppedError(BaseException):
+    """SIGTERM or SIGUSR1 has asked the run to end. Like KeyboardInterrupt, it is no Exception."""
+
+
+class Stop:
+    """Whether the run is asked to end.
+
+    Attributes:
+        asked: the signal that has asked; None: none has.
+        grace: seconds that are left to it then.
+    """
+
+    def __init__(self, grace: float = GRACE) -> None:
+        self.asked: signal.Signals | None = None
+        self.grace = grace
+        self._loops: list[Callable[[], None]] = []
+        self._timer: threading.Timer | None = None
+
+    @contextmanager
+    def heeded(self) -> Iterator[None]:
+        """In the block, signals ask; only in the main thread, where Python receives them."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            self.asked = None
+            if self._timer:
+                self._timer.cancel()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def deferred(self, hurry: Callable[[], None]) -> Iterator[None]:
+        """In the block, a loop looks itself whether it is asked to end; ``hurry`` makes it do so after this step."""
+        self._loops.append(hurry)
+        try:
+            yield
+        finally:
+            self._loops.pop()
+
+    def end(self) -> None:
+        """End the run, if it is asked to.
+
+        Raises:
+            StoppedError: SIGTERM or SIGUSR1 has asked.
+            KeyboardInterrupt: SIGINT has.
+        """
+        if self.asked is signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.asked is not None:
+            raise StoppedError(f"asked to end by {self.asked.name}")
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.asked is not None:
+            os._exit(ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED)
+        self.asked = signal.Signals(number)
+        if not self._loops:
+            self.end()
+        self._timer = threading.Timer(self.grace, os._exit, [_code(self.asked)])
+        self._timer.daemon = True
+        self._timer.start()
+        for hurry in self._loops:
+            hurry()
+
+
+STOP = Stop()
+"""Signals go to a process, and so does this."""
+
+
+def _code(asked: signal.Signals) -> ExitCode:
+    return ExitCode.INTERRUPTED if asked is signal.SIGINT else ExitCode.STOPPED
+
+
+def _forget_in_child() -> None:
+    """A process that was forked is not the run: signals do to it what they do to any other."""
+    for number in SIGNALS:
+        if getattr(signal.getsignal(number), "__self__", None) is STOP:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+@cache
+def _end_workers_at_exit() -> None:
+    """Python ends what it calls daemons by SIGTERM, and waits for them: workers that hear none would never end."""
+    # Registered after multiprocessing's own, and so called before it.
+    atexit.register(_end_daemons)
+
+
+def _end_daemons() -> None:
+    for each in multiprocessing.active_children():
+        if each.daemon:
+            each.kill()
+
+
+class Deaf:
+    """What a worker of a loader begins with: it hears none of these signals, which are for the run to heed.
+
+    Args:
+        first: what else it begins with.
+    """
+
+    def __init__(self, first: Callable[[int], Any] | None = None) -> None:
+        self.first = first
+        _end_workers_at_exit()
+
+    def __call__(self, worker: int) -> None:
+        """Begin."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        if self.first is not None:
+            self.first(worker)
