@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from pipeline.context import Context
 from pipeline.data.batch import on_device, uncountable
@@ -25,21 +26,27 @@ Observer = Callable[[Any, Any], None]
 
 
 @contextmanager
-def evaluating(brain: BatchBrain) -> Iterator[None]:
-    """Modules in evaluation mode and no gradients, until the block ends; then each is in the mode that it was in.
-
-    What is logged in the block is kept apart from what the pass around it has logged.
-    """
-    modes = [(module, module.training) for module in brain.modules.modules()]
-    outside, brain.logged = brain.logged, Averages()
-    brain.modules.eval()
+def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """A module in evaluation mode and no gradients, until the block ends; then each part is in the mode that it was in."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
     try:
         with torch.no_grad():
             yield
     finally:
+        for part, training in modes:
+            part.training = training
+
+
+@contextmanager
+def evaluating(brain: BatchBrain) -> Iterator[None]:
+    """A Brain's modules so; what is logged in the block is kept apart from what the pass around it has logged."""
+    outside, brain.logged = brain.logged, Averages()
+    try:
+        with in_evaluation_mode(brain.modules):
+            yield
+    finally:
         brain.logged = outside
-        for module, training in modes:
-            module.training = training
 
 
 def evaluate(

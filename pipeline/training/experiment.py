@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import nn
 
 from pipeline.checkpoint import weights
 from pipeline.checkpoint.random_state import restore_random_state
@@ -21,6 +17,7 @@ from pipeline.data.batch import count_samples, to_device
 from pipeline.errors import DataError, StageError
 from pipeline.training import experiment_settings as settings
 from pipeline.training.batches import Batches
+from pipeline.training.evaluation import in_evaluation_mode
 from pipeline.training.experiment_setup import ExperimentSetup
 from pipeline.training.triggers import Triggers
 
@@ -228,16 +225,3 @@ class ExperimentBase(ExperimentSetup):
             self.train_state["epoch"] = self.epoch
             self._numbers.end_epoch()
             self.context["hooks"].after_epoch(context=self.context)
-
-
-@contextmanager
-def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """A model in evaluation mode and no gradients, until the block ends; then each module is in the mode that it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
