@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -26,11 +25,10 @@ from pipeline.discovery import Plugin
 from pipeline.distributed import launch
 from pipeline.distributed.determinism import deterministic
 from pipeline.errors import ClassPathError, ConfigError, ExitCode
+from pipeline.reopening import NEVER, reopened, tell_changes
 from pipeline.run_directory import RunDirectory
 from pipeline.stages.base import METHODS, StageBase
 from pipeline.user_code import user_frames
-
-NEVER, AUTO = "never", "auto"
 
 
 @dataclass
@@ -188,13 +186,13 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
     stage_classes = {runner.name: _stage_classes(config, runner) for runner in config.runners}
     discovery.load(config.tree, config.workspace)
     with _output_dir(config) as output_dir:
-        directory = _reopened(output_dir, config, resume)
+        directory = reopened(output_dir, config.name, resume)
         resumed = directory is not None
         directory = directory or RunDirectory.new(output_dir, config.name)
         directory.add(stage_classes)
         with directory.locked(), log.to_file(directory.path / "log.txt", rank=0):
             if resumed:
-                _tell_changes(directory, config)
+                tell_changes(directory, _text(config))
             directory.write("config.yaml", _text(config))
             directory.keep_command(config.path, config.workspace, config.overrides)
             directory.keep_environment(config.workspace, launch.hardware())
@@ -202,26 +200,6 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
             directory.write("swaps.txt", config.swaps or "every stage is the default\n")
             in_run = config.in_run(directory.path)
             yield OpenRun(in_run, directory, trainers, stage_classes, devices, resumed=resumed)
-
-
-def _reopened(output_dir: Path, config: Config, resume: str | Path) -> RunDirectory | None:
-    """The directory of the run that is to go on; None for a new one."""
-    if resume == NEVER:
-        return None
-    directory = RunDirectory.newest(output_dir, config.name) if resume == AUTO else RunDirectory.at(Path(resume))
-    if directory is None:
-        logger.info(f"{output_dir / config.name}: there is no run to go on with; beginning one")
-    return directory
-
-
-def _tell_changes(directory: RunDirectory, config: Config) -> None:
-    """Log what of the config is not as it was."""
-    before = (directory.path / "config.yaml").read_text(encoding="utf-8").splitlines()
-    now = _text(config).splitlines()
-    changed = [line for line in difflib.ndiff(before, now) if line.startswith(("- ", "+ "))]
-    logger.info(f"going on in {directory.path}")
-    if changed:
-        logger.warning("the config is not as it was:\n" + "\n".join(changed))
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from pipeline.config.load import Config, Source
 from pipeline.context import Context
 from pipeline.errors import ExitCode, StageError, one_of
 from pipeline.opening import OpenRun, OpenRunner
+from pipeline.reopening import NEVER
 from pipeline.stopping import STOP
 
 
@@ -49,9 +50,7 @@ class GeneralTrainer:
     }
     """Status -> stage. A subclass may add statuses that lead to a method of its own, which takes the context."""
 
-    def __init__(
-        self, config: Source | Config, overrides: Sequence[str] = (), resume: str | Path = opening.NEVER
-    ) -> None:
+    def __init__(self, config: Source | Config, overrides: Sequence[str] = (), resume: str | Path = NEVER) -> None:
         # A subclass may order the stages otherwise.
         in_order = type(self) is GeneralTrainer
         self.config = config if isinstance(config, Config) else checked(config, overrides, in_order=in_order)
