@@ -85,7 +85,10 @@ def after_epoch(context: Context) -> None:
 
 @hookspec
 def after_checkpoint_saved(context: Context, path: Path) -> None:
-    """A checkpoint is complete on disk: saved after an epoch, or after a batch where ``save_interval`` says so."""
+    """A checkpoint is complete on disk, at the latest before the next is saved: training has gone on since it was begun.
+
+    It comes again where a checkpoint of the same iteration took its place, as one that was saved after the validation.
+    """
 
 
 @hookspec

@@ -142,6 +142,8 @@ class OpenRunner:
         place, built = self.place(stage), self.build(stage)
         contracts.check_reads(built, place, self.context)
         getattr(built, METHODS[stage][1])(self.context)
+        # What the stage has saved is on disk before the next begins, or it is this stage that has failed.
+        dict.__getitem__(self.context, "checkpointer").wait()
         contracts.check_writes(built, place, self.context)
 
     def restore(self) -> None:
@@ -301,10 +303,11 @@ def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:
         world_size=1,
         hooks=plugins.hook,
         run_dir=run.directory.path,
-        checkpointer=Checkpointer(folder / "checkpoints", keep_last=settings.keep_last),
+        checkpointer=Checkpointer(folder / "checkpoints", keep_last=settings.keep_last, asynchronous=True),
         train_state=dict.fromkeys(TRAIN_STATE, 0),
         resources=resources,
     )
+    resources.callback(dict.__getitem__(context, "checkpointer").wait)
     chosen = discovery.load(config.tree, config.workspace)
     resumes = run.resumed and settings.kind == "train"
     runner = OpenRunner(settings, context, run.stage_classes[name], plugins, chosen, run.directory, resumes=resumes)

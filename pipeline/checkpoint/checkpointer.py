@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,6 @@ class Checkpointer:
         self._committed: deque[Path] = deque()
         # Replaced and never changed, since a thread reads it.
         self._protected: frozenset[Path] = frozenset()
-        self._until_saved: frozenset[Path] = frozenset()
 
     def save(
         self,
@@ -116,16 +115,9 @@ class Checkpointer:
         self._background.check()
         return [self._committed.popleft() for _ in range(len(self._committed))]
 
-    def protect(self, path: Path, until_saved: bool = False) -> None:
-        """Keep a checkpoint, such as the best, however old it gets; ``until_saved``: only until a new one is committed."""
-        if until_saved:
-            self._until_saved |= {path}
-        else:
-            self._protected |= {path}
-
-    def release(self, path: Path) -> None:
-        """Treat a protected checkpoint like any other again."""
-        self._protected -= {path}
+    def protect(self, paths: Iterable[Path]) -> None:
+        """Keep these checkpoints, such as the best, however old they get; those of an earlier call no longer."""
+        self._protected = frozenset(paths)
 
     def path_of(self, iteration: int) -> Path:
         """Where the checkpoint of an iteration is, or will be."""
@@ -143,7 +135,7 @@ class Checkpointer:
     def newest_valid(self) -> Saved | None:
         """The verified checkpoint of the highest step, after undoing what a process that ended has left behind.
 
-        Damaged ones are renamed ``.bad-…``, and the log says why. It is protected until a new one is saved. Only
+        Damaged ones are renamed ``.bad-…``, and the log says why. Nothing goes before a new one is saved. Only
         whoever holds the run may call this: it would take away what another process is writing.
 
         Returns:
@@ -154,10 +146,7 @@ class Checkpointer:
             StorageError: the storage refuses for a reason that may pass.
         """
         self.wait()
-        found = newest_valid(self._saver, self._disk)
-        if found:
-            self.protect(found.path, until_saved=True)
-        return found
+        return newest_valid(self._saver, self._disk)
 
     def add_recoverable(self, name: str, recoverable: Recoverable) -> None:
         """Have the state of an object kept in each checkpoint, and given back to it when the run is resumed.
@@ -255,6 +244,5 @@ class Checkpointer:
         """Save, and only then report and remove."""
         if not self._saver.save(final.name, contents):
             return
-        self._until_saved = frozenset()
         self._committed.append(final)
         self._retention.apply(final, self._protected)

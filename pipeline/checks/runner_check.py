@@ -14,8 +14,8 @@ from pipeline.config.values import BestSettings
 from pipeline.errors import one_of
 
 TRAINING = (
-    "precision", "epochs", "max_steps", "optimizer_step_limit", "valid_interval", "save_interval", "keep_last", "keep_best", "grad_clip",
-    "accum_grad", "nonfinite_patience", "check_gradients", "overfit_batches", "debug_epochs",
+    "precision", "epochs", "max_steps", "optimizer_step_limit", "valid_interval", "save_interval", "keep_last", "keep_best",
+    "on_save_error", "grad_clip", "accum_grad", "nonfinite_patience", "check_gradients", "overfit_batches", "debug_epochs",
 )  # fmt: skip
 """What an infer runner has no use for."""
 SWITCHED = {

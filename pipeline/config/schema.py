@@ -128,7 +128,10 @@ class RunnerSchema(_Section):
         None, ge=2, description="how many of the newest checkpoints are kept, beside the best; null keeps all"
     )
     keep_best: Best | None = Field(
-        None, description="{metric: valid_loss, mode: min}: the checkpoint that is kept as the best"
+        None, description="{metric: valid_loss, mode: min, count: 1}: the checkpoints that are kept as the best"
+    )
+    on_save_error: Literal["error", "warn"] = Field(
+        "error", description="what a save means that the storage refuses; warn goes on, but not at the end"
     )
     init_model_path: str | None = Field(
         None, description="a checkpoint or .safetensors file that gives the first weights"

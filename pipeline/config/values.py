@@ -114,6 +114,7 @@ _BEST = {
     "properties": {
         "metric": {**_STRING, "description": "`valid_loss`, or `valid_` and the name of one of the phase's metrics"},
         "mode": {"enum": ["min", "max"], "description": "whether the smallest or the largest is the best"},
+        "count": {"type": "integer", "exclusiveMinimum": 0, "description": "how many are kept; 1 by default"},
     },
     "required": ["metric", "mode"],
     "additionalProperties": False,
@@ -175,6 +176,7 @@ class BestSettings(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
     metric: str
     mode: Literal["min", "max"]
+    count: int = Field(1, gt=0)
 
 
 class UpdaterSettings(BaseModel):

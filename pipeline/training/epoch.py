@@ -43,7 +43,8 @@ def train_epoch(
         on_due: does it, and returns the next one; 0 ends the training.
         context: the run's; None: there are no plugins.
         name: what the data is called, for messages.
-        begun: ``pass`` and ``random`` of a checkpoint that was saved in the middle of this pass.
+        begun: ``pass`` and ``random`` of a checkpoint that was saved in the middle of this pass, and ``validating``:
+            whether it was in a validation, which then comes again.
 
     Returns:
         ``loss`` and what the Brain has logged, means over samples.
@@ -66,7 +67,10 @@ def train_epoch(
         restore_random_state(begun["random"])
     looked = Due(due)
     with STOP.deferred(looked.hurry):
-        train_pass(batches, update, updater.state, state, looked, on_due)
+        following = on_due(before) if begun and begun["validating"] else due
+        if following:
+            looked.put(following)
+            train_pass(batches, update, updater.state, state, looked, on_due)
     if state["iteration"] == before and not begun:
         raise DataError(f"{name} gave no batch in epoch {epoch}; check the dataset, or drop_last with few samples")
     brain.end_pass()

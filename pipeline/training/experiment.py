@@ -15,6 +15,7 @@ from pipeline.checkpoint.snapshot import snapshot
 from pipeline.context import TRAIN_STATE, Context
 from pipeline.data.batch import count_samples, to_device
 from pipeline.errors import DataError, StageError
+from pipeline.stopping import STOP
 from pipeline.training import experiment_settings as settings
 from pipeline.training.batches import Batches
 from pipeline.training.evaluation import in_evaluation_mode
@@ -51,7 +52,6 @@ class ExperimentBase(ExperimentSetup):
         self._batches = Batches((), 0)
         self._in_epoch = False
         self._ended = 0
-        self._saved: Path | None = None
 
     @abstractmethod
     def train_batch(self) -> None:
@@ -73,9 +73,11 @@ class ExperimentBase(ExperimentSetup):
                 self.resume_or_load()
             else:
                 self._go_on(self.checkpointer.resumed)
-            self.train()
-            self._end_epoch()
-            self.save()
+            with STOP.deferred(self._hurry):
+                self.train()
+                self._end_epoch()
+                self.save()
+                self._checkpoints.finish()
         finally:
             self.close()
 
@@ -117,10 +119,8 @@ class ExperimentBase(ExperimentSetup):
         """Save a checkpoint of this moment: weights, counters, and the position in the data."""
         metrics = dict.get(self.context, "metrics") or {}
         counters = {**self.train_state, **self.state_dict()}
-        path = self.checkpointer.save(self.context["model"], counters, metrics, snapshot({}, **self.training_state()))
-        if path != self._saved:
-            self._saved = path
-            self.context["hooks"].after_checkpoint_saved(context=self.context, path=path)
+        self._checkpoints.settle()
+        self._checkpoints.save(counters, metrics, snapshot({}, **self.training_state()))
 
     def resume_or_load(self) -> None:
         """Go on from the checkpoint ``args.checkpoint_path``, if one is named.
@@ -148,7 +148,6 @@ class ExperimentBase(ExperimentSetup):
     def _go_on(self, resumed: Saved) -> None:
         """As a stage, from the checkpoint of a run that was interrupted."""
         weights.load(resumed.weights, self.context["model"], str(resumed.path))
-        self._saved = resumed.path
         if resumed.training is not None:
             self.load_training_state(resumed.training)
             # The generators last: beginning to read draws a number, as it did before.
@@ -193,6 +192,7 @@ class ExperimentBase(ExperimentSetup):
             self._ended = self.epoch
         if not self._ended and self.iteration < self._due:
             return
+        self._checkpoints.tell()
         self._refuse_epochs_without_end()
         ended, self._ended = self._ended, 0
         if self._printing.fires(self.iteration):
@@ -205,6 +205,18 @@ class ExperimentBase(ExperimentSetup):
         if self._saving.fires(self.iteration) or (ended and self._saving.fires_after(ended)):
             self.save()
         self._due = min(each.next_look() for each in (self._printing, self._validating, self._saving))
+        self._heed()
+
+    def _heed(self) -> None:
+        """End here with everything saved, if a signal has asked for it."""
+        if STOP.asked is not None:
+            self.save()
+            self._checkpoints.finish()
+            STOP.end()
+
+    def _hurry(self) -> None:
+        """Look after this batch."""
+        self._due = 0
 
     def _refuse_epochs_without_end(self) -> None:
         """An epoch ends with the batches that ``read_batch`` gives: without it, what counts epochs would never come."""

@@ -19,6 +19,7 @@ from pipeline.distributed import launch
 from pipeline.errors import ConfigError, StageError, StorageError
 from pipeline.stages.base import RunnerBase
 from pipeline.training import experiment_settings as settings
+from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.visualizers import PHASE, JsonLines, PluginNumbers, Visualizer
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ class ExperimentSetup(RunnerBase):
         self._count_iterations()
         self.setup_model()
         self._offer_model()
+        on_error = "error" if self.alone else settings.runner_value(self.context, "on_save_error")
+        self._checkpoints = Checkpoints(self.checkpointer, self.context, None, on_error)
         self.iteration = self.epoch = 0
 
     @property

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeline.checkpoint.random_state import restore_random_state
+from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.snapshot import snapshot
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.errors import DataError
-from pipeline.stopping import STOP
+from pipeline.stopping import STOP, StoppedError
 from pipeline.training.agenda import Agenda
 from pipeline.training.best import Best
 from pipeline.training.brain import Brain
+from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.configured import options_of, pass_loader
 from pipeline.training.entry import entry_of
 from pipeline.training.epoch import train_epoch
@@ -41,9 +41,10 @@ class Training:
         judges: phase -> name -> the metric that judges its validation passes.
         metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
         validated: phase -> the iteration in which it was last validated.
-        saved: the newest checkpoint that the plugins were told of.
-        kept: the checkpoint of the best, which is not removed.
+        checkpoints: what is saved.
         training: the Brain whose pass is running; None between two passes.
+        trained: whether the phase that is up has been trained in this epoch, and may still have to be validated.
+        validating: whether a validation has begun and is not over; a resumed run makes it again.
         begun: what a pass in whose middle the run was interrupted needs to go on; None once it does.
     """
 
@@ -58,12 +59,13 @@ class Training:
         self.phases: list[PhaseSchema] = config.phases(self.runner)
         self.agenda = Agenda(self.runner, self.state["iteration"])
         self.judges = {phase.name: build_metrics(phase.metrics, config.workspace) for phase in self.phases}
-        self.best = Best(self.runner.keep_best.metric, self.runner.keep_best.mode) if self.runner.keep_best else None
+        keep = self.runner.keep_best
+        self.best = Best(keep.metric, keep.mode, keep.count) if keep else None
+        self.checkpoints = Checkpoints(context["checkpointer"], context, self.best, self.runner.on_save_error)
         self.metrics: dict[str, dict[str, float]] = {}
         self.validated: dict[str, int] = {}
-        self.saved: Path | None = None
-        self.kept: Path | None = None
         self.training: Brain | None = None
+        self.trained = self.validating = False
         self.options = options_of(self.runner, self.device)
         for phase in self.phases:
             entry = entry_of(phase.name, context, "brain", "optim_schedulers", "updater")
@@ -78,30 +80,32 @@ class Training:
             return None
         state = saved.training["loop"]
         self.context["metrics"] = self.metrics = saved.training["metrics"]
-        self.validated, self.saved = state["validated"], saved.path
+        self.validated, self.trained, self.validating = state["validated"], state["trained"], state["validating"]
         if self.best and state["best"]:
             self.best.load_state_dict(state["best"])
-            self.context["best"] = self.best.as_dict()
-            if self.best.iteration:
-                self.keep(self.context["checkpointer"].path_of(self.best.iteration))
+            self.context["best"] = self.best.as_dict() if self.best.iteration else None
         random = saved.training["random"]
         restore_random_state(random)
-        return {"pass": state["pass"], "random": random} if state["pass"] else None
+        return {"pass": state["pass"], "random": random, "validating": self.validating} if state["pass"] else None
 
     def run(self) -> None:
-        """All epochs, and a checkpoint at the end."""
-        for brain in {id(entry["brain"]): entry["brain"] for entry in map(self.entry, self.phases)}.values():
-            brain.on_fit_start()
-        for epoch in range(self.state["epoch"], self.last_epoch if not self.agenda.over(self.state) else 0):
-            self.context["current_epoch"] = epoch
-            self.hooks.before_epoch(context=self.context)
-            over = self.epoch(epoch)
-            self.hooks.after_epoch(context=self.context)
-            if self.agenda.saving.fires_after(epoch + 1) or self.is_best_now:
-                self.save()
-            if over:
-                break
-        self.save()
+        """All epochs, and a checkpoint at the end; a signal is heeded where the state can be saved, and not elsewhere."""
+        with STOP.deferred(_between_steps):
+            for brain in {id(entry["brain"]): entry["brain"] for entry in map(self.entry, self.phases)}.values():
+                brain.on_fit_start()
+            # That of the last one, in case there is none left.
+            self.context["current_epoch"] = max(0, self.state["epoch"] - 1)
+            for epoch in range(self.state["epoch"], self.last_epoch if not self.agenda.over(self.state) else 0):
+                self.context["current_epoch"] = epoch
+                self.hooks.before_epoch(context=self.context)
+                over = self.epoch(epoch)
+                self.hooks.after_epoch(context=self.context)
+                self.checkpoints.tell()
+                self.save_if(self.agenda.saving.fires_after(epoch + 1))
+                if over:
+                    break
+            self.save()
+            self.checkpoints.finish()
 
     @property
     def last_epoch(self) -> int:
@@ -111,8 +115,8 @@ class Training:
 
     @property
     def is_best_now(self) -> bool:
-        """Whether no iteration was better than this one."""
-        return self.best is not None and 0 < self.best.iteration == self.state["iteration"]
+        """Whether this iteration is one of the best, and not saved yet."""
+        return self.best is not None and self.best.deserves_checkpoint(self.state["iteration"])
 
     def entry(self, phase: PhaseSchema) -> dict[str, Any]:
         """What the network stage built for a phase, its Brain bound to it: phases may share one."""
@@ -127,7 +131,7 @@ class Training:
         """Train every phase on its data, evaluating each after it; True when the training is over."""
         # In an epoch that was begun before, some phases have been trained already.
         first = self.state["phase_index"]
-        if not first and not self.begun:
+        if not (first or self.begun or self.trained):
             self.metrics = {}
         self.context["metrics"] = self.metrics
         over = False
@@ -137,17 +141,21 @@ class Training:
                 over = self.train(phase, epoch)
                 if (over or self.agenda.validating.fires_after(epoch + 1)) and self.runner.valid_intervals:
                     self.validate(phase, epoch)
+            self.trained = False
             if over:
                 break
-            if self.is_best_now and phase is not self.phases[-1]:
+            if phase is not self.phases[-1]:
                 self.state["phase_index"] = index + 1
-                self.save()
+                self.save_if(False)
         self.state.update(epoch=epoch + 1, phase_index=0)
         return over
 
     def train(self, phase: PhaseSchema, epoch: int) -> bool:
         """One pass over a phase's data; True when training has reached one of its limits."""
         entry = self.entry(phase)
+        if self.trained:
+            # The run was interrupted in the validation that follows.
+            return self.agenda.over(self.state)
         brain, updater = entry["brain"], entry["updater"]
         on_due = partial(self.on_due, phase, Report(self.context, phase.name, brain))
         updater.state.epoch = epoch
@@ -164,7 +172,7 @@ class Training:
             name=f"'{phase.dataset_name}'",
             begun=begun,
         )
-        self.training = None
+        self.training, self.trained = None, True
         updater.state.epoch = epoch + 1
         self.metrics[phase.name] = {**numbers, **self.metrics.get(phase.name, {})}
         return self.agenda.over(self.state)
@@ -176,7 +184,9 @@ class Training:
             StoppedError, KeyboardInterrupt: a signal has asked for it; what was due is done, and a checkpoint saved.
         """
         agenda = self.agenda
+        self.checkpoints.tell()
         printing, validating, saving = agenda.due(iteration)
+        validating, saving = validating or self.validating, saving or self.validating
         if printing or validating or saving:
             # On a GPU this waits for the work so far, as what follows does anyway.
             report.brain.look()
@@ -186,9 +196,7 @@ class Training:
             self.validate(phase, self.context["current_epoch"])
         if agenda.over(self.state):
             return 0
-        if saving or self.is_best_now or STOP.asked is not None:
-            self.save()
-        STOP.end()
+        self.save_if(saving)
         return agenda.next_look(self.state)
 
     def validate(self, phase: PhaseSchema, epoch: int) -> None:
@@ -196,11 +204,19 @@ class Training:
         iteration = self.state["iteration"]
         if not phase.valid_dataset_name or self.validated.get(phase.name) == iteration:
             return
-        self.validated[phase.name] = iteration
         brain = self.models[phase.name]["brain"]
         loader = self.loader(phase.dataset_name if self.runner.overfit_batches else phase.valid_dataset_name)
-        judges = self.judges[phase.name]
-        numbers = watched(self.context, phase.name, brain, loader, Stage.VALID, judges, epoch=epoch)
+        judges, random = self.judges[phase.name], random_state()
+        self.validating = True
+        try:
+            numbers = watched(self.context, phase.name, brain, loader, Stage.VALID, judges, epoch=epoch)
+        except (StoppedError, KeyboardInterrupt):
+            # As it was before: a resumed run validates from the beginning.
+            restore_random_state(random)
+            self.save()
+            self.checkpoints.finish()
+            raise
+        self.validated[phase.name], self.validating = iteration, False
         named = {f"valid_{name}": value for name, value in numbers.items()}
         self.metrics[phase.name] = {**self.metrics.get(phase.name, {}), **named}
         for scheduler in self.models[phase.name]["optim_schedulers"].values():
@@ -221,28 +237,34 @@ class Training:
         return pass_loader(dataset or "", self.runner, self.context)
 
     def save(self) -> None:
-        """Save a checkpoint of this moment."""
+        """Save a checkpoint of this moment, while training goes on."""
+        # First: what is saved now says which of those before are the best.
+        self.checkpoints.settle()
         loop = {
             "pass": self.training.pass_state() if self.training else None,
+            "trained": self.trained,
+            "validating": self.validating,
             "validated": self.validated,
-            "best": self.best.state_dict() if self.best else None,
+            "best": self.best.state_dict(self.state["iteration"]) if self.best else None,
         }
-        training = snapshot(self.models, loop=loop, metrics=self.metrics)
-        checkpointer = self.context["checkpointer"]
-        if self.is_best_now:
-            self.keep(checkpointer.path_of(self.state["iteration"]))
-        path = checkpointer.save(self.models, self.state, self.metrics, training)
-        if path != self.saved:
-            self.saved = path
-            self.hooks.after_checkpoint_saved(context=self.context, path=path)
+        self.checkpoints.save(self.state, self.metrics, snapshot(self.models, loop=loop, metrics=self.metrics))
 
-    def keep(self, best: Path) -> None:
-        """Keep a checkpoint as the best, however old it gets; the one before is like any other again."""
-        checkpointer = self.context["checkpointer"]
-        if self.kept:
-            checkpointer.release(self.kept)
-        checkpointer.protect(best)
-        self.kept = best
+    def save_if(self, due: bool) -> None:
+        """Save where it is due, where this is one of the best, or where a signal has asked the run to end, which it then does.
+
+        Raises:
+            StoppedError, KeyboardInterrupt: one has.
+        """
+        asked = STOP.asked is not None
+        if due or asked or self.is_best_now:
+            self.save()
+        if asked:
+            self.checkpoints.finish()
+            STOP.end()
+
+
+def _between_steps() -> None:
+    """Let a signal wait: the loop looks itself whether one has come."""
 
 
 @contextmanager

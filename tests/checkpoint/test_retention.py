@@ -40,21 +40,22 @@ def test_fewer_than_two_are_refused(tmp_path: Path, keep_last: int) -> None:
         Checkpointer(tmp_path, keep_last=keep_last)
 
 
-def test_a_protected_one_stays_until_it_is_released(tmp_path: Path) -> None:
+def test_a_protected_one_stays_until_others_are_protected(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path / "c", keep_last=2)
     save(checkpointer, 1, 2)
-    checkpointer.protect(tmp_path / "c" / "step-000000000001")
+    checkpointer.protect([tmp_path / "c" / "step-000000000001"])
     save(checkpointer, 3, 4)
     assert steps(tmp_path / "c") == [1, 3, 4]
-    checkpointer.release(tmp_path / "c" / "step-000000000001")
-    save(checkpointer, 5)
-    assert steps(tmp_path / "c") == [4, 5]
+    checkpointer.protect([tmp_path / "c" / "step-000000000003"])
+    save(checkpointer, 5, 6)
+    assert steps(tmp_path / "c") == [3, 5, 6]
 
 
-def test_the_one_resumed_from_is_protected_until_a_new_one_is_committed(tmp_path: Path) -> None:
+def test_nothing_is_removed_before_a_new_one_is_committed(tmp_path: Path) -> None:
     save(Checkpointer(tmp_path / "c"), 1, 2, 3)
     checkpointer = Checkpointer(tmp_path / "c", keep_last=2)
-    checkpointer.protect(tmp_path / "c" / "step-000000000001", until_saved=True)
+    assert checkpointer.newest_valid() is not None
+    assert steps(tmp_path / "c") == [1, 2, 3]
     save(checkpointer, 4)
     assert steps(tmp_path / "c") == [3, 4]
 

@@ -130,8 +130,8 @@ def test_keys_that_agree_are_no_fault(faults: Faults, keys: str) -> None:
          "config.yaml:10:25: runner.learn.keep_best.metric: nothing reports 'q'; known: valid_accuracy, valid_loss"),
         ("keep_best: {metric: valid_loss, mode: min, mdoe: max}",
          "config.yaml:10:48: runner.learn.keep_best.mdoe: unknown key; did you mean 'mode'?"),
-        ("keep_best: {metric: valid_loss, mode: min, count: 2}",
-         "config.yaml:10:48: runner.learn.keep_best.count: unknown key; known: metric, mode"),
+        ("keep_best: {metric: valid_loss, mode: min, counts: 2}",
+         "config.yaml:10:48: runner.learn.keep_best.counts: unknown key; did you mean 'count'?"),
         ("valid_interval: null; keep_best: {metric: valid_loss, mode: min}",
          "config.yaml:11:16: runner.learn.keep_best: would be ignored: valid_interval is null; set it, or remove this"),
         ("valid_interval: []; eval_precision: bf16",
@@ -222,7 +222,7 @@ def test_the_plugins_that_come_along_report_nothing(faults: Faults) -> None:
 
 def test_the_keys_of_a_runner_stage_of_ones_own_are_its_own_but_for_the_run_directory(faults: Faults) -> None:
     keys = (
-        "limit_batches: 3; overfit_batches: 2; compile_mode: max-autotune; keep_best: {metric: q, mode: max, count: 2}"
+        "limit_batches: 3; overfit_batches: 2; compile_mode: max-autotune; keep_best: {metric: q, mode: max, counts: 2}"
     )
     own = "runner.learn.runner_class_path={workspace}/own.py:Run"
     assert faults(f"{keys}; precision: fp16; device: cpu", own) == []

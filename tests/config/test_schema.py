@@ -132,6 +132,8 @@ def test_defaults_of_two_configs_are_not_shared(config: Configs) -> None:
         ("runner", "keep_best: {mode: min}", "runner.x.keep_best.metric: required key is missing; add `metric:`"),
         ("runner", "keep_best: {metric: 5, mode: min}", "runner.x.keep_best.metric: is 5, a whole number; write a string"),
         ("runner", "keep_best: {metric: valid_loss, mode: mim}", "runner.x.keep_best.mode: is 'mim'; did you mean 'min'?"),
+        ("runner", "keep_best: {metric: q, mode: min, count: 0}", "runner.x.keep_best.count: is 0; it must be greater than 0"),
+        ("runner", "on_save_error: wran", "runner.x.on_save_error: is 'wran'; did you mean 'warn'?"),
         ("runner", "deterministic: 1", "runner.x.deterministic: is 1, a whole number; write true or false"),
         ("runner", "compile_mode: max-autotun", "runner.x.compile_mode: is 'max-autotun'; did you mean 'max-autotune'?"),
         ("runner", "compile_module_keys: []", "runner.x.compile_module_keys: is empty; name at least one, or leave it out for all"),

@@ -56,3 +56,31 @@ def test_the_numbers_of_two_phases_are_not_compared() -> None:
     best.improves("one", {"valid_loss": 1.0}, 3)
     with pytest.raises(DataError, match="'valid_loss', which phases 'one' and 'two' both report; name a metric that"):
         best.improves("two", {"valid_loss": 0.5}, 6)
+
+
+def test_a_moment_deserves_a_checkpoint_until_it_is_saved_or_a_later_one_is() -> None:
+    best = Best("valid_loss", "min", count=2)
+    for at, value in enumerate([3.0, 1.0, 2.0], 1):
+        best.improves("line", {"valid_loss": value}, at)
+        assert best.deserves_checkpoint(at)
+    best.saved(1)
+    assert [best.deserves_checkpoint(at) for at in (1, 2, 3)] == [False, True, True]
+    best.saved(3)
+    assert not best.deserves_checkpoint(2)
+    assert [each.iteration for each in best.kept] == [3, 1]
+
+
+def test_a_number_deserves_none_if_enough_better_ones_have_or_will_have_one() -> None:
+    best = Best("valid_auc", "max", count=2)
+    for at, value in enumerate([0.5, 0.7, 0.6, 0.6, 0.55], 1):
+        best.improves("line", {"valid_auc": value}, at)
+    assert [best.deserves_checkpoint(at) for at in range(1, 6)] == [True, True, True, False, False]
+
+
+def test_a_state_knows_of_the_checkpoint_that_carries_it() -> None:
+    best, resumed = Best("valid_loss", "min"), Best("valid_loss", "min")
+    best.improves("line", {"valid_loss": 3.0}, 4)
+    resumed.load_state_dict(best.state_dict(4))
+    assert [each.iteration for each in resumed.kept] == [4]
+    assert resumed.as_dict() == best.as_dict()
+    assert best.state_dict(5)["kept"] == []

@@ -396,10 +396,12 @@ def events() -> Callable[..., list[tuple[str, int, Any]]]:
 
 def test_as_a_stage_the_plugins_are_told_in_the_order_of_the_default_loop(events: Callable[..., Any]) -> None:
     told = events(max_steps=5, print_interval=2, valid_interval="1 epoch", save_interval=3)
-    assert [each[:2] for each in told] == [
+    assert [each[:2] for each in told if each[0] != "after_checkpoint_saved"] == [
         ("before_epoch", 0), ("on_print_interval", 2), ("before_validation", 3), ("after_validation", 3),
-        ("after_epoch", 3), ("after_checkpoint_saved", 3), ("before_epoch", 3), ("on_print_interval", 4),
-        ("after_epoch", 5), ("after_checkpoint_saved", 5),
+        ("after_epoch", 3), ("before_epoch", 3), ("on_print_interval", 4), ("after_epoch", 5),
+    ]  # fmt: skip
+    assert [value for hook, _, value in told if hook == "after_checkpoint_saved"] == [
+        "step-000000000003", "step-000000000005",
     ]  # fmt: skip
     assert [value for hook, _, value in told if hook == "before_epoch"] == [0, 1]
 
