@@ -1,0 +1,153 @@
+"""Where two nested states differ, bit for bit: a NaN with other bits, ``-0.0`` beside ``0.0``, and another type all count."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.checkpoint.saved import Saved
+
+_LONGEST = 60
+_FEW = 16
+"""Plain numbers in a list that are each named; of more, such as the state of a random generator, it is told how many."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One place at which two states differ.
+
+    Attributes:
+        place: the way to it, ``state[0].exp_avg``; ``""`` for the whole.
+        what: in words, what the first has and what the second has.
+        count: of two tensors of one shape and type, or two long lists of numbers, how many elements differ.
+        elements: and how many there are.
+        largest: of two tensors the largest difference of two elements; nan where one of them is NaN.
+    """
+
+    place: str
+    what: str
+    count: int | None = None
+    elements: int | None = None
+    largest: float | None = None
+
+    def __str__(self) -> str:
+        """``layers.0.weight: 3 of 64 elements, largest difference 0.001``."""
+        return f"{self.place}: {self.what}" if self.place else self.what
+
+
+def differences(one: Any, other: Any, place: str = "") -> Iterator[Difference]:
+    """The places at which two states differ, in the order of the first; what only the second has comes after.
+
+    Args:
+        one: mappings, lists and tuples of tensors and plain values, in each other.
+        other: the same.
+        place: the way to both.
+    """
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        yield from _of_tensors(one, other, place)
+    elif type(one) is not type(other):
+        yield Difference(place, f"{_brief(one)} and {_brief(other)}")
+    elif isinstance(one, Mapping):
+        yield from _of_mappings(one, other, place)
+    elif isinstance(one, list | tuple):
+        yield from _of_sequences(one, other, place)
+    elif not _same(one, other):
+        yield Difference(place, f"{_brief(one)} and {_brief(other)}")
+
+
+def of_checkpoints(one: Saved, other: Saved) -> Iterator[Difference]:
+    """Where two checkpoints differ, their folders apart."""
+    yield from _of_parts("counters", one.train_state, other.train_state)
+    yield from _of_parts("metrics", one.metrics, other.metrics)
+    for phase in one.weights | other.weights:
+        yield from _of_parts(f"weights {phase}", one.weights.get(phase, {}), other.weights.get(phase, {}))
+    yield from _of_parts("training", one.training, other.training)
+
+
+def _of_parts(part: str, one: Any, other: Any) -> Iterator[Difference]:
+    for each in differences(one, other):
+        yield replace(each, place=f"{part}: {each.place}" if each.place else part)
+
+
+def _of_mappings(one: Mapping[Any, Any], other: Mapping[Any, Any], place: str) -> Iterator[Difference]:
+    for key, value in one.items():
+        below = _below(place, key)
+        if key in other:
+            yield from differences(value, other[key], below)
+        else:
+            yield Difference(below, f"{_brief(value)} and nothing")
+    for key, value in other.items():
+        if key not in one:
+            yield Difference(_below(place, key), f"nothing and {_brief(value)}")
+
+
+def _of_sequences(one: Sequence[Any], other: Sequence[Any], place: str) -> Iterator[Difference]:
+    if len(one) != len(other):
+        yield Difference(place, f"{len(one)} items and {len(other)} items")
+        return
+    if len(one) > _FEW and all(type(each) in {int, float} for each in (*one, *other)):
+        count = sum(not _same(each, its) for each, its in zip(one, other, strict=True))
+        if count:
+            yield Difference(place, f"{count} of {len(one)} numbers", count, len(one))
+        return
+    for index, (each, its) in enumerate(zip(one, other, strict=True)):
+        yield from differences(each, its, f"{place}[{index}]")
+
+
+def _of_tensors(one: Tensor, other: Tensor, place: str) -> Iterator[Difference]:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        yield Difference(place, f"{_brief(one)} and {_brief(other)}")
+        return
+    bits, its = _bits(one), _bits(other)
+    if torch.equal(bits, its):
+        return
+    differing = (bits != its).any(dim=1)
+    count, elements = int(differing.sum()), len(bits)
+    largest = _largest(_elements(one)[differing], _elements(other)[differing])
+    yield Difference(
+        place, f"{count} of {elements} elements, largest difference {largest:.3g}", count, elements, largest
+    )
+
+
+def _elements(tensor: Tensor) -> Tensor:
+    """The elements one after the other, on the CPU; a conjugate or a negative may be a view that is not worked out yet."""
+    return tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1).contiguous()
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The bytes of each element, [elements, bytes]."""
+    return _elements(tensor).view(torch.uint8).view(tensor.numel(), tensor.element_size())
+
+
+def _largest(one: Tensor, other: Tensor) -> float:
+    """The largest difference of two elements; of large integers rounded to a float64."""
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    return float((one.to(wide) - other.to(wide)).abs().max())
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two plain values of one type are the same; a float by its bits."""
+    if isinstance(one, float):
+        return struct.pack("<d", one) == struct.pack("<d", other)
+    return bool(one == other)
+
+
+def _below(place: str, key: Any) -> str:
+    if isinstance(key, str):
+        return f"{place}.{key}" if place else key
+    return f"{place}[{key!r}]"
+
+
+def _brief(value: Any) -> str:
+    """A value in a few words."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, Mapping | list | tuple):
+        return f"{type(value).__name__} of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

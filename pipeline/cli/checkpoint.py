@@ -1,0 +1,183 @@
+"""``pipeline checkpoint``: looks at checkpoints and changes nothing. torch is imported only by what needs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from pipeline.checkpoint import listing, names
+from pipeline.checkpoint.listing import Checkpoint
+from pipeline.cli import COMMANDS
+from pipeline.config import yaml_text
+from pipeline.errors import ExitCode, PipelineError
+from pipeline.run_directory import finite
+
+_NUMBERS = 4
+"""Metrics that a line shows."""
+_PATH = click.Path(path_type=Path)
+
+
+@click.group("checkpoint", help=COMMANDS["checkpoint"])
+def command() -> None:
+    """Exit codes: those of the run, and 1 where something is damaged or different."""
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What is wrong is one line on stderr; a path that leads nowhere is a wrong command line."""
+    try:
+        yield
+    except PipelineError as error:
+        click.echo(str(error), err=True)
+        sys.exit(error.exit_code)
+
+
+@command.command("ls", short_help="List checkpoints, as they describe themselves.")
+@click.argument("path", type=_PATH)
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@_told()
+def ls(path: Path, as_json: bool) -> None:
+    """List the checkpoints of a run directory, runner or folder; nothing is verified, and a run may be saving there."""
+    folders = [path] if listing.is_one(path) else listing.folders(path)
+    found = {each: [listing.described(each)] if listing.is_one(each) else listing.listed(each) for each in folders}
+    if as_json:
+        rows = [{**asdict(each), "path": str(each.path)} for some in found.values() for each in some]
+        click.echo(json.dumps(finite(rows), indent=2))
+        return
+    for folder, some in found.items():
+        click.echo(_table(folder, some))
+    if not any(found.values()):
+        click.echo(f"{path}: there is no checkpoint in it", err=True)
+
+
+@command.command("show", short_help="Show what is in a checkpoint.")
+@click.argument("path", type=_PATH)
+@_told()
+def show(path: Path) -> None:
+    """Show, as YAML, the counters, numbers, files, tensors and training state of a checkpoint, or of the newest in PATH."""
+    from pipeline.checkpoint.description import describe  # noqa: PLC0415 - it imports torch
+
+    click.echo(yaml_text.dump(describe(_one(path))), nl=False)
+
+
+@command.command("verify", short_help="Read checkpoints completely, and name every damaged file.")
+@click.argument("path", type=_PATH)
+@_told()
+def verify(path: Path) -> None:
+    """Exit 0 if every checkpoint in PATH is as it was written, 1 if one is damaged, 78 if a folder has no valid one."""
+    if listing.is_one(path):
+        sys.exit(ExitCode.DONE if _is_valid(path) else ExitCode.FAILED)
+    codes = [_verified(folder) for folder in listing.folders(path)]
+    sys.exit(max(codes, default=ExitCode.DONE))
+
+
+@command.command("diff", short_help="Say in what two checkpoints differ.")
+@click.argument("one", type=_PATH)
+@click.argument("other", type=_PATH)
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@_told()
+def diff(one: Path, other: Path, as_json: bool) -> None:
+    """Compare weights, training state, counters and metrics bit for bit; exit 0 if they are equal, 1 if not."""
+    from pipeline.checkpoint import saved  # noqa: PLC0415 - it imports torch
+    from pipeline.checkpoint.comparison import of_checkpoints  # noqa: PLC0415 - it imports torch
+
+    found = list(of_checkpoints(*(saved.read(_one(each)) for each in (one, other))))
+    if as_json:
+        click.echo(json.dumps(finite([asdict(each) for each in found]), indent=2))
+    else:
+        click.echo("\n".join(map(str, found)) or "equal, bit for bit")
+    sys.exit(ExitCode.FAILED if found else ExitCode.DONE)
+
+
+@command.command("export", short_help="Write the weights alone as a safetensors file.")
+@click.argument("path", type=_PATH)
+@click.option(
+    "-o", "--output", type=_PATH, required=True, metavar="FILE", help="The file, which ends with .safetensors."
+)
+@click.option(
+    "--phase", metavar="NAME", help="The weights of one phase; with several, names are `phase.name` without it."
+)
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@_told()
+def export(path: Path, output: Path, phase: str | None, force: bool) -> None:
+    """Write the weights of a checkpoint, or of the newest in PATH, once they are verified."""
+    from pipeline.checkpoint import export as exporting  # noqa: PLC0415 - it imports torch
+
+    written = exporting.export(_one(path), output, phase, force=force)
+    click.echo(f"{output}: {len(written)} tensors written", err=True)
+
+
+def _one(path: Path) -> Path:
+    """The checkpoint that a path names; if it is the newest of several, that is said."""
+    found = listing.chosen(path)
+    if found != path:
+        click.echo(f"the newest in {path} is {found.name}", err=True)
+    return found
+
+
+def _verified(folder: Path) -> ExitCode:
+    """What becomes of a folder: with none left that a run could go on from, there is nothing to go on from."""
+    found, bad = names.committed(folder), names.bad(folder)
+    valid = [_is_valid(path) for path in found]
+    for path in bad:
+        click.echo(f"{path}: {listing.SET_ASIDE}, and not looked at", err=True)
+    if (found or bad) and not any(valid):
+        click.echo(f"{folder}: none of its checkpoints is valid; bring one back from a copy", err=True)
+        return ExitCode.NO_CHECKPOINT
+    return ExitCode.DONE if all(valid) else ExitCode.FAILED
+
+
+def _is_valid(path: Path) -> bool:
+    """Whether a checkpoint is as it was written; either is said on stdout. One that is removed meanwhile is not missed."""
+    from pipeline.checkpoint.saved import problems  # noqa: PLC0415 - it imports torch
+
+    found = problems(path)
+    if found and not os.path.lexists(path):
+        click.echo(f"{path}: has been removed meanwhile", err=True)
+        return True
+    click.echo("\n".join(found) or f"{path}: is as it was written")
+    return not found
+
+
+def _table(folder: Path, found: list[Checkpoint]) -> str:
+    """A folder, and a line for each of its checkpoints."""
+    rows = [("step", "epoch", "size", "metrics", ""), *map(_row, found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for step, epoch, size, metrics, marks in rows:
+        right = f"{step:>{widths[0]}}  {epoch:>{widths[1]}}  {size:>{widths[2]}}"
+        lines.append(f"{right}  {metrics:<{widths[3]}}  {marks}".rstrip())
+    return "\n".join([f"{folder}", *lines])
+
+
+def _row(each: Checkpoint) -> tuple[str, ...]:
+    numbers = [
+        f"{phase}.{name} {value:.5g}"
+        for phase, some in each.metrics.items()
+        for name, value in some.items()
+        if isinstance(value, int | float)
+    ]
+    metrics = ", ".join([*numbers[:_NUMBERS], *(["…"] if len(numbers) > _NUMBERS else [])])
+    marks = ["newest"] * each.newest + ["best"] * each.best
+    if each.apart:
+        marks.append(f"{each.path.name}: {each.apart}")
+    if each.problem:
+        marks.append(each.problem)
+    counts = ["" if count is None else str(count) for count in (each.step, each.counters.get("epoch"))]
+    return (*counts, _bytes(each.size), metrics, ", ".join(marks))
+
+
+def _bytes(size: float) -> str:
+    """``1.2 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

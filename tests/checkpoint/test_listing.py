@@ -1,0 +1,89 @@
+"""What checkpoints say of themselves, also where they are strange or vanish meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.checkpoint import listing, manifest
+from pipeline.errors import CheckpointError, ConfigError
+
+
+def rewritten(checkpoint: Path, state: object) -> listing.Checkpoint:
+    """A checkpoint with another ``state.json``, which its manifest lists."""
+    content = json.dumps(state).encode()
+    (checkpoint / "state.json").write_bytes(content)
+    files = manifest.entries(checkpoint) | {"state.json": manifest.of(content)}
+    (checkpoint / manifest.NAME).write_bytes(manifest.encode(files))
+    return listing.described(checkpoint)
+
+
+def test_a_checkpoint_describes_itself(saved: Path) -> None:
+    found = listing.described(saved)
+    assert (found.step, found.counters, found.metrics) == (12, {"iteration": 12}, {"main": {"loss": 0.25}})
+    assert found.size == sum((saved / name).stat().st_size for name in ("main.safetensors", "state.json"))
+    assert not found.problem
+
+
+@pytest.mark.parametrize(
+    "state", [[], {}, {"train_state": {}, "metrics": {}}, {"train_state": {"iteration": "1"}, "metrics": {}},
+              {"train_state": {"iteration": 12}, "metrics": {"main": 3}}, {"train_state": None, "metrics": {}}]
+)  # fmt: skip
+def test_counters_that_make_no_sense_are_a_problem_of_that_checkpoint(saved: Path, state: object) -> None:
+    found = rewritten(saved, state)
+    assert f"{saved}/state.json: makes no sense" in found.problem
+    assert found.step == 12
+
+
+def test_the_folders_of_a_run_whose_checkpoints_go_elsewhere_are_found(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "stamp").mkdir(parents=True)
+    saved.parent.rename(tmp_path / "elsewhere" / "stamp" / "train")
+    assert listing.folders(tmp_path / "elsewhere" / "stamp") == [tmp_path / "elsewhere" / "stamp" / "train"]
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_looked_at_is_not_listed(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = saved.with_name("step-000000000009")
+    names = sorted([*os.listdir(saved.parent), gone.name])
+    monkeypatch.setattr(os, "listdir", lambda _: names)
+    assert [each.path for each in listing.listed(saved.parent)] == [saved]
+
+
+def test_of_an_experiment_or_weights_alone_no_best_is_known(saved: Path) -> None:
+    assert [each.best for each in listing.listed(saved.parent)] == [False]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 5, (2**63).to_bytes(8, "little"), (9).to_bytes(8, "little") + b'{"a": 1}\n']
+)
+def test_what_is_no_safetensors_file_is_refused_by_its_header(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "w.safetensors").write_bytes(content)
+    with pytest.raises(
+        CheckpointError, match=rf"{re.escape(str(tmp_path))}/w.safetensors: is (no safetensors|damaged)"
+    ):
+        listing.read_header(tmp_path / "w.safetensors")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "w.safetensors")
+    with pytest.raises(CheckpointError, match=r"w.safetensors: is no regular file; use another"):
+        listing.read_header(tmp_path / "w.safetensors")
+
+
+def test_a_link_to_a_run_directory_is_followed(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    saved.parent.rename(tmp_path / "run" / "checkpoints")
+    (tmp_path / "latest").symlink_to("run")
+    assert listing.chosen(tmp_path / "latest") == tmp_path / "latest" / "checkpoints" / saved.name
+
+
+def test_a_folder_with_links_to_runners_alone_has_no_checkpoints(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "link").symlink_to(saved.parent)
+    with pytest.raises(ConfigError, match=r"other: has no checkpoints; name a run directory"):
+        listing.folders(tmp_path / "other")

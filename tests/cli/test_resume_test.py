@@ -1,0 +1,166 @@
+"""``pipeline resume-test`` runs a config straight, and killed and resumed, in real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from tests.conftest import LINE
+
+Call = Callable[..., Result]
+Workspace = Callable[..., Path]
+PLUGIN = """
+    from pipeline import hookimpl
+
+    class Plugin:
+        def __init__(self, factor):
+            self.factor = factor
+
+        @hookimpl
+        def before_batch(self, batch):
+            batch[0].mul_(self.factor)
+"""
+COUNTING = """
+    import torch
+    from pipeline import Brain
+
+    class Model(Brain):
+        def __init__(self):
+            super().__init__({"net": torch.nn.Linear(1, 1)})
+            self.seen = 0
+
+        def compute_forward(self, batch, stage):
+            return self.modules.net(batch[0])
+
+        def compute_objectives(self, predictions, batch, stage):
+            self.seen += 1
+            return torch.nn.functional.mse_loss(predictions, batch[1]) * self.seen
+"""
+RANDOM = """
+    import random, torch
+    from torch.utils.data import Dataset
+
+    class Line(Dataset):
+        def __len__(self):
+            return 24
+
+        def __getitem__(self, index):
+            return torch.tensor([random.SystemRandom().random()]), torch.tensor([1.0])
+"""
+CONFIG = """
+    hyper_parameters:
+      optimizer: {class: SGD, learning_rate: 0.1}
+    plugins: [{plugin.py: {factor: 2}}]
+    dataset:
+      - {name: train_data, class_path: data.py:Line, args: {size: 24}, batch_size: 4, shuffle: true}
+    runner:
+      - {name: first, class: train, device: cpu, epochs: 2, save_interval: 3}
+      - {name: second, class: train, device: cpu, epochs: 1, save_interval: 1, seed: 7}
+      - {name: measured, class: infer, device: cpu}
+    phase:
+      - name: line
+        model: torch.nn.Linear
+        model_args: {in_features: 1, out_features: 1}
+        loss: torch.nn.functional.mse_loss
+        dataset_name: train_data
+"""
+
+
+def parts(done: Result) -> dict[str, str]:
+    """The lines about what was compared, each by its first words."""
+    lines = [line.strip().partition("  ") for line in done.stdout.splitlines() if line.startswith("  ")]
+    return {name: rest.strip() for name, _, rest in lines if rest}
+
+
+def test_a_run_that_can_be_resumed_is_equal_bit_for_bit(pipeline: Call, workspace: Workspace) -> None:
+    folder = workspace({"config.yaml": CONFIG, "data.py": LINE, "plugin.py": PLUGIN})
+    elsewhere = ("output_dir=elsewhere", f"runner.second.save_checkpoint_path={folder / 'elsewhere'}")
+    done = pipeline("resume-test", folder / "config.yaml", *elsewhere, "--at", 5, "--at", 2, "--keep", "kept")
+    assert done.exit_code == 0, done.output
+    first, second = done.stdout.partition("second\n")[::2]
+    anew = "no checkpoint was saved before, so it began anew; with a shorter save_interval it goes on"
+    assert first.startswith(
+        f"first\n  killed after iteration 2; {anew}\n  killed after iteration 5, resumed after iteration 3\n"
+    )
+    assert second.startswith(
+        "  killed after iteration 2, resumed after iteration 1\n  killed after iteration 5, resumed after iteration 4\n"
+    )
+    assert [each.count("the same") for each in (first, second)] == [6, 6]
+    assert second.endswith("\nequal, bit for bit\n")
+    assert "measured" not in done.stdout
+    assert Path("kept/straight/workspace/latest/second/checkpoints/step-000000000006").is_dir()
+    assert not Path("elsewhere").exists()
+    assert not (folder / "elsewhere").exists()
+
+
+def test_a_state_that_no_checkpoint_holds_is_found_where_it_first_shows(pipeline: Call, linear: Path) -> None:
+    (linear.parent / "model.py").write_text("\n".join(line[4:] for line in COUNTING.splitlines()), encoding="utf-8")
+    text = linear.read_text(encoding="utf-8").replace("torch.nn.Linear", '"{workspace}/model.py"')
+    text = text.replace("model_args: {in_features: 1, out_features: 1}", "").replace(
+        "valid_dataset_name: train_data", ""
+    )
+    linear.write_text(text.replace("loss: torch.nn.functional.mse_loss", ""), encoding="utf-8")
+    done = pipeline("resume-test", linear, "runner.train_runner.save_interval=3", "--at", 8)
+    assert done.exit_code == 1, done.output
+    assert "  killed after iteration 8, resumed after iteration 6\n" in done.stdout
+    assert parts(done)["batches and losses"].startswith("DIFFERS  the loss of iteration 7: ")
+    assert parts(done)["weights"].startswith("DIFFERS  weights line: net.weight: 1 of 1 elements, largest difference ")
+    assert parts(done)["random state"] == "the same"
+    assert "NOT equal; first, in batches and losses: the loss of iteration 7: " in done.stdout
+    assert "Usual causes: state that no checkpoint holds (an attribute of the model that is no buffer" in done.stdout
+
+
+def test_a_run_that_never_repeats_itself_is_not_blamed_on_resuming(pipeline: Call, linear: Path) -> None:
+    (linear.parent / "data.py").write_text("\n".join(line[4:] for line in RANDOM.splitlines()), encoding="utf-8")
+    linear.write_text(linear.read_text(encoding="utf-8").replace("args: {size: 24}, ", ""), encoding="utf-8")
+    done = pipeline("resume-test", linear, "--at", 7)
+    assert done.exit_code == 1, done.output
+    assert "NOT equal; first, in before the kill: the batch of iteration 1\n" in done.stdout
+    assert "The run does not repeat itself, even where nothing has interrupted it." in done.stdout
+
+
+def test_an_iteration_that_no_runner_comes_to_is_refused(pipeline: Call, linear: Path) -> None:
+    done = pipeline("resume-test", linear, "--at", 13)
+    assert done.exit_code == 2
+    assert "--at 13: train_runner ends after 12 iterations; choose one before that" in done.stderr
+
+
+def test_a_run_that_fails_by_itself_is_not_tested(pipeline: Call, linear: Path) -> None:
+    broken = "phase.line.model_args={in_features: 2, out_features: 1}"
+    done = pipeline("resume-test", linear, broken, "--at", 3)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == f"{linear}: the straight run left with exit code 1; mend that first\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ([], "Missing option '--at'"),
+        (["--at", "0"], "0 is not in the range x>=1"),
+        (["--at", "1", "mode=nobody"], "there is no runner 'nobody'"),
+        (
+            ["--at", "1", "runner.train_runner.debug=true"],
+            "nothing is kept of a debug run, to be compared; leave it out",
+        ),
+        (["--at", "1", "--keep", "."], "--keep .: cannot be made: File exists; name a new folder"),
+    ],
+)
+def test_what_cannot_be_tested_is_refused_before_anything_runs(
+    pipeline: Call, linear: Path, more: list[str], message: str
+) -> None:
+    done = pipeline("resume-test", linear, *more)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
+def test_a_config_without_training_is_refused(pipeline: Call, linear: Path) -> None:
+    (linear.parent / "weights.safetensors").write_bytes(b"")
+    infer = "class: infer, init_model_path: weights.safetensors, device: cpu}"
+    text = linear.read_text(encoding="utf-8").replace("class: train, device: cpu, epochs: 2, print_interval: 3}", infer)
+    linear.write_text(text, encoding="utf-8")
+    done = pipeline("resume-test", linear, "--at", 1)
+    assert done.exit_code == 2, done.output
+    assert f"{linear}: has no runner that trains; name a config, or a mode, with one" in done.stderr

@@ -1,0 +1,44 @@
+"""The counters that kill the process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.resume_trial.witness import Counters
+
+
+def status(folder: Path, iteration: int) -> int:
+    """How a process ends that counts so far while it is saving a checkpoint."""
+    # Made here: torch's threads are not there in a process that was forked.
+    models, training = {"p": {"model": nn.Linear(9, 9)}}, {"large": torch.zeros(10**6)}
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    checkpointer = Checkpointer(folder, asynchronous=True)
+    checkpointer.save(models, {"iteration": 1}, {}, training)
+    Counters({}, 5, checkpointer)["iteration"] = iteration
+    os._exit(0)
+
+
+@pytest.mark.parametrize(("iteration", "expected"), [(4, 0), (5, -signal.SIGKILL), (6, 0)])
+def test_the_process_is_killed_as_soon_as_the_iteration_is_over(tmp_path: Path, iteration: int, expected: int) -> None:
+    assert status(tmp_path, iteration) == expected
+
+
+def test_a_checkpoint_that_is_being_saved_is_there_after_the_kill(tmp_path: Path) -> None:
+    assert status(tmp_path / "checkpoints", 5) == -signal.SIGKILL
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000000001"]
+
+
+def test_counters_that_are_restored_kill_nothing(tmp_path: Path) -> None:
+    counters = Counters({"iteration": 0}, 5, Checkpointer(tmp_path))
+    counters.update(iteration=5)
+    counters["update"] = 5
+    assert counters == {"iteration": 5, "update": 5}
