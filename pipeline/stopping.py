@@ -1,8 +1,8 @@
 """Signals that ask a run to end: SIGTERM and SIGUSR1, as schedulers send them, and SIGINT, which is Ctrl-C.
 
-While a loop trains, the step is finished and a checkpoint saved before the run ends; elsewhere it ends at once. A second
-signal ends the process at once in any case, and so does the first when ``grace`` is over. Checkpoints are whole whatever
-happens.
+While a loop trains, the step is finished and a checkpoint saved before the run ends; elsewhere it ends at once. A loop
+that waits for the workers of a loader has begun no step: it need not wait for the batch. A second signal ends the process
+at once in any case, and so does the first when ``grace`` is over. Checkpoints are whole whatever happens.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import multiprocessing.util  # registers what is to be called after ours
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.errors import ExitCode
+
+_T = TypeVar("_T")
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 GRACE = 25.0
@@ -28,6 +30,10 @@ GRACE = 25.0
 
 class StoppedError(BaseException):
     """SIGTERM or SIGUSR1 has asked the run to end. Like KeyboardInterrupt, it is no Exception."""
+
+
+class WaitOverError(BaseException):
+    """A signal has asked the run to end while it waits for the workers of a loader."""
 
 
 class Stop:
@@ -42,6 +48,7 @@ class Stop:
         self.asked: signal.Signals | None = None
         self.grace = grace
         self._loops: list[Callable[[], None]] = []
+        self._waiting = False
         self._timer: threading.Timer | None = None
 
     @contextmanager
@@ -69,6 +76,33 @@ class Stop:
         finally:
             self._loops.pop()
 
+    def waited_for(self, batches: Iterable[_T], save: Callable[[], object] | None = None) -> Iterator[_T]:
+        """The batches that workers make; a signal ends the wait for one of them, and with it the run.
+
+        Args:
+            batches: whoever goes over them does nothing else between two of them that a signal must not interrupt.
+            save: called first, with the last batch done and the next not begun; it may end the run itself.
+
+        Raises:
+            StoppedError, KeyboardInterrupt: a signal has asked for it.
+        """
+        # A batch costs one call: this stands in the training loop.
+        self._waiting = True
+        try:
+            with suppress(WaitOverError):
+                for batch in batches:
+                    self._waiting = False
+                    yield batch
+                    self._waiting = True
+                    if self.asked is not None:
+                        break
+        finally:
+            self._waiting = False
+        if self.asked is not None:
+            if save:
+                save()
+            self.end()
+
     def end(self) -> None:
         """End the run, if it is asked to.
 
@@ -92,6 +126,8 @@ class Stop:
         self._timer.start()
         for hurry in self._loops:
             hurry()
+        if self._waiting:
+            raise WaitOverError
 
 
 STOP = Stop()
@@ -120,6 +156,8 @@ def _end_workers_at_exit() -> None:
 
 
 def _end_daemons() -> None:
+    # Otherwise torch reports the death of each.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for each in multiprocessing.active_children():
         if each.daemon:
             each.kill()

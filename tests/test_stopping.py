@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -107,3 +111,99 @@ def test_a_loop_is_made_to_look_and_handlers_are_put_back() -> None:
             stop.end()
     assert signal.getsignal(signal.SIGTERM) is before
     stop.end()
+
+
+SLOW = """
+import random, time
+from pathlib import Path
+import torch
+from torch.utils.data import Dataset
+
+class Slow(Dataset):
+    def __init__(self, at=-1):
+        self.at = at
+    def __len__(self):
+        return 24
+    def __getitem__(self, index):
+        if index == self.at and not Path("waiting").exists():
+            Path("waiting").touch()
+            time.sleep(600)
+        return torch.rand(1) + random.random(), torch.ones(1)
+"""
+
+
+def slow(config: Path, at: int, *more: str) -> list[str]:
+    """The command of a run whose workers come to a sample that takes ten minutes, once."""
+    (config.parent / "slow.py").write_text(SLOW, encoding="utf-8")
+    dataset = ["dataset.train_data.class_path={workspace}/slow.py:Slow", f"dataset.train_data.args={{at: {at}}}"]
+    dataset += [
+        "dataset.train_data.num_workers=2",
+        "runner.train_runner.save_interval=null",
+        "phase.line.valid_dataset_name=null",
+    ]
+    return [sys.executable, "-m", "pipeline", "run", str(config), *dataset, *more]
+
+
+def stopped_while_it_waits(command: list[str], number: int) -> subprocess.Popen[bytes]:
+    """A run that gets a signal once a worker has come to that sample, and nothing else is to be done."""
+    process = subprocess.Popen(command, start_new_session=True)
+    while not Path("waiting").exists():
+        time.sleep(0.05)
+    # The batches before it are trained on meanwhile.
+    time.sleep(3)
+    os.killpg(process.pid, number)
+    process.wait()
+    return process
+
+
+@pytest.mark.parametrize(("at", "batch"), [(1, 0), (13, 3)])
+def test_a_wait_for_workers_is_ended_by_a_signal_with_all_steps_saved(linear: Path, at: int, batch: int) -> None:
+    assert stopped_while_it_waits(slow(linear, at), signal.SIGTERM).returncode == 75
+    assert (steps(), status()["iteration"]) == ([f"{batch:02}"], batch)
+    resumed = subprocess.run(slow(linear, at, "--resume", "auto"), capture_output=True, text=True, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    subprocess.run(slow(linear, at, "output_dir=whole"), check=True)
+    for file in ("metrics.jsonl", "checkpoints/step-000000000012/line.safetensors"):
+        ours, theirs = (Path(each, "workspace/latest/train_runner", file).read_bytes() for each in ("runs", "whole"))
+        assert ours == theirs
+
+
+def test_ctrl_c_ends_the_wait_too(linear: Path) -> None:
+    assert stopped_while_it_waits(slow(linear, 13), signal.SIGINT).returncode == 130
+    assert steps() == ["03"]
+
+
+def go_over(stop: Stop, batches: Iterator[int], saved: list[object], *, asking: int = 0) -> list[int]:
+    """What is done before a signal ends it; at one of the batches a signal comes."""
+    done: list[int] = []
+    with suppress(StoppedError), stop.heeded(), stop.deferred(lambda: None):
+        for each in stop.waited_for(batches, lambda: saved.append(stop.asked)):
+            if each == asking:
+                signal.raise_signal(signal.SIGTERM)
+            done.append(each)
+        done.append(-1)
+    return done
+
+
+def waiting_after(batches: int) -> Iterator[int]:
+    """Some batches; while the next is waited for, a signal comes."""
+    yield from range(1, batches + 1)
+    signal.raise_signal(signal.SIGTERM)
+    yield 99
+
+
+def test_a_signal_ends_a_wait_after_what_is_to_be_saved_is() -> None:
+    saved: list[object] = []
+    assert go_over(Stop(), waiting_after(2), saved) == [1, 2]
+    assert saved == [signal.SIGTERM]
+
+
+def test_a_signal_during_a_step_does_not_interrupt_it() -> None:
+    saved: list[object] = []
+    assert go_over(Stop(), iter([1, 2, 3]), saved, asking=2) == [1, 2]
+    assert saved == [signal.SIGTERM]
+
+
+def test_without_a_signal_all_batches_come() -> None:
+    stop = Stop()
+    assert list(stop.waited_for([1, 2, 3])) == [1, 2, 3]

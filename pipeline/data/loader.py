@@ -38,7 +38,7 @@ def make_loader(
             ``generator``, as torch has it.
 
     Raises:
-        ConfigError: the DataLoader has no such keyword.
+        ConfigError: the DataLoader has no such keyword, or one would be ignored.
         DataError: the dataset is empty, has no length, or cannot be shuffled.
     """
     for name in keywords:
@@ -52,7 +52,10 @@ def make_loader(
     elif not ordered:
         keywords["sampler"] = EpochSampler(length_of(dataset, where), shuffle, seed)
         shuffle = False
-    return SeededLoader(dataset, seed=seed, shuffle=shuffle, batch_size=batch_size, **keywords)
+    if keywords.get("timeout") and not keywords.get("num_workers"):
+        waits = f"timeout: {keywords['timeout']} is how long workers are waited for, and there are none"
+        raise ConfigError(f"{where}: {waits}; remove it, or set num_workers")
+    return SeededLoader(dataset, seed=seed, where=where, shuffle=shuffle, batch_size=batch_size, **keywords)
 
 
 def length_of(dataset: Any, where: str) -> int:
@@ -91,6 +94,7 @@ def build_loader(
         drop_last=settings.drop_last,
         collate_fn=collate,
         multiprocessing_context=settings.multiprocessing_context if settings.num_workers else None,
+        timeout=(settings.timeout or 0) if settings.num_workers else 0,
         pin_memory=device.type == "cuda",
     )
 

@@ -2,29 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
 from loguru import logger
 
 from pipeline.data.limits import Limited
+from pipeline.data.place import has_state, unknown_place
 from pipeline.data.seeded_loader import SeededLoader
+from pipeline.data.share import has_shard
 from pipeline.errors import DataError
+from pipeline.stopping import STOP
 
 
-def after(loader: Any, taken: int) -> Any:
-    """The batches of a pass that come after the first ``taken``.
+def after(loader: Any, taken: int, place: Mapping[str, Any] | None = None) -> Any:
+    """The batches of a pass that come after the first ``taken``; ``place_of`` them tells where the pass is.
 
-    Of a map-style dataset these are not fetched. Of anything else they are read again, and left out.
+    Of a map-style dataset these are not fetched, and a stream that has a state goes on from it. Of anything else they
+    are read again, and left out.
+
+    Args:
+        loader: of the pass.
+        taken: how many batches of it were taken before.
+        place: what ``place_of`` told then.
+
+    Raises:
+        DataError: a stream was shared out over another number of workers.
     """
-    if not taken:
-        return loader
     if isinstance(loader, Limited):
-        return Limited(after(loader.loader, taken), max(0, loader.count - taken))
-    if isinstance(loader, SeededLoader) and not loader.streams:
-        return loader.after(taken)
-    return _ReadAgain(loader, taken)
+        return Limited(after(loader.loader, taken, place), max(0, loader.count - taken))
+    if not isinstance(loader, SeededLoader):
+        return _ReadAgain(loader, taken) if taken else loader
+    if not loader.streams:
+        return loader.after(taken) if taken else loader
+    if taken and place:
+        refuse_other_shares(loader, place)
+    # Of what a shard returns, it is seen in its worker whether it has a state.
+    may_have_state = has_state(loader.dataset) or (loader.shares > 1 and has_shard(loader.dataset))
+    if taken and place and place["states"] and may_have_state:
+        return loader.placed(place)
+    placed = loader.placed() if may_have_state else loader
+    return _ReadAgain(placed, taken) if taken else placed
+
+
+def place_of(loader: Any, taken: int) -> dict[str, Any] | None:
+    """Where a pass is after ``taken`` batches, as plain data and tensors; None where that number says it all.
+
+    Args:
+        loader: what ``after`` returned for it.
+        taken: how many batches of the pass are done: all that it has given, or all but the last.
+    """
+    while isinstance(loader, Limited | _ReadAgain):
+        loader = loader.loader
+    if not isinstance(loader, SeededLoader) or not loader.streams:
+        return None
+    return loader.place.after(taken) if loader.place else unknown_place(loader.shares, loader.batch_size, taken)
+
+
+def refuse_other_shares(loader: SeededLoader, place: Mapping[str, Any]) -> None:
+    """Refuse to go on with a stream that is read in other parts: samples would come twice, and others not at all."""
+    if place["shares"] != loader.shares:
+        raise DataError(
+            f"{loader.where}: num_workers is {loader.num_workers}, and the epoch was begun with {place['shares']}; each "
+            f"worker reads a part of the stream, so set it to {place['shares']} until the epoch is over"
+        )
+    if not place["states"] and place["batch_size"] != loader.batch_size:
+        raise DataError(
+            f"{loader.where}: batch_size is {loader.batch_size}, and the epoch was begun with {place['batch_size']}; the "
+            f"batches are counted to find the place in it, so set it to {place['batch_size']} until the epoch is over"
+        )
 
 
 class _ReadAgain:
@@ -34,9 +81,17 @@ class _ReadAgain:
         self.loader, self.taken = loader, taken
 
     def __iter__(self) -> Iterator[Any]:
-        logger.warning(f"{self.taken} batches of the epoch are read again, to go on after them: a stream has no index")
+        spared = "; state_dict and load_state_dict in its dataset would spare that"
+        logger.warning(
+            f"{self.taken} batches of the epoch are read again, to go on after them: a stream has no index"
+            + (spared if isinstance(self.loader, SeededLoader) else "")
+        )
         batches: Iterator[Any] = iter(self.loader)
-        found = sum(1 for _ in islice(batches, self.taken))
+        found = 0
+        for _ in islice(STOP.waited_for(batches) if getattr(self.loader, "num_workers", 0) else batches, self.taken):
+            found += 1
+            # Nothing is to be saved: the checkpoint is there that the run goes on from.
+            STOP.end()
         if found < self.taken:
             raise DataError(
                 f"the epoch has {found} batches, and {self.taken} of them were trained on before; go on with the data "
@@ -46,3 +101,6 @@ class _ReadAgain:
 
     def __len__(self) -> int:
         return max(0, len(self.loader) - self.taken)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)

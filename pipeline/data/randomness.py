@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,6 +54,24 @@ def restore(saved: tuple[Any, ...]) -> None:
         sys.modules["numpy"].random.set_state(of_numpy)
 
 
+def plain_states(saved: tuple[Any, ...]) -> dict[str, Any]:
+    """What ``states`` gave, as plain data and a tensor, which a checkpoint can hold."""
+    of_python, of_torch, of_numpy = saved
+    if of_numpy:
+        kind, keys, *others = of_numpy
+        of_numpy = (kind, keys.tolist(), *others)
+    return {"python": of_python, "torch": of_torch, "numpy": of_numpy}
+
+
+def states_of(plain: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What ``plain_states`` made plain, for ``restore``; numpy's is left out where numpy is not in use."""
+    numpy, of_numpy = sys.modules.get("numpy"), plain["numpy"]
+    if numpy and of_numpy:
+        kind, keys, *others = of_numpy
+        of_numpy = (kind, numpy.array(keys, dtype=numpy.uint32), *others)
+    return plain["python"], plain["torch"], numpy and of_numpy
+
+
 @contextmanager
 def seeded(seed: int | None, epoch: int, *parts: int | str) -> Iterator[None]:
     """The generators seeded from all of the arguments; after the block, and if it raises, as they were before.
@@ -83,6 +101,9 @@ class Draws:
         seed: the run's; None leaves the generators alone.
         epoch: from 0.
         parts: what tells these draws from the others of the epoch.
+
+    Attributes:
+        reached: where the generators were after the last block; None before the first, or without a seed.
     """
 
     def __init__(self, seed: int | None, epoch: int, *parts: int | str) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any, TypeVar, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pipeline.data.fetch import FetchedDataset, Fetches
-from pipeline.data.stream import Stream, has_shard
+from pipeline.data.place import Beginning, Place, has_state
+from pipeline.data.progress import Progress
+from pipeline.data.share import has_shard
+from pipeline.data.stream import Stream
+from pipeline.data.workers import Workers, unreported
 from pipeline.errors import ConfigError
 from pipeline.stopping import Deaf
 
@@ -29,22 +34,31 @@ class SeededLoader(DataLoader[Any]):
     Args:
         dataset: gives the samples.
         seed: None leaves the generators to chance, as torch does.
+        where: what messages begin with, such as ``dataset.train``.
         keywords: those of the DataLoader.
+
+    Attributes:
+        place: where the pass is that this loader is for; None where nobody asks. Only of a stream.
 
     Raises:
         ConfigError: ``persistent_workers`` with a dataset that has to be told the epoch in its workers.
     """
 
-    def __init__(self, dataset: Dataset[Any], *, seed: int | None, **keywords: Any) -> None:
+    def __init__(self, dataset: Dataset[Any], *, seed: int | None, where: str = "", **keywords: Any) -> None:
         self.seed = seed
+        self.where = where or type(dataset).__name__
         self.epoch = 0
+        self.place: Place | None = None
         self._fetching: SeededLoader | None = None
-        self._fetches: Fetches | None = None
+        self.fetches: Fetches | None = None
+        self.progress: Progress | None = None
         self._taken = 0
         if keywords.get("num_workers"):
             keywords["worker_init_fn"] = Deaf(keywords.get("worker_init_fn"))
         super().__init__(dataset, **keywords)
         self.streams = isinstance(dataset, IterableDataset)
+        alone = self.streams and not self.num_workers and has_state(dataset)
+        self._beginning = Beginning(dataset, self.where) if alone else None
         if self.persistent_workers and (self.streams or hasattr(dataset, "set_epoch")):
             raise ConfigError(
                 f"persistent_workers: is True, but the workers of {type(dataset).__name__} have to be told the epoch; "
@@ -54,39 +68,84 @@ class SeededLoader(DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """The epoch that comes next, from 0; the sampler and the dataset are told too, if they want to know."""
         self.epoch = epoch
-        if self._fetches is not None:
-            self._fetches.epoch = epoch
+        if self.fetches is not None:
+            self.fetches.epoch = epoch
         tell_parts(self, epoch)
 
     def __iter__(self) -> Any:
-        """The batches of the epoch."""
-        if self.seed is None and not self.streams and not self._taken:
+        """The batches of the epoch. Without seed, workers and a place to go on from, they are torch's, with its messages."""
+        if self.seed is None and not (self.streams or self._taken or self.num_workers):
             return super().__iter__()
         fetching = self._fetching or self._that_fetches()
         if self.persistent_workers:
             self._fetching = fetching
-        return DataLoader.__iter__(fetching)
+        # While its workers are started, nobody could tell which one has died.
+        with unreported() if fetching.progress else nullcontext():
+            batches: Any = DataLoader.__iter__(fetching)
+        if fetching.progress:
+            batches = Workers(batches, self.where, fetching.progress, fetching.fetches).watched()
+        return self.place.over(batches) if self.place else batches
 
     def _that_fetches(self) -> SeededLoader:
         """This loader as its workers see it: the dataset gives whole batches, and nothing is left to collate."""
-        collate: Callable[[Any], Any] = self.collate_fn
+        progress = Progress(self.num_workers) if self.num_workers else None
         if isinstance(self.dataset, IterableDataset):
-            stream = Stream(self.dataset, collate, self.batch_size, self.drop_last, self.seed, self.epoch)
-            return self.with_parts(dataset=stream, batch_sampler=None, collate_fn=as_it_is)
+            fetching = self.with_parts(dataset=self._stream(progress), batch_sampler=None, collate_fn=as_it_is)
+        else:
+            fetching = self._of_table(progress)
+        fetching.progress = progress
+        return fetching
+
+    def _stream(self, progress: Progress | None) -> Stream:
+        return Stream(
+            cast("IterableDataset[Any]", self.dataset),
+            self.collate_fn,
+            self.batch_size,
+            self.drop_last,
+            self.seed,
+            self.epoch,
+            where=self.where,
+            place=self.place,
+            beginning=self._beginning,
+            progress=progress,
+        )
+
+    def _of_table(self, progress: Progress | None) -> SeededLoader:
+        """The same of a map-style dataset."""
         batched = self.batch_sampler is not None
-        self._fetches = Fetches(self.batch_sampler if batched else self.sampler, self.epoch, self._taken)
-        dataset = FetchedDataset(self.dataset, collate, self.seed, batched)
-        sampler = {"batch_sampler" if batched else "sampler": self._fetches}
-        return self.with_parts(dataset=dataset, collate_fn=as_it_is, **sampler)
+        # Those that workers have not given yet: it is told which of them a worker failed at.
+        kept = self.num_workers * (self.prefetch_factor or 0) + 1 if progress else 0
+        self.fetches = Fetches(self.batch_sampler if batched else self.sampler, self.epoch, self._taken, kept)
+        dataset = FetchedDataset(self.dataset, self.collate_fn, self.seed, batched, where=self.where, progress=progress)
+        sampler = {"batch_sampler" if batched else "sampler": self.fetches}
+        fetching = self.with_parts(dataset=dataset, collate_fn=as_it_is, **sampler)
+        fetching.fetches = self.fetches
+        return fetching
 
     def after(self, taken: int) -> SeededLoader:
         """The same loader without the first ``taken`` batches, which are not fetched; not of a stream."""
         return self.with_parts(_taken=taken)
 
+    def placed(self, saved: Mapping[str, Any] | None = None) -> SeededLoader:
+        """The same loader of a stream for one pass, of which it keeps the place.
+
+        Args:
+            saved: the place at which to go on; None: the beginning of the epoch.
+        """
+        place = Place(self.shares, self.batch_size)
+        if saved:
+            place.go_on(saved)
+        return self.with_parts(place=place)
+
+    @property
+    def shares(self) -> int:
+        """Into how many parts a stream is shared out."""
+        return self.num_workers or 1
+
     def with_parts(self, **parts: Any) -> SeededLoader:
         """The same loader with other parts, which a DataLoader refuses to have assigned."""
         other = copy.copy(self)
-        vars(other).update(parts, _fetching=None, _fetches=None, _iterator=None)
+        vars(other).update(parts, _fetching=None, fetches=None, _iterator=None)
         return other
 
     def __len__(self) -> int:
@@ -97,7 +156,7 @@ class SeededLoader(DataLoader[Any]):
         """
         if not self.streams:
             return max(0, super().__len__() - self._taken)
-        workers = self.num_workers or 1
+        workers = self.shares
         if workers > 1 and has_shard(self.dataset):
             raise TypeError(f"{type(self.dataset).__name__} shares itself out, so its loader has no length")
         samples = range(len(self.dataset))  # type: ignore[arg-type]  # the TypeError of one without length is right

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import count, islice
-from typing import Any, cast
+from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-# There is no public way to change what get_worker_info() says.
-from torch.utils.data._utils import worker as torch_worker
-
-from pipeline.data.randomness import Draws, seeded
-from pipeline.errors import DataError
+from pipeline.data.place import Beginning, Place
+from pipeline.data.progress import Progress
+from pipeline.data.share import Share
 
 
 class Stream(IterableDataset[Any]):
@@ -28,6 +23,10 @@ class Stream(IterableDataset[Any]):
     to batch. ``collate`` draws apart from them, and disturbs no order. While the dataset runs, ``get_worker_info()``
     tells it that it is the only worker: one that shares itself out by it would be shared out twice, and samples lost.
 
+    A dataset with ``state_dict`` and ``load_state_dict`` (what ``shard`` returns, where there is that) goes on in the
+    middle of an epoch: it is given its state, and then iterated, with the generators where they were after the last
+    batch. So its state has to hold whatever it drew before its first sample, such as an order that it has shuffled.
+
     Args:
         dataset: gives the samples.
         collate: makes a batch of them.
@@ -35,6 +34,10 @@ class Stream(IterableDataset[Any]):
         drop_last: whether each worker leaves out its last batch if it is short.
         seed: of the random generators; None leaves them to chance.
         epoch: from 0.
+        where: what messages begin with.
+        place: where the pass is; then each batch comes ``Marked`` with the state of the dataset. None: nobody asks.
+        beginning: puts the dataset of this process to its beginning.
+        progress: of the workers.
     """
 
     def __init__(
@@ -45,61 +48,28 @@ class Stream(IterableDataset[Any]):
         drop_last: bool,
         seed: int | None,
         epoch: int,
+        *,
+        where: str,
+        place: Place | None = None,
+        beginning: Beginning | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.dataset, self.collate = dataset, collate
         self.batch_size, self.drop_last = batch_size, drop_last
-        self.seed, self.epoch = seed, epoch
+        self.seed, self.epoch, self.where = seed, epoch, where
+        self.marks = place is not None
+        self.first = place.first if place else 0
+        self.states = list(place.states) if place else []
+        self.beginning, self.progress = beginning, progress
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of one epoch."""
+        """The batches of one epoch, or the rest of them."""
+        return self._share().batches()
+
+    def _share(self) -> Share:
+        """What of the stream falls to this process: in a pass that goes on, the first worker has the share that is up."""
         info = get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        number, count = ((info.id + self.first) % info.num_workers, info.num_workers) if info else (0, 1)
         # By chance, but by the same in all workers: torch gives each the sum of one number and its own.
-        seed = info.seed - worker if info and self.seed is None else self.seed
-        draws = Draws(seed, self.epoch, "stream", worker if has_shard(self.dataset) else 0)
-        samples, size = self._samples(worker, workers, seed), self.batch_size or 1
-        for number in count():
-            with draws.going_on(), alone():
-                taken = list(islice(samples, size))
-            if len(taken) < (size if self.drop_last else 1):
-                return
-            with seeded(seed, self.epoch, "collate", worker, number):
-                batch = self.collate(taken if self.batch_size else taken[0])
-            yield batch
-
-    def _samples(self, worker: int, workers: int, seed: int | None) -> Iterator[Any]:
-        """Those of one worker. A generator: the dataset draws nothing before the first sample is asked for."""
-        if workers == 1:
-            yield from self.dataset
-        elif not has_shard(self.dataset):
-            yield from islice(self.dataset, worker, None, workers)
-        else:
-            with seeded(seed, self.epoch, "shard"):
-                shard = cast("Any", self.dataset).shard(rank=worker, count=workers)
-            if shard is None:
-                raise DataError(
-                    f"{type(self.dataset).__name__}.shard(rank={worker}, count={workers}) returned None; "
-                    "return the dataset to iterate, self if it has changed itself"
-                )
-            yield from shard
-
-
-def has_shard(dataset: Any) -> bool:
-    """Whether a dataset has a method ``shard(rank, count)``; a shard with other parameters means something else."""
-    try:
-        inspect.signature(dataset.shard).bind(rank=0, count=1)
-    except (AttributeError, TypeError):
-        return False
-    return True
-
-
-@contextmanager
-def alone() -> Iterator[None]:
-    """In the block this worker is told that there is no other."""
-    info = get_worker_info()
-    if info:
-        torch_worker._worker_info = type(info)(id=0, num_workers=1, seed=info.seed, dataset=info.dataset)
-    try:
-        yield
-    finally:
-        torch_worker._worker_info = info
+        seed = info.seed - info.id if info and self.seed is None else self.seed
+        return Share(self, number, count, seed)

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.context import Context
 from pipeline.data.batch import count_samples, split, uncountable
+from pipeline.data.position import place_of
 from pipeline.discovery import plain_callable
 from pipeline.errors import StageError
 from pipeline.training.average import MOST, Average, Averages
@@ -67,6 +68,7 @@ class BatchBrain:
         self.counts_batches = True
         self._phase = ""
         self._began = self._batches = 0
+        self._read_from: Any = None
         self._context: Context | None = None
         self._optim_schedulers: list[OptimScheduler] = []
         self._before_batch: Callable[..., Any] | None = None
@@ -146,15 +148,20 @@ class BatchBrain:
         for each in self._optim_schedulers:
             each.guard.forget()
 
+    def reads(self, loader: Any) -> None:
+        """Take note of the loader of the pass, which knows its place in the data."""
+        self._read_from = loader
+
     def end_pass(self) -> None:
         """Close the windows of accumulation that the last batches left open, and see whether training diverged."""
         self.train_state["update"] += close(self._optim_schedulers, self.train_state["epoch"])
         self.look()
 
     def pass_state(self) -> dict[str, Any]:
-        """Where the pass is: how many batches are done, and the numbers so far; on a GPU this waits."""
+        """Where the pass is: how many batches are done, the place in the data, the numbers so far; on a GPU this waits."""
         return {
             "step": self.step,
+            "data": place_of(self._read_from, self.step),
             "began": self._began,
             "train_loss": self.train_loss.state_dict(),
             "logged": self.logged.state_dict(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -10,6 +10,8 @@ from loguru import logger
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from pipeline.data.loader import set_epoch
+from pipeline.data.position import after, place_of
+from pipeline.data.seeded_loader import SeededLoader
 from pipeline.errors import DataError
 
 
@@ -31,14 +33,21 @@ class Batches:
         self.taken = taken
         self.length = _exact_length(loader)
         self._rest: Iterator[Any] | None = None
+        self._reading: Any = None
+        self._place: Mapping[str, Any] | None = None
         self._ahead: list[Any] = []
         if epoch:
             set_epoch(loader, epoch - 1)
 
-    def open(self) -> None:
-        """Begin to read, if any is left."""
+    def open(self, place: Mapping[str, Any] | None = None) -> None:
+        """Begin to read, if any is left; ``place``: where the batches were that are left out, if they knew."""
+        self._place = place
         if self.taken and not self.over():
             self._opened()
+
+    def place(self) -> Mapping[str, Any] | None:
+        """The place in the data after those that were taken; None where their number says it all."""
+        return self._place if self._reading is None else place_of(self._reading, self.taken)
 
     def over(self) -> bool:
         """Whether all were taken. A loader whose length is not certain is read one batch ahead to tell."""
@@ -65,17 +74,18 @@ class Batches:
 
     def _opened(self) -> Iterator[Any]:
         if self._rest is None:
-            self._rest = iter(self.loader)
-            self._skip(self._rest)
+            if self.taken and isinstance(getattr(self.loader, "sampler", None), RandomSampler):
+                other = "its RandomSampler draws another order than the one that was left"
+                logger.warning(f"train_loader: {other}; make it with pipeline.data.loader.make_loader to go on exactly")
+            ours = isinstance(self.loader, SeededLoader)
+            self._reading = after(self.loader, self.taken, self._place) if ours else self.loader
+            self._rest = iter(self._reading)
+            if not ours:
+                self._skip(self._rest)
         return self._rest
 
     def _skip(self, batches: Iterator[Any]) -> None:
         """Leave out what was taken before: it is read, and not trained on."""
-        if not self.taken:
-            return
-        if isinstance(getattr(self.loader, "sampler", None), RandomSampler):
-            other = "its RandomSampler draws another order than the one that was left"
-            logger.warning(f"train_loader: {other}; make it with pipeline.data.loader.make_loader to go on exactly")
         found = sum(1 for _ in islice(batches, self.taken))
         if found < self.taken:
             left = f"has {found} batches in epoch {self.epoch}, and {self.taken} of them were taken before"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.checkpoint.random_state import restore_random_state
@@ -10,6 +10,7 @@ from pipeline.context import Context
 from pipeline.data.batch import on_device
 from pipeline.data.loader import set_epoch
 from pipeline.data.position import after
+from pipeline.data.workers import supervised
 from pipeline.errors import DataError
 from pipeline.stopping import STOP
 from pipeline.training.passes import Due, Stage, length, train_pass
@@ -61,12 +62,16 @@ def train_epoch(
         brain.load_pass_state(begun["pass"])
     brain.on_stage_start(Stage.TRAIN, epoch)
     update = update_of(brain, updater, context)
-    batches = iter(on_device(after(loader, brain.step), brain.device))
+    rest = after(loader, brain.step, begun["pass"]["data"] if begun else None)
+    brain.reads(rest)
+    batches: Iterator[Any] = iter(on_device(rest, brain.device))
+    if getattr(rest, "num_workers", 0):
+        batches = STOP.waited_for(batches, lambda: on_due(state["iteration"]))
     if begun:
         # Only now: beginning to iterate draws a number, as it did when the pass began.
         restore_random_state(begun["random"])
     looked = Due(due)
-    with STOP.deferred(looked.hurry):
+    with STOP.deferred(looked.hurry), supervised(batches):
         following = on_due(before) if begun and begun["validating"] else due
         if following:
             looked.put(following)

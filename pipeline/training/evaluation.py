@@ -11,6 +11,7 @@ from torch import nn
 
 from pipeline.context import Context
 from pipeline.data.batch import on_device, uncountable
+from pipeline.data.workers import supervised
 from pipeline.errors import DataError
 from pipeline.stopping import STOP
 from pipeline.training.average import Averages
@@ -110,6 +111,10 @@ def watched(
     """Evaluate a phase with the plugins told before and after."""
     hooks = context["hooks"]
     hooks.before_validation(context=context, phase=phase)
-    numbers = evaluate(brain, on_device(loader, context["device"]), stage, metrics, observe, epoch)
+    batches: Iterable[Any] = on_device(loader, context["device"])
+    if getattr(loader, "num_workers", 0):
+        batches = STOP.waited_for(batches)
+    with supervised(batches):
+        numbers = evaluate(brain, batches, stage, metrics, observe, epoch)
     hooks.after_validation(context=context, phase=phase, metrics=numbers)
     return numbers

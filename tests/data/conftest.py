@@ -36,6 +36,21 @@ NOISY = """
             random.shuffle(order)
             for index in order:
                 yield index, *draws()
+
+    class Resumable(IterableDataset):
+        def __init__(self, size):
+            self.size, self.given = size, 0
+        def __iter__(self):
+            while self.given < self.size:
+                self.given += 1
+                yield self.given - 1, *draws()
+            self.given = 0
+        def state_dict(self):
+            return {"given": self.given}
+        def load_state_dict(self, state):
+            self.given = state["given"]
+        def set_epoch(self, epoch):
+            self.epoch = epoch
 """
 
 

@@ -60,6 +60,48 @@ def test_of_a_loader_with_a_length_nothing_is_read_ahead() -> None:
     assert batches._rest is None
 
 
+class Resumable(Stream):
+    """Goes on from how many were read."""
+
+    def __len__(self) -> int:
+        raise TypeError
+
+    def __iter__(self) -> Iterator[int]:
+        while self.read < 5:
+            self.read += 1
+            yield self.read - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"read": self.read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.read = state["read"]
+
+
+@pytest.mark.parametrize("looked", [False, True])
+def test_a_stream_with_a_state_goes_on_from_the_place_of_what_was_taken(looked: bool, log_lines: list[str]) -> None:
+    batches = Batches(make_loader(Resumable(), seed=0, batch_size=None), 1)
+    assert [batches.take(), batches.take()] == [0, 1]
+    assert not (looked and batches.over())
+    others = Batches(make_loader(Resumable(), seed=0, batch_size=None), 1, 2)
+    others.open(batches.place())
+    assert rest(others) == [2, 3, 4]
+    assert log_lines == []
+
+
+def test_of_a_map_style_loader_what_was_taken_is_not_fetched_again() -> None:
+    class Counting(list[int]):
+        asked = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            self.asked += 1
+            return super().__getitem__(index)
+
+    data = Counting(range(5))
+    assert rest(Batches(make_loader(data, seed=0, batch_size=None), 1, 3)) == [3, 4]
+    assert data.asked == 2
+
+
 def test_the_sampler_is_told_the_epoch_from_0() -> None:
     loader = make_loader(list(range(20)), seed=0, shuffle=True, batch_size=None)
     loader.set_epoch(1)
