@@ -5,7 +5,7 @@ The trainer calls this before it runs anything, and so does ``pipeline check``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from pipeline.checks import stage_check, swap_report
 from pipeline.checks.data_flow import DataFlow
 from pipeline.checks.experiment_check import check_experiment, experiment_of, with_experiment
 from pipeline.checks.flow_check import FlowCheck, is_untouched, runs_in_order
+from pipeline.checks.init_check import InitCheck
 from pipeline.checks.inspection import Inspection, plain
 from pipeline.checks.named_class import given
 from pipeline.checks.phase_check import PhaseCheck
@@ -82,9 +83,9 @@ def inspect(config: Source, overrides: Sequence[str] = (), *, in_order: bool = T
     for address, runner in runners.items():
         earlier = list(runners)[: list(runners).index(address)]
         # Another class is a misspelt one.
-        trained = any(_kind(runners[each]) != "infer" for each in earlier)
+        trained = {each.partition(".")[2]: runners[each] for each in earlier if _kind(runners[each]) != "infer"}
         found = _RunnerCheck(inspection, address, runner)
-        flows[address.partition(".")[2]] = found.all(plugins, trained_before=trained, in_order=in_order)
+        flows[address.partition(".")[2]] = found.all(plugins, trained=trained, in_order=in_order)
     # Two runners that share a phase share its faults.
     faults = sorted(dict.fromkeys(draft.faults), key=lambda fault: (fault.where, fault.line, fault.column))
     if draft.config:
@@ -146,12 +147,12 @@ class _RunnerCheck:
         self.kind = _kind(runner)
         self.trains = self.kind == "train"
 
-    def all(self, plugins: Sequence[Flow | None], *, trained_before: bool, in_order: bool) -> DataFlow:
+    def all(self, plugins: Sequence[Flow | None], *, trained: Mapping[str, Node], in_order: bool) -> DataFlow:
         """Check everything.
 
         Args:
             plugins: what each plugin may do with the context.
-            trained_before: whether a train runner precedes this one.
+            trained: name -> runner, for the train runners that precede this one.
             in_order: whether the stages follow each other as the default trainer's do.
 
         Returns:
@@ -167,10 +168,7 @@ class _RunnerCheck:
         experiment = experiment_of(self.runner, definitions["runner"])
         if experiment:
             check_experiment(experiment, self.inspection, self.runner, self.add)
-        if self.kind == "infer" and not experiment and {"startup", "network"} <= default:
-            self.weights(trained_before)
-        if all(is_untouched(self.runner, stage) for stage in ("instance", "startup")):
-            self.initial_weights()
+        InitCheck(self.runner, self.kind, trained, self.add).all(default, experiment)
         phases = self.phases(default, needed=experiment == "")
         flow_check = FlowCheck(self.inspection, self.runner, phases, self.add)
         facts = {"is_infer": self.kind == "infer", "is_fleet": False} if self.kind in {"train", "infer"} else {}
@@ -224,18 +222,6 @@ class _RunnerCheck:
         limits = ("epochs", "max_steps", "optimizer_step_limit")
         if self.trains and all(plain(self.runner, key) is None for key in limits):
             self.add("", "does not say how long to train; add `epochs:` or `max_steps:`")
-
-    def weights(self, trained_before: bool) -> None:
-        """An infer runner has to get its weights from somewhere."""
-        if not trained_before and not plain(self.runner, "init_model_path"):
-            remedy = "add `init_model_path:`, or name a train runner before it in `mode`"
-            self.add("", f"has no weights to evaluate; {remedy}")
-
-    def initial_weights(self) -> None:
-        """A file of weights that is to be loaded has to be there, unless it is made by the run itself."""
-        path = plain(self.runner, "init_model_path")
-        if isinstance(path, str) and Path(path).is_absolute() and not Path(path).exists():
-            self.add("init_model_path", f"no such checkpoint: {path}; check the path")
 
     def phases(self, default: set[str], *, needed: bool) -> dict[str, Node]:
         """The phases that the runner runs; the default network and runner need some, but for an experiment."""

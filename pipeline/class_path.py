@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from pipeline.errors import ClassPathError, nearest, one_of
@@ -214,8 +215,8 @@ def load_class(path: ClassPath | type, base: type) -> type:
     return found
 
 
-def describe(cls: type) -> str:
-    """``module:Name``, the class path of a class."""
+def describe(cls: type | FunctionType) -> str:
+    """``module:Name``, the class path of a class or function."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 

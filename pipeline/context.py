@@ -48,11 +48,20 @@ KEYS: tuple[ContextKey, ...] = (
     ContextKey("run_dir", "Path", "trainer", "the run directory"),
     ContextKey("checkpointer", "Checkpointer", "trainer", "saves and loads this runner's checkpoints"),
     ContextKey(
-        "train_state", "dict", "trainer", "{iteration, update, epoch, samples, phase_index}, all counted from 0"
+        "train_state",
+        "dict",
+        "trainer",
+        "{iteration, update, epoch, samples, phase_index}, all counted from 0; of an infer runner, those of its checkpoint",
     ),
     ContextKey("resources", "ExitStack", "trainer", "what is closed at the end, whatever happens, last opened first"),
     ContextKey("dataset", "dict", "network", "dataset name -> loader"),
     ContextKey("model", "dict", "network", "phase name -> {model, brain, optim_schedulers, updater}"),
+    ContextKey(
+        "checkpoints",
+        "dict",
+        "startup",
+        "path -> phase -> {metric: value} of each that an infer runner evaluates in turn; the first is loaded",
+    ),
     ContextKey("current_epoch", "int", "runner", "the epoch that is running, from 0"),
     ContextKey("metrics", "dict", "runner", "the newest numbers: phase name -> {metric: value}"),
     ContextKey(

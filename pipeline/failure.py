@@ -9,8 +9,10 @@ from typing import Any
 from loguru import logger
 
 from pipeline.discovery import culprit
-from pipeline.errors import ClassPathError, ExitCode, PipelineError
-from pipeline.opening import OpenRun, OpenRunner
+from pipeline.errors import ClassPathError, ExitCode, NoCheckpointError, PipelineError, StorageError
+from pipeline.open_runner import OpenRunner
+from pipeline.opening import OpenRun
+from pipeline.standing import is_resumable
 from pipeline.stopping import StoppedError
 from pipeline.user_code import user_frames
 
@@ -40,8 +42,10 @@ def handle(error: BaseException, runner: OpenRunner, resources: ExitStack, run: 
     if not runner.over:
         _also("after_pipeline", lambda: runner.hooks.after_pipeline(context=context))
     _also("closing the resources", resources.close)
-    _also("context.json", lambda: run.keep_record(context))
-    _also("status.json", lambda: _write_status(error, headline, runner))
+    # Storage that has refused what the error tells of refuses this as well, which is said once.
+    level = "DEBUG" if isinstance(error, StorageError) else "ERROR"
+    _also("context.json", lambda: run.keep_record(context), level)
+    _also("status.json", lambda: _write_status(error, headline, runner), level)
 
 
 def _write_status(error: BaseException, headline: str, runner: OpenRunner) -> None:
@@ -51,7 +55,7 @@ def _write_status(error: BaseException, headline: str, runner: OpenRunner) -> No
         states.get(code, "failed"),
         exit_code=code,
         reason=headline,
-        resumable=dict.__getitem__(runner.context, "checkpointer").newest() is not None,
+        resumable=not isinstance(error, NoCheckpointError) and is_resumable(runner.directory),
         train_state=dict.__getitem__(runner.context, "train_state"),
         error=f"{type(error).__name__}: {error}",
     )
@@ -71,7 +75,9 @@ def describe(error: BaseException, stage: str, runner: OpenRunner) -> str:
         return f"{name}: interrupted in {place}"
     if isinstance(error, StoppedError):
         return f"{name}: {error}, in {place}"
-    return f"{name}: {place} failed: {type(error).__name__}: {error}"
+    # Such as the sample for which a dataset raised it.
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return f"{name}: {place} failed: {type(error).__name__}: {error}{notes}"
 
 
 def log_error(error: BaseException, headline: str) -> None:
@@ -90,8 +96,10 @@ def _abort(runner: OpenRunner, error: BaseException) -> None:
         terminal.abort(runner.context, error)
 
 
-def _also(what: str, act: Callable[[], object]) -> None:
+def _also(what: str, act: Callable[[], object], level: str = "ERROR") -> None:
     try:
         act()
+    except PipelineError as second:
+        logger.log(level, f"{what} failed as well: {second}")
     except BaseException as second:  # the first error is the one that counts, also before a second Ctrl-C
         logger.opt(exception=second).error(f"{what} failed as well: {type(second).__name__}: {second}")

@@ -7,10 +7,13 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import TextIO
 
 from loguru import logger
+
+from pipeline.storage import no_link, storing
 
 _STDERR_FORMAT = "<green>{time:HH:mm:ss}</green> <level>{level: <7}</level> {message}"
 _FILE_FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} {level: <7} rank {extra[rank]} {name}:{line} {message}"
@@ -52,10 +55,17 @@ def _write_to_stderr(line: str) -> None:
 
 @contextmanager
 def to_file(path: Path, rank: int) -> Iterator[None]:
-    """Write every line to ``path`` as well, and catch standard logging and warnings, until the block ends."""
+    """Write every line to ``path`` as well, and catch standard logging and warnings, until the block ends.
+
+    Raises:
+        StorageError: the file cannot be opened.
+    """
     show, handlers, level = warnings.showwarning, logging.root.handlers[:], logging.root.level
     logger.configure(extra={"rank": rank})
-    sink = logger.add(path, level="DEBUG", format=_FILE_FORMAT, diagnose=False, backtrace=False, encoding="utf-8")
+    with storing(path):
+        # No buffer: what was refused would be tried again with every line, and at the end.
+        file = FileIO(path, "a", opener=no_link)
+    sink = logger.add(_LogFile(file, path).write, level="DEBUG", format=_FILE_FORMAT, diagnose=False, backtrace=False)
     logging.root.handlers, warnings.showwarning = [_ToLoguru()], _log_warning
     logging.root.setLevel(logging.INFO)
     try:
@@ -64,6 +74,29 @@ def to_file(path: Path, rank: int) -> Iterator[None]:
         logging.root.handlers, warnings.showwarning = handlers, show
         logging.root.setLevel(level)
         logger.remove(sink)
+        file.close()
+
+
+class _LogFile:
+    """Takes lines as long as the storage does: that one is lost ends no run, and is said once on stderr."""
+
+    def __init__(self, file: FileIO, path: Path) -> None:
+        self._file, self._path = file, path
+        self._refused = False
+
+    def write(self, line: str) -> None:
+        """Add a line."""
+        rest = memoryview(line.encode("utf-8", "backslashreplace"))
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            if not self._refused:
+                lost = f"{self._path}: cannot be written: {error.strerror}; lines are missing in it"
+                sys.stderr.write(f"{lost}; free or repair the storage\n")
+            self._refused = True
+        else:
+            self._refused = False
 
 
 def _log_warning(

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FunctionType
 from typing import Any
 
-import pluggy
 import torch
 from loguru import logger
 
-from pipeline import class_path, contracts, discovery, log
+from pipeline import class_path, discovery, log, run_record, standing
+from pipeline.checkpoint import location
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.config import yaml_text
 from pipeline.config.load import Config
 from pipeline.config.reads import ReadDict
-from pipeline.config.schema import RunnerSchema
 from pipeline.context import TRAIN_STATE, Context, EngineMode
-from pipeline.discovery import Plugin
 from pipeline.distributed import launch
 from pipeline.distributed.determinism import deterministic
-from pipeline.errors import ClassPathError, ConfigError, ExitCode
-from pipeline.reopening import NEVER, reopened, tell_changes
+from pipeline.errors import ExitCode
+from pipeline.loading import device, stage_classes_of, trainer_of
+from pipeline.open_runner import OpenRunner
+from pipeline.reopening import NEVER, bring_up_to_date, reopened
 from pipeline.run_directory import RunDirectory
-from pipeline.stages.base import METHODS, StageBase
-from pipeline.user_code import user_frames
+from pipeline.run_record import RunRecord
+from pipeline.stages.base import StageBase
 
 
 @dataclass
@@ -55,7 +57,7 @@ class OpenRun:
 
     def is_done(self, name: str) -> bool:
         """Whether a runner need not run: it was finished before the run was interrupted."""
-        done = self.resumed and self.directory.is_done(name)
+        done = self.resumed and standing.is_done(self.directory, name)
         if done:
             logger.info(f"{name} is finished already")
         return done
@@ -63,7 +65,8 @@ class OpenRun:
     def close_runner(self, context: Context) -> None:
         """Keep the record of a runner that is over, and that it is."""
         self.keep_record(context)
-        self.directory.mark_done(str(dict.get(context, "runner_name")), dict.__getitem__(context, "train_state"))
+        name, train_state = str(dict.get(context, "runner_name")), dict.__getitem__(context, "train_state")
+        standing.mark_done(self.directory, name, train_state)
 
     def keep_record(self, context: Context) -> None:
         """Bring ``context.json`` up to date with a runner's accesses."""
@@ -88,84 +91,6 @@ class OpenRun:
         self.directory.write_status("done", exit_code=ExitCode.DONE, train_state=furthest)
 
 
-@dataclass
-class OpenRunner:
-    """A runner that is ready for its first stage.
-
-    Attributes:
-        settings: its part of the config.
-        context: the context.
-        classes: stage -> class.
-        plugins: the plugins of this runner, once they are built.
-        chosen: what they are built from.
-        directory: the run directory.
-        over: whether every stage has run.
-        resumes: whether it goes on from a checkpoint, once it comes to the runner stage.
-    """
-
-    settings: RunnerSchema
-    context: Context
-    classes: dict[str, type[StageBase]]
-    plugins: pluggy.PluginManager
-    chosen: list[Plugin]
-    directory: RunDirectory
-    over: bool = False
-    resumes: bool = False
-
-    @property
-    def hooks(self) -> pluggy.HookRelay:
-        """What calls the plugins."""
-        return self.plugins.hook
-
-    def build_plugins(self) -> None:
-        """Build the plugins: from here on, the hooks call them, and checkpoints keep the state of those that have one."""
-        discovery.register(self.chosen, self.plugins)
-        checkpointer: Checkpointer = dict.__getitem__(self.context, "checkpointer")
-        for name, plugin in self.plugins.list_name_plugin():
-            if hasattr(plugin, "state_dict") and hasattr(plugin, "load_state_dict"):
-                checkpointer.add_recoverable(f"plugin:{name}", plugin)
-
-    def build(self, stage: str) -> StageBase:
-        """The stage, built with its ``<stage>_args``."""
-        arguments: dict[str, Any] = getattr(self.settings, f"{stage}_args")
-        return self.classes[stage].from_context(self.context, **arguments)
-
-    def run_stage(self, stage: str) -> None:
-        """Build the stage and call its method; it is held to the keys that it declares.
-
-        Raises:
-            ContextError: a key that it reads is not there before, or one that it writes is not there after.
-        """
-        if stage == "runner" and self.resumes:
-            self.resumes = False
-            self.restore()
-        place, built = self.place(stage), self.build(stage)
-        contracts.check_reads(built, place, self.context)
-        getattr(built, METHODS[stage][1])(self.context)
-        # What the stage has saved is on disk before the next begins, or it is this stage that has failed.
-        dict.__getitem__(self.context, "checkpointer").wait()
-        contracts.check_writes(built, place, self.context)
-
-    def restore(self) -> None:
-        """Go on from the newest valid checkpoint, whichever startup stage has run."""
-        checkpointer: Checkpointer = dict.__getitem__(self.context, "checkpointer")
-        if not checkpointer.restore(self.context):
-            logger.warning(f"{checkpointer.folder}: no checkpoint was ever saved; beginning again")
-
-    def place(self, stage: str) -> str:
-        """``startup (tdm_startup.Startup, config.yaml:12)``, for messages."""
-        config: Config = dict.__getitem__(self.context, "config")
-        origin = config.origin(f"runner.{self.settings.name}.{stage}_class_path")
-        cls = self.classes.get(stage)
-        return (
-            f"{stage} ({cls.__module__.rpartition('.')[2]}.{cls.__name__}, {origin})" if cls else f"{stage} ({origin})"
-        )
-
-    def tell_status(self) -> None:
-        """Say in ``status.json`` that the runner is running."""
-        self.directory.write_status("running", train_state=dict.__getitem__(self.context, "train_state"))
-
-
 @contextmanager
 def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Path = NEVER) -> Iterator[OpenRun]:
     """Load every class, then make or reopen the run directory, lock it, and log into it until the block ends.
@@ -173,35 +98,37 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
     Args:
         config: what is to be run.
         resume: ``never`` makes a new directory; ``auto`` goes on in the newest of this config, if there is one; a path
-            goes on in that.
+            goes on in that run directory, or from that checkpoint in one.
         trainer: runs every runner whose ``trainer_class`` it is an instance of.
         trainer_base: what each ``trainer_class`` derives from.
 
     Raises:
         ClassPathError, PluginError: a class cannot be loaded; no directory was made.
         ConfigError: a device is not there, or several processes were started.
-        StorageError: the directory cannot be made.
+        LockedError: another process uses the directory.
+        NoCheckpointError: the checkpoint to go on from is damaged.
+        StorageError: the directory cannot be made or written.
     """
     launch.refuse_several_processes()
-    devices = {runner.name: _device(config, runner) for runner in config.runners}
-    trainers = {runner.name: _trainer(config, runner, trainer, trainer_base) for runner in config.runners}
-    stage_classes = {runner.name: _stage_classes(config, runner) for runner in config.runners}
+    devices = {runner.name: device(config, runner) for runner in config.runners}
+    trainers = {runner.name: trainer_of(config, runner, trainer, trainer_base) for runner in config.runners}
+    stage_classes = {runner.name: stage_classes_of(config, runner) for runner in config.runners}
     discovery.load(config.tree, config.workspace)
     with _output_dir(config) as output_dir:
-        directory = reopened(output_dir, config.name, resume)
-        resumed = directory is not None
-        directory = directory or RunDirectory.new(output_dir, config.name)
-        directory.add(stage_classes)
+        earlier = reopened(output_dir, config.name, resume)
+        directory = earlier.directory if earlier else RunDirectory.new(output_dir, config.name)
         with directory.locked(), log.to_file(directory.path / "log.txt", rank=0):
-            if resumed:
-                tell_changes(directory, _text(config))
-            directory.write("config.yaml", _text(config))
-            directory.keep_command(config.path, config.workspace, config.overrides)
-            directory.keep_environment(config.workspace, launch.hardware())
-            directory.keep_sources(config.sources, config.workspace)
-            directory.write("swaps.txt", config.swaps or "every stage is the default\n")
+            record = _record(config, directory, devices)
+            if earlier:
+                bring_up_to_date(earlier, record, list(stage_classes))
+            else:
+                record.keep(directory)
+            directory.add(stage_classes)
             in_run = config.in_run(directory.path)
-            yield OpenRun(in_run, directory, trainers, stage_classes, devices, resumed=resumed)
+            for runner in in_run.runners:
+                if not standing.is_done(directory, runner.name):
+                    location.place(directory.path, runner)
+            yield OpenRun(in_run, directory, trainers, stage_classes, devices, resumed=earlier is not None)
 
 
 @contextmanager
@@ -215,52 +142,16 @@ def _output_dir(config: Config) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _device(config: Config, runner: RunnerSchema) -> torch.device:
-    try:
-        return launch.device(runner.device)
-    except ConfigError as error:
-        address = f"runner.{runner.name}.device"
-        raise ConfigError([config.origin(address).fault(address, str(error))]) from error
-
-
-def _trainer(config: Config, runner: RunnerSchema, present: Any, base: type) -> Any:
-    cls = load_class(config, runner, "trainer_class", "Trainer", base)
-    if isinstance(present, cls):
-        return present
-    try:
-        return cls(config)
-    except Exception as error:
-        address = f"runner.{runner.name}.trainer_class"
-        message = f"{config.origin(address)}: {address}: {cls.__name__}(config) raised {type(error).__name__}: {error}"
-        user_error = error.with_traceback(user_frames(error.__traceback__))
-        raise ClassPathError(f"{message}; mend it", user_error) from error
-
-
-def _stage_classes(config: Config, runner: RunnerSchema) -> dict[str, type[StageBase]]:
-    return {
-        stage: load_class(config, runner, f"{stage}_class_path", stage.capitalize(), base)
-        for stage, (base, _) in METHODS.items()
-    }
-
-
-def load_class(config: Config, runner: RunnerSchema, key: str, name: str, base: type) -> Any:
-    """The class that a key of a runner names, imported and checked.
-
-    Raises:
-        ClassPathError: it cannot be loaded; the message begins with where the config says so.
-    """
-    path = getattr(runner, key)
-    try:
-        if isinstance(path, str):
-            path = class_path.parse(path, name=name, workspace=config.workspace)
-        return class_path.load_class(path, base)
-    except ClassPathError as error:
-        address = f"runner.{runner.name}.{key}"
-        raise ClassPathError(f"{config.origin(address)}: {address}: {error}", error.user_error) from error
-
-
-def _text(config: Config) -> str:
-    return yaml_text.dump(_writable(config.plain(expanded=False)))
+def _record(config: Config, directory: RunDirectory, devices: Mapping[str, torch.device]) -> RunRecord:
+    """What the run directory is to keep of how the run is made."""
+    hardware = {**launch.hardware(), "devices": {name: str(each) for name, each in devices.items()}}
+    return RunRecord(
+        yaml_text.dump(_writable(config.plain(expanded=False))),
+        run_record.command(config.path, config.workspace, config.overrides),
+        run_record.environment(directory, config.workspace, hardware),
+        config.swaps or "every stage is the default\n",
+        run_record.sources(config.sources, config.workspace),
+    )
 
 
 def _writable(value: Any) -> Any:
@@ -269,9 +160,11 @@ def _writable(value: Any) -> Any:
         return {str(name): _writable(child) for name, child in value.items()}
     if isinstance(value, list | tuple):
         return [_writable(child) for child in value]
-    if isinstance(value, type):
+    if isinstance(value, type | FunctionType):
         return class_path.describe(value)
-    return value if isinstance(value, str | int | float | bool | None) else repr(value)
+    # Where an object is in memory is another thing in each process.
+    plain = isinstance(value, str | int | float | bool | None)
+    return value if plain else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:

@@ -1,35 +1,101 @@
-"""Which run goes on, and what of its config has changed since."""
+"""Which run goes on, from where, and what has changed since."""
 
 from __future__ import annotations
 
-import difflib
+import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from loguru import logger
 
+from pipeline.before import Before
+from pipeline.changes import changes
+from pipeline.checkpoint import names
+from pipeline.errors import ConfigError
+from pipeline.rewinding import rewind
 from pipeline.run_directory import RunDirectory
+from pipeline.run_record import RunRecord
+from pipeline.standing import is_done
 
 NEVER, AUTO = "never", "auto"
 
 
-def reopened(output_dir: Path, config_name: str, resume: str | Path) -> RunDirectory | None:
-    """The directory of the run that is to go on; None for a new one.
+class Earlier(NamedTuple):
+    """A run that is to go on.
+
+    Attributes:
+        directory: its directory.
+        checkpoint: the one to go on from; None: the newest that is valid.
+    """
+
+    directory: RunDirectory
+    checkpoint: Path | None = None
+
+
+def reopened(output_dir: Path, config_name: str, resume: str | Path) -> Earlier | None:
+    """The run that is to go on; None for a new one.
+
+    Args:
+        output_dir: where run directories are.
+        config_name: whose runs they are.
+        resume: ``never``, ``auto``, the path of a run directory, or of a checkpoint in one.
 
     Raises:
-        ConfigError: the path is that of no run directory.
+        ConfigError: the path is that of neither.
     """
     if resume == NEVER:
         return None
-    directory = RunDirectory.newest(output_dir, config_name) if resume == AUTO else RunDirectory.at(Path(resume))
-    if directory is None:
+    if resume != AUTO:
+        run_dir, checkpoint = parts(Path(resume))
+        directory = RunDirectory.at(run_dir)
+        if checkpoint and not checkpoint.is_dir():
+            there = ", ".join(path.name for path in names.committed(checkpoint.parent)) or "none"
+            raise ConfigError(f"{checkpoint}: there is no such checkpoint; there are: {there}")
+        return Earlier(directory, checkpoint)
+    newest = RunDirectory.newest(output_dir, config_name)
+    if newest is None:
         logger.info(f"{output_dir / config_name}: there is no run to go on with; beginning one")
-    return directory
+    return Earlier(newest) if newest else None
 
 
-def tell_changes(directory: RunDirectory, config: str) -> None:
-    """Log what of the config is not as it was kept when the run was begun."""
-    before = (directory.path / "config.yaml").read_text(encoding="utf-8").splitlines()
-    changed = [line for line in difflib.ndiff(before, config.splitlines()) if line.startswith(("- ", "+ "))]
+def parts(path: Path) -> tuple[Path, Path | None]:
+    """What ``--resume`` names: a run directory, or the one that a checkpoint is in, and the checkpoint."""
+    path = Path(os.path.abspath(path))
+    if names.step_of(path) is None or path.suffix == names.NEW or path.parent.name != "checkpoints":
+        return path, None
+    # What the run directory is called may be a link, and so may the folder of its checkpoints; that leads elsewhere.
+    run_dir = path.parents[2].resolve()
+    return run_dir, run_dir.joinpath(*path.parts[-3:])
+
+
+def bring_up_to_date(earlier: Earlier, record: RunRecord, runners: Sequence[str]) -> None:
+    """Say what has changed, keep what is replaced by it, and go back to the checkpoint that was chosen.
+
+    Args:
+        earlier: the run, whose directory is locked.
+        record: what the directory is to keep from now on.
+        runners: those of the run, in order.
+
+    Raises:
+        ConfigError, NoCheckpointError: the checkpoint cannot be gone on from; nothing has changed.
+        StorageError: the storage refuses.
+    """
+    directory, checkpoint = earlier
     logger.info(f"going on in {directory.path}")
-    if changed:
-        logger.warning("the config is not as it was:\n" + "\n".join(changed))
+    before = Before(directory)
+    if checkpoint:
+        rewind(directory, checkpoint, runners, before)
+    found = changes(directory, record)
+    for message in found.told:
+        logger.warning(message)
+    if not found.told:
+        logger.info("config, plugins, code and versions are as they were")
+    if all(is_done(directory, runner) for runner in runners):
+        # It stays as it was run.
+        return
+    for name in sorted(found.files):
+        before.move(name) if name in record.sources or name.parts[0] == "workspace" else before.copy(name)
+    if found.told and before.folder:
+        logger.info(f"what is replaced is kept in {before.folder}")
+    record.keep(directory, found.files)

@@ -18,7 +18,8 @@ from pipeline.check import checked
 from pipeline.config.load import Config, Source
 from pipeline.context import Context
 from pipeline.errors import ExitCode, StageError, one_of
-from pipeline.opening import OpenRun, OpenRunner
+from pipeline.open_runner import OpenRunner
+from pipeline.opening import OpenRun
 from pipeline.reopening import NEVER
 from pipeline.stopping import STOP
 

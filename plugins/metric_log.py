@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from loguru import logger
 
 from pipeline import hookimpl
 from pipeline.context import Context
+from pipeline.storage import no_link, storing
 
 _TIMINGS = {"samples_per_second"}
 
@@ -24,25 +27,35 @@ class MetricLog:
     """
 
     def __init__(self) -> None:
-        self.metrics: TextIO
-        self.timing: TextIO
+        self.metrics: FileIO
+        self.timing: FileIO
         self.epoch_began = 0.0
 
     @hookimpl
     def before_pipeline(self, context: Context) -> None:
-        """Open the files, to be closed with the run."""
+        """Open the files, to be closed with the run.
+
+        Raises:
+            StorageError: the storage refuses.
+        """
         folder: Path = context["run_dir"] / context["runner_name"]
         self.metrics = self._open(folder / "metrics.jsonl", context)
         self.timing = self._open(folder / "timing.jsonl", context)
 
     def state_dict(self) -> dict[str, int]:
         """How long the files are, in bytes."""
-        return {"metrics": self.metrics.tell(), "timing": self.timing.tell()}
+        return {"metrics": _size(self.metrics), "timing": _size(self.timing)}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Cut off what a run that was interrupted wrote after its checkpoint: it comes again."""
-        self.metrics.truncate(state["metrics"])
-        self.timing.truncate(state["timing"])
+        for file, size in ((self.metrics, state["metrics"]), (self.timing, state["timing"])):
+            if _size(file) < size:
+                # Nobody waits for the disk with every line, so the newest may be lost when the machine stops.
+                missing = f"has {_size(file)} bytes, and had {size} when the checkpoint was saved"
+                logger.warning(f"{file.name}: {missing}; the last lines before it are lost")
+                continue
+            with storing(Path(str(file.name))):
+                file.truncate(size)
 
     @hookimpl
     def before_epoch(self) -> None:
@@ -59,7 +72,9 @@ class MetricLog:
         """Write the numbers of a validation pass; those of an infer runner get their line too."""
         self._write("evaluate" if context["is_infer"] else "validate", context, phase, metrics)
         if context["is_infer"]:
-            logger.info(f"{context['runner_name']}  {phase}  {_line(metrics)}")
+            several = len(context.get("checkpoints") or ()) > 1
+            which = f"iteration {context['train_state']['iteration']}  " if several else ""
+            logger.info(f"{context['runner_name']}  {which}{phase}  {_line(metrics)}")
 
     @hookimpl
     def after_epoch(self, context: Context) -> None:
@@ -70,11 +85,13 @@ class MetricLog:
             logger.info(f"epoch {context['current_epoch']} done in {seconds:.1f} s  {phase}  {_line(metrics)}")
         self._record(self.timing, "epoch", context, {"seconds": seconds})
 
-    def _open(self, path: Path, context: Context) -> TextIO:
+    def _open(self, path: Path, context: Context) -> FileIO:
         # Without a checkpoint to go on from, a resumed run begins again, and so do its numbers.
         mode = "a" if context["checkpointer"].all() else "w"
-        # Line by line, so that what a killed run had measured is there.
-        file: TextIO = context["resources"].enter_context(path.open(mode, buffering=1, encoding="utf-8"))
+        # Without a buffer, so that what a killed run had measured is there.
+        with storing(path):
+            file = FileIO(path, mode, opener=no_link)
+        context["resources"].callback(file.close)
         return file
 
     def _write(self, event: str, context: Context, phase: str, numbers: dict[str, float]) -> None:
@@ -84,13 +101,20 @@ class MetricLog:
         if timings:
             self._record(self.timing, event, context, {"phase": phase, **timings})
 
-    def _record(self, file: TextIO, event: str, context: Context, values: dict[str, Any]) -> None:
+    def _record(self, file: FileIO, event: str, context: Context, values: dict[str, Any]) -> None:
         where = {"event": event, "epoch": context["current_epoch"], "iteration": context["train_state"]["iteration"]}
         finite = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in values.items()
         }
-        file.write(json.dumps({**where, **finite}) + "\n")
+        line = memoryview((json.dumps({**where, **finite}) + "\n").encode())
+        with storing(Path(str(file.name))):
+            while line:
+                line = line[file.write(line) :]
+
+
+def _size(file: FileIO) -> int:
+    return os.fstat(file.fileno()).st_size
 
 
 def _line(metrics: dict[str, float]) -> str:

@@ -24,7 +24,7 @@ class ProgressBar:
         self.live = sys.stderr.isatty() if live is None else live
         self.progress: Progress | None = None
         self.task = TaskID(0)
-        self.epoch_started_at = 0
+        self.epoch, self.epoch_started_at = -1, 0
 
     @hookimpl
     def before_pipeline(self, context: Context) -> None:
@@ -35,7 +35,8 @@ class ProgressBar:
     def before_epoch(self, context: Context) -> None:
         """Start a bar for the epoch."""
         self.stop()
-        self.epoch_started_at = context["train_state"]["iteration"]
+        if context["current_epoch"] != self.epoch:
+            self.epoch, self.epoch_started_at = context["current_epoch"], context["train_state"]["iteration"]
         if not self.live:
             return
         columns = (
@@ -65,6 +66,14 @@ class ProgressBar:
     def after_epoch(self) -> None:
         """Take the bar away; the epoch's own line is the metric log's."""
         self.stop()
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the epoch began, for a run that goes on in the middle of it."""
+        return {"epoch": self.epoch, "epoch_started_at": self.epoch_started_at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on in that epoch."""
+        self.epoch, self.epoch_started_at = state["epoch"], state["epoch_started_at"]
 
     def stop(self) -> None:
         """Take the bar away, if there is one."""

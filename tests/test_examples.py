@@ -157,6 +157,29 @@ def test_experiment_ends_with_the_same_weights_alone_as_in_its_config(ran: Ran, 
     assert all(torch.equal(alone[name], in_run[name]) for name in alone)
 
 
+# One training after the other
+
+
+def test_fine_tune_keeps_the_encoder_of_the_best_pretraining_and_trains_a_head_of_its_own(ran: Ran) -> None:
+    first, second = ran("fine_tune").contexts.values()
+    best = first["checkpointer"].path_of(first["best"]["iteration"])
+    given = {name: each for name, each in load_file(best / "tone.safetensors").items() if name.startswith("encoder.")}
+    trained = second["model"]["note"]["model"].state_dict()
+    assert len(given) == 4
+    assert all(torch.equal(trained[name], each) for name, each in given.items())
+    assert trained["head.weight"].shape == (4, 32)
+    assert second["train_state"]["iteration"] == 60 * 3
+
+
+def test_fine_tune_tells_notes_apart_far_better_than_a_training_from_scratch_on_the_same_samples(ran: Ran) -> None:
+    none = [f"runner.fine_tune.{key}=null" for key in ("init_model_path", "init_modules", "freeze")]
+    tuned, scratch = (
+        each.contexts["fine_tune"]["metrics"]["note"]["valid_accuracy"]
+        for each in (ran("fine_tune"), ran("fine_tune", "mode=fine_tune", *none))
+    )
+    assert tuned > scratch + 0.05
+
+
 # Two losses, two optimizers
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pipeline import Context, GeneralTrainer, hookimpl
-from pipeline.errors import ClassPathError, ExitCode, PipelineError
+from pipeline.errors import ClassPathError, ExitCode, PipelineError, StorageError
 from pipeline.stages.base import METHODS, TerminalBase
 
 Act = Callable[[Context], object]
@@ -348,3 +348,14 @@ def test_ctrl_c_leaves_130_and_a_closed_run(linear: Path, workspace: Workspace) 
     assert not Path("terminal").exists()
     assert "interrupted in runner (own.Runner" in errors
     assert "Traceback" not in errors
+
+
+def test_what_the_storage_refuses_after_it_has_refused_something_is_said_once(log_lines: list[str]) -> None:
+    def remove(context: Context) -> None:
+        shutil.rmtree(context["run_dir"])
+
+    trainer = GeneralTrainer(five([], network=remove))
+    with pytest.raises(StorageError, match="was removed or replaced while the run was going on; begin a new run"):
+        trainer.run()
+    assert trainer.outcome is ExitCode.STORAGE
+    assert len([line for line in log_lines if line.startswith("ERROR")]) == 1

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import logging
+import resource
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from loguru import logger
 
 from pipeline import GeneralTrainer, log
+from pipeline.errors import StorageError
 
 
 @pytest.fixture
@@ -139,3 +142,32 @@ def test_a_second_run_writes_nothing_into_the_log_of_the_first(linear: Path) -> 
     before = first.read_bytes()
     trainer.run()
     assert first.read_bytes() == before
+
+
+@contextmanager
+def largest(size: int) -> Iterator[None]:
+    """Files may be no larger in the block, as if the disk were full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_told_once_and_lines_go_on_when_there_is_space(capsys: pytest.CaptureFixture[str]) -> None:
+    with log.to_file(Path("log.txt"), rank=0):
+        logger.info("first")
+        with largest(Path("log.txt").stat().st_size):
+            logger.info("second")
+            logger.info("third")
+        logger.info("fourth")
+    told = [line for line in capsys.readouterr().err.splitlines() if "log.txt" in line]
+    assert told == ["log.txt: cannot be written: File too large; lines are missing in it; free or repair the storage"]
+    assert [line.split()[-1] for line in Path("log.txt").read_text().splitlines()] == ["first", "fourth"]
+
+
+def test_a_log_that_cannot_be_opened_is_a_storage_error() -> None:
+    with (
+        pytest.raises(StorageError, match=r"gone/log.txt: cannot be written: No such file"),
+        log.to_file(Path("gone/log.txt"), rank=0),
+    ):
+        pass

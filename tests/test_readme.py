@@ -132,7 +132,7 @@ def test_the_schedules_are_those_that_a_config_can_name_bare() -> None:
 )
 def test_a_command_line_is_understood(line: str) -> None:
     _, name, *arguments = shlex.split(line)
-    command: click.Command = import_module(f"pipeline.cli.{name}").command
+    command: click.Command = import_module(f"pipeline.cli.{name.replace('-', '_')}").command
     command.make_context(name, arguments)
 
 

@@ -97,7 +97,7 @@ def test_status_json_says_running_while_a_stage_runs(linear: Path) -> None:
         "        context['found'] = json.loads((context['run_dir'] / 'status.json').read_text())\n"
     )
     found = GeneralTrainer(linear, ["runner.train_runner.terminal_class_path=own.py"]).run()["found"]
-    expected = {"state": "running", "exit_code": None, "reason": "", "resumable": False}
+    expected = {"state": "running", "exit_code": None, "reason": "", "resumable": True}
     assert found == expected | {"iteration": 12, "epoch": 2, "error": None}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable
 
@@ -40,12 +41,16 @@ class Background:
         """Raise what the work raised, once; it may still be under way."""
         error, self._error = self._error, None
         if error is not None:
+            atexit.unregister(self._tell)
             raise error
 
     def _run(self, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as error:
-            # Said here too: the process may be about to end without looking.
-            logger.error(f"in the background: {error}")
             self._error = error
+            # In case the process ends without looking.
+            atexit.register(self._tell)
+
+    def _tell(self) -> None:
+        logger.error(f"in the background: {self._error}")

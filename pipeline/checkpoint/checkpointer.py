@@ -15,9 +15,10 @@ from pipeline.checkpoint import foreign, manifest, names, numbers, saved, snapsh
 from pipeline.checkpoint.background import Background
 from pipeline.checkpoint.buffers import Buffers
 from pipeline.checkpoint.files import DISK, Buffer, Disk
+from pipeline.checkpoint.layout import STATE, SUFFIX, TRAINING
 from pipeline.checkpoint.quarantine import newest_valid
 from pipeline.checkpoint.retention import FEWEST, Retention
-from pipeline.checkpoint.saved import STATE, SUFFIX, TRAINING, Saved
+from pipeline.checkpoint.saved import Saved
 from pipeline.checkpoint.saver import Contents, Saver
 from pipeline.checkpoint.snapshot import Recoverable
 from pipeline.checkpoint.weights import Loaded, Models, module_of
@@ -231,7 +232,7 @@ class Checkpointer:
         named = self._buffers.named if self.asynchronous else lambda _: None
         state = json.dumps(finite({"train_state": dict(train_state), "metrics": metrics}), indent=1).encode()
         contents: dict[str, Callable[[], list[Buffer]]] = {}
-        for phase, entry in models.items():
+        for phase, entry in weights.kept_of(models).items():
             file = f"{phase}{SUFFIX}"
             if file == TRAINING or not manifest.may_be(file):
                 raise CheckpointError(f"phase '{phase}': {file} cannot be the file of its weights; rename the phase")

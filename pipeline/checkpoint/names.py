@@ -1,7 +1,8 @@
 """What the folders of checkpoints are called: order and state are read off the name, never off a clock.
 
 ``step-000000000012`` is a checkpoint, ``step-000000000012.new`` the one that is about to take its place, ``.bad-…`` one
-that was found damaged; ``.tmp-…`` and ``.del-…`` were being written and removed when a process ended.
+that was found damaged; ``.later-…`` came after a checkpoint that the run went back to; ``.tmp-…`` and ``.del-…`` were
+being written and removed when a process ended.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return [folder / name for name in sorted(os.listdir(folder))]
     except FileNotFoundError:
+        if folder.is_symlink():
+            what = f"{folder}: leads to {os.readlink(folder)}, which is not there"
+            raise StorageError(f"{what}; mount its disk or bring it back") from None
         return []
     except OSError as error:
         raise StorageError(f"{folder}: cannot be listed: {error.strerror}; free or repair the storage") from error

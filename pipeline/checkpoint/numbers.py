@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint import regular
-from pipeline.checkpoint.saved import MAX_STATE, STATE
+from pipeline.checkpoint.layout import MAX_STATE, STATE
 from pipeline.errors import CheckpointError, one_of
 
 

@@ -13,8 +13,13 @@ from pipeline.checkpoint.saver import Saver
 from pipeline.errors import CheckpointError, NoCheckpointError
 
 
-def newest_valid(saver: Saver, disk: Disk) -> Saved | None:
+def newest_valid(saver: Saver, disk: Disk, with_training: bool = True) -> Saved | None:
     """The verified checkpoint of the highest step; None where none was ever committed.
+
+    Args:
+        saver: of the folder, which nobody else is writing to.
+        disk: what renames those that are not valid.
+        with_training: False reads and verifies the weights and numbers alone.
 
     Raises:
         NoCheckpointError: some were committed, and none is valid.
@@ -24,7 +29,7 @@ def newest_valid(saver: Saver, disk: Disk) -> Saved | None:
     _recover(saver)
     for path in reversed(names.committed(folder)):
         try:
-            return saved.read(path)
+            return saved.read(path, with_training)
         except CheckpointError as error:
             _set_aside(path, error, disk)
     if damaged := names.committed(folder) + names.bad(folder):

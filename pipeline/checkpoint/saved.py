@@ -13,14 +13,10 @@ from torch import Tensor
 
 from pipeline.checkpoint import manifest, names, regular, state_tree, tensor_file
 from pipeline.checkpoint.files import CHUNK
+from pipeline.checkpoint.layout import MAX_STATE, STATE, SUFFIX, TRAINING
 from pipeline.checkpoint.tensor_file import Source, TensorFile
 from pipeline.errors import CheckpointError
 
-STATE = "state.json"
-TRAINING = "training.safetensors"
-SUFFIX = ".safetensors"
-MAX_STATE = 16 * 2**20
-"""Bytes of a ``state.json``."""
 _READERS = 4
 
 Read = TypeVar("Read")

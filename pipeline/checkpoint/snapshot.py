@@ -15,6 +15,8 @@ from pipeline.checkpoint.weights import Models
 from pipeline.context import Context
 from pipeline.errors import CheckpointError
 
+_REMEDY = "resume with the config that it was begun with, or begin a new run with init_model_path"
+
 
 class Recoverable(Protocol):
     """Something with a state of its own that checkpoints keep."""
@@ -49,6 +51,10 @@ def restore(saved: Saved, context: Context, recoverables: Mapping[str, Recoverab
         CheckpointError: the run has other phases, modules or optimizers than the one that saved it.
     """
     models: Models = context["model"]
+    kept = weights.kept_of(models)
+    if models and kept.keys() != saved.weights.keys():
+        phases = f"has weights of the phases {', '.join(saved.weights)}, and the run has {', '.join(sorted(kept))}"
+        raise CheckpointError(f"{saved.path}: {phases}; {_REMEDY}")
     # An experiment makes its model later, and goes on by itself.
     if models:
         weights.load(saved.weights, models, str(saved.path))
@@ -88,19 +94,18 @@ def _kind(scheduler: Any) -> str:
 
 
 def _load_schedulers(entry: Mapping[str, Any], states: Mapping[str, Any], where: str) -> None:
-    remedy = "resume with the config that it was begun with, or begin a new run with init_model_path"
     present = entry["optim_schedulers"]
     if present.keys() != states.keys():
         names = f"has the optim_schedulers {', '.join(states)}, and the run has {', '.join(present)}"
-        raise CheckpointError(f"{where}: {names}; {remedy}")
+        raise CheckpointError(f"{where}: {names}; {_REMEDY}")
     for name, scheduler in present.items():
         saved = states[name]
         if saved["class"] != _kind(scheduler):
-            raise CheckpointError(f"{where}: '{name}' was {saved['class']}, and is now {_kind(scheduler)}; {remedy}")
+            raise CheckpointError(f"{where}: '{name}' was {saved['class']}, and is now {_kind(scheduler)}; {_REMEDY}")
         try:
             scheduler.load_state_dict(saved["state"])
         except (ValueError, KeyError) as error:
-            raise CheckpointError(f"{where}: the state of '{name}' does not fit it ({error}); {remedy}") from error
+            raise CheckpointError(f"{where}: the state of '{name}' does not fit it ({error}); {_REMEDY}") from error
 
 
 def _gradients(entry: Mapping[str, Any]) -> dict[str, Tensor]:

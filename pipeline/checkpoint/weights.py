@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pipeline.errors import CheckpointError, one_of
+from pipeline.checkpoint.patterns import covered, empty, near
+from pipeline.errors import CheckpointError, ConfigError
 
 Weights = Mapping[str, Mapping[str, Tensor]]
 """Phase -> name -> tensor."""
@@ -46,7 +46,13 @@ class Loaded:
             "of another shape": shapes,
         }
         parts["frozen"] = self.frozen
-        return "; ".join(f"{len(each)} {what}{_some(each)}" for what, each in parts.items() if each)
+        return "; ".join(f"{len(each)} {what} ({some(each)})" for what, each in parts.items() if each)
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few, and how many there are besides."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{', '.join(names[:5])}{more}"
 
 
 def module_of(entry: Mapping[str, Any]) -> nn.Module:
@@ -55,12 +61,21 @@ def module_of(entry: Mapping[str, Any]) -> nn.Module:
     return model if isinstance(model, nn.Module) else entry["brain"].modules
 
 
+def kept_of(models: Models) -> Models:
+    """The phases whose weights are saved and loaded: of those that share a module, the first speaks for all."""
+    first: dict[int, str] = {}
+    for phase, entry in models.items():
+        first.setdefault(id(module_of(entry)), phase)
+    return {phase: models[phase] for phase in first.values()}
+
+
 def load(weights: Weights, models: Models, where: str) -> None:
     """Give every phase the weights under its name; where both sides have just one, the names may differ.
 
     Raises:
         CheckpointError: they do not fit; then no model has changed.
     """
+    models = kept_of(models)
     chosen = {phase: _of_phase(weights, phase, len(models), where) for phase in models}
     for phase, entry in models.items():
         _check(module_of(entry), chosen[phase], f"{where}: phase '{phase}'")
@@ -83,14 +98,73 @@ def load_part(
         frozen: the same, of the parameters that are not to be trained, loaded or not.
 
     Raises:
-        CheckpointError: something in ``only`` or ``frozen`` names nothing, or nothing can be loaded.
+        CheckpointError: something in ``only`` names nothing, or nothing that can be loaded; then no model has changed.
+        ConfigError: as ``freeze``.
     """
+    models = kept_of(models)
     several = len(models) > 1
     own = _joined({phase: module_of(entry).state_dict() for phase, entry in models.items()}, several)
     if len(weights) == len(models) == 1:
         weights = {next(iter(models)): next(iter(weights.values()))}
     saved = _joined(weights, several)
-    asked = _matching(only, [*own, *(name for name in saved if name not in own)], where)
+    known = [*own, *(name for name in saved if name not in own)]
+    if wrong := empty(only, known):
+        raise CheckpointError(f"{where}: '{wrong}' names nothing in it or in the models{near(wrong, known)}")
+    report = _compared(covered(only, known), saved, own)
+    if wrong := empty(only, report.loaded):
+        raise CheckpointError(
+            f"{where}: nothing that '{wrong}' names can be loaded ({report}); name modules that both sides have"
+        )
+    report.frozen = freeze(models, frozen, where)
+    loaded = set(report.loaded)
+    with torch.no_grad():
+        for phase, entry in models.items():
+            module = module_of(entry)
+            chosen = {name: saved[full] for name, full in _full(phase, module, len(models)) if full in loaded}
+            module.load_state_dict(chosen, strict=False)
+    return report
+
+
+def freeze(models: Models, patterns: Sequence[str], where: str) -> list[str]:
+    """Have parameters be trained no longer: they get no gradient, and so no step, no decay and no part in a norm.
+
+    Args:
+        models: phase -> what the network stage built for it.
+        patterns: module names or patterns, as those of ``load_part``.
+        where: what messages name.
+
+    Returns:
+        The names of the parameters.
+
+    Raises:
+        ConfigError: a pattern names no parameter, or nothing is left to an OptimScheduler; then no model has changed.
+    """
+    several = len(models) > 1
+    parameters = _joined(
+        {phase: dict(module_of(entry).named_parameters(remove_duplicate=False)) for phase, entry in models.items()},
+        several,
+    )
+    if wrong := empty(patterns, list(parameters)):
+        raise ConfigError(f"{where}: '{wrong}' names no parameter of the models{near(wrong, list(parameters))}")
+    frozen = covered(patterns, list(parameters))
+    chosen = {parameters[name] for name in frozen}
+    left = []
+    for phase, entry in models.items() if chosen else ():
+        for name, scheduler in (entry.get("optim_schedulers") or {}).items():
+            trained = [each for each in scheduler.parameters if each.requires_grad and each not in chosen]
+            if not trained:
+                raise ConfigError(f"{where}: leaves nothing for '{name}' of phase '{phase}' to train; freeze less")
+            left.append((scheduler, trained))
+    for parameter in chosen:
+        parameter.requires_grad_(False)
+    for scheduler, trained in left:
+        # What an OptimScheduler asks gradients for; its optimizer leaves alone what gets none.
+        scheduler.parameters = trained
+    return frozen
+
+
+def _compared(asked: list[str], saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Loaded:
+    """What of the tensors that are asked for can be loaded, and why the others cannot."""
     report = Loaded()
     for name in asked:
         if name not in saved:
@@ -101,17 +175,6 @@ def load_part(
             report.reshaped[name] = (tuple(saved[name].shape), tuple(own[name].shape))
         else:
             report.loaded.append(name)
-    if not report.loaded:
-        raise CheckpointError(f"{where}: nothing in it can be loaded ({report}); name modules that both sides have")
-    parameters = _joined({phase: dict(module_of(entry).named_parameters()) for phase, entry in models.items()}, several)
-    report.frozen = _matching(frozen, list(parameters), where)
-    with torch.no_grad():
-        for phase, entry in models.items():
-            module = module_of(entry)
-            chosen = {name: saved[full] for name, full in _full(phase, module, len(models)) if full in report.loaded}
-            module.load_state_dict(chosen, strict=False)
-    for name in report.frozen:
-        parameters[name].requires_grad_(False)
     return report
 
 
@@ -125,26 +188,6 @@ def _joined(tensors: Weights, several: bool) -> dict[str, Tensor]:
 def _full(phase: str, module: nn.Module, phases: int) -> list[tuple[str, str]]:
     """The names in a module's state, each with the one that it has among all phases."""
     return [(name, f"{phase}.{name}" if phases > 1 else name) for name in module.state_dict()]
-
-
-def _matching(patterns: Sequence[str], names: list[str], where: str) -> list[str]:
-    """The names that one of the patterns, or a module of one of those names, covers."""
-    found: dict[str, None] = {}
-    for pattern in patterns:
-        covered = [name for name in names if _covers(pattern, name)]
-        if not covered:
-            raise CheckpointError(f"{where}: '{pattern}' names nothing in it{one_of(pattern, _modules(names))}")
-        found |= dict.fromkeys(covered)
-    return [name for name in names if name in found]
-
-
-def _covers(pattern: str, name: str) -> bool:
-    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
-
-
-def _modules(names: list[str]) -> set[str]:
-    """The names of the modules at the top."""
-    return {name.partition(".")[0] for name in names}
 
 
 def _of_phase(weights: Weights, phase: str, models: int, where: str) -> Mapping[str, Tensor]:
@@ -168,8 +211,3 @@ def _check(module: nn.Module, weights: Mapping[str, Tensor], where: str) -> None
         raise CheckpointError(
             f"{where}: does not fit the model: {'; '.join(sorted(faults)[:5])}{more}; load it into the model that it was saved from"
         )
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f" ({', '.join(names[:5])}{more})"

@@ -15,6 +15,8 @@ WRITES = ("model", "current_epoch", "metrics")
 """The keys that every experiment writes."""
 _SAID = {"valid_interval": "valid_interval", "save_interval": "save_interval", "max_iteration": "max_steps"}
 """Key of ``config.training`` -> the key of the runner that says it."""
+_UNREAD = ("save_inference_interval", "save_inference_path", "save_inference_export")
+"""Keys of the runner that only the default runner stage reads."""
 
 
 def experiment_of(runner: Node, definition: source.Definition | None) -> str | None:
@@ -47,6 +49,9 @@ def check_experiment(name: str, inspection: Inspection, runner: Node, add: Calla
         add("class", f"is infer, and {name} is an experiment, which trains; write train")
     elif kind == "train" and plain(runner, "epochs") is None and plain(runner, "max_steps") is None:
         add("", "does not say how long to train; add `epochs:` or `max_steps:`")
+    for key in _UNREAD:
+        if plain(runner, key) not in (None, False):
+            add(key, f"would be ignored: {name} is an experiment, which saves its weights itself; remove it")
     for key, node in _training(inspection):
         if key in _SAID:
             message = f"would be ignored: the runner's `{_SAID[key]}` says it; write it there"

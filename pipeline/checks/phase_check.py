@@ -114,6 +114,10 @@ class PhaseCheck:
             if start and start.value and not plain(dataset, "num_workers"):
                 message = "would be ignored: with num_workers: 0 nothing is started; remove it, or set num_workers"
                 self.inspection.add(start.origin, f"dataset.{name}.multiprocessing_context", message)
+            timeout = dataset.child("timeout")
+            if timeout and timeout.value and not plain(dataset, "num_workers"):
+                message = "would be ignored: with num_workers: 0 no worker is waited for; remove it, or set num_workers"
+                self.inspection.add(timeout.origin, f"dataset.{name}.timeout", message)
             collate = dataset.child("collate_fn")
             if collate and collate.value is not None:
                 self.inspection.find_class(collate, f"dataset.{name}.collate_fn", "collate")

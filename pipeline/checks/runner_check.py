@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from pipeline.checks.inference_check import check_inference
 from pipeline.checks.inspection import Inspection, plain
 from pipeline.checks.model_check import is_plain_module
 from pipeline.checks.named_class import unknown_keys
@@ -15,7 +16,8 @@ from pipeline.errors import one_of
 
 TRAINING = (
     "precision", "epochs", "max_steps", "optimizer_step_limit", "valid_interval", "save_interval", "keep_last", "keep_best",
-    "on_save_error", "grad_clip", "accum_grad", "nonfinite_patience", "check_gradients", "overfit_batches", "debug_epochs",
+    "on_save_error", "grad_clip", "accum_grad", "nonfinite_patience", "check_gradients", "overfit_batches", "debug_epochs", "freeze",
+    "save_checkpoint_path", "save_inference_interval", "save_inference_path", "save_inference_export",
 )  # fmt: skip
 """What an infer runner has no use for."""
 SWITCHED = {
@@ -91,6 +93,7 @@ class RunnerCheck:
         self.half_precision(("precision", "eval_precision") if trains else ("eval_precision",))
         if trains:
             self.validation(whole=whole)
+            check_inference(self.inspection, self.runner, self.add, whole=whole)
         best = self.runner.child("keep_best")
         if best and isinstance(best.value, dict):
             unknown_keys(self.inspection, f"{self.address}.keep_best", best, list(BestSettings.model_fields))

@@ -15,17 +15,19 @@ from pipeline.errors import ExitCode, one_of
 
 COMMANDS = {
     "check": "Name every mistake of a config, without running anything.",
+    "checkpoint": "List, show, verify, compare and export checkpoints.",
     "convert": "Turn a PaddleRec 1.8.5 config into one of ours.",
     "explain": "Say what a config value means, and what set it.",
     "graph": "Draw the five stages with the keys that flow between them.",
     "new": "Write a workspace to edit, or a stage or plugin to add to one.",
     "resume": "Go on with a run that was interrupted.",
+    "resume-test": "Kill a run, resume it, and compare it with one that nothing interrupts.",
     "run": "Run a config.",
     "schema": "Write a JSON Schema, with which editors complete and check a config.",
     "show": "Print the resolved config, each value with where it came from.",
     "stages": "List the stages: base classes, shipped ones, arguments, keys.",
 }
-"""Command -> what it does; each is in the module of its name."""
+"""Command -> what it does; each is in the module of its name, with ``_`` for ``-``."""
 LONG = ("resume", "run")
 """Those that import much, and turn the garbage collector on once they have: looking at it all takes as long as a tenth of it."""
 
@@ -39,7 +41,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"pipeline.cli.{cmd_name}").command
+        command: click.Command = import_module(f"pipeline.cli.{cmd_name.replace('-', '_')}").command
         if cmd_name not in LONG:
             gc.enable()
         return command

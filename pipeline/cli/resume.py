@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
@@ -13,55 +15,79 @@ from pipeline import log
 from pipeline.cli import COMMANDS
 from pipeline.cli.run import run
 from pipeline.errors import ExitCode
+from pipeline.reopening import parts
+
+
+class Begun(NamedTuple):
+    """How a run was begun, as its ``command.txt`` says."""
+
+    folder: str
+    config: str
+    workspace: str
+    overrides: list[str]
 
 
 @click.command("resume", help=COMMANDS["resume"])
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("path", metavar="RUN_DIR|CHECKPOINT", type=click.Path(path_type=Path))
 @click.option("-q", "--quiet", is_flag=True, help="Log warnings and errors only.")
 @click.option("-v", "--verbose", is_flag=True, help="Log details too.")
-def command(run_dir: Path, quiet: bool, verbose: bool) -> None:
-    """Go on in RUN_DIR with the config, overrides and code that it was begun with."""
+def command(path: Path, quiet: bool, verbose: bool) -> None:
+    """Go on in RUN_DIR, or from a CHECKPOINT in one, with the config, overrides and code that it was begun with."""
     log.to_stderr("WARNING" if quiet else "DEBUG" if verbose else "INFO")
-    told = _command(run_dir)
+    run_dir, checkpoint = parts(path)
     _refuse_strangers(run_dir)
-    folder, config, overrides = told["folder"], told["config"], told["overrides"]
-    click.echo(f"config {config}, workspace {told['workspace']}, from {folder}", err=True)
-    resumed = str(run_dir.resolve())
-    if not Path(folder).is_dir():
-        raise click.UsageError(f"{run_dir / 'command.txt'}: the folder {folder} is not there any more")
+    begun = _begun(run_dir)
+    click.echo(f"config {begun.config}, workspace {begun.workspace}, from {begun.folder}", err=True)
+    if not Path(begun.folder).is_dir():
+        raise click.UsageError(f"{run_dir / 'command.txt'}: the folder {begun.folder} is not there any more")
     # Outputs are relative to where the run was begun.
-    os.chdir(folder)
-    sys.exit(run(config, json.loads(overrides), resumed))
+    os.chdir(begun.folder)
+    sys.exit(run(begun.config, begun.overrides, str(checkpoint or run_dir)))
 
 
-def _command(run_dir: Path) -> dict[str, str]:
-    """The lines of ``command.txt``."""
+def _begun(run_dir: Path) -> Begun:
+    """What ``command.txt`` says."""
+    file = run_dir / "command.txt"
     try:
-        text = (run_dir / "command.txt").read_text(encoding="utf-8")
-        told = dict(line.split(": ", 1) for line in text.splitlines())
-        missing = [name for name in ("folder", "config", "workspace", "overrides") if name not in told]
-    except (OSError, ValueError) as error:
-        raise click.UsageError(
-            f"{run_dir}: is no run directory, or its command.txt cannot be read ({error})"
-        ) from error
-    if missing or told["config"] == "None":
-        lacking = missing[0] if missing else "config: it was run from Python"
-        raise click.UsageError(
-            f"{run_dir / 'command.txt'}: has no {lacking}; use GeneralTrainer(…, resume={str(run_dir)!r})"
-        )
-    return told
+        lines = [line.partition(": ") for line in file.read_text("utf-8", "surrogateescape").split("\n")]
+        told = {name: value for name, colon, value in lines if colon}
+        begun = Begun(told["folder"], told["config"], told["workspace"], _words(told["overrides"]))
+    except KeyError as error:
+        raise click.UsageError(f"{file}: has no {error.args[0]}; {_by_hand(run_dir)}") from error
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        what = f"is no run directory, or its command.txt cannot be read ({error})"
+        raise click.UsageError(f"{run_dir}: {what}; {_by_hand(run_dir)}") from error
+    if begun.config == "None":
+        remedy = f"use GeneralTrainer(…, resume={str(run_dir)!r})"
+        raise click.UsageError(f"{file}: has no config: it was run from Python; {remedy}")
+    return begun
+
+
+def _words(text: str) -> list[str]:
+    words = json.loads(text)
+    if not isinstance(words, list) or not all(isinstance(each, str) for each in words):
+        raise TypeError(f"its overrides are {text[:60]}")
+    return words
+
+
+def _by_hand(run_dir: Path) -> str:
+    return f"name the config yourself: pipeline run CONFIG --resume {run_dir}"
 
 
 def _refuse_strangers(run_dir: Path) -> None:
     """What is in a run directory names code that is then run: nobody else may have written it."""
-    about = run_dir.stat()
-    if about.st_uid != os.getuid():
-        click.echo(
-            f"{run_dir}: belongs to user {about.st_uid}, and names code to run; run the config yourself", err=True
-        )
-        sys.exit(ExitCode.USAGE)
-    if about.st_mode & 0o022:
-        click.echo(
-            f"{run_dir}: others may write to it, and it names code to run; chmod go-w it if it is yours", err=True
-        )
-        sys.exit(ExitCode.USAGE)
+    for path in (run_dir, run_dir / "command.txt"):
+        try:
+            about = path.stat(follow_symlinks=path == run_dir)
+        except OSError:
+            # What is not there is told of when it is read.
+            continue
+        if about.st_uid != os.getuid():
+            _refuse(path, f"belongs to user {about.st_uid}, and names code to run; run the config yourself")
+        if about.st_mode & 0o022 and not stat.S_ISLNK(about.st_mode):
+            _refuse(path, "others may write to it, and it names code to run; chmod go-w it if it is yours")
+
+
+def _refuse(path: Path, why: str) -> None:
+    click.echo(f"{path}: {why}", err=True)
+    sys.exit(ExitCode.USAGE)

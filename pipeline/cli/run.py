@@ -28,8 +28,8 @@ from pipeline.trainer import GeneralTrainer
 @click.option(
     "--resume",
     default=NEVER,
-    metavar="auto|never|DIR",
-    help="Go on with the newest run of this config, or with the run in a directory; by default a new one is begun.",
+    metavar="auto|never|PATH",
+    help="Go on with the newest run of this config, or with a run directory or a checkpoint in one; by default a new one is begun.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Log warnings and errors only.")
 @click.option("-v", "--verbose", is_flag=True, help="Log details too.")

@@ -43,6 +43,7 @@ RUNNER_ALIASES: dict[str, Alias] = {
     "save_step_interval": Alias("save_interval"),
     "ckpt_interval_minutes": Alias("save_interval", _every("minute")),
     "ckpt_interval_steps": Alias("save_interval"),
+    "save_step_path": Alias("save_checkpoint_path"),
 }
 OPTIMIZER_ALIASES = {"lr": Alias("learning_rate")}
 ADDING = {"save_interval"}
@@ -50,7 +51,6 @@ ADDING = {"save_interval"}
 
 NOT_YET: dict[str, tuple[str, ...]] = {
     "runner": (
-        "save_inference_interval", "save_inference_path", "save_checkpoint_path", "save_step_path",
         "noprogressbar", "profile_training",
     ),
     "phase": ("watch",),

@@ -23,7 +23,10 @@ _CLASS_KEYS = re.compile(
     r"|phase\.[^.]+\.(model|loss|updater\.class_path|(metrics|modules|optim_schedulers)\.[^.]+\.class)"
     r"|hyper_parameters\.optimizer\.class"
 )
-_FILE_KEYS = re.compile(r"runner\.[^.]+\.init_model_path")
+_FILE_KEYS = re.compile(r"runner\.[^.]+\.(init_model|save_checkpoint|save_step|save_inference)_path")
+_INITIAL = re.compile(r"runner\.[^.]+\.init_model_path")
+BEST, LAST = "best", "last"
+"""What ``init_model_path`` may say instead of a path: which checkpoint of the train runner before."""
 
 
 class Config:
@@ -165,7 +168,7 @@ class Draft:
                 node.value = self._placeholders(node.value, node.origin, address)
                 if _CLASS_KEYS.fullmatch(address):
                     node.value = _class_file(node.value, node.origin)
-                elif _FILE_KEYS.fullmatch(address):
+                elif _FILE_KEYS.fullmatch(address) and not (_INITIAL.fullmatch(address) and node.value in (BEST, LAST)):
                     node.value = _absolute(node.value, node.origin)
                     if not Path(node.value).is_absolute() and not node.value.startswith("{"):
                         relative = f"'{node.value}' is relative, and a dict has no folder; give an absolute path"

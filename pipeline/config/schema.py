@@ -72,6 +72,9 @@ class DatasetSchema(_Section):
     multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = Field(
         None, description="how workers start; null leaves it to Python"
     )
+    timeout: float | None = Field(
+        None, ge=0, description="seconds to wait for a batch of the workers; null or 0 waits without end"
+    )
     collate_fn: ClassPathValue | None = Field(
         None, description="function that makes a batch of a list of samples; null is torch's"
     )
@@ -133,9 +136,29 @@ class RunnerSchema(_Section):
     on_save_error: Literal["error", "warn"] = Field(
         "error", description="what a save means that the storage refuses; warn goes on, but not at the end"
     )
-    init_model_path: str | None = Field(
-        None, description="a checkpoint or .safetensors file that gives the first weights"
+    save_checkpoint_path: str | None = Field(
+        None,
+        description="where the checkpoints go, in `<run directory's name>/<runner>`; null is the run directory itself",
     )
+    save_inference_interval: Intervals = Field(
+        None,
+        description="how often the weights alone are saved, and at the end; a bare number means epochs; null never",
+    )
+    save_inference_path: str | None = Field(
+        None, description="where they go, likewise; null is `inference` in the runner's folder"
+    )
+    save_inference_export: bool = Field(
+        False, description="beside them the model itself, by torch.export; of a plain module, not of a Brain"
+    )
+    init_model_path: str | None = Field(
+        None,
+        description="first weights: a checkpoint, a folder or run of them, a file, or `best` or `last` of the train runner before",
+    )
+    init_modules: Names | None = Field(
+        None,
+        description="modules of it, or patterns such as `*.bias`, that are loaded; null is all, which then has to fit",
+    )
+    freeze: Names | None = Field(None, description="modules or patterns of what is not trained")
     write_predictions: bool = Field(False, description="an infer runner writes `<phase>_predictions.jsonl`")
     seed: int | None = Field(0, ge=0, lt=2**32, description="of weights and order of data; null leaves them to chance")
     deterministic: bool = Field(False, description="only operations that give the same bits again, or an error")
@@ -191,6 +214,11 @@ class RunnerSchema(_Section):
     def valid_intervals(self) -> list[Interval]:
         """``valid_interval`` as a list."""
         return parsed(self.valid_interval)
+
+    @property
+    def inference_intervals(self) -> list[Interval]:
+        """``save_inference_interval`` as a list."""
+        return parsed(self.save_inference_interval, "epoch")
 
 
 class ConfigSchema(_Section):

@@ -17,8 +17,8 @@ class Interval(NamedTuple):
     unit: str
 
     @classmethod
-    def parse(cls, value: Any) -> Interval:
-        """``100`` (iterations), ``"2 epoch"``.
+    def parse(cls, value: Any, unit: str = "iteration") -> Interval:
+        """``100`` (of the ``unit``), ``"2 epoch"``.
 
         Raises:
             ValueError: it has neither form, or is not positive.
@@ -32,13 +32,13 @@ class Interval(NamedTuple):
             raise ValueError(
                 f"is {value!r}; write a positive number of iterations, or '2 epoch', '30 second', '10 minute'; null for never"
             )
-        return cls(int(found[1]), found[2] or "iteration")
+        return cls(int(found[1]), found[2] or unit)
 
 
-def parsed(intervals: int | str | list[int | str] | None) -> list[Interval]:
-    """The intervals that a value of kind :data:`Intervals` names; null names none."""
+def parsed(intervals: int | str | list[int | str] | None, unit: str = "iteration") -> list[Interval]:
+    """The intervals that a value of kind :data:`Intervals` names, a bare number in ``unit``; null names none."""
     values = intervals if isinstance(intervals, list) else [intervals]
-    return [Interval.parse(value) for value in values if value is not None]
+    return [Interval.parse(value, unit) for value in values if value is not None]
 
 
 def _intervals(value: Any) -> Any:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from pipeline.convert.dataset import DatasetSection, PhaseSection
 from pipeline.convert.document import Document
 from pipeline.convert.entry import Entry
-from pipeline.convert.runner import RunnerSection, kind_of
+from pipeline.convert.runner import RunnerSection
+from pipeline.convert.saving import kind_of
 from pipeline.convert.section import Notes, Section, slashes
 from pipeline.errors import ConfigError, Fault
 

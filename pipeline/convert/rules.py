@@ -5,8 +5,7 @@ from __future__ import annotations
 from pipeline.stages.base import METHODS
 
 _ONE_PROCESS = "several processes come later; train in one"
-_RUN_DIRECTORY = "checkpoints are in the run directory, under <runner>/checkpoints; look there"
-_EXPORT = "exporting a model comes later; save it in a terminal stage of your own"
+_FORWARD = "a model is exported with the inputs and outputs of its forward; set save_inference_export: true for that"
 _NUM_WORKERS = "it read files in threads; set `num_workers` of the dataset"
 
 STAGE_KEYS = {f"{stage}_class_path": stage.capitalize() for stage in METHODS}
@@ -21,12 +20,8 @@ NOT_CARRIED: dict[str, dict[str, str]] = {
         "worker_num": _ONE_PROCESS,
         "server_num": _ONE_PROCESS,
         "distribute_strategy": _ONE_PROCESS,
-        "save_checkpoint_path": _RUN_DIRECTORY,
-        "save_step_path": _RUN_DIRECTORY,
-        "save_inference_interval": _EXPORT,
-        "save_inference_path": _EXPORT,
-        "save_inference_feed_varnames": _EXPORT,
-        "save_inference_fetch_varnames": _EXPORT,
+        "save_inference_feed_varnames": _FORWARD,
+        "save_inference_fetch_varnames": _FORWARD,
         "init_pretraining_model_path": "only startup stages of users read it; give it to yours in startup_args",
         "finetuning_aspect_varnames": "PaddleRec's fine-tuning was out of reach; freeze the parameters in your model",
         "thread_num": _NUM_WORKERS,
@@ -49,7 +44,8 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "": ("workspace", "mode", "runner", "phase", "dataset", "hyper_parameters"),
     "runner": (
         "name", "class", "device", "selected_gpus", "epochs", "print_interval", "phases", "save_checkpoint_interval",
-        "save_step_interval", "init_model_path", "runner_result_dump_path", "trainer_class", *STAGE_KEYS,
+        "save_step_interval", "save_checkpoint_path", "save_step_path", "save_inference_interval",
+        "save_inference_path", "init_model_path", "runner_result_dump_path", "trainer_class", *STAGE_KEYS,
     ),
     "phase": ("name", "model", "dataset_name"),
     "dataset": (

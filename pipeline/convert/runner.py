@@ -10,10 +10,11 @@ from pipeline.config.yaml_text import brief
 from pipeline.convert.document import Document
 from pipeline.convert.entry import Entry
 from pipeline.convert.rules import STAGE_KEYS
-from pipeline.convert.section import Notes, Section, integer, relative_note, slashes
+from pipeline.convert.saving import SavingSection
+from pipeline.convert.section import Notes, relative_note, slashes
 
 
-class RunnerSection(Section):
+class RunnerSection(SavingSection):
     """One item of ``runner``.
 
     Args:
@@ -27,11 +28,9 @@ class RunnerSection(Section):
     def __init__(
         self, entries: Sequence[Entry], document: Document, notes: Notes, phases: Sequence[str], trained: str | None
     ) -> None:
-        super().__init__("runner", entries, document, notes)
+        super().__init__(entries, document, notes)
         self.phases = phases
         self.trained = trained
-        self.infers = kind_of(self.given) == "infer"
-        self.anchor = self.given.get("class", self.given["name"])
 
     @property
     def rules(self) -> Mapping[str, Callable[[Entry], None]]:
@@ -43,8 +42,7 @@ class RunnerSection(Section):
             "epochs": self.epochs,
             "print_interval": self.number,
             "phases": self.chosen_phases,
-            "save_checkpoint_interval": self.save_checkpoint_interval,
-            "save_step_interval": self.save_step_interval,
+            **super().rules,
             "init_model_path": self.init_model_path,
             "runner_result_dump_path": self.result_dump,
             "trainer_class": self.trainer_class,
@@ -117,43 +115,6 @@ class RunnerSection(Section):
             reason = how if isinstance(named, str) else "in the order of `phase:`, without those that are not there"
             self.change(entry, taken, f"so PaddleRec took them, {reason}; check that it was meant")
 
-    def save_checkpoint_interval(self, entry: Entry) -> None:
-        """``save_checkpoint_interval``: epochs; what is negative counted like what is positive."""
-        interval = integer(entry)
-        if self.infers:
-            self.not_carried(entry, "an infer runner saves nothing; nothing to do")
-        elif "save_checkpoint_path" not in self.given:
-            self.not_carried(entry, "without save_checkpoint_path PaddleRec saved nothing; nothing to do")
-        elif interval is not None and interval < 1:
-            was = "it saved at that interval too" if interval else "0 ended PaddleRec with a ZeroDivisionError"
-            self.change(entry, abs(interval) or 1, f"{was}; choose")
-        else:
-            self.number(entry)
-
-    def save_step_interval(self, entry: Entry) -> None:
-        """``save_step_interval``: iterations, if PaddleRec saved at all."""
-        if self.saves_steps():
-            self.number(entry)
-            self.notes.add(entry, "counts the iterations of the run; PaddleRec's began anew with each epoch; check it")
-        else:
-            reason = "an infer runner saves nothing" if self.infers else "PaddleRec saved no steps with these settings"
-            self.not_carried(entry, f"{reason}; nothing to do")
-
-    def saves_steps(self) -> bool:
-        """Whether PaddleRec saved within epochs."""
-        interval = integer(self.given["save_step_interval"]) if "save_step_interval" in self.given else None
-        return not self.infers and "save_step_path" in self.given and interval is not None and interval > 0
-
-    def add_save_interval(self) -> None:
-        """When PaddleRec saved, where the config does not say so."""
-        if "save_checkpoint_path" in self.given:
-            if "save_checkpoint_interval" not in self.given:
-                reason = "PaddleRec saved after every epoch; choose"
-                self.add(self.anchor, "save_checkpoint_interval", 1, reason)
-        elif not self.saves_steps():
-            reason = "PaddleRec saved nothing without a path, here the end of training is always saved; choose"
-            self.add(self.anchor, "save_interval", None, reason)
-
     def init_model_path(self, entry: Entry) -> None:
         """``init_model_path``: an infer runner takes what the train runner before it has saved."""
         own = {"startup_class_path", "runner_class_path"} & self.given.keys()
@@ -193,9 +154,3 @@ class RunnerSection(Section):
         self.path(entry)
         name = STAGE_KEYS[entry.key]
         self.notes.add(entry, f"its class {name} is written for paddle; port it to torch{relative_note(entry.value)}")
-
-
-def kind_of(given: Mapping[str, Entry]) -> str:
-    """``train`` or ``infer``: what the class of a runner comes to here."""
-    kind = str(given["class"].value).lower() if "class" in given else ""
-    return "infer" if kind in {"infer", "single_infer"} else "train"

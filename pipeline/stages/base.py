@@ -9,6 +9,8 @@ stage to what it declares. A stage may write ``context["status"]`` to name the s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 if TYPE_CHECKING:
@@ -54,10 +56,25 @@ class StartupBase(StageBase):
         """Initialize or load weights."""
 
     def load(self, context: Context) -> None:
-        """Load the weights that the runner's ``init_model_path`` names; without one, nothing."""
-        path = context["config"].get(f"runner.{context['runner_name']}.init_model_path")
-        if path:
-            context["checkpointer"].load_weights(path, context["model"])
+        """Load the weights that the runner's ``init_model_path`` names; without one, nothing.
+
+        Of these, the modules that ``init_modules`` names; and what ``freeze`` names is not trained. Of several checkpoints,
+        each of which an infer runner evaluates, the first is loaded, and ``checkpoints`` says which there are.
+        """
+        # By its name, as the default stages are: it imports torch, and this module is read without.
+        self._load_by(import_module("pipeline.checkpoint.initial").load, context)
+
+    def _load_by(self, load: Callable[..., Any], context: Context) -> None:
+        """Where there is something to do, have it done, and keep what it gives."""
+        context["checkpoints"] = {}
+        runner = f"runner.{context['runner_name']}"
+        if context["config"].get(f"{runner}.init_model_path") or context["config"].get(f"{runner}.freeze"):
+            given = load(context["config"], context["runner_name"], context["run_dir"], context["model"])
+            self._keep(given, context)
+
+    def _keep(self, given: Any, context: Context) -> None:
+        context["checkpoints"] = given.checkpoints
+        context["train_state"].update(given.train_state)
 
 
 class RunnerBase(StageBase):

@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from torch import Tensor
 
+from pipeline.checkpoint.initial import load_another
 from pipeline.config.load import Config
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
@@ -23,7 +24,13 @@ from pipeline.training.metrics import build_metrics
 
 
 class Runner(RunnerBase):
-    """Trains (``class: train``), or evaluates once (``class: infer``)."""
+    """Trains (``class: train``), or evaluates (``class: infer``): once, or each of the checkpoints that startup has found.
+
+    Attributes:
+        checkpoint: the name of the one of several that is evaluated, and of the folder of its predictions.
+    """
+
+    checkpoint = ""
 
     reads = ("dataset", "model")
     writes = ("current_epoch", "metrics")
@@ -37,14 +44,31 @@ class Runner(RunnerBase):
             Training(context).run()
 
     def infer(self, context: Context) -> None:
-        """Evaluate every phase on its ``valid_dataset_name``, else on its ``dataset_name``."""
+        """Evaluate every phase; with several checkpoints, each in turn, and ``metrics`` are those of the last."""
+        context["current_epoch"] = 0
+        checkpoints: dict[Path, dict[str, Any]] = context.get("checkpoints") or {}
+        if not checkpoints:
+            self.evaluate_phases(context)
+        loaded = next(iter(checkpoints), None)
+        for path in checkpoints:
+            if path != loaded:
+                counters = load_another(path, context["model"])
+                if counters is None:
+                    continue
+                context["train_state"].update(counters)
+            self.checkpoint = path.name if len(checkpoints) > 1 else ""
+            checkpoints[path] = self.evaluate_phases(context)
+
+    def evaluate_phases(self, context: Context) -> dict[str, dict[str, float]]:
+        """Evaluate every phase on its ``valid_dataset_name``, else on its ``dataset_name``, as the weights are now."""
         config: Config = context["config"]
         runner = next(each for each in config.runners if each.name == context["runner_name"])
-        context["current_epoch"] = 0
         context["metrics"] = {}
         for phase in config.phases(runner):
             with in_phase(phase.name):
                 context["metrics"][phase.name] = self.evaluate(phase, runner, context)
+        numbers: dict[str, dict[str, float]] = context["metrics"]
+        return numbers
 
     def evaluate(self, phase: PhaseSchema, runner: RunnerSchema, context: Context) -> dict[str, float]:
         """The numbers of one phase; with ``write_predictions``, its predictions go to a file as they come."""
@@ -56,8 +80,9 @@ class Runner(RunnerBase):
         metrics = build_metrics(phase.metrics, context["config"].workspace)
         if not runner.write_predictions:
             return watched(context, phase.name, brain, loader, Stage.TEST, metrics)
-        path: Path = context["run_dir"] / context["runner_name"] / f"{phase.name}_predictions.jsonl"
-        with open(path, "w", encoding="utf-8") as file:
+        folder: Path = context["run_dir"] / context["runner_name"] / self.checkpoint
+        folder.mkdir(exist_ok=True)
+        with open(folder / f"{phase.name}_predictions.jsonl", "w", encoding="utf-8") as file:
             return watched(context, phase.name, brain, loader, Stage.TEST, metrics, _Predictions(file))
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.initial import load, load_trained
 from pipeline.context import Context
-from pipeline.errors import CheckpointError
 from pipeline.stages.base import StartupBase
 
 
@@ -23,23 +22,19 @@ class Startup(StartupBase):
         else:
             self.load_trained(context)
 
+    def load(self, context: Context) -> None:
+        """Load the weights that the runner's ``init_model_path`` names; without one, nothing.
+
+        As that of the base class says, and what it does with the context can be read without running it.
+        """
+        self._load_by(load, context)
+
     def load_trained(self, context: Context) -> None:
-        """Load the newest checkpoint of the train runner before this one.
+        """Load the newest valid checkpoint of the train runner before this one; damaged ones are set aside.
 
         Raises:
             CheckpointError: there is no such runner, or it saved none.
+            NoCheckpointError: it saved some, and none is valid.
         """
-        names = [runner.name for runner in context["config"].runners]
-        before = context["config"].runners[: names.index(context["runner_name"])]
-        trained = next((runner.name for runner in reversed(before) if runner.kind == "train"), None)
-        if trained is None:
-            raise CheckpointError(
-                f"runner.{context['runner_name']}: no train runner before it has weights to take; add init_model_path"
-            )
-        folder = context["run_dir"] / trained / "checkpoints"
-        newest = Checkpointer(folder).newest()
-        if newest is None:
-            raise CheckpointError(
-                f"{folder}: the runner '{trained}' saved no checkpoint; let its runner stage save one, or set init_model_path"
-            )
-        context["checkpointer"].load_weights(newest, context["model"])
+        given = load_trained(context["config"], context["runner_name"], context["run_dir"], context["model"])
+        self._keep(given, context)

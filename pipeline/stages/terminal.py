@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from loguru import logger
@@ -10,6 +9,7 @@ from loguru import logger
 from pipeline.context import Context
 from pipeline.run_directory import finite
 from pipeline.stages.base import TerminalBase
+from pipeline.storage import write_json
 
 
 class Terminal(TerminalBase):
@@ -25,7 +25,10 @@ class Terminal(TerminalBase):
             "best": finite(context.get("best")),
             "checkpoint": self.newest(context),
         }
-        (folder / "results.json").write_text(json.dumps(results, indent=2, default=str) + "\n", encoding="utf-8")
+        if context["is_infer"]:
+            checkpoints = context.get("checkpoints") or {}
+            results["checkpoints"] = {path.name: finite(numbers) for path, numbers in checkpoints.items() if numbers}
+        write_json(folder / "results.json", results)
         logger.info(f"{context['runner_name']} done; results in {folder}")
 
     def newest(self, context: Context) -> str | None:

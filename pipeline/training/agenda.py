@@ -15,7 +15,7 @@ class Agenda:
         iteration: from which they count.
 
     Attributes:
-        printing, validating, saving: the intervals of each.
+        printing, validating, saving, exporting: the intervals of each; what is exported are the weights alone.
     """
 
     def __init__(self, runner: RunnerSchema, iteration: int) -> None:
@@ -23,12 +23,17 @@ class Agenda:
         self.printing = Triggers([Interval(every, "iteration")] if every else [], iteration)
         self.validating = Triggers(runner.valid_intervals, iteration)
         self.saving = Triggers(runner.intervals, iteration)
+        self.exporting = Triggers(runner.inference_intervals, iteration)
         self.max_steps = runner.max_steps or NEVER
         self.max_updates = runner.optimizer_step_limit or NEVER
 
-    def due(self, iteration: int) -> tuple[bool, bool, bool]:
-        """Whether it is time to print, to validate, to save; all are asked, since each keeps its own count."""
-        return self.printing.fires(iteration), self.validating.fires(iteration), self.saving.fires(iteration)
+    @property
+    def _each(self) -> tuple[Triggers, Triggers, Triggers, Triggers]:
+        return self.printing, self.validating, self.saving, self.exporting
+
+    def due(self, iteration: int) -> tuple[bool, ...]:
+        """Whether it is time to print, to validate, to save, to export; all are asked, since each keeps its own count."""
+        return tuple(each.fires(iteration) for each in self._each)
 
     def over(self, state: dict[str, int]) -> bool:
         """Whether training has reached one of its limits."""
@@ -38,5 +43,4 @@ class Agenda:
         """The next iteration after which something may be due."""
         # An iteration makes one update at most.
         limit = state["iteration"] + max(1, self.max_updates - state["update"])
-        each = (self.printing.next_look(), self.validating.next_look(), self.saving.next_look())
-        return min(*each, self.max_steps, limit)
+        return min(*(each.next_look() for each in self._each), self.max_steps, limit)

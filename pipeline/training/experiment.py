@@ -120,7 +120,7 @@ class ExperimentBase(ExperimentSetup):
         metrics = dict.get(self.context, "metrics") or {}
         counters = {**self.train_state, **self.state_dict()}
         self._checkpoints.settle()
-        self._checkpoints.save(counters, metrics, snapshot({}, **self.training_state()))
+        self._checkpoints.save(counters, metrics, snapshot({}, data=self._batches.place(), **self.training_state()))
 
     def resume_or_load(self) -> None:
         """Go on from the checkpoint ``args.checkpoint_path``, if one is named.
@@ -151,7 +151,7 @@ class ExperimentBase(ExperimentSetup):
         if resumed.training is not None:
             self.load_training_state(resumed.training)
             # The generators last: beginning to read draws a number, as it did before.
-            self._batches.open()
+            self._batches.open(resumed.training["data"])
             restore_random_state(resumed.training["random"])
 
     def state_dict(self) -> dict[str, int]:

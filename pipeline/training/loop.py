@@ -13,21 +13,19 @@ from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.snapshot import snapshot
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
-from pipeline.errors import DataError
+from pipeline.errors import DataError, PipelineError
 from pipeline.stopping import STOP, StoppedError
 from pipeline.training.agenda import Agenda
-from pipeline.training.best import Best
 from pipeline.training.brain import Brain
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.configured import options_of, pass_loader
 from pipeline.training.entry import entry_of
 from pipeline.training.epoch import train_epoch
-from pipeline.training.evaluation import watched
-from pipeline.training.metrics import build_metrics
-from pipeline.training.passes import Stage
+from pipeline.training.inference_weights import InferenceWeights
 from pipeline.training.report import Report
 from pipeline.training.triggers import NEVER
 from pipeline.training.updates import is_plain
+from pipeline.training.validation import Validation
 from pipeline.training.watching import watch
 
 
@@ -38,13 +36,12 @@ class Training:
         context: after network and startup.
 
     Attributes:
-        judges: phase -> name -> the metric that judges its validation passes.
         metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
-        validated: phase -> the iteration in which it was last validated.
+        validation: of its phases.
         checkpoints: what is saved.
+        inference: the weights alone, saved for whoever uses the models.
         training: the Brain whose pass is running; None between two passes.
         trained: whether the phase that is up has been trained in this epoch, and may still have to be validated.
-        validating: whether a validation has begun and is not over; a resumed run makes it again.
         begun: what a pass in whose middle the run was interrupted needs to go on; None once it does.
     """
 
@@ -58,14 +55,13 @@ class Training:
         self.runner: RunnerSchema = next(each for each in config.runners if each.name == context["runner_name"])
         self.phases: list[PhaseSchema] = config.phases(self.runner)
         self.agenda = Agenda(self.runner, self.state["iteration"])
-        self.judges = {phase.name: build_metrics(phase.metrics, config.workspace) for phase in self.phases}
-        keep = self.runner.keep_best
-        self.best = Best(keep.metric, keep.mode, keep.count) if keep else None
+        self.validation = Validation(context, self.runner, self.phases)
+        self.best = self.validation.best
         self.checkpoints = Checkpoints(context["checkpointer"], context, self.best, self.runner.on_save_error)
+        self.inference = InferenceWeights(self.runner, context)
         self.metrics: dict[str, dict[str, float]] = {}
-        self.validated: dict[str, int] = {}
         self.training: Brain | None = None
-        self.trained = self.validating = False
+        self.trained = False
         self.options = options_of(self.runner, self.device)
         for phase in self.phases:
             entry = entry_of(phase.name, context, "brain", "optim_schedulers", "updater")
@@ -80,13 +76,13 @@ class Training:
             return None
         state = saved.training["loop"]
         self.context["metrics"] = self.metrics = saved.training["metrics"]
-        self.validated, self.trained, self.validating = state["validated"], state["trained"], state["validating"]
-        if self.best and state["best"]:
-            self.best.load_state_dict(state["best"])
-            self.context["best"] = self.best.as_dict() if self.best.iteration else None
+        self.trained = state["trained"]
+        self.validation.load_state_dict(state["validation"])
         random = saved.training["random"]
         restore_random_state(random)
-        return {"pass": state["pass"], "random": random, "validating": self.validating} if state["pass"] else None
+        return (
+            {"pass": state["pass"], "random": random, "validating": self.validation.running} if state["pass"] else None
+        )
 
     def run(self) -> None:
         """All epochs, and a checkpoint at the end; a signal is heeded where the state can be saved, and not elsewhere."""
@@ -95,17 +91,21 @@ class Training:
                 brain.on_fit_start()
             # That of the last one, in case there is none left.
             self.context["current_epoch"] = max(0, self.state["epoch"] - 1)
+            self.inference.begin()
             for epoch in range(self.state["epoch"], self.last_epoch if not self.agenda.over(self.state) else 0):
                 self.context["current_epoch"] = epoch
                 self.hooks.before_epoch(context=self.context)
                 over = self.epoch(epoch)
                 self.hooks.after_epoch(context=self.context)
                 self.checkpoints.tell()
+                if self.agenda.exporting.fires_after(epoch + 1):
+                    self.inference.save()
                 self.save_if(self.agenda.saving.fires_after(epoch + 1))
                 if over:
                     break
             self.save()
             self.checkpoints.finish()
+            self.inference.finish()
 
     @property
     def last_epoch(self) -> int:
@@ -185,13 +185,16 @@ class Training:
         """
         agenda = self.agenda
         self.checkpoints.tell()
-        printing, validating, saving = agenda.due(iteration)
-        validating, saving = validating or self.validating, saving or self.validating
-        if printing or validating or saving:
+        printing, validating, saving, exporting = agenda.due(iteration)
+        # One that a signal has interrupted, and what would have been saved after it.
+        validating, saving = validating or self.validation.running, saving or self.validation.running
+        if printing or validating or saving or exporting:
             # On a GPU this waits for the work so far, as what follows does anyway.
             report.brain.look()
         if printing:
             report.print()
+        if exporting:
+            self.inference.save()
         if validating:
             self.validate(phase, self.context["current_epoch"])
         if agenda.over(self.state):
@@ -200,37 +203,19 @@ class Training:
         return agenda.next_look(self.state)
 
     def validate(self, phase: PhaseSchema, epoch: int) -> None:
-        """Evaluate a phase, once in an iteration; its numbers come with ``valid_`` before their names."""
-        iteration = self.state["iteration"]
-        if not phase.valid_dataset_name or self.validated.get(phase.name) == iteration:
+        """Evaluate a phase, once in an iteration."""
+        if not self.validation.comes(phase):
             return
-        brain = self.models[phase.name]["brain"]
-        loader = self.loader(phase.dataset_name if self.runner.overfit_batches else phase.valid_dataset_name)
-        judges, random = self.judges[phase.name], random_state()
-        self.validating = True
+        random = random_state()
         try:
-            numbers = watched(self.context, phase.name, brain, loader, Stage.VALID, judges, epoch=epoch)
+            numbers = self.validation.of(phase, epoch)
         except (StoppedError, KeyboardInterrupt):
             # As it was before: a resumed run validates from the beginning.
             restore_random_state(random)
             self.save()
             self.checkpoints.finish()
             raise
-        self.validated[phase.name], self.validating = iteration, False
-        named = {f"valid_{name}": value for name, value in numbers.items()}
-        self.metrics[phase.name] = {**self.metrics.get(phase.name, {}), **named}
-        for scheduler in self.models[phase.name]["optim_schedulers"].values():
-            scheduler.take_metrics(named)
-        self.judge(phase.name, named)
-
-    def judge(self, phase: str, numbers: dict[str, float]) -> None:
-        """Keep in mind whether this is the best so far."""
-        if not self.best:
-            return
-        if self.best.improves(phase, numbers, self.state["iteration"]):
-            self.context["best"] = self.best.as_dict()
-        if len(self.validated) == sum(bool(phase.valid_dataset_name) for phase in self.phases):
-            self.best.check_reported()
+        self.metrics[phase.name] = {**self.metrics.get(phase.name, {}), **numbers}
 
     def loader(self, dataset: str | None) -> Any:
         """The batches of one pass over a dataset."""
@@ -243,9 +228,7 @@ class Training:
         loop = {
             "pass": self.training.pass_state() if self.training else None,
             "trained": self.trained,
-            "validating": self.validating,
-            "validated": self.validated,
-            "best": self.best.state_dict(self.state["iteration"]) if self.best else None,
+            "validation": self.validation.state_dict(),
         }
         self.checkpoints.save(self.state, self.metrics, snapshot(self.models, loop=loop, metrics=self.metrics))
 
@@ -275,3 +258,7 @@ def in_phase(name: str) -> Iterator[None]:
     except DataError as error:
         place = f"phase.{name}: "
         raise error if str(error).startswith("phase.") else DataError(f"{place}{error}") from error
+    except Exception as error:
+        if not isinstance(error, PipelineError):
+            error.add_note(f"phase.{name}")
+        raise

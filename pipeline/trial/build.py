@@ -15,7 +15,7 @@ from pipeline.config.load import Config
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.errors import ClassPathError, DataError
-from pipeline.opening import load_class
+from pipeline.loading import load_class
 from pipeline.stages.base import METHODS
 from pipeline.stages.instance import Instance
 from pipeline.stages.network import Network

@@ -17,7 +17,7 @@ from pipeline.context import Context
 from pipeline.data.limits import limited
 from pipeline.errors import ExitCode
 from pipeline.hookspecs import hookimpl
-from pipeline.opening import load_class
+from pipeline.loading import load_class
 from pipeline.stages.base import RunnerBase
 from pipeline.stages.runner import Runner
 from pipeline.trainer import GeneralTrainer
@@ -77,7 +77,10 @@ def _short(config: Config, overrides: Sequence[str], steps: int) -> Config:
     assert config.path, "the command line names a file"
     bounded = [each for each in config.runners if each.kind == "train" and each.name not in unbounded(config)]
     limits = [f"runner.{each.name}.max_steps={steps * (len(config.phases(each)) or 1)}" for each in bounded]
-    short = checked(config.path, [*overrides, *limits])
+    # Nothing of a trial is kept, and so nothing goes elsewhere.
+    keys = ("save_checkpoint_path", "save_inference_path")
+    here = [f"runner.{each.name}.{key}=null" for each in config.runners for key in keys if getattr(each, key)]
+    short = checked(config.path, [*overrides, *limits, *here])
     plugins = short.tree.child("plugins")
     assert plugins, "every key has its default"
     plugins.value.append(from_plain({describe(FirstBatches): {"count": steps}}, DEFAULT))

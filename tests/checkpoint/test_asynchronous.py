@@ -110,12 +110,27 @@ def test_a_failure_in_the_background_is_raised_wherever_one_asks_next(tmp_path: 
     assert checkpointer.poll() == []
 
 
-def test_a_failure_in_the_background_is_logged_at_once(tmp_path: Path, log_lines: list[str]) -> None:
-    checkpointer = Checkpointer(tmp_path, asynchronous=True, disk=failing())
-    save(checkpointer, 1)
-    with pytest.raises(StorageError):
+UNASKED = """
+import sys
+sys.path.insert(0, {faults!r})
+from test_asynchronous import failing, save
+from pipeline.checkpoint.checkpointer import Checkpointer
+checkpointer = Checkpointer(__import__("pathlib").Path({folder!r}), asynchronous=True, disk=failing())
+save(checkpointer, 1)
+if {asked}:
+    try:
         checkpointer.wait()
-    assert any("ERROR in the background: " in line and "No space left on device" in line for line in log_lines)
+    except Exception:
+        pass
+"""
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_failure_that_nobody_asks_for_is_logged_when_the_process_ends(tmp_path: Path, asked: bool) -> None:
+    code = UNASKED.format(faults=str(Path(__file__).parent), folder=str(tmp_path / "c"), asked=asked)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    told = "in the background: " in done.stderr and "cannot be saved: No space left on device" in done.stderr
+    assert told == (not asked)
 
 
 SCRIPT = """

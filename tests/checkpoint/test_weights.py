@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from pipeline.checkpoint.checkpointer import Checkpointer
-from pipeline.errors import CheckpointError
+from pipeline.checkpoint.weights import freeze
+from pipeline.errors import CheckpointError, ConfigError
+from pipeline.training.schedules import Constant
 
 
 def net(outputs: int = 2, fill: float = 0.0) -> nn.ModuleDict:
@@ -74,14 +77,23 @@ def test_frozen_parts_are_not_trained(path: Path) -> None:
     assert {name for name, each in model.named_parameters() if not each.requires_grad} == ENCODER == set(report.frozen)
 
 
-@pytest.mark.parametrize(("only", "frozen"), [(["encodr"], []), (["encoder"], ["encodr"])])
+@pytest.mark.parametrize(
+    ("only", "frozen", "kind", "message"),
+    [
+        (
+            ["head", "encodr"],
+            [],
+            CheckpointError,
+            "'encodr' names nothing in it or in the models; did you mean 'encoder'",
+        ),
+        (["encoder"], ["encodr"], ConfigError, "'encodr' names no parameter of the models; did you mean 'encoder'"),
+    ],
+)
 def test_a_pattern_that_names_nothing_is_an_error_and_nothing_changes(
-    path: Path, only: list[str], frozen: list[str]
+    path: Path, only: list[str], frozen: list[str], kind: type[Exception], message: str
 ) -> None:
     model = net()
-    with pytest.raises(
-        CheckpointError, match="step-000000000001: 'encodr' names nothing in it; did you mean 'encoder'"
-    ):
+    with pytest.raises(kind, match=f"step-000000000001: {message}"):
         Checkpointer(path.parent).load_part(path, entries(main=model), only, frozen)
     assert ones(model) == set()
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -89,9 +101,19 @@ def test_a_pattern_that_names_nothing_is_an_error_and_nothing_changes(
 
 def test_where_nothing_can_be_loaded_it_is_an_error(path: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=r"nothing in it can be loaded \(2 not saved .*other.*; name modules that both"
+        CheckpointError,
+        match=r"nothing that 'other' names can be loaded \(2 not saved .*other.*; name modules that both",
     ):
         Checkpointer(path.parent).load_part(path, entries(main=nn.ModuleDict({"other": nn.Linear(1, 1)})), ["other"])
+
+
+def test_each_pattern_has_to_give_something(path: Path) -> None:
+    model = net(outputs=5)
+    with pytest.raises(
+        CheckpointError, match=r"nothing that 'head' names .*2 loaded \(encoder.*\); 2 of another shape"
+    ):
+        Checkpointer(path.parent).load_part(path, entries(main=model), ["encoder", "head"])
+    assert ones(model) == set()
 
 
 def test_with_several_phases_a_name_begins_with_the_phase(tmp_path: Path) -> None:
@@ -114,3 +136,51 @@ def test_tied_weights_stay_tied(tmp_path: Path) -> None:
     Checkpointer(tmp_path).load_part(path, entries(main=model), ["out"])
     assert model["out"].weight is model["in"].weight
     assert ones(model) == {"in.weight", "out.weight"}
+
+
+# Parts that are not trained
+
+
+def trained(model: nn.Module, **more: Any) -> dict[str, Any]:
+    """What the network stage builds of a model, as far as it matters here."""
+    return {"model": model, "optim_schedulers": {"main": Constant("SGD", {"lr": 0.1}, model, **more)}}
+
+
+def test_what_is_frozen_is_asked_for_no_gradient_any_more() -> None:
+    model = net()
+    entry = trained(model)
+    assert freeze({"main": entry}, ["encoder", "*.bias"], "x") == ["encoder.weight", "encoder.bias", "head.bias"]
+    assert entry["optim_schedulers"]["main"].parameters == [model["head"].weight]
+    assert [name for name, each in model.named_parameters() if each.requires_grad] == ["head.weight"]
+
+
+def test_to_freeze_all_that_an_optimizer_trains_is_an_error_and_nothing_changes() -> None:
+    model = net()
+    entry = trained(model, updated_modules="encoder")
+    with pytest.raises(ConfigError, match="x: leaves nothing for 'main' of phase 'main' to train; freeze less"):
+        freeze({"main": entry}, ["encoder"], "x")
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_with_several_phases_what_is_frozen_is_named_with_the_phase() -> None:
+    left, right = net(), net()
+    assert freeze({"left": trained(left), "right": trained(right)}, ["left.encoder"], "x") == [
+        "left.encoder.weight",
+        "left.encoder.bias",
+    ]
+    assert all(parameter.requires_grad for parameter in right.parameters())
+
+
+def test_a_tied_parameter_is_frozen_by_either_of_its_names() -> None:
+    model = nn.ModuleDict({"in": nn.Embedding(4, 3), "out": nn.Linear(3, 4)})
+    model["out"].weight = model["in"].weight
+    freeze({"main": trained(model)}, ["out.weight"], "x")
+    assert not model["in"].weight.requires_grad
+
+
+def test_phases_that_share_a_module_are_saved_once_and_loaded_into_it(tmp_path: Path) -> None:
+    module, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    path = Checkpointer(tmp_path).save({"one": {"model": module}, "same": {"model": module}}, {"iteration": 1}, {})
+    assert sorted(each.name for each in path.iterdir()) == ["manifest.json", "one.safetensors", "state.json"]
+    Checkpointer(tmp_path).load_weights(path, {"one": {"model": other}, "same": {"model": other}})
+    assert torch.equal(other.weight, module.weight)

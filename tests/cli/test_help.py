@@ -22,12 +22,19 @@ LAYERS = {
     "phase_build",
     "trainer",
     "opening",
+    "open_runner",
+    "loading",
+    "mid_epoch",
+    "rewinding",
+    "reopening",
     "failure",
     "training",
     "checkpoint",
     "data",
     "distributed",
     "cli.resume",
+    "cli.resume_test",
+    "resume_trial",
     "cli.run",
     "__main__",
 }
@@ -58,11 +65,13 @@ def test_help_names_every_command_with_what_it_does(pipeline: Call) -> None:
 
 USAGE = {
     "check": "CONFIG [KEY=VALUE]…",
+    "checkpoint": "COMMAND [ARGS]...",
     "convert": "CONFIG",
     "explain": "CONFIG [KEY=VALUE]… ADDRESS",
     "graph": "CONFIG [KEY=VALUE]…",
     "new": "DIR",
-    "resume": "RUN_DIR",
+    "resume": "RUN_DIR|CHECKPOINT",
+    "resume-test": "CONFIG [KEY=VALUE]…",
     "run": "CONFIG [KEY=VALUE]…",
     "schema": "",
     "show": "CONFIG [KEY=VALUE]…",
@@ -80,7 +89,7 @@ def test_the_help_of_a_command_says_the_same(pipeline: Call, name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_is_in_the_module_of_its_name(name: str) -> None:
-    assert import_module(f"pipeline.cli.{name}").command.name == name
+    assert import_module(f"pipeline.cli.{name.replace('-', '_')}").command.name == name
 
 
 @pytest.mark.parametrize(
@@ -89,7 +98,7 @@ def test_each_command_is_in_the_module_of_its_name(name: str) -> None:
         (["chek"], "there is no command 'chek'; did you mean 'check'?"),
         (
             ["xyz"],
-            "there is no command 'xyz'; known: check, convert, explain, graph, new, resume, run, schema, show, stages",
+            "there is no command 'xyz'; known: check, checkpoint, convert, explain, graph, new, resume, resume-test, run, schema, show, stages",
         ),
         (["--nope"], "No such option '--nope'"),
         (["check", "--jsn", "config.yaml"], "No such option '--jsn'. Did you mean '--json'?"),

@@ -14,7 +14,7 @@ from click.testing import Result
 
 from pipeline import GeneralTrainer, stages
 from pipeline.cli.stages import keys_at
-from pipeline.opening import OpenRunner
+from pipeline.open_runner import OpenRunner
 from pipeline.stages.base import METHODS
 
 Call = Callable[..., Result]

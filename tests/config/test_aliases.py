@@ -31,6 +31,7 @@ def runner(keys: str) -> str:
         ("ckpt_interval_steps: 9", "save_interval", 9),
         ("ckpt_interval_minutes: 4", "save_interval", "4 minute"),
         ("save_checkpoint_interval: null", "save_interval", None),
+        ("save_step_path: /far", "save_checkpoint_path", "/far"),
     ],
 )
 def test_an_alias_becomes_the_canonical_key(config: Configs, keys: str, canonical: str, value: Any) -> None:
@@ -110,13 +111,17 @@ def test_the_precision_of_evaluation_has_the_same_names(config: Configs) -> None
             "use_amp: true; auto_mix_prec: true",
             "runner.r.auto_mix_prec: means the same as 'precision', which is set too; keep one",
         ),
+        (
+            "save_checkpoint_path: /far; save_step_path: /far",
+            "runner.r.save_step_path: means the same as 'save_checkpoint_path', which is set too; keep one",
+        ),
         ("use_amp: fp61", "runner.r.precision: is 'fp61'; did you mean 'fp16'?"),
         ("precision: 16", "runner.r.precision: is 16; did you mean 'fp16'?"),
         ("precision: double", "runner.r.precision: is 'double'; known: bf16, fp16, fp32"),
         ("eval_precision: true", "runner.r.eval_precision: is True; known: bf16, fp16, fp32"),
     ],
 )
-def test_a_wrong_precision_is_told_with_those_there_are(faults: Faults, keys: str, message: str) -> None:
+def test_what_contradicts_or_is_no_precision_is_told(faults: Faults, keys: str, message: str) -> None:
     (fault,) = faults(runner(keys))
     assert fault.partition(": ")[2] == message
 

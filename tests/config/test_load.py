@@ -109,6 +109,9 @@ def test_a_workspace_that_is_not_there_is_named(faults: Faults) -> None:
         ("runner.train_runner.startup_class_path=my.py", "runner.train_runner.startup_class_path"),
         ("runner.train_runner.startup_class_path=sub/my.py:Mine", "runner.train_runner.startup_class_path"),
         ("runner.train_runner.init_model_path=weights.safetensors", "runner.train_runner.init_model_path"),
+        ("runner.train_runner.save_checkpoint_path=far/away", "runner.train_runner.save_checkpoint_path"),
+        ("runner.train_runner.save_step_path=far", "runner.train_runner.save_checkpoint_path"),
+        ("runner.train_runner.save_inference_path=weights", "runner.train_runner.save_inference_path"),
         ("runner.train_runner.trainer_class=./my.py:Mine", "runner.train_runner.trainer_class"),
         ("hyper_parameters.optimizer.class=my.py:Mine", "hyper_parameters.optimizer.class"),
     ],
@@ -247,6 +250,13 @@ def test_a_dict_without_a_folder_has_no_relative_weights() -> None:
     runner = {"name": "only", "class": "train", "epochs": 1, "init_model_path": "weights.safetensors"}
     found = [fault.message for fault in check({"runner": [runner]}) if fault.address.endswith("init_model_path")]
     assert found == ["'weights.safetensors' is relative, and a dict has no folder; give an absolute path"]
+
+
+@pytest.mark.parametrize("word", ["best", "last"])
+def test_a_word_for_a_checkpoint_of_the_run_is_no_path(config: Configs, word: str) -> None:
+    address = "runner.train_runner.init_model_path"
+    assert config("", f"{address}={word}").get(address) == word
+    assert config("", f"{address}=./{word}").get(address) == str(Path.cwd() / word)
 
 
 @pytest.mark.parametrize(

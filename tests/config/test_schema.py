@@ -31,13 +31,15 @@ STAGES = ("instance", "network", "startup", "runner", "terminal")
     ("key", "value"),
     [
         ("device", "auto"), ("epochs", None), ("max_steps", None), ("print_interval", 50), ("save_interval", "1 epoch"),
-        ("init_model_path", None), ("write_predictions", False), ("seed", 0), ("grad_clip", None),
+        ("init_model_path", None), ("init_modules", None), ("freeze", None), ("write_predictions", False), ("seed", 0), ("grad_clip", None),
         ("nonfinite_patience", 3), ("phases", None), ("trainer_class", "pipeline.trainer:GeneralTrainer"),
         ("max_stage_repeats", 100), ("precision", "fp32"), ("eval_precision", "fp32"), ("optimizer_step_limit", None),
         ("valid_interval", "1 epoch"), ("keep_best", None), ("deterministic", False), ("check_gradients", False),
         ("compile", False), ("compile_module_keys", None), ("compile_mode", "default"), ("compile_using_fullgraph", False),
         ("compile_using_dynamic_shape_tracing", False), ("jit", False), ("jit_module_keys", None), ("limit_batches", None),
         ("overfit_batches", None), ("debug", False), ("debug_batches", 2), ("debug_epochs", 2), ("debug_persistently", False),
+        ("save_checkpoint_path", None), ("save_inference_interval", None), ("save_inference_path", None),
+        ("save_inference_export", False),
         *((f"{stage}_class_path", f"pipeline.stages.{stage}:{stage.capitalize()}") for stage in STAGES),
         *((f"{stage}_args", {}) for stage in STAGES),
     ],
@@ -52,7 +54,7 @@ def test_every_other_key_has_its_default(config: Configs) -> None:
     found = config("dataset: [{name: d, class_path: a.B}]\nphase: [{name: p}]")
     assert found.get("dataset") == [
         {"name": "d", "class_path": "a.B", "args": {}, "batch_size": 1, "shuffle": False, "drop_last": False,
-         "num_workers": 0, "multiprocessing_context": None, "collate_fn": None}
+         "num_workers": 0, "multiprocessing_context": None, "timeout": None, "collate_fn": None}
     ]  # fmt: skip
     assert found.get("phase") == [
         {"name": "p", "model": None, "model_args": {}, "modules": {}, "model_of": None, "loss": None, "metrics": {},
@@ -92,6 +94,7 @@ def test_defaults_of_two_configs_are_not_shared(config: Configs) -> None:
         ("dataset", "shuffle: yes", "dataset.x.shuffle: is 'yes', a string; write true or false"),
         ("dataset", "drop_last: 1", "dataset.x.drop_last: is 1, a whole number; write true or false"),
         ("dataset", "num_workers: -1", "dataset.x.num_workers: is -1; it must be at least 0"),
+        ("dataset", "timeout: -1", "dataset.x.timeout: is -1; it must be at least 0"),
         ("dataset", "multiprocessing_context: spwan",
          "dataset.x.multiprocessing_context: is 'spwan'; did you mean 'spawn'?"),
         ("dataset", "multiprocessing_context: 7",
@@ -118,6 +121,10 @@ def test_defaults_of_two_configs_are_not_shared(config: Configs) -> None:
         ("runner", "max_steps: -1", "runner.x.max_steps: is -1; it must be greater than 0"),
         ("runner", "print_interval: 0", "runner.x.print_interval: is 0; it must be greater than 0"),
         ("runner", "init_model_path: 5", "runner.x.init_model_path: is 5, a whole number; write a string"),
+        ("runner", "save_checkpoint_path: 5", "runner.x.save_checkpoint_path: is 5, a whole number; write a string"),
+        ("runner", "save_inference_interval: 0", f"runner.x.save_inference_interval: is 0; {INTERVAL}"),
+        ("runner", "save_inference_path: [a]", "runner.x.save_inference_path: is ['a'], a list; write a string"),
+        ("runner", "save_inference_export: 1", "runner.x.save_inference_export: is 1, a whole number; write true or false"),
         ("runner", "write_predictions: on", "runner.x.write_predictions: is 'on', a string; write true or false"),
         ("runner", "seed: -1", "runner.x.seed: is -1; it must be at least 0"),
         ("runner", "seed: 4294967296", "runner.x.seed: is 4294967296; it must be less than 4294967296"),
@@ -174,7 +181,7 @@ def test_a_wrong_value_is_reported_with_the_value_and_what_to_write(
         ("phase", "metric", "metrics"),
         ("runner", "startup_class_paht", "startup_class_path"),
         ("runner", "Epochs", "epochs"),
-        ("runner", "init_model", "init_model_path"),
+        ("runner", "init_model_pth", "init_model_path"),
     ],
 )
 def test_an_unknown_key_is_reported_with_the_nearest_right_one(
@@ -302,6 +309,20 @@ def test_an_interval_counts_iterations_epochs_seconds_or_minutes(
 def test_validation_has_intervals_of_its_own(config: Configs, value: str, intervals: list[Interval]) -> None:
     found = config(TEXTS["runner"].replace("{}", f"valid_interval: {value}")).runners[0]
     assert (found.valid_intervals, found.intervals) == (intervals, [Interval(1, "epoch")])
+
+
+@pytest.mark.parametrize(
+    ("value", "intervals"),
+    [
+        ("null", []), ("3", [Interval(3, "epoch")]), ("'3'", [Interval(3, "epoch")]), ("3 iteration", [Interval(3, "iteration")]),
+        ("[2, 30 second, 1 minute]", [Interval(2, "epoch"), Interval(30, "second"), Interval(1, "minute")]),
+    ],
+)  # fmt: skip
+def test_a_bare_number_of_the_inference_interval_means_epochs(
+    config: Configs, value: str, intervals: list[Interval]
+) -> None:
+    found = config(TEXTS["runner"].replace("{}", f"save_inference_interval: {value}")).runners[0]
+    assert found.inference_intervals == intervals
 
 
 def test_without_an_interval_it_is_one_epoch(config: Configs) -> None:

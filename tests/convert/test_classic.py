@@ -121,7 +121,7 @@ runner:
   device: cpu
   save_checkpoint_interval: 2  # epochs
   # not carried: save_inference_interval: 4
-  # not carried: save_checkpoint_path: increment
+  save_checkpoint_path: increment
   # not carried: save_inference_path: inference
   # not carried: save_inference_feed_varnames: []
   # not carried: init_model_path: ""          # warm start

@@ -31,9 +31,10 @@ def own_lines(converted: Convert) -> Callable[[str, str], tuple[str, list[str]]]
         extra += SAVED if kind == "train" and "path: saved" not in lines else ""
         text, notes = converted(RUNNER.format(kind=kind, own=textwrap.indent(extra + lines, "  ").strip()))
         given = textwrap.dedent(text.partition("interval: 10\n")[2].partition("phase: [")[0])
-        common = {*extra.splitlines(), "# not carried: save_checkpoint_path: saved"}
-        written = "\n".join(line for line in given.splitlines() if line not in common)
-        return written, [note for note in notes if note.startswith("runner.r.") and "save_checkpoint_path" not in note]
+        written = "\n".join(line for line in given.splitlines() if line not in extra.splitlines())
+        common_note = "runner.r.save_checkpoint_path: checkpoints go"
+        own_notes = [each for each in notes if each.startswith("runner.r.") and not each.startswith(common_note)]
+        return written, own_notes
 
     return call
 
@@ -41,8 +42,12 @@ def own_lines(converted: Convert) -> Callable[[str, str], tuple[str, list[str]]]
 SAME = "kept as it is"
 PORT = "is written for paddle; port it to"
 ONE = "not carried: several processes come later; train in one"
-RUN_DIRECTORY = "not carried: checkpoints are in the run directory, under <runner>/checkpoints; look there"
-EXPORT = "not carried: exporting a model comes later; save it in a terminal stage of your own"
+NO_STEPS = "not carried: PaddleRec saved no steps with these settings; nothing to do"
+STARTS_HERE = "; it starts at this file now, not where the command runs"
+THERE = "go to <run directory's name>/<runner> below it; look there"
+FEED, FETCH = "save_inference_feed_varnames: [a]", "save_inference_fetch_varnames: [b]"
+FORWARD = "not carried: a model is exported with the inputs and outputs of its forward; set save_inference_export: true for that"
+NAMES = f"# not carried: {FEED}\n# not carried: {FETCH}"
 EMPTY = "not carried: it is empty; nothing to do"
 IGNORED = "not carried: PaddleRec 1.8.5 did not read it, and did not say so; "
 
@@ -66,20 +71,32 @@ IGNORED = "not carried: PaddleRec 1.8.5 did not read it, and did not say so; "
         ("worker_num: 2", "# not carried: worker_num: 2", ONE),
         ("server_num: 2", "# not carried: server_num: 2", ONE),
         ("distribute_strategy: geo", "# not carried: distribute_strategy: geo", ONE),
-        ("save_inference_interval: 1", "# not carried: save_inference_interval: 1", EXPORT),
-        ("save_inference_path: x", "# not carried: save_inference_path: x", EXPORT),
-        ("save_inference_feed_varnames: [a]", "# not carried: save_inference_feed_varnames: [a]", EXPORT),
+        ("save_inference_interval: 1", "# not carried: save_inference_interval: 1",
+         ("not carried: without save_inference_path and save_inference_feed_varnames and save_inference_fetch_varnames "
+          "PaddleRec saved nothing for inference; nothing to do")),
+        (f"save_inference_path: x\n{FETCH}", f"# not carried: save_inference_path: x\n# not carried: {FETCH}",
+         "not carried: without save_inference_feed_varnames PaddleRec saved nothing for inference; nothing to do"),
+        (f"save_inference_path: x\nsave_inference_interval: 2\n{FEED}\n{FETCH}",
+         f"save_inference_path: x\nsave_inference_interval: 2\n{NAMES}", f"the weights alone {THERE}{STARTS_HERE}"),
+        (f"save_inference_path: /x\nsave_inference_interval: -1\n{FEED}\n{FETCH}",
+         f"save_inference_path: /x\nsave_inference_interval: 1\n{NAMES}", "is now 1: it saved at that interval too; choose"),
+        (f"save_inference_path: /x\nsave_inference_interval: 1\n{FEED}\n{FETCH}",
+         f"save_inference_path: /x\nsave_inference_interval: 1\n{NAMES}",
+         "Paddle's program was saved too; set save_inference_export: true for torch's"),
+        ("save_inference_feed_varnames: [a]", "# not carried: save_inference_feed_varnames: [a]", FORWARD),
         ("save_inference_fetch_varnames:\n- a\n- b",
-         "# not carried: save_inference_fetch_varnames:\n# - a\n# - b", EXPORT),
+         "# not carried: save_inference_fetch_varnames:\n# - a\n# - b", FORWARD),
         ("save_inference_feed_varnames: []", "# not carried: save_inference_feed_varnames: []", EMPTY),
-        ("save_step_path: saved_steps\nsave_step_interval: 5",
-         "# not carried: save_step_path: saved_steps\nsave_step_interval: 5",
+        ("save_step_path: steps\nsave_step_interval: 5",
+         "# now in save_checkpoint_path: save_step_path: steps\nsave_step_interval: 5",
          "counts the iterations of the run; PaddleRec's began anew with each epoch; check it"),
-        ("save_step_path: saved_steps", "# not carried: save_step_path: saved_steps", RUN_DIRECTORY),
-        ("save_step_interval: 5", "# not carried: save_step_interval: 5",
-         "not carried: PaddleRec saved no steps with these settings; nothing to do"),
+        ("save_step_path: steps\nsave_step_interval: 5",
+         "# now in save_checkpoint_path: save_step_path: steps\nsave_step_interval: 5",
+         "is now in save_checkpoint_path; one folder has the checkpoints of steps and epochs; look there"),
+        ("save_step_path: saved_steps", "# not carried: save_step_path: saved_steps", NO_STEPS),
+        ("save_step_interval: 5", "# not carried: save_step_interval: 5", NO_STEPS),
         ("save_step_path: x\nsave_step_interval: -1", "# not carried: save_step_path: x\n# not carried: save_step_interval: -1",
-         "not carried: PaddleRec saved no steps with these settings; nothing to do"),
+         NO_STEPS),
         ("init_model_path: weights", SAME,
          ("Paddle's parameters cannot be read; name a checkpoint folder of ours or a .safetensors file; "
          "it starts at this file now, not where the command runs")),
@@ -149,7 +166,7 @@ def test_the_interval_of_checkpoints_means_epochs(
     own_lines: Own, interval: str, expected: str, note: str | None
 ) -> None:
     written, said = own_lines("train", f"save_checkpoint_path: saved\nsave_checkpoint_interval: {interval}")
-    assert written == f"save_checkpoint_interval: {expected}"
+    assert written == f"save_checkpoint_path: saved\nsave_checkpoint_interval: {expected}"
     assert said == ([f"runner.r.save_checkpoint_interval: {note}"] if note else [])
 
 
@@ -160,7 +177,9 @@ def test_the_interval_of_checkpoints_means_epochs(
         ('epochs: 2\nrunner_class_path: "{workspace}/r.py"', SAME, f"its class Runner {PORT} torch"),
         ("save_checkpoint_interval: 2", "# not carried: save_checkpoint_interval: 2",
          "not carried: an infer runner saves nothing; nothing to do"),
-        ("save_step_path: x\nsave_step_interval: 2", "# not carried: save_step_path: x\n# not carried: save_step_interval: 2",
+        *((f"{key}: 2", f"# not carried: {key}: 2", "not carried: an infer runner saves nothing; nothing to do")
+          for key in ("save_step_path", "save_step_interval", "save_inference_path", "save_inference_interval")),
+        ("save_checkpoint_path: p", "# not carried: save_checkpoint_path: p",
          "not carried: an infer runner saves nothing; nothing to do"),
         ('runner_result_dump_path: "{workspace}/d"  # all of it',
          '# not carried: runner_result_dump_path: \'{workspace}/d\'\nwrite_predictions: true  # all of it',
@@ -205,6 +224,20 @@ def test_a_path_alone_saves_after_every_epoch(converted: Convert) -> None:
     assert note in notes
 
 
+@pytest.mark.parametrize(("path", "said"), [("p", STARTS_HERE), ("/p", ""), ("'{workspace}/p'", "")])
+def test_the_path_of_checkpoints_is_carried(converted: Convert, path: str, said: str) -> None:
+    text, notes = converted(RUNNER.format(kind="train", own=f"save_checkpoint_path: {path}"))
+    assert f"  save_checkpoint_path: {path}\n" in text
+    assert f"runner.r.save_checkpoint_path: checkpoints {THERE}{said}" in notes
+
+
+def test_an_inference_path_alone_saves_after_every_epoch(converted: Convert) -> None:
+    own = f"save_inference_path: p\n  {FEED}\n  {FETCH}"
+    text, notes = converted(RUNNER.format(kind="train", own=own))
+    assert "  save_inference_interval: 1\n" in text
+    assert "runner.r.save_inference_interval: is new, 1: PaddleRec saved after every epoch; choose" in notes
+
+
 def test_an_interval_without_a_path_saves_nothing(converted: Convert) -> None:
     text, _ = converted(RUNNER.format(kind="train", own="save_checkpoint_interval: 2"))
     assert "# not carried: save_checkpoint_interval: 2\n" in text
@@ -214,7 +247,7 @@ def test_an_interval_without_a_path_saves_nothing(converted: Convert) -> None:
 def test_steps_alone_are_saved_as_they_were(converted: Convert) -> None:
     text, _ = converted(RUNNER.format(kind="train", own="save_step_path: p\n  save_step_interval: 7"))
     saving = {key: value for key, value in yaml.safe_load(text)["runner"][0].items() if "save" in key}
-    assert saving == {"save_step_interval": 7}
+    assert saving == {"save_step_path": "p", "save_step_interval": 7}
 
 
 def test_gpus_without_a_device_are_the_device(converted: Convert) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pipeline import Context, GeneralTrainer
 from pipeline.check import check
 from pipeline.errors import ConfigError
-from pipeline.opening import OpenRunner
+from pipeline.open_runner import OpenRunner
 from pipeline.stages.startup import Startup
 
 RUNNER = "runner.train_runner"

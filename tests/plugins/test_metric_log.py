@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pipeline_plugins.metric_log import MetricLog
 
 from pipeline import Context, GeneralTrainer
+from pipeline.errors import StorageError
 
 
 def lines(context: Context, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
@@ -90,8 +94,22 @@ def test_an_infer_runner_writes_and_logs_what_it_evaluated(linear: Path, log_lin
     two = "runner=[{name: train_runner, class: train, device: cpu, epochs: 1}, {name: infer_runner, class: infer, device: cpu}]"
     context = GeneralTrainer(linear, [two]).run()
     loss = context["metrics"]["line"]["loss"]
-    assert lines(context) == [{"event": "evaluate", "epoch": 0, "iteration": 0, "phase": "line", "loss": loss}]
+    assert lines(context) == [{"event": "evaluate", "epoch": 0, "iteration": 6, "phase": "line", "loss": loss}]
     assert f"INFO infer_runner  line  loss {loss:.4f}" in [line.strip() for line in log_lines]
+
+
+def test_of_several_checkpoints_each_line_says_by_the_iteration_which_was_evaluated(
+    linear: Path, log_lines: list[str]
+) -> None:
+    runners = (
+        "{name: train_runner, class: train, device: cpu, epochs: 2}, {name: infer_runner, class: infer, device: cpu, "
+    )
+    context = GeneralTrainer(linear, [f'runner=[{runners}init_model_path: "{{run_dir}}/train_runner"}}]']).run()
+    found = {line["iteration"]: line["loss"] for line in lines(context)}
+    assert list(found) == [6, 12]
+    assert found[12] == context["metrics"]["line"]["loss"]
+    logged = [line.strip() for line in log_lines if "INFO infer_runner  " in line]
+    assert logged == [f"INFO infer_runner  iteration {each}  line  loss {loss:.4f}" for each, loss in found.items()]
 
 
 def test_the_files_are_closed_with_the_run(linear: Path) -> None:
@@ -99,3 +117,56 @@ def test_the_files_are_closed_with_the_run(linear: Path) -> None:
     (plugin,) = [each.plugin for each in hooks.before_pipeline.get_hookimpls() if each.plugin_name == "metric_log"]
     assert plugin.metrics.closed
     assert plugin.timing.closed
+
+
+FILL = """
+    import resource
+    from pipeline import hookimpl
+
+    class Plugin:
+        @hookimpl
+        def before_epoch(self, context):
+            if context["current_epoch"] == 1:
+                size = (context["run_dir"] / "train_runner" / "metrics.jsonl").stat().st_size
+                before = resource.getrlimit(resource.RLIMIT_FSIZE)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))
+                context["resources"].callback(resource.setrlimit, resource.RLIMIT_FSIZE, before)
+"""
+
+
+def test_a_full_disk_is_a_storage_error_that_names_the_file(linear: Path) -> None:
+    (linear.parent / "fill.py").write_text(textwrap.dedent(FILL), encoding="utf-8")
+    with pytest.raises(StorageError, match=r"train_runner/metrics.jsonl: cannot be written: File too large; free"):
+        GeneralTrainer(linear, ['plugins=["{workspace}/fill.py"]']).run()
+
+
+@pytest.fixture
+def half(tmp_path: Path) -> Iterator[MetricLog]:
+    """A metric log whose files have two lines and one."""
+    plugin = MetricLog()
+    for name, text in (("metrics", '{"a": 1}\n{"a": 2}\n'), ("timing", '{"s": 1}\n')):
+        (tmp_path / name).write_text(text)
+        setattr(plugin, name, FileIO(tmp_path / name, "a"))
+    yield plugin
+    plugin.metrics.close()
+    plugin.timing.close()
+
+
+def test_lines_after_the_checkpoint_are_cut_off_and_the_length_is_that_of_the_rest(
+    half: MetricLog, tmp_path: Path
+) -> None:
+    assert half.state_dict() == {"metrics": 18, "timing": 9}
+    half.load_state_dict({"metrics": 9, "timing": 0})
+    assert half.state_dict() == {"metrics": 9, "timing": 0}
+    assert (tmp_path / "metrics").read_text() == '{"a": 1}\n'
+
+
+def test_a_file_that_has_lost_lines_is_told_of_and_gets_no_zeros(
+    half: MetricLog, tmp_path: Path, log_lines: list[str]
+) -> None:
+    half.load_state_dict({"metrics": 27, "timing": 9})
+    assert (tmp_path / "metrics").read_text() == '{"a": 1}\n{"a": 2}\n'
+    assert (
+        "metrics: has 18 bytes, and had 27 when the checkpoint was saved; the last lines before it are lost"
+        in log_lines[0]
+    )

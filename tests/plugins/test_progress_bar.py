@@ -144,3 +144,22 @@ def test_a_loader_without_a_length_has_a_bar_without_an_end(linear: Path, log_li
     data = ['dataset.train_data.class_path="{workspace}/stream.py:Stream"', "dataset.train_data.args={}"]
     GeneralTrainer(linear, data).run()
     assert any("epoch 0  batch 3/?  line loss" in line for line in log_lines)
+
+
+INTERRUPTED = """
+    from pipeline import hookimpl
+
+    class Plugin:
+        @hookimpl
+        def before_batch(self, context):
+            if context["train_state"]["iteration"] == 9 and context["checkpointer"].resumed is None:
+                raise ZeroDivisionError("in the middle of the second epoch")
+"""
+
+
+def test_a_resumed_run_counts_the_batches_of_the_whole_epoch(linear: Path, log_lines: list[str]) -> None:
+    overrides = ["runner.train_runner.save_interval=2"]
+    with pytest.raises(ZeroDivisionError):
+        GeneralTrainer(with_plugin(linear, INTERRUPTED), overrides).run()
+    GeneralTrainer(linear, overrides, resume="auto").run()
+    assert "batch 6/6" in next(line for line in reversed(log_lines) if "epoch 1  batch" in line)

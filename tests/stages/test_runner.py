@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from pipeline import Brain, Context, GeneralTrainer, Stage
+from pipeline import Brain, Context, GeneralTrainer, Stage, StartupBase, hookimpl, stages
 from pipeline.errors import DataError
 
 Data = Callable[[int, int], TensorDataset]
@@ -72,10 +73,12 @@ def test_without_write_predictions_there_is_no_file(config: dict[str, Any]) -> N
     assert list((context["run_dir"] / "infer").glob("*predictions*")) == []
 
 
-def test_inference_counts_as_epoch_0_and_trains_no_iteration(config: dict[str, Any]) -> None:
-    context = GeneralTrainer(config).run()
+def test_inference_counts_as_epoch_0_and_has_the_counters_of_its_checkpoint(config: dict[str, Any]) -> None:
+    trainer = GeneralTrainer(config)
+    context = trainer.run()
     assert context["current_epoch"] == 0
-    assert context["train_state"]["iteration"] == 0
+    assert context["train_state"] == trainer.contexts["train"]["train_state"]
+    assert context["train_state"] is not trainer.contexts["train"]["train_state"]
 
 
 @pytest.mark.parametrize("output", [lambda scores: {"score": scores}, lambda scores: (scores, scores)])
@@ -123,3 +126,112 @@ def test_an_evaluate_batch_of_its_own_has_no_predictions_to_be_written(config: d
         DataError, match=r"phase.line: Mine has its own evaluate_batch.*; leave out metrics and write_pred"
     ):
         GeneralTrainer(config).run()
+
+
+# Several checkpoints
+
+
+@pytest.fixture
+def steps(config: dict[str, Any], data: Data) -> Callable[[Context], dict[str, float]]:
+    """Has the infer runner evaluate each checkpoint of the train runner; then the losses by hand: name -> loss."""
+    config["runner"][1] |= {"init_model_path": "{run_dir}/train", "write_predictions": True}
+
+    def by_hand(context: Context) -> dict[str, float]:
+        model, (x, y) = config["phase"][0]["model"]().eval(), data(7, 2).tensors
+        losses = {}
+        for path in sorted((context["run_dir"] / "train" / "checkpoints").glob("step-*")):
+            model.load_state_dict(load_file(path / "line.safetensors"))
+            with torch.no_grad():
+                losses[path.name] = nn.functional.mse_loss(model(x), y).item()
+        return losses
+
+    return by_hand
+
+
+Steps = Callable[[Context], dict[str, float]]
+
+
+def test_each_of_several_checkpoints_is_evaluated_in_step_order(config: dict[str, Any], steps: Steps) -> None:
+    context = GeneralTrainer(config).run()
+    found = {path.name: numbers["line"]["loss"] for path, numbers in context["checkpoints"].items()}
+    assert list(found) == ["step-000000000003", "step-000000000006"] == list(steps(context))
+    assert found == pytest.approx(steps(context), rel=1e-5)
+    assert found["step-000000000003"] != found["step-000000000006"]
+
+
+def test_the_metrics_and_counters_are_in_the_end_those_of_the_last(config: dict[str, Any], steps: Steps) -> None:
+    context = GeneralTrainer(config).run()
+    assert context["metrics"] == list(context["checkpoints"].values())[-1]
+    assert context["train_state"]["iteration"] == 6
+
+
+def test_each_of_several_checkpoints_has_a_folder_for_its_predictions(config: dict[str, Any], steps: Steps) -> None:
+    context = GeneralTrainer(config).run()
+    for name, loss in steps(context).items():
+        text = (context["run_dir"] / "infer" / name / "line_predictions.jsonl").read_text()
+        rows = [json.loads(line) for line in text.splitlines()]
+        errors = [(row["prediction"][0] - row["target"][0]) ** 2 for row in rows]
+        assert sum(errors) / 7 == pytest.approx(loss, rel=1e-5)
+
+
+class Watching:
+    """A plugin that writes down at which iteration it is told what."""
+
+    @hookimpl
+    def before_validation(self, context: Context, phase: str) -> None:
+        context.setdefault("told", []).append((context["train_state"]["iteration"], phase, "before"))
+
+    @hookimpl
+    def after_validation(self, context: Context, phase: str) -> None:
+        context["told"].append((context["train_state"]["iteration"], phase, "after"))
+
+
+def test_the_plugins_are_told_of_each_evaluation_with_the_iteration_of_its_checkpoint(
+    config: dict[str, Any], steps: Steps
+) -> None:
+    config["plugins"].append(Watching)
+    config["phase"].append({**config["phase"][0], "name": "other"})
+    assert GeneralTrainer(config).run()["told"] == [
+        (iteration, phase, moment) for iteration in (6, 12) for phase in ("line", "other") for moment in ("before", "after")
+    ]  # fmt: skip
+
+
+class Damaging(stages.Startup):
+    """Finds one of the checkpoints damaged."""
+
+    def startup(self, context: Context) -> None:
+        (context["run_dir"] / "train" / "checkpoints" / "step-000000000006" / "line.safetensors").write_bytes(b"")
+        super().startup(context)
+
+
+def test_a_damaged_one_of_several_is_left_out_with_a_warning(
+    config: dict[str, Any], steps: Steps, log_lines: list[str]
+) -> None:
+    config["runner"][0]["epochs"] = 3
+    config["runner"][1]["startup_class_path"] = Damaging
+    checkpoints = GeneralTrainer(config).run()["checkpoints"]
+    assert [path.name for path, numbers in checkpoints.items() if numbers] == ["step-000000000003", "step-000000000009"]
+    assert any(line.startswith("WARNING") and "000006/line.safetensors" in line for line in log_lines)
+
+
+def test_a_startup_that_loads_by_itself_has_nothing_else_loaded_behind_its_back(
+    config: dict[str, Any], steps: Steps
+) -> None:
+    class Zero(StartupBase):
+        def startup(self, context: Context) -> None:
+            nn.init.zeros_(context["model"]["line"]["model"][3].weight)
+
+    config["runner"][1]["startup_class_path"] = Zero
+    context = GeneralTrainer(config).run()
+    assert torch.equal(context["model"]["line"]["model"][3].weight, torch.zeros(1, 4))
+    assert context["train_state"]["iteration"] == 0
+
+
+def test_what_a_startup_does_to_the_weights_that_it_has_loaded_stays(config: dict[str, Any]) -> None:
+    class Zero(stages.Startup):
+        def startup(self, context: Context) -> None:
+            super().startup(context)
+            nn.init.zeros_(context["model"]["line"]["model"][3].weight)
+
+    config["runner"][1]["startup_class_path"] = Zero
+    assert torch.equal(GeneralTrainer(config).run()["model"]["line"]["model"][3].weight, torch.zeros(1, 4))

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pipeline import Context, GeneralTrainer, RunnerBase, StartupBase, stages
 from pipeline.checkpoint import tensors
-from pipeline.errors import CheckpointError
+from pipeline.errors import CheckpointError, ConfigError, ExitCode, NoCheckpointError
 
 
 class Nothing(RunnerBase):
@@ -63,8 +63,7 @@ def test_an_infer_runner_takes_init_model_path_before_the_newest_checkpoint(conf
     path, _ = trained(config)
     earlier = path.with_name("step-000000000003")
     config["runner"][1]["init_model_path"] = str(earlier)
-    with safe_open(earlier / "line.safetensors", framework="pt") as file:
-        expected = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    expected = load_file(earlier / "line.safetensors")
     assert equal(GeneralTrainer(config).run()["model"]["line"]["model"].state_dict(), expected)
 
 
@@ -108,3 +107,98 @@ def test_weights_that_do_not_fit_end_the_run_with_what_does_not(config: dict[str
     message = r"other.safetensors: phase 'line': does not fit the model: .*has 'weight', which the model does not"
     with pytest.raises(CheckpointError, match=message):
         first_weights(config, init_model_path=str(file))
+
+
+# Other checkpoints than the newest
+
+
+def several(config: dict[str, Any], **runner: Any) -> GeneralTrainer:
+    """A training that was better before it was over, and then a runner with these keys; both have run."""
+    keep_best = {"metric": "valid_loss", "mode": "min"}
+    config["runner"][0] |= {"epochs": 4, "keep_best": keep_best}
+    config["hyper_parameters"]["optimizer"] = {"class": "SGD", "lr": 0.6}
+    config["runner"][1] = {**config["runner"][1], **runner}
+    trainer = GeneralTrainer(config)
+    trainer.run()
+    return trainer
+
+
+def test_an_infer_runner_may_evaluate_the_best_checkpoint_of_the_train_runner_before_it(config: dict[str, Any]) -> None:
+    contexts = several(config, init_model_path="best").contexts
+    best, evaluated = contexts["train"]["best"], contexts["infer"]
+    assert best["iteration"] < contexts["train"]["train_state"]["iteration"]
+    assert evaluated["metrics"]["line"]["loss"] == best["value"]
+    assert evaluated["train_state"]["iteration"] == best["iteration"]
+
+
+def test_a_train_runner_may_begin_with_the_last_weights_of_the_one_before_it_and_counts_from_0(
+    config: dict[str, Any],
+) -> None:
+    trainer = several(config, **{"class": "train", "epochs": 1}, init_model_path="last", runner_class_path=Nothing)
+    first, second = trainer.contexts.values()
+    assert equal(*(each["model"]["line"]["model"].state_dict() for each in (first, second)))
+    assert (second["train_state"]["iteration"], second["checkpoints"]) == (0, {})
+
+
+@pytest.mark.parametrize("below", ["train", "train/checkpoints", "."])
+def test_a_train_runner_takes_the_newest_valid_checkpoint_of_a_folder(
+    config: dict[str, Any], below: str, log_lines: list[str]
+) -> None:
+    path, _ = trained(config)
+    expected = load_file(path.with_name("step-000000000003") / "line.safetensors")
+    damage(path)
+    assert equal(first_weights(config, init_model_path=str(path.parents[2] / below)), expected)
+    assert any(line.startswith("WARNING") and path.name in line for line in log_lines)
+    assert path.is_dir()
+
+
+def damage(path: Path) -> None:
+    file = path / "line.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def test_a_damaged_checkpoint_that_is_named_itself_is_an_error(config: dict[str, Any]) -> None:
+    path, _ = trained(config)
+    damage(path)
+    with pytest.raises(CheckpointError, match=r"step-000000000006/line.safetensors: .*use another"):
+        first_weights(config, init_model_path=str(path))
+    assert path.is_dir()
+
+
+class Damaging(stages.Terminal):
+    """Ends a training with some of its checkpoints damaged."""
+
+    def __init__(self, context: Context, steps: list[int]) -> None:
+        super().__init__(context)
+        self.steps = steps
+
+    def terminal(self, context: Context) -> None:
+        for step in self.steps:
+            damage(context["checkpointer"].path_of(step))
+
+
+def test_where_the_newest_is_damaged_an_infer_runner_takes_the_one_before(
+    config: dict[str, Any], log_lines: list[str]
+) -> None:
+    config["runner"][0] |= {"terminal_class_path": Damaging, "terminal_args": {"steps": [6]}}
+    context = GeneralTrainer(config).run()
+    [path] = context["checkpoints"]
+    assert path.name == "step-000000000003"
+    assert equal(context["model"]["line"]["model"].state_dict(), load_file(path / "line.safetensors"))
+    assert any(line.startswith("WARNING") and "step-000000000006" in line for line in log_lines)
+
+
+def test_where_none_is_valid_an_infer_runner_ends_with_an_exit_code_of_its_own(config: dict[str, Any]) -> None:
+    config["runner"][0] |= {"terminal_class_path": Damaging, "terminal_args": {"steps": [3, 6]}}
+    trainer = GeneralTrainer(config)
+    with pytest.raises(NoCheckpointError, match="train/checkpoints: none of its 2 checkpoints is valid"):
+        trainer.run()
+    assert trainer.outcome == ExitCode.NO_CHECKPOINT
+
+
+def test_a_part_of_several_checkpoints_is_refused(config: dict[str, Any]) -> None:
+    config["runner"][1] |= {"init_model_path": "{run_dir}/train", "init_modules": "0"}
+    message = r"runner.infer.init_modules: would take a part of 2 checkpoints, .*; name one in init_model_path"
+    with pytest.raises(ConfigError, match=message):
+        GeneralTrainer(config).run()

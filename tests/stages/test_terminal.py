@@ -39,6 +39,18 @@ def test_the_results_of_inference_name_no_checkpoint_of_its_own(config: dict[str
     assert results(context)["metrics"] == context["metrics"]
 
 
+def test_the_results_of_inference_have_the_numbers_of_each_checkpoint(config: dict[str, Any]) -> None:
+    config["runner"][1]["init_model_path"] = "{run_dir}/train"
+    context = GeneralTrainer(config).run()
+    assert results(context)["checkpoints"] == {path.name: each for path, each in context["checkpoints"].items()}
+    assert list(results(context)["checkpoints"]) == ["step-000000000003", "step-000000000006"]
+
+
+def test_the_results_of_inference_name_the_one_checkpoint_that_was_evaluated(config: dict[str, Any]) -> None:
+    context = GeneralTrainer(config).run()
+    assert results(context)["checkpoints"] == {"step-000000000006": context["metrics"]}
+
+
 class Undefined:
     """A metric that is never a finite number."""
 

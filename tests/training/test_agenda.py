@@ -29,10 +29,11 @@ def looks(what: Agenda, last: int, update_every: int = 1) -> dict[int, tuple[boo
 
 
 def test_it_is_looked_at_only_where_something_is_due() -> None:
-    found = looks(agenda(print_interval=4, valid_interval=6, save_interval=[5, 12]), 12)
-    printing, validating, saving = [[at for at, due in found.items() if due[index]] for index in range(3)]
-    assert list(found) == [4, 5, 6, 8, 10, 12]
-    assert (printing, validating, saving) == ([4, 8, 12], [6, 12], [5, 10, 12])
+    intervals = {"print_interval": 4, "valid_interval": 6, "save_interval": [5, 12]}
+    found = looks(agenda(**intervals, save_inference_interval="7 iteration"), 12)
+    printing, validating, saving, exporting = [[at for at, due in found.items() if due[index]] for index in range(4)]
+    assert list(found) == [4, 5, 6, 7, 8, 10, 12]
+    assert (printing, validating, saving, exporting) == ([4, 8, 12], [6, 12], [5, 10, 12], [7])
 
 
 def test_with_nothing_to_do_it_is_never_looked_at() -> None:
@@ -40,7 +41,7 @@ def test_with_nothing_to_do_it_is_never_looked_at() -> None:
 
 
 def test_max_steps_ends_training_at_that_iteration() -> None:
-    assert looks(agenda(max_steps=7), 100) == {7: (False, False, False, True)}
+    assert looks(agenda(max_steps=7), 100) == {7: (False, False, False, False, True)}
 
 
 @pytest.mark.parametrize("update_every", [1, 3])

@@ -1,0 +1,113 @@
+"""A runner that is ready for its first stage: its classes, plugins and context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pluggy
+from loguru import logger
+
+from pipeline import contracts, discovery, mid_epoch
+from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.config.load import Config
+from pipeline.config.schema import RunnerSchema
+from pipeline.context import Context
+from pipeline.discovery import Plugin
+from pipeline.mid_epoch import MidEpoch
+from pipeline.run_directory import RunDirectory
+from pipeline.stages.base import METHODS, StageBase
+from pipeline.standing import is_resumable
+
+
+@dataclass
+class OpenRunner:
+    """A runner that is ready for its first stage.
+
+    Attributes:
+        settings: its part of the config.
+        context: the context.
+        classes: stage -> class.
+        plugins: the plugins of this runner, once they are built.
+        chosen: what they are built from.
+        directory: the run directory.
+        mid_epoch: what may not change in the middle of an epoch.
+        over: whether every stage has run.
+        resumes: whether it goes on from a checkpoint, once it comes to the runner stage.
+    """
+
+    settings: RunnerSchema
+    context: Context
+    classes: dict[str, type[StageBase]]
+    plugins: pluggy.PluginManager
+    chosen: list[Plugin]
+    directory: RunDirectory
+    over: bool = False
+    resumes: bool = False
+
+    def __post_init__(self) -> None:
+        config: Config = dict.__getitem__(self.context, "config")
+        self.mid_epoch = MidEpoch(self.context, self.settings, config.phases(self.settings))
+
+    @property
+    def hooks(self) -> pluggy.HookRelay:
+        """What calls the plugins."""
+        return self.plugins.hook
+
+    def build_plugins(self) -> None:
+        """Build the plugins: from here on, the hooks call them, and checkpoints keep the state of those that have one."""
+        discovery.register(self.chosen, self.plugins)
+        checkpointer: Checkpointer = dict.__getitem__(self.context, "checkpointer")
+        checkpointer.add_recoverable(mid_epoch.NAME, self.mid_epoch)
+        for name, plugin in self.plugins.list_name_plugin():
+            if hasattr(plugin, "state_dict") and hasattr(plugin, "load_state_dict"):
+                checkpointer.add_recoverable(f"plugin:{name}", plugin)
+
+    def build(self, stage: str) -> StageBase:
+        """The stage, built with its ``<stage>_args``."""
+        arguments: dict[str, Any] = getattr(self.settings, f"{stage}_args")
+        return self.classes[stage].from_context(self.context, **arguments)
+
+    def run_stage(self, stage: str) -> None:
+        """Build the stage and call its method; it is held to the keys that it declares.
+
+        Raises:
+            ContextError: a key that it reads is not there before, or one that it writes is not there after.
+        """
+        if stage == "runner" and self.resumes:
+            self.resumes = False
+            self.restore()
+        place, built = self.place(stage), self.build(stage)
+        contracts.check_reads(built, place, self.context)
+        getattr(built, METHODS[stage][1])(self.context)
+        # What the stage has saved is on disk before the next begins, or it is this stage that has failed.
+        dict.__getitem__(self.context, "checkpointer").wait()
+        contracts.check_writes(built, place, self.context)
+
+    def restore(self) -> None:
+        """Go on from the newest valid checkpoint, whichever startup stage has run.
+
+        Raises:
+            NoCheckpointError: some were committed, and none is valid.
+            CheckpointError: the run is not the one that saved it.
+        """
+        checkpointer: Checkpointer = dict.__getitem__(self.context, "checkpointer")
+        checkpointer.restore(self.context)
+        if checkpointer.resumed:
+            self.mid_epoch.check(checkpointer.resumed)
+        else:
+            logger.warning(f"{checkpointer.folder}: no checkpoint was ever saved; beginning again")
+
+    def place(self, stage: str) -> str:
+        """``startup (tdm_startup.Startup, config.yaml:12)``, for messages."""
+        config: Config = dict.__getitem__(self.context, "config")
+        origin = config.origin(f"runner.{self.settings.name}.{stage}_class_path")
+        cls = self.classes.get(stage)
+        return (
+            f"{stage} ({cls.__module__.rpartition('.')[2]}.{cls.__name__}, {origin})" if cls else f"{stage} ({origin})"
+        )
+
+    def tell_status(self) -> None:
+        """Say in ``status.json`` that the runner is running."""
+        train_state = dict.__getitem__(self.context, "train_state")
+        self.directory.write_status("running", resumable=is_resumable(self.directory), train_state=train_state)

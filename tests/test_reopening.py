@@ -1,0 +1,284 @@
+"""Going on in the directory of an earlier run: what is told, what is kept, and from which checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from pipeline import Context, GeneralTrainer
+from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.errors import ConfigError, ExitCode, NoCheckpointError
+from pipeline.reopening import parts
+from pipeline.run_directory import RunDirectory
+
+SAVING = ["runner.train_runner.save_interval=2"]
+TWO = [
+    "runner=[{name: first, class: train, device: cpu, epochs: 2, save_interval: 2},"
+    " {name: second, class: train, device: cpu, epochs: 1, save_interval: 2}, {name: third, class: infer, device: cpu}]"
+]
+
+
+def latest() -> Path:
+    """The run directory."""
+    return Path("runs/workspace/latest").resolve()
+
+
+def stop_at(linear: Path, iteration: int, more: list[str]) -> Path:
+    """The directory of a run that failed before its batch of this number."""
+    (linear.parent / "stop.py").write_text(
+        "from pipeline import hookimpl\nclass Plugin:\n    @hookimpl\n    def before_batch(self, context):\n"
+        f"        if context['train_state']['iteration'] == {iteration}:\n            raise ValueError('stopped')\n"
+    )
+    with pytest.raises(ValueError, match="stopped"):
+        GeneralTrainer(linear, [*more, 'plugins=["{workspace}/stop.py"]']).run()
+    return latest()
+
+
+def checkpoints(run_dir: Path, runner: str = "train_runner") -> list[int]:
+    """The iterations of those that there are."""
+    return [int(path.name.removeprefix("step-")) for path in Checkpointer(run_dir / runner / "checkpoints").all()]
+
+
+def lines(run_dir: Path, runner: str = "train_runner") -> str:
+    return (run_dir / runner / "metrics.jsonl").read_text(encoding="utf-8")
+
+
+def weights(context: Context) -> Any:
+    return context["model"]["line"]["model"].state_dict()
+
+
+def before(run_dir: Path) -> Path:
+    """The one folder with what a resumption has replaced."""
+    (found,) = run_dir.glob("before-*")
+    assert re.fullmatch(r"before-\d{8}-\d{6}-[0-9a-f]{6}", found.name)
+    return found
+
+
+def test_nothing_changed_is_told_in_one_line_and_nothing_is_replaced(linear: Path, log_lines: list[str]) -> None:
+    run_dir = stop_at(linear, 8, SAVING)
+    kept = {name: (run_dir / name).read_bytes() for name in ("config.yaml", "command.txt", "environment.json")}
+    with pytest.raises(ValueError, match="stopped"):
+        GeneralTrainer(linear, [*SAVING, 'plugins=["{workspace}/stop.py"]'], resume="auto").run()
+    assert sum("config, plugins, code and versions are as they were" in line for line in log_lines) == 1
+    assert {name: (run_dir / name).read_bytes() for name in kept} == kept
+    assert list(run_dir.glob("before-*")) == []
+
+
+def test_what_changed_is_warned_of_and_what_was_is_kept(linear: Path, log_lines: list[str]) -> None:
+    run_dir = stop_at(linear, 8, SAVING)
+    was = {
+        name: (run_dir / name).read_text()
+        for name in ("config.yaml", "command.txt", "workspace/data.py", "workspace/stop.py")
+    }
+    data = linear.parent / "data.py"
+    data.write_text(data.read_text().replace("- 1", "- 2"))
+    GeneralTrainer(linear, [*SAVING, "runner.train_runner.epochs=3"], resume="auto").run()
+    told = "".join(line for line in log_lines if line.startswith("WARNING"))
+    for each in (
+        "runner.train_runner.epochs: 2 -> 3",
+        "plugins.",
+        "stop.py: is no part of the run any more",
+        "-        return self.x[index], 3 * self.x[index] - 1",
+    ):
+        assert each in told
+    assert {name: (before(run_dir) / name).read_text() for name in was} == was
+    assert (run_dir / "workspace/data.py").read_text() == data.read_text()
+    assert not (run_dir / "workspace/stop.py").exists()
+    assert yaml.safe_load((run_dir / "config.yaml").read_text())["runner"][0]["epochs"] == 3
+
+
+def test_another_device_and_version_is_told(linear: Path, log_lines: list[str]) -> None:
+    run_dir = stop_at(linear, 8, SAVING)
+    kept = json.loads((run_dir / "environment.json").read_text())
+    kept["hardware"]["devices"]["train_runner"], kept["packages"]["torch"] = "cuda:0", "1.0"
+    (run_dir / "environment.json").write_text(json.dumps(kept))
+    GeneralTrainer(linear, SAVING, resume="auto").run()
+    assert any("hardware.devices.train_runner: cuda:0 -> cpu" in line for line in log_lines)
+    assert json.loads((before(run_dir) / "environment.json").read_text()) == kept
+
+
+def test_a_finished_run_stays_as_it_was_run(linear: Path, log_lines: list[str]) -> None:
+    run_dir = GeneralTrainer(linear).run()["run_dir"]
+    files = {
+        path: path.read_bytes()
+        for path in run_dir.rglob("*")
+        if path.is_file() and path.name not in {"lock", "log.txt"}
+    }
+    assert not GeneralTrainer(linear, ["runner.train_runner.epochs=5"], resume="auto").run()
+    assert any("runner.train_runner.epochs: 2 -> 5" in line for line in log_lines)
+    assert {path: path.read_bytes() for path in files} == files
+    assert list(run_dir.glob("before-*")) == []
+
+
+@pytest.mark.parametrize("missing", ["config.yaml", "environment.json", "command.txt", "swaps.txt", "workspace"])
+def test_a_run_directory_that_lacks_something_goes_on(missing: str, linear: Path) -> None:
+    run_dir = stop_at(linear, 8, SAVING)
+    shutil.rmtree(run_dir / missing) if missing == "workspace" else (run_dir / missing).unlink()
+    assert GeneralTrainer(linear, SAVING, resume=run_dir).run()["train_state"]["iteration"] == 12
+    assert (run_dir / missing).exists()
+
+
+@pytest.mark.parametrize("through", ["latest", "name"])
+def test_a_run_goes_on_from_the_checkpoint_that_is_named(through: str, linear: Path) -> None:
+    whole = GeneralTrainer(linear, [*SAVING, "output_dir=whole"]).run()
+    run_dir = stop_at(linear, 9, SAVING)
+    newer = checkpoints(run_dir)[-2:]
+    chosen = (
+        Path("runs/workspace/latest") if through == "latest" else run_dir
+    ) / "train_runner/checkpoints/step-000000000004"
+    context = GeneralTrainer(linear, SAVING, resume=chosen).run()
+    assert all(torch.equal(weights(context)[name], each) for name, each in weights(whole).items())
+    assert lines(run_dir) == lines(whole["run_dir"])
+    assert checkpoints(run_dir) == checkpoints(whole["run_dir"])
+    aside = {path.name[:24] for path in (run_dir / "train_runner/checkpoints").glob(".later-*")}
+    assert {f".later-step-{step:012d}" for step in newer} <= aside
+
+
+def test_the_newest_checkpoint_may_be_named_and_nothing_is_taken_away(linear: Path) -> None:
+    run_dir = stop_at(linear, 9, SAVING)
+    newest = Checkpointer(run_dir / "train_runner/checkpoints").newest()
+    assert newest is not None
+    GeneralTrainer(
+        linear, [*SAVING, 'plugins=["{workspace}/stop.py"]', "runner.train_runner.max_steps=9"], resume=newest
+    ).run()
+    assert list((run_dir / "train_runner/checkpoints").glob(".later-*")) == []
+
+
+def test_a_finished_run_that_goes_back_runs_its_later_runners_again(linear: Path) -> None:
+    first = GeneralTrainer(linear, TWO)
+    run_dir = first.run()["run_dir"]
+    results = {name: (run_dir / name / "results.json").read_text() for name in ("first", "second", "third")}
+    numbers = {name: lines(run_dir, name) for name in results}
+    again = GeneralTrainer(linear, TWO, resume=run_dir / "first/checkpoints/step-000000000008")
+    again.run()
+    assert list(again.contexts) == ["first", "second", "third"]
+    assert {name: lines(run_dir, name) for name in results} == numbers
+    assert {name: (before(run_dir) / name / "results.json").read_text() for name in results} == results
+    assert {name: lines(before(run_dir), name) for name in results} == numbers
+    assert checkpoints(run_dir, "second") == [2, 4, 6]
+    assert len(list((run_dir / "second/checkpoints").glob(".later-*"))) == 3
+
+
+def test_going_back_in_a_later_runner_leaves_those_before_it_alone(linear: Path) -> None:
+    run_dir = GeneralTrainer(linear, TWO).run()["run_dir"]
+    again = GeneralTrainer(linear, TWO, resume=run_dir / "second/checkpoints/step-000000000004")
+    again.run()
+    assert list(again.contexts) == ["second", "third"]
+    assert checkpoints(run_dir, "first") == [2, 4, 6, 8, 10, 12]
+
+
+def test_a_finished_run_trains_on_from_its_last_checkpoint_with_more_epochs(linear: Path) -> None:
+    run_dir = GeneralTrainer(linear, SAVING).run()["run_dir"]
+    longer = [*SAVING, "runner.train_runner.epochs=3"]
+    context = GeneralTrainer(linear, longer, resume=run_dir / "train_runner/checkpoints/step-000000000012").run()
+    whole = GeneralTrainer(linear, [*longer, "output_dir=whole"]).run()
+    assert all(torch.equal(weights(context)[name], each) for name, each in weights(whole).items())
+    assert lines(run_dir) == lines(whole["run_dir"])
+
+
+def test_a_damaged_checkpoint_is_named_and_nothing_is_set_aside(linear: Path) -> None:
+    run_dir = stop_at(linear, 9, SAVING)
+    chosen = run_dir / "train_runner/checkpoints/step-000000000004"
+    (chosen / "line.safetensors").write_bytes(b"cut")
+    there = checkpoints(run_dir)
+    trainer = GeneralTrainer(linear, SAVING, resume=chosen)
+    with pytest.raises(NoCheckpointError, match=rf"{chosen}/line.safetensors: has 3 bytes") as caught:
+        trainer.run()
+    assert caught.value.exit_code is ExitCode.NO_CHECKPOINT
+    assert checkpoints(run_dir) == there
+
+
+def test_checkpoints_none_of_which_is_valid_never_begin_again(linear: Path) -> None:
+    run_dir = stop_at(linear, 9, SAVING)
+    for each in (run_dir / "train_runner/checkpoints").glob("step-*/state.json"):
+        each.write_text("{}")
+    trainer = GeneralTrainer(linear, SAVING, resume="auto")
+    with pytest.raises(NoCheckpointError, match=r"none of its \d checkpoints is valid; bring one back from a copy"):
+        trainer.run()
+    assert trainer.outcome is ExitCode.NO_CHECKPOINT
+    status = json.loads((run_dir / "status.json").read_text())
+    assert (status["state"], status["exit_code"], status["resumable"]) == ("failed", 78, False)
+
+
+@pytest.mark.parametrize(("iteration", "resumable"), [(1, False), (9, True)])
+def test_status_json_says_whether_there_is_something_to_go_on_from(
+    iteration: int, resumable: bool, linear: Path
+) -> None:
+    run_dir = stop_at(linear, iteration, SAVING)
+    assert json.loads((run_dir / "status.json").read_text())["resumable"] is resumable
+
+
+def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are(linear: Path) -> None:
+    run_dir = GeneralTrainer(linear).run()["run_dir"]
+    chosen = run_dir / "train_runner/checkpoints/step-000000000005"
+    with pytest.raises(
+        ConfigError, match=r"there is no such checkpoint; there are: step-000000000006, step-000000000012"
+    ):
+        GeneralTrainer(linear, resume=chosen).run()
+
+
+def test_a_checkpoint_of_a_runner_that_the_config_has_not_is_refused(linear: Path) -> None:
+    run_dir = GeneralTrainer(linear).run()["run_dir"]
+    chosen = run_dir / "train_runner/checkpoints/step-000000000006"
+    with pytest.raises(ConfigError, match=r"the run has no runner 'train_runner'; known: first, second, third"):
+        GeneralTrainer(linear, TWO, resume=chosen).run()
+
+
+@pytest.mark.parametrize("inside", ["train_runner", "train_runner/checkpoints", "workspace"])
+def test_the_path_of_something_in_a_run_directory_is_told_how_to_name_it(inside: str, linear: Path) -> None:
+    run_dir = GeneralTrainer(linear).run()["run_dir"]
+    with pytest.raises(ConfigError, match=rf"is no run directory.*check the path, or name {run_dir} or .*/step-…"):
+        GeneralTrainer(linear, resume=run_dir / inside).run()
+
+
+@pytest.mark.parametrize("kind", ["file", "nothing", "checkpoint of no run"])
+def test_a_path_that_is_no_run_directory_is_refused(kind: str, linear: Path) -> None:
+    path = Path("a/checkpoints/step-000000000001") if kind == "checkpoint of no run" else Path("some")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind != "nothing":
+        path.touch()
+    with pytest.raises(ConfigError, match=r"is no run directory, which has a config.yaml and a lock; check the path"):
+        GeneralTrainer(linear, resume=path).run()
+
+
+def test_a_path_is_split_without_following_the_folder_of_the_checkpoints() -> None:
+    elsewhere = Path("elsewhere")
+    (elsewhere / "step-000000000001").mkdir(parents=True)
+    Path("run/t").mkdir(parents=True)
+    Path("run/t/checkpoints").symlink_to(elsewhere.resolve())
+    Path("latest").symlink_to("run")
+    run_dir = Path("run").resolve()
+    assert parts(Path("latest/t/checkpoints/step-000000000001")) == (
+        run_dir,
+        run_dir / "t/checkpoints/step-000000000001",
+    )
+    assert parts(Path("run")) == (run_dir, None)
+
+
+def test_auto_takes_the_run_that_latest_names_whatever_the_clock_says() -> None:
+    newest = RunDirectory.new(Path("runs"), "config").path
+    newest = newest.rename(newest.with_name(f"20010101-000000{newest.name[15:]}"))
+    RunDirectory.new(Path("runs"), "config")
+    Path("runs/config/latest").unlink()
+    Path("runs/config/latest").symlink_to(newest.name)
+    found = RunDirectory.newest(Path("runs"), "config")
+    assert found is not None
+    assert found.path == newest
+
+
+def test_without_latest_the_names_tell_which_is_the_newest() -> None:
+    made = [RunDirectory.new(Path("runs"), "config").path for _ in range(2)]
+    older = made[0].rename(made[0].with_name(f"20010101-000000{made[0].name[15:]}"))
+    (Path("runs/config") / "20990101-not-a-run").mkdir()
+    os.unlink("runs/config/latest")
+    found = RunDirectory.newest(Path("runs"), "config")
+    assert found is not None
+    assert found.path == made[1] != older
