@@ -70,7 +70,7 @@ def on_print_interval(context: Context, phase: str, metrics: dict[str, float]) -
 
 @hookspec
 def before_validation(context: Context, phase: str) -> None:
-    """A validation pass begins, or the only pass of an infer runner."""
+    """A validation pass begins, or one of an infer runner."""
 
 
 @hookspec

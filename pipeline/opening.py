@@ -87,7 +87,9 @@ class OpenRun:
         if not contexts:
             return
         self.tell_unread(contexts)
-        furthest = max((context["train_state"] for context in contexts.values()), key=lambda state: state["iteration"])
+        # An infer runner has the counters of the checkpoint that it was given, which may be another run's.
+        trained = [context for context in contexts.values() if not context["is_infer"]] or list(contexts.values())
+        furthest = max((context["train_state"] for context in trained), key=lambda state: state["iteration"])
         self.directory.write_status("done", exit_code=ExitCode.DONE, train_state=furthest)
 
 
@@ -198,6 +200,7 @@ def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:
         run_dir=run.directory.path,
         checkpointer=Checkpointer(folder / "checkpoints", keep_last=settings.keep_last, asynchronous=True),
         train_state=dict.fromkeys(TRAIN_STATE, 0),
+        checkpoints={},
         resources=resources,
     )
     resources.callback(dict.__getitem__(context, "checkpointer").wait)

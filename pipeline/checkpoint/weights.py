@@ -139,6 +139,7 @@ def freeze(models: Models, patterns: Sequence[str], where: str) -> list[str]:
     Raises:
         ConfigError: a pattern names no parameter, or nothing is left to an OptimScheduler; then no model has changed.
     """
+    models = kept_of(models)
     several = len(models) > 1
     parameters = _joined(
         {phase: dict(module_of(entry).named_parameters(remove_duplicate=False)) for phase, entry in models.items()},

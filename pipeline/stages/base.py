@@ -66,14 +66,14 @@ class StartupBase(StageBase):
 
     def _load_by(self, load: Callable[..., Any], context: Context) -> None:
         """Where there is something to do, have it done, and keep what it gives."""
-        context["checkpoints"] = {}
         runner = f"runner.{context['runner_name']}"
         if context["config"].get(f"{runner}.init_model_path") or context["config"].get(f"{runner}.freeze"):
             given = load(context["config"], context["runner_name"], context["run_dir"], context["model"])
             self._keep(given, context)
 
     def _keep(self, given: Any, context: Context) -> None:
-        context["checkpoints"] = given.checkpoints
+        context["checkpoints"].clear()
+        context["checkpoints"].update(given.checkpoints)
         context["train_state"].update(given.train_state)
 
 

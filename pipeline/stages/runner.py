@@ -46,7 +46,7 @@ class Runner(RunnerBase):
     def infer(self, context: Context) -> None:
         """Evaluate every phase; with several checkpoints, each in turn, and ``metrics`` are those of the last."""
         context["current_epoch"] = 0
-        checkpoints: dict[Path, dict[str, Any]] = context.get("checkpoints") or {}
+        checkpoints: dict[Path, dict[str, Any]] = context["checkpoints"]
         if not checkpoints:
             self.evaluate_phases(context)
         loaded = next(iter(checkpoints), None)

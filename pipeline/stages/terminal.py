@@ -26,7 +26,7 @@ class Terminal(TerminalBase):
             "checkpoint": self.newest(context),
         }
         if context["is_infer"]:
-            checkpoints = context.get("checkpoints") or {}
+            checkpoints = context["checkpoints"]
             results["checkpoints"] = {path.name: finite(numbers) for path, numbers in checkpoints.items() if numbers}
         write_json(folder / "results.json", results)
         logger.info(f"{context['runner_name']} done; results in {folder}")

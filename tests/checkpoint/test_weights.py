@@ -171,6 +171,14 @@ def test_with_several_phases_what_is_frozen_is_named_with_the_phase() -> None:
     assert all(parameter.requires_grad for parameter in right.parameters())
 
 
+def test_phases_that_share_a_model_count_as_one(path: Path) -> None:
+    shared = trained(net())
+    models = {"main": shared, "other": {**shared}}
+    Checkpointer(path.parent).load_part(path, models, ["encoder"])
+    assert ones(shared["model"]) == ENCODER
+    assert freeze(models, ["encoder"], "x") == ["encoder.weight", "encoder.bias"]
+
+
 def test_a_tied_parameter_is_frozen_by_either_of_its_names() -> None:
     model = nn.ModuleDict({"in": nn.Embedding(4, 3), "out": nn.Linear(3, 4)})
     model["out"].weight = model["in"].weight

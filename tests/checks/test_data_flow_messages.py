@@ -40,7 +40,7 @@ MESSAGES: list[tuple[dict[str, str], str]] = [
     # Nobody writes it.
     ({"terminal": "context['weights']"},
      ("terminal (your_terminal.py:5) reads context['weights']; no earlier stage writes it; "
-     "written by then: best, checkpoints, current_epoch, dataset, metrics, model")),
+     "written by then: best, current_epoch, dataset, metrics, model")),
     ({"instance": "context['weights']"},
      ("instance (your_instance.py:5) reads context['weights']; no earlier stage writes it; "
      "written by then: nothing but what the trainer writes")),

@@ -50,11 +50,7 @@ DEFAULT = [
         ("custom_startup", "train_runner", ["network model startup", *DEFAULT[1:]]),
         ("first_steps", "train_runner", DEFAULT),
         ("movielens_deepfm", "train_runner", DEFAULT),
-        (
-            "movielens_deepfm",
-            "infer_runner",
-            [*DEFAULT, "startup checkpoints runner?", "startup checkpoints terminal?"],
-        ),
+        ("movielens_deepfm", "infer_runner", DEFAULT),
     ],
 )
 def test_a_key_goes_from_its_writer_to_each_reader(

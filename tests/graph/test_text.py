@@ -129,4 +129,4 @@ def test_the_frames_are_straight_with_wide_letters_too(crowd: list[Graph]) -> No
 def test_no_line_is_longer_than_it_has_to_be(drawn: Drawn, example: str) -> None:
     lines = click.unstyle(text(drawn(example))).splitlines()
     assert all(line == line.rstrip() for line in lines)
-    assert max(map(cell_len, lines)) < 66
+    assert max(map(cell_len, lines)) < 64
