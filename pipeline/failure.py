@@ -12,7 +12,7 @@ from pipeline.discovery import culprit
 from pipeline.errors import ClassPathError, ExitCode, NoCheckpointError, PipelineError, StorageError
 from pipeline.open_runner import OpenRunner
 from pipeline.opening import OpenRun
-from pipeline.standing import is_resumable
+from pipeline.resuming.standing import is_resumable
 from pipeline.stopping import StoppedError
 from pipeline.user_code import user_frames
 

@@ -54,15 +54,20 @@ def _write_to_stderr(line: str) -> None:
 
 
 @contextmanager
-def to_file(path: Path, rank: int) -> Iterator[None]:
+def to_file(path: Path, rank: int, otherwise: str = "set output_dir") -> Iterator[None]:
     """Write every line to ``path`` as well, and catch standard logging and warnings, until the block ends.
+
+    Args:
+        path: the file.
+        rank: of this process.
+        otherwise: what is to be done to have it elsewhere, for the message.
 
     Raises:
         StorageError: the file cannot be opened.
     """
     show, handlers, level = warnings.showwarning, logging.root.handlers[:], logging.root.level
     logger.configure(extra={"rank": rank})
-    with storing(path):
+    with storing(path, otherwise):
         # No buffer: what was refused would be tried again with every line, and at the end.
         file = FileIO(path, "a", opener=no_link)
     sink = logger.add(_LogFile(file, path).write, level="DEBUG", format=_FILE_FORMAT, diagnose=False, backtrace=False)
@@ -73,8 +78,10 @@ def to_file(path: Path, rank: int) -> Iterator[None]:
     finally:
         logging.root.handlers, warnings.showwarning = handlers, show
         logging.root.setLevel(level)
-        logger.remove(sink)
-        file.close()
+        try:
+            logger.remove(sink)
+        finally:
+            file.close()
 
 
 class _LogFile:

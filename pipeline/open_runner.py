@@ -8,16 +8,17 @@ from typing import Any
 import pluggy
 from loguru import logger
 
-from pipeline import contracts, discovery, mid_epoch
+from pipeline import contracts, discovery
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.config.load import Config
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context
 from pipeline.discovery import Plugin
-from pipeline.mid_epoch import MidEpoch
+from pipeline.resuming import mid_epoch
+from pipeline.resuming.mid_epoch import MidEpoch
+from pipeline.resuming.standing import is_resumable
 from pipeline.run_directory import RunDirectory
 from pipeline.stages.base import METHODS, StageBase
-from pipeline.standing import is_resumable
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from loguru import logger
 
-from pipeline import class_path, discovery, log, run_record, standing
+from pipeline import class_path, discovery, log, run_record
 from pipeline.checkpoint import location
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.config import yaml_text
@@ -27,7 +27,8 @@ from pipeline.distributed.determinism import deterministic
 from pipeline.errors import ExitCode
 from pipeline.loading import device, stage_classes_of, trainer_of
 from pipeline.open_runner import OpenRunner
-from pipeline.reopening import NEVER, bring_up_to_date, reopened
+from pipeline.resuming import standing
+from pipeline.resuming.reopening import NEVER, bring_up_to_date, reopened
 from pipeline.run_directory import RunDirectory
 from pipeline.run_record import RunRecord
 from pipeline.stages.base import StageBase

@@ -18,8 +18,8 @@ def no_link(path: str, flags: int) -> int:
 
 
 @contextmanager
-def storing(path: Path) -> Iterator[None]:
-    """Say of what the storage refuses in the block that it did.
+def storing(path: Path, otherwise: str = "set output_dir") -> Iterator[None]:
+    """Say of what the storage refuses in the block that it did, and what to do; ``otherwise``: to write elsewhere.
 
     Raises:
         StorageError: the block raised an OSError.
@@ -28,7 +28,7 @@ def storing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         what = f"{error.filename or path}: cannot be written: {error.strerror or error}"
-        raise StorageError(f"{what}; free or repair the storage, or set output_dir") from error
+        raise StorageError(f"{what}; free or repair the storage, or {otherwise}") from error
 
 
 def write(path: Path, content: str) -> None:

@@ -20,7 +20,7 @@ from pipeline.context import Context
 from pipeline.errors import ExitCode, StageError, one_of
 from pipeline.open_runner import OpenRunner
 from pipeline.opening import OpenRun
-from pipeline.reopening import NEVER
+from pipeline.resuming.reopening import NEVER
 from pipeline.stopping import STOP
 
 

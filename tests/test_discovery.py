@@ -357,7 +357,8 @@ def test_what_a_plugin_raises_is_logged_with_plugin_hook_and_its_own_traceback(
     assert f"plugin 'faulty', hook {hook}" in first
     assert place in first
     assert trace[0].endswith(f'faulty.py", line 10, in {hook}')
-    assert trace[-1] == "ZeroDivisionError: division by zero"
+    # Python adds what the error was noted with: the phase.
+    assert "ZeroDivisionError: division by zero" in trace[-2:]
 
 
 def test_a_run_that_a_plugin_ends_exits_1_and_closes_its_resources(plugged: Plugged) -> None:

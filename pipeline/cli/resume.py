@@ -15,7 +15,7 @@ from pipeline import log
 from pipeline.cli import COMMANDS
 from pipeline.cli.run import run
 from pipeline.errors import ExitCode
-from pipeline.reopening import parts
+from pipeline.resuming.reopening import parts
 
 
 class Begun(NamedTuple):

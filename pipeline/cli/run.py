@@ -15,7 +15,7 @@ from pipeline.cli import COMMANDS
 from pipeline.cli.arguments import config_and_overrides, refuse, split
 from pipeline.config.load import Draft
 from pipeline.errors import ClassPathError, ConfigError, ExitCode, PipelineError
-from pipeline.reopening import NEVER
+from pipeline.resuming.reopening import NEVER
 from pipeline.trainer import GeneralTrainer
 
 

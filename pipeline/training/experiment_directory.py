@@ -76,7 +76,7 @@ def create_experiment_directory(
         for name, content in contents.items():
             _put(folder / name, content)
         end_log()
-        _log.enter_context(log.to_file(folder / "log.txt", rank=0))
+        _log.enter_context(log.to_file(folder / "log.txt", rank=0, otherwise="choose another folder"))
     except OSError as error:
         what = f"{error.filename or folder}: cannot be read or written: {error.strerror}"
         raise StorageError(f"{what}; free or repair the storage, or choose another folder") from error

@@ -58,7 +58,6 @@ class Training:
         self.validation = Validation(context, self.runner, self.phases)
         self.best = self.validation.best
         self.checkpoints = Checkpoints(context["checkpointer"], context, self.best, self.runner.on_save_error)
-        self.inference = InferenceWeights(self.runner, context)
         self.metrics: dict[str, dict[str, float]] = {}
         self.training: Brain | None = None
         self.trained = False
@@ -67,6 +66,7 @@ class Training:
             entry = entry_of(phase.name, context, "brain", "optim_schedulers", "updater")
             entry["brain"].configure(self.options)
             watch(entry["optim_schedulers"], context)
+        self.inference = InferenceWeights(self.runner, context)
         self.begun = self.resume()
 
     def resume(self) -> Mapping[str, Any] | None:

@@ -123,7 +123,7 @@ def test_a_reference_reads_what_it_takes(linear: Path, target: str) -> None:
         ("runner.train_runner.startup_class_path", "pipeline/loading.py", "_class_path"),
         ("runner.train_runner.startup_args", "pipeline/open_runner.py", "_args"),
         ("dataset.train_data.num_workers", "pipeline/data/loader.py", "settings.num_workers"),
-        ("phase.line.metrics", "pipeline/training/loop.py", "phase.metrics"),
+        ("phase.line.metrics", "pipeline/training/validation.py", "phase.metrics"),
         ("hyper_parameters.optimizer.learning_rate", "pipeline/stages/network.py", '["optimizer"]'),
         ("output_dir", "pipeline/opening.py", "config.settings.output_dir"),
         ("mode", "pipeline/config/load.py", "self.settings.mode"),

@@ -216,7 +216,8 @@ def test_a_folder_that_cannot_be_written_is_a_fault_of_the_storage(tmp_path: Pat
     else:
         (tmp_path / taken).mkdir(parents=True)
     with pytest.raises(
-        StorageError, match=rf"{taken}: cannot be read or written: .*; free or repair the sto"
+        StorageError,
+        match=rf"{taken}: cannot be (read or )?written: .*; free or repair the storage, or choose another folder",
     ) as caught:
         create_experiment_directory(tmp_path / "results")
     assert caught.value.exit_code == ExitCode.STORAGE

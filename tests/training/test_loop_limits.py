@@ -125,10 +125,10 @@ def test_samples_are_counted_while_a_pass_is_running(config: Config, run: Run) -
         counts: list[int] = []  # noqa: RUF012
 
         @hookimpl
-        def after_checkpoint_saved(self, context: Context) -> None:
+        def on_print_interval(self, context: Context) -> None:
             self.counts.append(context["train_state"]["samples"])
 
-    chosen = config(save_interval=1)
+    chosen = config(print_interval=1)
     chosen["plugins"].append(Counter)
     run(chosen)
     assert Counter.counts == [4, 8, 10, 14, 18, 20]

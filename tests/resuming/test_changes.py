@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.changes import MOST_LINES, changes, differences
+from pipeline.resuming.changes import MOST_LINES, changes, differences
 from pipeline.run_directory import RunDirectory
 from pipeline.run_record import RunRecord
 

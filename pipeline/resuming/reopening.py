@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from loguru import logger
 
-from pipeline.before import Before
-from pipeline.changes import changes
 from pipeline.checkpoint import names
 from pipeline.errors import ConfigError
-from pipeline.rewinding import rewind
+from pipeline.resuming.before import Before
+from pipeline.resuming.changes import changes
+from pipeline.resuming.rewinding import rewind
+from pipeline.resuming.standing import is_done
 from pipeline.run_directory import RunDirectory
 from pipeline.run_record import RunRecord
-from pipeline.standing import is_done
 
 NEVER, AUTO = "never", "auto"
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from loguru import logger
 
-from pipeline.before import Before
 from pipeline.checkpoint import names
 from pipeline.checkpoint.rewind import after, set_aside, verify
 from pipeline.errors import ConfigError, one_of
+from pipeline.resuming.before import Before
+from pipeline.resuming.standing import DONE
 from pipeline.run_directory import RunDirectory
-from pipeline.standing import DONE
 from pipeline.storage import storing
 
 _NUMBERS = ("metrics.jsonl", "timing.jsonl")

@@ -16,7 +16,7 @@ import yaml
 from pipeline import Context, GeneralTrainer
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.errors import ConfigError, ExitCode, NoCheckpointError
-from pipeline.reopening import parts
+from pipeline.resuming.reopening import parts
 from pipeline.run_directory import RunDirectory
 
 SAVING = ["runner.train_runner.save_interval=2"]

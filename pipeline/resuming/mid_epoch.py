@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.changes import differences
 from pipeline.checkpoint.saved import Saved
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
@@ -13,6 +12,7 @@ from pipeline.data.limits import order_of
 from pipeline.data.order import EpochSampler
 from pipeline.data.seeded_loader import SeededLoader
 from pipeline.errors import CheckpointError
+from pipeline.resuming.changes import differences
 from pipeline.training.optim_scheduler import OptimScheduler
 
 NAME = "mid_epoch"
