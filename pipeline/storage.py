@@ -27,8 +27,13 @@ def storing(path: Path, otherwise: str = "set output_dir") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = f"{error.filename or path}: cannot be written: {error.strerror or error}"
-        raise StorageError(f"{what}; free or repair the storage, or {otherwise}") from error
+        raise refusal(path, error, otherwise) from error
+
+
+def refusal(path: Path | str, error: OSError, otherwise: str = "set output_dir") -> StorageError:
+    """What ``storing`` raises, for who is called too often for a block."""
+    what = f"{error.filename or path}: cannot be written: {error.strerror or error}"
+    return StorageError(f"{what}; free or repair the storage, or {otherwise}")
 
 
 def write(path: Path, content: str) -> None:

@@ -14,7 +14,7 @@ from loguru import logger
 
 from pipeline import hookimpl
 from pipeline.context import Context
-from pipeline.storage import no_link, storing
+from pipeline.storage import no_link, refusal, storing
 
 _TIMINGS = {"samples_per_second"}
 
@@ -108,9 +108,11 @@ class MetricLog:
             for name, value in values.items()
         }
         line = memoryview((json.dumps({**where, **finite}) + "\n").encode())
-        with storing(Path(str(file.name))):
+        try:
             while line:
                 line = line[file.write(line) :]
+        except OSError as error:
+            raise refusal(str(file.name), error) from error
 
 
 def _size(file: FileIO) -> int:
