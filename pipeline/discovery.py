@@ -180,6 +180,10 @@ def culprit(manager: pluggy.PluginManager, error: BaseException) -> str | None:
     if building := running.get(_build.__code__):
         plugin: Plugin = building.f_locals["plugin"]
         return f"plugin '{plugin.name}' ({plugin.origin}), when it was built,"
+    for name, each in manager.list_name_plugin():
+        for method in ("state_dict", "load_state_dict"):
+            if getattr(getattr(type(each), method, None), "__code__", None) in running:
+                return f"plugin '{name}', {method}"
     for hook in HOOKS:
         for implementation in getattr(manager.hook, hook).get_hookimpls():
             if getattr(implementation.function, "__code__", None) in running:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from loguru import logger
 
+from pipeline.data.blame import WorkerTracebackError
 from pipeline.discovery import culprit
 from pipeline.errors import ClassPathError, ExitCode, NoCheckpointError, PipelineError, StorageError
 from pipeline.open_runner import OpenRunner
 from pipeline.opening import OpenRun
-from pipeline.resuming.standing import is_resumable
-from pipeline.stopping import StoppedError
+from pipeline.resuming import standing
+from pipeline.run_directory import RunDirectory
+from pipeline.stopping import STOP, StoppedError
 from pipeline.user_code import user_frames
 
 
@@ -26,9 +28,38 @@ def exit_code(error: BaseException) -> ExitCode:
     return ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else ExitCode.FAILED
 
 
+@contextmanager
+def told(run: OpenRun) -> Iterator[None]:
+    """Have log and ``status.json`` tell of a signal that ends the run in the block, also where no runner can: between two."""
+    try:
+        yield
+    except (StoppedError, KeyboardInterrupt) as error:
+        if not run.ended:
+            _tell(error, run)
+        raise
+
+
+def _tell(error: BaseException, run: OpenRun) -> None:
+    headline = f"between two runners: {error or type(error).__name__}"
+    log_error(error, headline)
+    before = standing.status(run.directory)
+    _also("status.json", lambda: _write_status(error, headline, run.directory, before))
+
+
 def handle(error: BaseException, runner: OpenRunner, resources: ExitStack, run: OpenRun) -> None:
     """Say what failed, give ``abort`` its turn, and close the resources; an error on the way is logged beside the first."""
+    run.ended = True
+    with STOP.deferred(_later):
+        _handle(error, runner, resources, run)
+
+
+def _later() -> None:
+    """Let a signal wait: the run is ending anyway, and nothing of that is left out."""
+
+
+def _handle(error: BaseException, runner: OpenRunner, resources: ExitStack, run: OpenRun) -> None:
     context, stage = runner.context, runner.context.stage
+    runner.take_back()
     headline = describe(error, stage, runner)
     log_error(error, headline)
     # For whoever calls from Python; after the log, which has the headline as its first line.
@@ -45,18 +76,19 @@ def handle(error: BaseException, runner: OpenRunner, resources: ExitStack, run: 
     # Storage that has refused what the error tells of refuses this as well, which is said once.
     level = "DEBUG" if isinstance(error, StorageError) else "ERROR"
     _also("context.json", lambda: run.keep_record(context), level)
-    _also("status.json", lambda: _write_status(error, headline, runner), level)
+    counters = dict.__getitem__(context, "train_state")
+    _also("status.json", lambda: _write_status(error, headline, run.directory, counters), level)
 
 
-def _write_status(error: BaseException, headline: str, runner: OpenRunner) -> None:
+def _write_status(error: BaseException, headline: str, directory: RunDirectory, counters: Mapping[str, int]) -> None:
     code = exit_code(error)
     states = {ExitCode.INTERRUPTED: "interrupted", ExitCode.STOPPED: "stopped"}
-    runner.directory.write_status(
+    directory.write_status(
         states.get(code, "failed"),
         exit_code=code,
         reason=headline,
-        resumable=not isinstance(error, NoCheckpointError) and is_resumable(runner.directory),
-        train_state=dict.__getitem__(runner.context, "train_state"),
+        resumable=not isinstance(error, NoCheckpointError) and standing.is_resumable(directory),
+        train_state=counters,
         error=f"{type(error).__name__}: {error}",
     )
 
@@ -86,8 +118,11 @@ def log_error(error: BaseException, headline: str) -> None:
     if shown is None or isinstance(shown, PipelineError | KeyboardInterrupt | StoppedError):
         logger.error(headline)
     else:
-        trace = user_frames(shown.__traceback__) or shown.__traceback__
+        whole = shown.__traceback__
+        elsewhere = isinstance(shown.__cause__, WorkerTracebackError)
+        trace = user_frames(whole, only=elsewhere) or (None if elsewhere else whole)
         logger.opt(exception=shown.with_traceback(trace)).error(headline)
+        shown.with_traceback(whole)
 
 
 def _abort(runner: OpenRunner, error: BaseException) -> None:

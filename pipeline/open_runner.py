@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pluggy
+import torch
 from loguru import logger
 
 from pipeline import contracts, discovery
@@ -14,11 +15,15 @@ from pipeline.config.load import Config
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context
 from pipeline.discovery import Plugin
+from pipeline.errors import ContextError
 from pipeline.resuming import mid_epoch
 from pipeline.resuming.mid_epoch import MidEpoch
 from pipeline.resuming.standing import is_resumable
 from pipeline.run_directory import RunDirectory
 from pipeline.stages.base import METHODS, StageBase
+
+OWN = ("config", "runner_name", "hooks", "run_dir", "checkpointer", "train_state", "resources")
+"""Context keys whose objects the trainer itself goes on with."""
 
 
 @dataclass
@@ -48,6 +53,7 @@ class OpenRunner:
 
     def __post_init__(self) -> None:
         config: Config = dict.__getitem__(self.context, "config")
+        self._note_own()
         self.mid_epoch = MidEpoch(self.context, self.settings, config.phases(self.settings))
 
     @property
@@ -78,12 +84,38 @@ class OpenRunner:
         if stage == "runner" and self.resumes:
             self.resumes = False
             self.restore()
+        # Plugins may have put theirs there.
+        self._note_own()
         place, built = self.place(stage), self.build(stage)
         contracts.check_reads(built, place, self.context)
         getattr(built, METHODS[stage][1])(self.context)
+        self.check_own(place)
         # What the stage has saved is on disk before the next begins, or it is this stage that has failed.
         dict.__getitem__(self.context, "checkpointer").wait()
         contracts.check_writes(built, place, self.context)
+
+    def _note_own(self) -> None:
+        self._own = {key: dict.__getitem__(self.context, key) for key in OWN}
+
+    def check_own(self, place: str) -> None:
+        """After a stage: what the trainer goes on with is what it was, and the device is one.
+
+        Raises:
+            ContextError: it is not.
+        """
+        if replaced := self.take_back():
+            what = f"replaced context['{replaced[0]}'], with which the trainer goes on"
+            raise ContextError(f"{place} {what}; change what is in it, or use a key of your own")
+        device = dict.get(self.context, "device")
+        if not isinstance(device, torch.device):
+            raise ContextError(f"{place} wrote context['device'] = {device!r}; write a torch.device")
+
+    def take_back(self) -> list[str]:
+        """Put back what the trainer goes on with, where a stage has put something else in its place; which that was."""
+        replaced = [key for key, own in self._own.items() if dict.get(self.context, key) is not own]
+        for key in replaced:
+            dict.__setitem__(self.context, key, self._own[key])
+        return replaced
 
     def restore(self) -> None:
         """Go on from the newest valid checkpoint, whichever startup stage has run.

@@ -46,6 +46,7 @@ class OpenRun:
         devices: runner name -> device.
         record: runner name -> the accesses of its context.
         resumed: whether the run goes on in the directory of an earlier one.
+        ended: whether a runner has failed, and told of it.
     """
 
     config: Config
@@ -55,6 +56,7 @@ class OpenRun:
     devices: dict[str, torch.device]
     record: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     resumed: bool = False
+    ended: bool = False
 
     def is_done(self, name: str) -> bool:
         """Whether a runner need not run: it was finished before the run was interrupted."""
@@ -85,12 +87,14 @@ class OpenRun:
 
     def finish(self, contexts: Mapping[str, Context]) -> None:
         """Say in ``status.json`` that all is done, with the counters of the runner that trained furthest."""
-        if not contexts:
+        if contexts:
+            self.tell_unread(contexts)
+        elif standing.status(self.directory).get("state") == "done":
+            # Otherwise it was interrupted after its last runner, just before this.
             return
-        self.tell_unread(contexts)
         # An infer runner has the counters of the checkpoint that it was given, which may be another run's.
-        trained = [context for context in contexts.values() if not context["is_infer"]] or list(contexts.values())
-        furthest = max((context["train_state"] for context in trained), key=lambda state: state["iteration"])
+        trained = [runner.name for runner in self.config.runners if runner.kind == "train"]
+        furthest = standing.furthest(self.directory, trained or list(self.trainers))
         self.directory.write_status("done", exit_code=ExitCode.DONE, train_state=furthest)
 
 

@@ -49,14 +49,22 @@ class RunDirectory:
 
     @classmethod
     def newest(cls, output_dir: Path, config_name: str) -> RunDirectory | None:
-        """The one of the last run of a config; None: it was never run."""
+        """The one of the last run of a config, at which ``latest`` points then; None: it was never run.
+
+        Raises:
+            StorageError: the storage refuses.
+        """
         parent = output_dir.resolve() / config_name
         newest = (parent / "latest").resolve()
         if newest.parent == parent and newest.is_dir():
             return cls(newest)
-        # Somebody has removed the link; the names tell the second.
+        # Somebody has removed the link, or a run was killed before it had one; the names tell the second.
         found = sorted(each for each in parent.glob("*") if _STAMP.fullmatch(each.name) and not each.is_symlink())
-        return cls(found[-1]) if found else None
+        if not found:
+            return None
+        with storing(parent):
+            _point(parent / "latest", found[-1].name)
+        return cls(found[-1])
 
     @classmethod
     def at(cls, path: Path) -> RunDirectory:
@@ -171,5 +179,7 @@ def new_folder(parent: Path, prefix: str = "") -> Path:
 
 def _point(link: Path, target: str) -> None:
     temporary = link.with_name(f".latest-{target}")
+    # One that was killed here has left it.
+    temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     temporary.replace(link)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -59,14 +61,38 @@ def _take(lock: FileIO, path: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        lock.seek(0)
-        holder = (lock.read(1000) or b"").decode(errors="replace").strip() or "another process"
-        raise LockedError(f"{path.parent}: is in use by {holder}; wait for it, or stop it") from error
+        raise LockedError(f"{path.parent}: is in use by {_holder(lock)}; wait for it, or stop it") from error
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "no number")
         raise StorageError(
             f"{path}: cannot be locked: {error.strerror} ({name}); set output_dir to a file system that has locks"
         ) from error
+
+
+def _holder(lock: FileIO) -> str:
+    """Who holds it: that is written a moment after it was taken, and till then one that was killed may stand there."""
+    for _ in range(50):
+        lock.seek(0)
+        holder = (lock.read(1000) or b"").decode(errors="replace").strip()
+        if holder and not _is_over(holder):
+            return holder
+        time.sleep(0.01)
+    return "another process"
+
+
+def _is_over(holder: str) -> bool:
+    """Whether what stands in a lock names a process of this host that has ended."""
+    found = re.fullmatch(r"host (\S+), pid (\d+), since \S+", holder)
+    if not found or found[1] != socket.gethostname():
+        return False
+    try:
+        os.kill(int(found[2]), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        # There is one, of somebody else.
+        return False
+    return False
 
 
 def _let_go() -> None:

@@ -11,8 +11,10 @@ import atexit
 import multiprocessing
 import multiprocessing.util  # registers what is to be called after ours
 import os
+import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -26,6 +28,10 @@ _T = TypeVar("_T")
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 GRACE = 25.0
 """Seconds that a run has to end after the first signal."""
+
+
+_APART = 0.5
+"""Seconds after the first signal in which another may be that of a process just forked, which shares our pipe for a moment."""
 
 
 class StoppedError(BaseException):
@@ -49,7 +55,6 @@ class Stop:
         self.grace = grace
         self._loops: list[Callable[[], None]] = []
         self._waiting = False
-        self._timer: threading.Timer | None = None
 
     @contextmanager
     def heeded(self) -> Iterator[None]:
@@ -59,13 +64,45 @@ class Stop:
             return
         before = {number: signal.signal(number, self._receive) for number in SIGNALS}
         try:
-            yield
+            with self._watched():
+                yield
         finally:
             self.asked = None
-            if self._timer:
-                self._timer.cancel()
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """In the block, a thread sees to it that the process ends in time: the main one may be in code that is not Python's."""
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        other = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        thread = threading.Thread(target=self._count_down, args=[reading], name="grace", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(other)
+            os.write(writing, b"\0")
+            thread.join()
+            os.close(writing)
+            os.close(reading)
+
+    def _count_down(self, reading: int) -> None:
+        """End the process at the second signal, and when ``grace`` is over; until there is told of a signal 0."""
+        first, end = None, 0.0
+        while True:
+            left = None if first is None else max(0.0, end - time.monotonic())
+            if not select.select([reading], [], [], left)[0]:
+                assert first
+                os._exit(_code(first))
+            number = os.read(reading, 1)[0]
+            if number == 0:
+                return
+            if number in SIGNALS and first is None:
+                first, end = signal.Signals(number), time.monotonic() + self.grace
+            elif number in SIGNALS and end - time.monotonic() < self.grace - _APART:
+                os._exit(_at_once(number))
 
     @contextmanager
     def deferred(self, hurry: Callable[[], None]) -> Iterator[None]:
@@ -117,13 +154,10 @@ class Stop:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.asked is not None:
-            os._exit(ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED)
+            os._exit(_at_once(number))
         self.asked = signal.Signals(number)
         if not self._loops:
             self.end()
-        self._timer = threading.Timer(self.grace, os._exit, [_code(self.asked)])
-        self._timer.daemon = True
-        self._timer.start()
         for hurry in self._loops:
             hurry()
         if self._waiting:
@@ -134,18 +168,35 @@ STOP = Stop()
 """Signals go to a process, and so does this."""
 
 
+def _at_once(number: int) -> ExitCode:
+    return ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
+
+
 def _code(asked: signal.Signals) -> ExitCode:
     return ExitCode.INTERRUPTED if asked is signal.SIGINT else ExitCode.STOPPED
 
 
 def _forget_in_child() -> None:
     """A process that was forked is not the run: signals do to it what they do to any other."""
+    held = [number for number in SIGNALS if getattr(signal.getsignal(number), "__self__", None) is STOP]
+    if held:
+        signal.set_wakeup_fd(-1)
     for number in SIGNALS:
         if getattr(signal.getsignal(number), "__self__", None) is STOP:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """In the block signals wait, and processes that begin in it hear none until they say so."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @cache
@@ -178,5 +229,7 @@ class Deaf:
         """Begin."""
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+        # It began without hearing any, see ``unheard``; what it starts itself is not to inherit that.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         if self.first is not None:
             self.first(worker)

@@ -49,7 +49,7 @@ def write(path: Path, content: str) -> None:
             with open(temporary, "w", encoding="utf-8", errors="surrogateescape", opener=no_link) as file:
                 file.write(content)
             temporary.replace(path)
-        except OSError:
+        except BaseException:  # a signal may end the run here too
             with suppress(OSError):
                 temporary.unlink()
             raise

@@ -21,7 +21,7 @@ from pipeline.errors import ExitCode, StageError, one_of
 from pipeline.open_runner import OpenRunner
 from pipeline.opening import OpenRun
 from pipeline.resuming.reopening import NEVER
-from pipeline.stopping import STOP
+from pipeline.stopping import STOP, StoppedError
 
 
 class GeneralTrainer:
@@ -66,19 +66,31 @@ class GeneralTrainer:
             PipelineError: what the config, a class path, data or the storage caused.
             Exception: whatever a stage raised, as it raised it.
         """
+        try:
+            with STOP.heeded(), opening.open_run(self.config, self, GeneralTrainer, self.resume) as run:
+                with failure.told(run):
+                    context = self.run_all(run)
+                self.outcome = ExitCode.DONE
+        except (StoppedError, KeyboardInterrupt) as error:
+            # It may come before the first runner, and between two; a run that is through stays so.
+            if self.outcome is not ExitCode.DONE:
+                self.outcome = failure.exit_code(error)
+            raise
+        return context
+
+    def run_all(self, run: OpenRun) -> Context:
+        """Every runner that is not through; the context of the last."""
         context = Context()
-        with STOP.heeded(), opening.open_run(self.config, self, GeneralTrainer, self.resume) as run:
-            self.outcome = ExitCode.BUG
-            for name, trainer in run.trainers.items():
-                if run.is_done(name):
-                    continue
-                try:
-                    context = self.contexts[name] = trainer.run_runner(name, run)
-                except BaseException as error:
-                    self.outcome = failure.exit_code(error)
-                    raise
-            run.finish(self.contexts)
-        self.outcome = ExitCode.DONE
+        self.outcome = ExitCode.BUG
+        for name, trainer in run.trainers.items():
+            if run.is_done(name):
+                continue
+            try:
+                context = self.contexts[name] = trainer.run_runner(name, run)
+            except BaseException as error:
+                self.outcome = failure.exit_code(error)
+                raise
+        run.finish(self.contexts)
         return context
 
     def run_runner(self, name: str, run: OpenRun) -> Context:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 from pipeline import workspaces
-from pipeline.errors import ClassPathError, nearest
+from pipeline.errors import ClassPathError, PipelineError, nearest
 from pipeline.source_code import wrong_import
 from pipeline.source_code.finder import find_spec
 
@@ -86,12 +88,40 @@ def _wrong_import(error: ImportError, module: str, frame: traceback.FrameSummary
     return wrong_import.no_package(place, top)
 
 
-def user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame on that belongs to the user: not to us, nor to what calls him for us."""
-    first = trace
-    while first and (
-        first.tb_frame.f_code.co_filename.startswith((_OURS, "<frozen importlib"))
-        or any(folder in first.tb_frame.f_code.co_filename for folder in ("/importlib/", "/pluggy/"))
-    ):
-        first = first.tb_next
-    return first
+def user_frames(trace: TracebackType | None, *, only: bool = False) -> TracebackType | None:
+    """The traceback as its reader needs it: without the frames that are ours, or of what calls the user for us.
+
+    Where we raised the error, ours are left out only up to the user's first: it may have to be reported.
+
+    Args:
+        trace: of the error.
+        only: leave out all of ours even then; another traceback tells where the error was raised.
+    """
+    frames = []
+    while trace:
+        frames.append(trace)
+        trace = trace.tb_next
+    theirs = [each for each in frames if not _is_ours(each)]
+    if theirs and not only and _is_ours(frames[-1]):
+        theirs = frames[frames.index(theirs[0]) :]
+    shown: TracebackType | None = None
+    for each in reversed(theirs):
+        shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return shown
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    file = trace.tb_frame.f_code.co_filename
+    return file.startswith((_OURS, "<frozen importlib")) or any(each in file for each in ("/importlib/", "/pluggy/"))
+
+
+@contextmanager
+def belonging_to(address: str) -> Iterator[None]:
+    """What user code raises in the block gets a note that says to what of the config it belongs; our errors say so themselves."""
+    try:
+        yield
+    except PipelineError:
+        raise
+    except Exception as error:
+        error.add_note(address)
+        raise

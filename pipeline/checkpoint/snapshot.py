@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from loguru import logger
 from torch import Tensor
@@ -36,8 +36,8 @@ def snapshot(models: Models, **more: Any) -> dict[str, Any]:
         more: what the loop itself needs.
     """
     return {
-        "updaters": {name: entry["updater"].state_dict() for name, entry in models.items()},
-        "optim_schedulers": {name: _schedulers(entry) for name, entry in owners(models).items()},
+        "updaters": {name: _state(entry["updater"], f"phase.{name}") for name, entry in models.items()},
+        "optim_schedulers": {name: _schedulers(entry, f"phase.{name}") for name, entry in owners(models).items()},
         "gradients": {name: _gradients(entry) for name, entry in owners(models).items()},
         "random": random_state(),
         **more,
@@ -81,11 +81,27 @@ def owners(models: Models) -> dict[str, Mapping[str, Any]]:
     return {name: models[name] for name in first.values()}
 
 
-def _schedulers(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: {"class": _kind(scheduler), "state": scheduler.state_dict()}
-        for name, scheduler in entry["optim_schedulers"].items()
-    }
+def _schedulers(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
+    found = {}
+    for name, scheduler in entry["optim_schedulers"].items():
+        state = _state(scheduler, where)
+        if not isinstance(state.get("optimizer", {}), Mapping):
+            _refuse(scheduler.optimizer, state["optimizer"], where)
+        found[name] = {"class": _kind(scheduler), "state": state}
+    return found
+
+
+def _state(owner: Any, where: str) -> Mapping[str, Any]:
+    """The state of something that has to be given it back."""
+    state: Mapping[str, Any] = owner.state_dict()
+    if not isinstance(state, Mapping):
+        _refuse(owner, state, where)
+    return state
+
+
+def _refuse(owner: Any, state: object, where: str) -> NoReturn:
+    what = f"{where}: {type(owner).__name__}.state_dict returned a {type(state).__name__}"
+    raise CheckpointError(f"{what}, from which no run could go on; return a dict")
 
 
 def _kind(scheduler: Any) -> str:

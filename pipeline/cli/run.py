@@ -16,6 +16,7 @@ from pipeline.cli.arguments import config_and_overrides, refuse, split
 from pipeline.config.load import Draft
 from pipeline.errors import ClassPathError, ConfigError, ExitCode, PipelineError
 from pipeline.resuming.reopening import NEVER
+from pipeline.stopping import StoppedError
 from pipeline.trainer import GeneralTrainer
 
 
@@ -75,6 +76,10 @@ def run(path: str, overrides: Sequence[str], resume: str) -> ExitCode:
     except KeyboardInterrupt:
         # Nothing more may be interrupted: the run is closed and has said so.
         return ExitCode.INTERRUPTED
+    except StoppedError as error:
+        if trainer.outcome in {ExitCode.USAGE, ExitCode.BUG}:
+            click.echo(f"{error}; no runner was under way, and what was saved is there still", err=True)
+        return ExitCode.STOPPED
     except BaseException:
         if trainer.outcome in {ExitCode.USAGE, ExitCode.BUG}:
             traceback.print_exc()

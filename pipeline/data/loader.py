@@ -67,9 +67,16 @@ def length_of(dataset: Any, where: str) -> int:
     name = type(dataset).__name__
     if not isinstance(dataset, Sized):
         raise DataError(f"{where}: {name} has no length; give it __len__, or make it an IterableDataset")
-    if not len(dataset):
+    try:
+        length = len(dataset)
+    except (TypeError, ValueError, OverflowError) as error:
+        if error.__traceback__ and error.__traceback__.tb_next:
+            # __len__ itself has raised it.
+            raise
+        raise DataError(f"{where}: {name}.__len__ gives no length ({error}); return an int of 0 or more") from error
+    if not length:
         raise DataError(f"{where}: {name} has no samples; check its arguments")
-    return len(dataset)
+    return length
 
 
 def build_loader(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any, TypeVar, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -16,7 +15,7 @@ from pipeline.data.share import has_shard
 from pipeline.data.stream import Stream
 from pipeline.data.workers import Workers, unreported
 from pipeline.errors import ConfigError
-from pipeline.stopping import Deaf
+from pipeline.stopping import Deaf, unheard
 
 _T = TypeVar("_T")
 
@@ -79,10 +78,12 @@ class SeededLoader(DataLoader[Any]):
         fetching = self._fetching or self._that_fetches()
         if self.persistent_workers:
             self._fetching = fetching
-        # While its workers are started, nobody could tell which one has died.
-        with unreported() if fetching.progress else nullcontext():
+        if not fetching.progress:
             batches: Any = DataLoader.__iter__(fetching)
-        if fetching.progress:
+        else:
+            # While its workers are started, nobody could tell which one has died, and none is deaf to signals yet.
+            with unreported(), unheard():
+                batches = DataLoader.__iter__(fetching)
             batches = Workers(batches, self.where, fetching.progress, fetching.fetches).watched()
         return self.place.over(batches) if self.place else batches
 

@@ -88,10 +88,20 @@ class Share:
         elif stream.beginning:
             stream.beginning.restore(stream.epoch)
         if count == 1 or shards:
-            yield from self.dataset
+            yield from self._iterated()
         else:
             # Of a dataset that goes on, the samples that were up to the other workers come first.
-            yield from islice(self.dataset, count - 1 if self.begun else number, None, count)
+            yield from islice(self._iterated(), count - 1 if self.begun else number, None, count)
+
+    def _iterated(self) -> Iterator[Any]:
+        try:
+            return iter(self.dataset)
+        except TypeError as error:
+            if error.__traceback__ and error.__traceback__.tb_next:
+                # __iter__ itself has raised it.
+                raise
+            what = f"{type(self.dataset).__name__}.__iter__ gives no iterator ({error})"
+            raise DataError(f"{self.stream.where}: {what}; yield the samples in it, or return iter(…)") from error
 
     def _shard(self) -> Any:
         stream, number, count = self.stream, self.number, self.count

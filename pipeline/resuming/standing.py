@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from loguru import logger
 
@@ -27,6 +28,25 @@ def is_done(directory: RunDirectory, runner: str) -> bool:
         logger.warning(f"{path}: is damaged ({error}); {runner} goes through its stages again")
         return False
     return isinstance(noted, dict)
+
+
+def furthest(directory: RunDirectory, runners: Iterable[str]) -> dict[str, int]:
+    """The counters of that of these runners which trained furthest; nothing where none is through."""
+    noted = [_told(directory.path / runner / DONE) for runner in runners]
+    return max(noted, key=lambda counters: int(counters.get("iteration", -1)), default={})
+
+
+def status(directory: RunDirectory) -> dict[str, Any]:
+    """What ``status.json`` says; nothing where it cannot be read."""
+    return _told(directory.path / "status.json")
+
+
+def _told(path: Path) -> dict[str, Any]:
+    try:
+        told = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def mark_done(directory: RunDirectory, runner: str, train_state: Mapping[str, int]) -> None:

@@ -16,6 +16,7 @@ from pipeline.training import build
 from pipeline.training.brain import Brain
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.updater import Updater, UpdaterBase
+from pipeline.user_code import belonging_to
 
 
 class Network(NetworkBase):
@@ -33,9 +34,11 @@ class Network(NetworkBase):
             for each in config.settings.dataset
             if each.name in self.needed(phases, runner)
         }
-        context["model"] = {
-            phase.name: self.build_phase(phase, runner, context) for phase in phases if phase.model_of is None
-        }
+        context["model"] = {}
+        for phase in phases:
+            if phase.model_of is None:
+                with belonging_to(f"phase.{phase.name}"):
+                    context["model"][phase.name] = self.build_phase(phase, runner, context)
         for phase in phases:
             if phase.model_of is not None:
                 context["model"][phase.name] = self.share_phase(phase, context)
@@ -50,11 +53,13 @@ class Network(NetworkBase):
         """The loader of one item of ``dataset:``."""
         address = f"dataset.{settings.name}"
         dataset_class = build.load(settings.class_path, f"{address}.class_path", "Dataset", context["config"])
-        dataset = dataset_class(**settings.args)
+        with belonging_to(address):
+            dataset = dataset_class(**settings.args)
         collate = settings.collate_fn and build.load(
             settings.collate_fn, f"{address}.collate_fn", "collate", context["config"]
         )
-        return build_loader(dataset, settings, runner.seed, context["device"], collate)
+        with belonging_to(address):
+            return build_loader(dataset, settings, runner.seed, context["device"], collate)
 
     def build_phase(self, phase: PhaseSchema, runner: RunnerSchema, context: Context) -> dict[str, Any]:
         """What ``context["model"]`` holds for one item of ``phase:``."""

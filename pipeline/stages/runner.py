@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from pipeline.context import Context
 from pipeline.errors import DataError
 from pipeline.run_directory import finite
 from pipeline.stages.base import RunnerBase
+from pipeline.storage import storing
 from pipeline.training.brain import Stage
 from pipeline.training.configured import options_of, pass_loader
 from pipeline.training.entry import entry_of
@@ -81,24 +83,35 @@ class Runner(RunnerBase):
         if not runner.write_predictions:
             return watched(context, phase.name, brain, loader, Stage.TEST, metrics)
         folder: Path = context["run_dir"] / context["runner_name"] / self.checkpoint
-        folder.mkdir(exist_ok=True)
-        with open(folder / f"{phase.name}_predictions.jsonl", "w", encoding="utf-8") as file:
-            return watched(context, phase.name, brain, loader, Stage.TEST, metrics, _Predictions(file))
+        with storing(folder):
+            folder.mkdir(exist_ok=True)
+        with _Predictions(folder / f"{phase.name}_predictions.jsonl") as predictions:
+            return watched(context, phase.name, brain, loader, Stage.TEST, metrics, predictions)
 
 
 class _Predictions:
     """Writes one JSON line per sample: its index in the order of the loader, prediction and target."""
 
-    def __init__(self, file: TextIO) -> None:
-        self.file = file
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.index = 0
+        with storing(path):
+            self.file = path.open("w", encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # What was refused is tried again when it is closed, which another error has told of.
+        with suppress(OSError) if kind else storing(self.path):
+            self.file.close()
 
     def __call__(self, predictions: Any, target: Any) -> None:
         """Write a batch; reading the numbers makes a GPU wait, once per batch."""
         for prediction, wanted in zip(_rows(predictions), _rows(target), strict=True):
-            self.file.write(
-                json.dumps(finite({"index": self.index, "prediction": prediction, "target": wanted})) + "\n"
-            )
+            line = json.dumps(finite({"index": self.index, "prediction": prediction, "target": wanted}))
+            with storing(self.path):
+                self.file.write(f"{line}\n")
             self.index += 1
 
 

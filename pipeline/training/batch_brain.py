@@ -16,7 +16,7 @@ from pipeline.context import Context
 from pipeline.data.batch import count_samples, split, uncountable
 from pipeline.data.position import place_of
 from pipeline.discovery import plain_callable
-from pipeline.errors import StageError
+from pipeline.errors import DataError, StageError
 from pipeline.training.average import MOST, Average, Averages
 from pipeline.training.divergence import refuse_divergence
 from pipeline.training.losses import Losses, named
@@ -75,7 +75,7 @@ class BatchBrain:
         self._after_batch: Callable[..., Any] | None = None
         # Without the method around it, where a subclass has none of its own.
         own = type(self).count_samples is not BatchBrain.count_samples
-        self._samples_of = self.count_samples if own else count_samples
+        self._samples_of = self._counted if own else count_samples
         self._watches_batches = (
             type(self).on_fit_batch_start is not BatchBrain.on_fit_batch_start
             or type(self).on_fit_batch_end is not BatchBrain.on_fit_batch_end
@@ -259,9 +259,25 @@ class BatchBrain:
         """Whether an evaluated batch has predictions: not from an ``evaluate_batch`` of the subclass's own."""
         return type(self).evaluate_batch is BatchBrain.evaluate_batch
 
+    def samples_of(self, batch: Any) -> int:
+        """How many samples a batch holds.
+
+        Raises:
+            DataError: it holds none that can be counted, or ``count_samples`` of a subclass returned no number of them.
+        """
+        return self._samples_of(batch) or uncountable(batch)
+
     def count_samples(self, batch: Any) -> int:
         """How many samples a batch holds: the length of the first tensor in it."""
         return count_samples(batch)
+
+    def _counted(self, batch: Any) -> int:
+        """What a subclass's own ``count_samples`` says, if that is a number of samples."""
+        samples = self.count_samples(batch)
+        if samples is not None and (not isinstance(samples, int) or samples < 0):
+            what = f"{self._where}{type(self).__name__}.count_samples returned {samples!r}"
+            raise DataError(f"{what}; return how many samples the batch has, an int")
+        return samples
 
     def target(self, batch: Any) -> Any:
         """What the metrics compare the predictions with."""

@@ -93,8 +93,12 @@ def build_optim_schedulers(
     for name, settings in phase.optim_schedulers.items():
         address = f"phase.{phase.name}.optim_schedulers.{name}"
         cls = load(schedule_name(settings["class"]), f"{address}.class", "OptimScheduler", config, SCHEDULES)
+        arguments = {**shared, **settings.get("args", {})}
+        kind = arguments.get("optim_type")
+        if isinstance(kind, str) and not kind.isidentifier():
+            arguments["optim_type"] = load(kind, f"{address}.args.optim_type", "Optimizer", config)
         try:
-            built[name] = cls(model=modules, **{**shared, **settings.get("args", {})})
+            built[name] = cls(model=modules, **arguments)
         except ConfigError as error:
             raise ConfigError(f"{config.origin(address)}: {address}: {error}") from error
     return built

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pipeline.context import Context
-from pipeline.data.batch import on_device, uncountable
+from pipeline.data.batch import on_device, shape_of
 from pipeline.data.workers import supervised
 from pipeline.errors import DataError
 from pipeline.stopping import STOP
@@ -82,7 +82,7 @@ def evaluate(
         for batch in batches:
             # Nothing is saved: the numbers would be those of half the data. The pass is made again.
             STOP.end()
-            samples = brain.logged.samples = brain.count_samples(batch) or uncountable(batch)
+            samples = brain.logged.samples = brain.samples_of(batch)
             predictions, losses = brain.evaluated(batch, stage)
             loss.add(brain.total(losses), samples)
             target = brain.target(batch) if metrics or observe else None
@@ -93,9 +93,17 @@ def evaluate(
         if not loss.count:
             raise DataError("the evaluated dataset gave no batch; check it")
         mean = loss.compute()
-        judged = {name: float(metric.compute()) for name, metric in metrics.items()}
+        judged = {name: _number(metric.compute(), name, metric) for name, metric in metrics.items()}
         brain.on_stage_end(stage, mean, epoch)
         return {"loss": mean, **judged, **brain.logged.means()}
+
+
+def _number(value: Any, name: str, metric: Metric) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        what = f"metric '{name}': {type(metric).__name__}.compute returned {shape_of(value)}"
+        raise DataError(f"{what}; return a number, or a tensor with one element") from error
 
 
 def watched(

@@ -13,7 +13,7 @@ from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.snapshot import snapshot
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
-from pipeline.errors import DataError, PipelineError
+from pipeline.errors import ConfigError, DataError, PipelineError
 from pipeline.stopping import STOP, StoppedError
 from pipeline.training.agenda import Agenda
 from pipeline.training.brain import Brain
@@ -27,6 +27,7 @@ from pipeline.training.triggers import NEVER
 from pipeline.training.updates import is_plain
 from pipeline.training.validation import Validation
 from pipeline.training.watching import watch
+from pipeline.user_code import belonging_to
 
 
 class Training:
@@ -87,8 +88,10 @@ class Training:
     def run(self) -> None:
         """All epochs, and a checkpoint at the end; a signal is heeded where the state can be saved, and not elsewhere."""
         with STOP.deferred(_between_steps):
-            for brain in {id(entry["brain"]): entry["brain"] for entry in map(self.entry, self.phases)}.values():
-                brain.on_fit_start()
+            first = {id(self.entry(phase)["brain"]): phase.name for phase in reversed(self.phases)}
+            for name in reversed(first.values()):
+                with belonging_to(f"phase.{name}"):
+                    self.models[name]["brain"].on_fit_start()
             # That of the last one, in case there is none left.
             self.context["current_epoch"] = max(0, self.state["epoch"] - 1)
             self.inference.begin()
@@ -255,9 +258,9 @@ def in_phase(name: str) -> Iterator[None]:
     """What is wrong with data or losses is told with the phase in which it was found."""
     try:
         yield
-    except DataError as error:
+    except (DataError, ConfigError) as error:
         place = f"phase.{name}: "
-        raise error if str(error).startswith("phase.") else DataError(f"{place}{error}") from error
+        raise error if str(error).startswith("phase.") else type(error)(f"{place}{error}") from error
     except Exception as error:
         if not isinstance(error, PipelineError):
             error.add_note(f"phase.{name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -183,7 +184,11 @@ class OptimScheduler(ABC):
             plain = plain and not self.weighted and self.guard.loss is None
             if not self.discards and (plain or self._prepare()):
                 if not self.constant:
-                    self.set_rate(self.ft_factor * self.update_lr(self.real_step, epoch + 1))
+                    rate = self.update_lr(self.real_step, epoch + 1)
+                    # A rate that is none would reach the weights.
+                    if type(rate) is not float or not 0 <= rate < math.inf:
+                        rate = self._rate_of(rate)
+                    self.set_rate(self.ft_factor * rate)
                 if self.scaler:
                     self.scaler.step(self.optimizer)
                     self.stepped = True
@@ -197,6 +202,18 @@ class OptimScheduler(ABC):
         if self.guard.loss is not None:
             self.guard.close()
         return acts
+
+    def _rate_of(self, given: Any) -> float:
+        """What ``update_lr`` gave, as a rate.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        number = isinstance(given, int | float) or (isinstance(given, Tensor) and given.numel() == 1)
+        if not number or not 0 <= (rate := float(given)) < math.inf:
+            what = f"{type(self).__name__}.update_lr returned {given!r} for window {self.real_step}"
+            raise ConfigError(f"{what}; return a finite rate of 0 or more")
+        return rate
 
     def _prepare(self) -> bool:
         """Make the gradients those of the mean loss, clipped; False where they are known not to be finite."""

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from pipeline.context import Context
-from pipeline.data.batch import uncountable
 from pipeline.discovery import plain_callable
 from pipeline.training.average import MOST
 from pipeline.training.batch_brain import BatchBrain
@@ -51,7 +50,7 @@ class OwnUpdate:
     def __call__(self, batch: Any) -> None:
         """Train on a batch."""
         brain = self.brain
-        samples = brain.logged.samples = brain.count_samples(batch) or uncountable(batch)
+        samples = brain.logged.samples = brain.samples_of(batch)
         brain.step += 1
         if self.before:
             self.before(context=self.context, batch=batch)

@@ -12,6 +12,7 @@ from pipeline.training.configured import pass_loader
 from pipeline.training.evaluation import watched
 from pipeline.training.metrics import build_metrics
 from pipeline.training.passes import Stage
+from pipeline.user_code import belonging_to
 
 
 class Validation:
@@ -32,7 +33,10 @@ class Validation:
     def __init__(self, context: Context, runner: RunnerSchema, phases: list[PhaseSchema]) -> None:
         self.context = context
         self.runner = runner
-        self.judges = {phase.name: build_metrics(phase.metrics, context["config"].workspace) for phase in phases}
+        self.judges = {}
+        for phase in phases:
+            with belonging_to(f"phase.{phase.name}"):
+                self.judges[phase.name] = build_metrics(phase.metrics, context["config"].workspace)
         keep = runner.keep_best
         self.best = Best(keep.metric, keep.mode, keep.count) if keep else None
         self.validated: dict[str, int] = {}

@@ -1,0 +1,41 @@
+"""Short versions of the experiments in ``tests/faults`` that kill, stop and resume whole runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+FAULTS = Path(__file__).parent / "faults"
+
+
+def counts(script: str, *arguments: object) -> dict[str, Any]:
+    """What an experiment printed last; it has found no fault."""
+    command = [sys.executable, "-W", "ignore", str(FAULTS / script), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_killed_at_random_moments_runs_end_like_one_that_was_not() -> None:
+    found = counts("run_kills.py", 5)
+    assert (found["kills"], found["unlike"]) == (5, 0)
+
+
+def test_stopped_by_signals_at_random_moments_runs_leave_with_the_right_code_and_go_on() -> None:
+    found = counts("run_signals.py", 8)
+    assert found["signals"] >= 8
+    assert found["unlike"] == 0
+
+
+def test_resumed_in_every_way_a_run_ends_like_one_that_was_not() -> None:
+    found = counts("run_resumes.py", 7)
+    assert (found["combinations"], found["unlike"]) == (15, 0)
+
+
+def test_a_clock_a_year_back_changes_nothing() -> None:
+    found = counts("run_clock.py", 1)
+    assert (found["runs"], found["unlike"]) == (1, 0)
