@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FAULTS = Path(__file__).parent / "faults"
+sys.path.insert(0, str(FAULTS))
+
+import failing_workspace  # noqa: E402 - tests/ is no package
+
 POINTS = (
     "Startup.startup at first raise",
     "Plugin.before_batch raise",
@@ -50,3 +57,19 @@ def test_storage_that_refuses_is_told_in_one_line_and_nothing_is_lost() -> None:
     counts = json.loads(last_line("run_storage.py"))
     assert counts["cases"] >= 11
     assert counts["do not hold"] == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "told"),
+    [
+        ("loss|raise|5", 1, r"runner \(stages\.Runner, \S+/config\.yaml:17\) failed: ValueError: fault in loss \(phase\.net\)\nTraceback"),
+        ("collate|None|5", 1, r"phase\.net: a batch is a NoneType with no tensor to count samples by; define count_samples"),
+        ("import.stages|raise|0", 2, r"config\.yaml:14: runner\.train\.instance_class_path: .+: fault in import\.stages; mend the file"),
+    ],
+)  # fmt: skip
+def test_the_command_itself_says_so_and_leaves_with_the_code(fault: str, code: int, told: str) -> None:
+    config = failing_workspace.write(Path.cwd())
+    command = [sys.executable, "-m", "pipeline", "run", str(config)]
+    done = subprocess.run(command, env={**os.environ, "FAULT": fault}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert re.search(told, done.stderr), done.stderr

@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,9 @@ def test_a_run_directory_in_use_is_exit_code_73(linear: Path) -> None:
     assert pipeline("run", str(linear)).returncode == 0
     with open("runs/workspace/latest/lock", "r+", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.truncate(0)
+        lock.write(f"host {socket.gethostname()}, pid {os.getpid()}, since 2026-01-01T00:00:00+00:00\n")
+        lock.flush()
         done = pipeline("resume", "runs/workspace/latest")
     assert done.returncode == 73
     assert re.search(r"is in use by host \S+, pid \d+, since 20\S+; wait for it, or stop it", done.stderr)

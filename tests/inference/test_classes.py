@@ -57,7 +57,7 @@ BASES: list[Row] = [
     (("class Mixin:\n    def run(self, context):\n        context['a']\n        super().run(context)\n"
      "class Base(RunnerBase):\n    def run(self, context): context['b']\nclass Runner(Mixin, Base): pass"), "a b", "", TOLD),
     ("from pipeline import stages\nclass Runner(stages.Runner):\n    def run(self, context): super().run(context)",
-     "is_infer", "best current_epoch metrics metrics[…]", TOLD),
+     "is_infer", "best checkpoints[…] current_epoch metrics metrics[…]", TOLD),
     ("from unknown import Base\nclass Runner(Base):\n    def run(self, context): context['a']", "", "", UNTOLD),
     ("@decorated\nclass Runner(RunnerBase):\n    def run(self, context): context['a']", "", "", UNTOLD),
 ]  # fmt: skip
