@@ -229,6 +229,10 @@ class Deaf:
         """Begin."""
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+        parent = multiprocessing.parent_process()
+        if parent is not None and not parent.is_alive():
+            # The run was killed before torch began to look whether it lives: nobody would ever end this process.
+            os._exit(ExitCode.FAILED)
         # It began without hearing any, see ``unheard``; what it starts itself is not to inherit that.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         if self.first is not None:
