@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from loguru import logger
@@ -57,12 +58,15 @@ class Checkpoints:
         """Tell the plugins of what is on disk since the last time, without waiting for it."""
         if not self._untold:
             return
+        committed: list[Path] = []
         with self._tolerant():
-            for path in self.checkpointer.poll():
-                self._refused, self._untold = None, False
-                if self.best:
-                    self.best.saved(names.step_of(path) or 0)
-                self.context["hooks"].after_checkpoint_saved(context=self.context, path=path)
+            committed = self.checkpointer.poll()
+        # Outside: what a plugin is refused is not the save's.
+        for path in committed:
+            self._refused, self._untold = None, False
+            if self.best:
+                self.best.saved(names.step_of(path) or 0)
+            self.context["hooks"].after_checkpoint_saved(context=self.context, path=path)
 
     def finish(self) -> None:
         """Wait until the last one is on disk.

@@ -81,6 +81,21 @@ def test_with_warn_the_last_save_has_to_succeed_nevertheless(refused: Callable[.
         GeneralTrainer(refused(5, 99, on_save_error="warn")).run()
 
 
+class FullArchive:
+    """A plugin that copies each checkpoint elsewhere, where there is no room."""
+
+    @hookimpl
+    def after_checkpoint_saved(self, path: Path) -> None:
+        raise StorageError(f"/archive/{path.name}: No space left on device; free some")
+
+
+def test_with_warn_a_storage_error_of_a_plugin_still_ends_the_run(config: Config) -> None:
+    chosen = config(save_interval=1, on_save_error="warn")
+    chosen["plugins"].append(FullArchive)
+    with pytest.raises(StorageError, match="/archive/step-000000000001: No space left on device"):
+        GeneralTrainer(chosen).run()
+
+
 class Scored:
     """A metric whose numbers are given beforehand."""
 
