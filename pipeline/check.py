@@ -26,7 +26,7 @@ from pipeline.config.tree import DEFAULT, Node
 from pipeline.errors import ClassPathError, ConfigError, Fault
 from pipeline.inference.flow import Flow
 from pipeline.inference.stage import flow_of_plugin
-from pipeline.source_code import classes, source
+from pipeline.source_code import classes, source, uncalled
 from pipeline.source_code.finder import unchanging
 from pipeline.stages.base import METHODS
 
@@ -161,8 +161,7 @@ class _RunnerCheck:
         definitions = {stage: self.stage(stage) for stage in METHODS}
         trainer = self.runner.child("trainer_class")
         if trainer and trainer.origin is not DEFAULT:
-            address = f"{self.address}.trainer_class"
-            self.inspection.find_class(trainer, address, "Trainer", "pipeline.trainer:GeneralTrainer")
+            self.trainer(trainer)
         default = {stage for stage, found in definitions.items() if found and _is_default(found, stage)}
         self.budget(default)
         experiment = experiment_of(self.runner, definitions["runner"])
@@ -211,6 +210,13 @@ class _RunnerCheck:
         taken = classes.parameters(definition)
         free = taken and taken.without(list(first))
         self.inspection.check_arguments(free, written, f"{self.address}.{stage}_args", definition.name)
+
+    def trainer(self, node: Node) -> None:
+        """The class of the trainer: one of ours, whose methods somebody calls."""
+        definition = self.inspection.find_class(node, f"{self.address}.trainer_class", "Trainer", uncalled.TRAINER)
+        if definition:
+            for message in uncalled.in_source(definition, uncalled.TRAINER, uncalled.OF_A_TRAINER, ()):
+                self.add("trainer_class", message)
 
     def budget(self, default: set[str]) -> None:
         """What the runner's keys say together, and how long it trains; ``default``: the stages that are the default."""

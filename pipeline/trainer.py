@@ -17,10 +17,11 @@ from pipeline import failure, opening
 from pipeline.check import checked
 from pipeline.config.load import Config, Source
 from pipeline.context import Context
-from pipeline.errors import ExitCode, StageError, one_of
+from pipeline.errors import ConfigError, ExitCode, StageError, one_of
 from pipeline.open_runner import OpenRunner
 from pipeline.opening import OpenRun
 from pipeline.resuming.reopening import NEVER
+from pipeline.source_code import uncalled
 from pipeline.stopping import STOP, StoppedError
 
 
@@ -52,6 +53,8 @@ class GeneralTrainer:
     """Status -> stage. A subclass may add statuses that lead to a method of its own, which takes the context."""
 
     def __init__(self, config: Source | Config, overrides: Sequence[str] = (), resume: str | Path = NEVER) -> None:
+        if left := uncalled.in_class(type(self), uncalled.TRAINER, uncalled.OF_A_TRAINER):
+            raise ConfigError("\n".join(left))
         # A subclass may order the stages otherwise.
         in_order = type(self) is GeneralTrainer
         self.config = config if isinstance(config, Config) else checked(config, overrides, in_order=in_order)

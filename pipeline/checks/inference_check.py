@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from pipeline.checks.inspection import Inspection, plain
-from pipeline.checks.model_check import BRAIN
 from pipeline.config.tree import Node
 from pipeline.source_code import classes, source
+from pipeline.source_code.uncalled import BRAIN
 
 
 def check_inference(inspection: Inspection, runner: Node, add: Callable[[str, str], None], *, whole: bool) -> None:

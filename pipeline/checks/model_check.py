@@ -12,9 +12,9 @@ from pipeline.config.load import Config
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.config.tree import Node
 from pipeline.errors import ClassPathError, nearest
-from pipeline.source_code import classes, source
+from pipeline.source_code import classes, source, uncalled
+from pipeline.source_code.uncalled import BRAIN
 
-BRAIN = "pipeline.training.brain:Brain"
 MODULE = "torch.nn.modules.module:Module"
 MODULES = "torch.nn"
 """Where the class of a module is looked up that has only a name."""
@@ -44,10 +44,34 @@ class ModelCheck:
             self.missing("model", "add `model:`, the class of the model")
             return
         definition = self.inspection.find_class(model, f"{self.address}.model", "Model")
+        self.uncalled(model, definition)
         if definition:
             self.arguments(model, definition)
             self.loss(definition)
             self.brain(model, definition)
+
+    def uncalled(self, model: Node, definition: source.Definition | None) -> None:
+        """Methods of SpeechBrain's that a Brain defines and nobody calls, be it in the updater or the runner stage."""
+        updater, runner = self.phase.find("updater.class_path"), self.runner.child("runner_class_path")
+        callers = [
+            node and self.inspection.find_class(node, address, name)
+            for node, address, name in (
+                (updater, f"{self.address}.updater.class_path", "Updater"),
+                (runner, f"runner.{self.runner.name}.runner_class_path", "Runner"),
+            )
+        ]
+        if any(node and not caller for node, caller in zip((updater, runner), callers, strict=True)):
+            return
+        infers = str(plain(self.runner, "class")).lower().endswith("infer")
+        remedies = uncalled.OF_A_BRAIN if infers else uncalled.IN_A_CONFIG
+        found: list[str] = []
+        if definition and isinstance(definition.node, source.ClassNode):
+            modules = [*self.inspection.modules.values(), *(each.module for each in callers if each)]
+            found = uncalled.in_source(definition, BRAIN, remedies, modules)
+        elif isinstance(model.value, type):
+            found = uncalled.in_class(model.value, BRAIN, remedies)
+        for message in found:
+            self.inspection.add(model.origin, f"{self.address}.model", message)
 
     def missing(self, key: str, remedy: str) -> None:
         """A fault for a key that the default network needs."""

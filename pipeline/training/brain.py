@@ -17,6 +17,7 @@ from pipeline.data.batch import on_device
 from pipeline.data.limits import limited
 from pipeline.data.loader import make_loader
 from pipeline.errors import ConfigError
+from pipeline.source_code import uncalled
 from pipeline.training.batch_brain import BatchBrain
 from pipeline.training.compilation import compile_modules
 from pipeline.training.evaluation import evaluate
@@ -62,11 +63,13 @@ class Brain(BatchBrain):
             valid_loader_kwargs: likewise.
 
         Raises:
-            ConfigError: there is nothing to train, or keywords are given for a loader that is made already.
+            ConfigError: there is nothing to train, keywords are given for a loader that is made already, or the class
+                defines a method of SpeechBrain's that nobody calls.
             StageError: nothing says how to optimize.
             DataError: there is no data, or it does not fit.
             DivergedError: too many losses were not finite.
         """
+        self._refuse_uncalled()
         if self.options.test_only:
             return
         train = self._loader(train_set, Stage.TRAIN, train_loader_kwargs, "train_loader_kwargs")
@@ -100,6 +103,7 @@ class Brain(BatchBrain):
         Returns:
             The mean loss over samples.
         """
+        self._refuse_uncalled()
         loader = self._loader(test_set, Stage.TEST, test_loader_kwargs, "test_loader_kwargs")
         if self.options.debug:
             loader = limited(loader, self.options.debug_batches)
@@ -188,6 +192,12 @@ class Brain(BatchBrain):
         chosen = self.checkpointer.best(metric, "max" if max_key else "min") if metric else self.checkpointer.newest()
         if chosen:
             self.checkpointer.load_weights(chosen, {NAME: {"model": self, "brain": self}})
+
+    def _refuse_uncalled(self) -> None:
+        """Used alone, a Brain has no config whose check would say so."""
+        left = [] if self.in_run else uncalled.in_class(type(self), uncalled.BRAIN, uncalled.OF_A_BRAIN)
+        if left:
+            raise ConfigError("\n".join(left))
 
     @contextmanager
     def _debug_checkpoints(self) -> Iterator[None]:

@@ -1,0 +1,159 @@
+"""Methods that SpeechBrain's Brain or PaddleRec's trainer would call, and nobody does here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline import Brain, GeneralTrainer, Stage
+from pipeline.check import check
+from pipeline.errors import ConfigError
+
+BRAIN = """\
+import torch
+from pipeline import Brain, UpdaterBase
+class Model(Brain):
+    def __init__(self):
+        super().__init__({"net": torch.nn.Linear(1, 1)})
+    def compute_forward(self, batch, stage):
+        return self.modules.net(batch[0])
+    def compute_objectives(self, predictions, batch, stage):
+        return torch.nn.functional.mse_loss(predictions, batch[1])
+"""
+FREEZE = "    def freeze_optimizers(self, optimizers): return optimizers\n"
+STEP = "    def optimizers_step(self): self.freeze_optimizers(self.optimizers_dict)\n"
+OWN_STEP = "    def fit_batch(self, batch):\n        self.optimizers_step()\n"
+UPDATER = "class Updater(UpdaterBase):\n    def __init__(self, brain):\n        self.brain = brain\n"
+TRAINER = "from pipeline import GeneralTrainer\nclass Trainer(GeneralTrainer):\n"
+
+
+def messages(config: Path, text: str, override: str = "") -> list[str]:
+    (config.parent / "model.py").write_text(text, encoding="utf-8")
+    overrides = ["phase.line.model='{workspace}/model.py'", "phase.line.model_args={}", "phase.line.loss=null"]
+    return [
+        f"{fault.address}: {fault.message}"
+        for fault in check(config, [*overrides, override] if override else overrides)
+    ]
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["freeze_optimizers", "zero_grad", "optimizers_step", "check_gradients", "check_loss_isfinite", "update_average", "init_optimizers"],
+)  # fmt: skip
+def test_a_brain_in_a_config_may_not_define_what_nobody_calls(linear: Path, method: str) -> None:
+    (found,) = messages(linear, f"{BRAIN}    def {method}(self, *given): super().{method}(*given)\n")
+    assert found.startswith(f"phase.line.model: Model.{method} (model.py:10) is called by nobody; ")
+
+
+@pytest.mark.parametrize(("method", "remedy"), [
+    ("freeze_optimizers", "call requires_grad_(False)"), ("check_gradients", "set check_gradients: true for the runner"),
+    ("optimizers_step", "on_fit_batch_end, where should_step is true"), ("init_optimizers", "optim_schedulers of the phase"),
+])  # fmt: skip
+def test_the_remedy_is_what_does_it_here(linear: Path, method: str, remedy: str) -> None:
+    assert remedy in messages(linear, f"{BRAIN}    def {method}(self): pass\n")[0]
+
+
+def test_what_only_an_uncalled_method_calls_is_called_by_nobody_either(linear: Path) -> None:
+    names = [found.split()[1] for found in messages(linear, BRAIN + FREEZE + STEP)]
+    assert names == ["Model.freeze_optimizers", "Model.optimizers_step"]
+
+
+@pytest.mark.parametrize(("text", "override"), [
+    (BRAIN + FREEZE + STEP + OWN_STEP, ""),
+    (BRAIN + FREEZE + "    def on_stage_start(self, stage, epoch=None): getattr(self, 'freeze_optimizers')({})\n", ""),
+    (BRAIN + FREEZE + UPDATER + "    def update(self, batch): self.brain.freeze_optimizers({})\n",
+     "phase.line.updater={class_path: '{workspace}/model.py'}"),
+    (BRAIN + "    def init_optimizers(self): ...\n    def on_fit_start(self):\n        self.init_optimizers()\n", ""),
+])  # fmt: skip
+def test_a_method_that_the_users_own_code_calls_is_no_fault(linear: Path, text: str, override: str) -> None:
+    assert messages(linear, text, override) == []
+
+
+def test_an_infer_runner_makes_no_optimizers_so_that_a_brain_may_say_how_it_makes_its_own(linear: Path) -> None:
+    text = linear.read_text(encoding="utf-8").replace(
+        "class: train, device: cpu, epochs: 2, print_interval: 3", "class: infer, init_model_path: ."
+    )
+    linear.write_text(text, encoding="utf-8")
+    assert messages(linear, f"{BRAIN}    def init_optimizers(self): ...\n") == []
+
+
+@pytest.mark.parametrize(
+    "method", ["instance", "runner", "reload_train_context", "handle_processor_exception", "processor_register"]
+)
+def test_a_trainer_class_may_not_define_what_nobody_calls(linear: Path, method: str) -> None:
+    (linear.parent / "own.py").write_text(f"{TRAINER}    def {method}(self, context): pass\n", encoding="utf-8")
+    (fault,) = check(linear, ["runner.train_runner.trainer_class='{workspace}/own.py'"])
+    assert fault.address == "runner.train_runner.trainer_class"
+    assert fault.message.startswith(f"Trainer.{method} (own.py:3) is called by nobody; write ")
+
+
+def test_a_trainer_class_made_in_python_says_so_at_once(linear: Path) -> None:
+    class Mine(GeneralTrainer):
+        def startup(self, context: Any) -> None: ...
+
+    with pytest.raises(
+        ConfigError, match=r"^Mine.startup is called by nobody; write a class for the stage, and name it as startup_c"
+    ):
+        Mine(linear)
+
+
+class Fitting(Brain):
+    """A line, fitted by itself."""
+
+    def __init__(self) -> None:
+        super().__init__({"net": nn.Linear(1, 1)}, opt_class=lambda parameters: torch.optim.SGD(parameters, 0.1))
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        return self.modules.net(batch)
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
+        return predictions.mean()
+
+
+def test_a_brain_alone_says_before_it_trains_what_nobody_calls() -> None:
+    class Mine(Fitting):
+        def zero_grad(self) -> None: ...
+
+        def update_average(self, loss: Any, average: Any) -> Any: ...
+
+    with pytest.raises(
+        ConfigError, match=r"^Mine.zero_grad is called by nobody; .*\nMine.update_average is called by nobody; count"
+    ):
+        Mine().fit(range(1), [torch.ones(1)])
+    with pytest.raises(ConfigError, match=r"Mine.update_average is called by nobody"):
+        Mine().evaluate([torch.ones(1)])
+
+
+def test_a_brain_alone_whose_own_fit_batch_calls_such_a_method_trains_with_it() -> None:
+    called: list[str] = []
+
+    class Mine(Fitting):
+        def check_gradients(self) -> None:
+            called.append("check_gradients")
+
+        def init_optimizers(self) -> None:
+            super().init_optimizers()
+            called.append("init_optimizers")
+
+        def fit_batch(self, batch: Any) -> Any:
+            self.check_gradients()
+            return super().fit_batch(batch)
+
+    Mine().fit(range(1), [torch.ones(1)])
+    assert called == ["init_optimizers", "check_gradients"]
+
+
+def test_a_class_of_a_brain_given_from_python_is_checked_like_one_in_a_file() -> None:
+    class Mine(Fitting):
+        def check_loss_isfinite(self) -> None: ...
+
+    phase = {"name": "line", "model": Mine, "dataset_name": "points"}
+    config = {"dataset": [{"name": "points", "class_path": list}], "phase": [phase],
+              "hyper_parameters": {"optimizer": {"class": "SGD"}},
+              "runner": [{"name": "learn", "class": "train", "epochs": 1}]}  # fmt: skip
+    (fault,) = check(config)
+    assert fault.message.startswith("Mine.check_loss_isfinite is called by nobody; nonfinite_patience says")
