@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import dis
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
@@ -88,7 +88,6 @@ def in_class(cls: type, base: str, remedies: Mapping[str, str]) -> list[str]:
     ]
 
 
-_LOADS = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"}
 _ANY = "*"
 """Stands for every name, where code makes one up."""
 
@@ -119,14 +118,15 @@ def _mentions(node: ast.AST, apart: Iterable[str]) -> Iterator[str]:
 
 
 def _names(thing: Any) -> Iterator[str]:
-    """The same of a function or class, from what it was compiled to."""
-    if isinstance(thing, type):
-        for each in vars(thing).values():
-            yield from _names(each) if not isinstance(each, type) else ()
+    """The same of a function or class, from what it was compiled to; global names are among them."""
+    for each in vars(thing).values() if isinstance(thing, type) else ():
+        yield from _names(each) if not isinstance(each, type) else ()
     code = thing if isinstance(thing, CodeType) else getattr(getattr(thing, "__func__", thing), "__code__", None)
     if isinstance(code, CodeType):
-        taken = [each.argval for each in dis.get_instructions(code) if each.opname in _LOADS]
-        texts = [each for each in code.co_consts if isinstance(each, str)]
-        yield from (*taken, *(texts if "getattr" in code.co_names else ()))
+        # The body of a class names what it defines.
+        yield from code.co_names if code.co_flags & inspect.CO_OPTIMIZED else ()
         for each in code.co_consts:
-            yield from _names(each) if isinstance(each, CodeType) else ()
+            if isinstance(each, CodeType):
+                yield from _names(each)
+            elif isinstance(each, str) and "getattr" in code.co_names:
+                yield each
