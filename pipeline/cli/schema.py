@@ -12,15 +12,33 @@ from pipeline.config.json_schema import document
 
 
 @click.command("schema", help=COMMANDS["schema"])
-@click.option("-o", "--output", metavar="FILE", help="Write it into a file, and say how a config names it.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Write it into a new file or over an older schema, and say how a config names it.",
+)
 def command(output: str | None) -> None:
     """On stdout, or into a file."""
     text = json.dumps(document(), indent=2)
     if output is None:
         click.echo(text)
         return
+    _refuse_another(Path(output))
     try:
         Path(output).write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
         raise click.UsageError(f"{output}: cannot be written: {error.strerror}; check the path") from error
     click.echo(f"{output} written; begin a config with: # yaml-language-server: $schema={output}", err=True)
+
+
+def _refuse_another(file: Path) -> None:
+    """Only a schema that this command has written is written anew."""
+    if not file.is_file():
+        return
+    try:
+        there = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        there = None
+    if not isinstance(there, dict) or there.get("title") != document()["title"]:
+        raise click.UsageError(f"{file}: exists already, and is no schema of ours; name another file, or remove it")

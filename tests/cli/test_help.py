@@ -54,6 +54,19 @@ def module_names() -> list[str]:
     return sorted(".".join(path.parts).removesuffix(".__init__") for path in paths)
 
 
+@pytest.mark.parametrize("name", ["click", "dataclasses", "difflib", "inspect"])
+def test_a_file_of_the_folder_where_one_stands_is_not_imported_in_the_place_of_what_we_need(name: str) -> None:
+    Path(f"{name}.py").write_text("raise SystemExit('the wrong one')", encoding="utf-8")
+    done = subprocess.run([sys.executable, "-m", "pipeline", "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_folder_that_is_gone_is_no_reason_to_fail() -> None:
+    command = f"cd {Path.cwd()} && rmdir {Path.cwd()} && {sys.executable} -m pipeline --help"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_help_names_every_command_with_what_it_does(pipeline: Call) -> None:
     done = pipeline("--help")
     listed = " ".join(done.stdout.partition("Commands:")[2].split())

@@ -46,6 +46,21 @@ def test_it_can_be_written_into_a_file_that_a_config_names(pipeline: Call) -> No
     assert done.stderr == "schema.json written; begin a config with: # yaml-language-server: $schema=schema.json\n"
 
 
+def test_a_schema_is_written_anew(pipeline: Call) -> None:
+    Path("schema.json").write_text(json.dumps({**document(), "properties": {}}), encoding="utf-8")
+    assert pipeline("schema", "-o", "schema.json").exit_code == 0
+    assert json.loads(Path("schema.json").read_text(encoding="utf-8")) == document()
+
+
+@pytest.mark.parametrize("text", ["runner: []\n", '{"title": "mine"}', "[]", "\xff"])
+def test_another_file_is_not_overwritten(pipeline: Call, text: str) -> None:
+    Path("config.yaml").write_text(text, encoding="latin-1")
+    done = pipeline("schema", "-o", "config.yaml")
+    assert done.exit_code == 2
+    assert "config.yaml: exists already, and is no schema of ours; name another file, or remove it" in done.stderr
+    assert Path("config.yaml").read_text(encoding="latin-1") == text
+
+
 def test_a_file_that_cannot_be_written_is_a_wrong_command_line(pipeline: Call) -> None:
     done = pipeline("schema", "-o", "nowhere/schema.json")
     assert done.exit_code == 2
