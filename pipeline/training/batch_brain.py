@@ -23,7 +23,7 @@ from pipeline.training.losses import Losses, named
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.optimize import close, optimize
 from pipeline.training.passes import Stage
-from pipeline.training.precision import autocast, scaler
+from pipeline.training.precision import autocast, in_autocast, outside_autocast, scaler
 from pipeline.training.run_options import RunOptions
 
 TRAIN = Stage.TRAIN
@@ -118,6 +118,7 @@ class BatchBrain:
         scalers = {window: scaler(self.options.precision, self.device) for window in windows}
         for each in self._optim_schedulers:
             each.guarded = patience is not None
+            each.under_autocast = False
             each.owns_all = trained <= set(each.parameters)
             each.scaler = each.scaler or (scalers[each.loss_name, each.accum_grad] if each.use_amp else None)
         if context is not None:
@@ -194,6 +195,9 @@ class BatchBrain:
         """
         if not self._optim_schedulers:
             self._untrained()
+        if self._train_autocast and not self.counts_batches and in_autocast(self.device):
+            with outside_autocast(self.device):
+                return BatchBrain.fit_batch(self, batch)
         samples = self.logged.samples = self._samples_of(batch) or uncountable(batch)
         if self.counts_batches:
             self.step += 1

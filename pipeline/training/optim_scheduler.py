@@ -52,6 +52,7 @@ class OptimScheduler(ABC):
         batches, samples: how many of each are in the open window.
         epoch, batch_samples: the epoch, from 0, and the samples of the batch that a run is at; for ``step``.
         scaler: scales the loss in fp16; None elsewhere.
+        under_autocast: whether autocast may be around the update that it is used in, which ``optimize`` then leaves.
         stepped: whether the scaler has made a step that it has not yet adapted to.
         weighted: whether the gradients of the open window are weighted by samples, for the sake of another scheduler.
         guarded: whether to look for losses that are not finite.
@@ -98,6 +99,7 @@ class OptimScheduler(ABC):
         self.guarded = True
         self.scaler: GradScaler | None = None
         self.weighted = self.stepped = False
+        self.under_autocast = True
         self.real_step = self.batches = self.samples = self.epoch = 0
         self.batch_samples = 1
         self.discards = False

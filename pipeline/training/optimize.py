@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError, one_of
 from pipeline.training.optim_scheduler import OptimScheduler
+from pipeline.training.precision import in_autocast, outside_autocast
 
 
 def optimize(
@@ -21,7 +22,7 @@ def optimize(
     *,
     last: bool = False,
 ) -> tuple[bool, bool]:
-    """One backward for each distinct loss, then the step of each scheduler whose window is full.
+    """One backward for each distinct loss, then the step of each scheduler whose window is full; outside of autocast.
 
     Args:
         losses: name -> scalar that is a mean over the samples of the batch; left as they are.
@@ -39,6 +40,9 @@ def optimize(
         ConfigError: two schedulers train the same parameter, or share a gradient scaler with windows of different lengths.
     """
     only, *others = optim_schedulers
+    if only.under_autocast and in_autocast(only.parameters[0].device):
+        with outside_autocast(only.parameters[0].device):
+            return optimize(losses, optim_schedulers, epoch, samples, last=last)
     if only.owns_all and not others:
         loss = losses[only.loss_name] if only.loss_name in losses else _missing(only.loss_name, losses)
         acts = only.step_per_update == 1 or only.acts()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch.amp import GradScaler
 
@@ -10,8 +13,13 @@ from pipeline.errors import ConfigError
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def autocast(precision: str, device: torch.device) -> torch.autocast | None:
+def autocast(precision: str, device: torch.device, *, steps: bool = False) -> torch.autocast | None:
     """What a forward pass is wrapped in: nothing at fp32.
+
+    Args:
+        precision: fp32, fp16 or bf16.
+        device: where it computes.
+        steps: whether weights change inside of the block, which then keeps none that it has cast.
 
     Raises:
         ConfigError: fp16 on a CPU, which has no kernels for it that would be worth it.
@@ -20,7 +28,27 @@ def autocast(precision: str, device: torch.device) -> torch.autocast | None:
         return None
     if precision == "fp16" and device.type == "cpu":
         raise ConfigError("precision fp16 needs a GPU, and the device is cpu; use bf16 or fp32")
-    return torch.autocast(device.type, dtype=DTYPES[precision])
+    return torch.autocast(device.type, dtype=DTYPES[precision], cache_enabled=False if steps else None)
+
+
+def in_autocast(device: torch.device) -> bool:
+    """Whether an autocast is around what is computed now."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+@contextmanager
+def outside_autocast(device: torch.device) -> Iterator[None]:
+    """A block that computes as if no autocast were around it.
+
+    An autocast inside of another keeps the weights that it has cast until the outer one is left: here they are forgotten,
+    those that an evaluation has cast without gradients before, and those that the block has cast before it changes them.
+    """
+    torch.clear_autocast_cache()
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.clear_autocast_cache()
 
 
 def scaler(precision: str, device: torch.device) -> GradScaler | None:

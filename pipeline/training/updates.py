@@ -45,7 +45,10 @@ class OwnUpdate:
         self.after = plain_callable(hooks, "after_batch") if hooks else None
         self.scheduled = False
         # One of its own: an updater may call the Brain's fit_batch, and the Brain's cannot be entered twice.
-        self.autocast = autocast(brain.options.precision, brain.device) or nullcontext()
+        around = autocast(brain.options.precision, brain.device, steps=True)
+        for each in brain.optim_schedulers:
+            each.under_autocast = bool(around)
+        self.autocast = around or nullcontext()
 
     def __call__(self, batch: Any) -> None:
         """Train on a batch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 
-from pipeline import Brain, Stage
+from pipeline import Brain, GeneralTrainer, OptimScheduler, Stage, UpdaterBase
 from pipeline.context import Context
 from pipeline.errors import ConfigError
 from pipeline.training.precision import autocast, scaler
+from pipeline.training.schedules import Constant
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Context]
@@ -172,3 +173,147 @@ def test_autocast_is_of_the_device_and_the_format() -> None:
     assert (made.device, made.fast_dtype) == ("cpu", torch.bfloat16)
     with pytest.raises(ConfigError, match="precision fp16 needs a GPU, and the device is cpu; use bf16 or fp32"):
         autocast("fp16", CPU)
+
+
+class Model(Brain):
+    """A linear model that notes, as (moment, whether autocast is on, dtype), what happens around it."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__({"net": nn.Linear(3, 1)})
+        self.seen: list[tuple[str, bool, torch.dtype]] = []
+        self.losses: list[float] = []
+
+    def note(self, moment: str, dtype: torch.dtype = FP32) -> None:
+        self.seen.append((moment, torch.is_autocast_enabled("cpu"), dtype))
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Tensor:
+        predictions: Tensor = self.modules.net(batch[0])
+        self.note("forward", predictions.dtype)
+        if predictions.requires_grad:
+            predictions.register_hook(lambda gradient: self.note("backward", gradient.dtype))
+        return predictions
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
+        loss = mse(predictions, batch[1])
+        self.losses.append(loss.item())
+        return loss
+
+    def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
+        self.note("start")
+
+    def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Tensor, should_step: bool) -> None:
+        self.note("end")
+
+
+class Watched(SGD):
+    """An optimizer that notes whether autocast is on at its step."""
+
+    on: ClassVar[list[bool]] = []
+
+    def step(self, *arguments: Any) -> Any:
+        self.on.append(torch.is_autocast_enabled("cpu"))
+        return super().step(*arguments)
+
+
+class Repeated(UpdaterBase):
+    """Takes several steps on a batch: by the Brain, by a scheduler (its own, or the phase's), or with an optimizer."""
+
+    def __init__(self, brain: Model, optim_schedulers: dict[str, OptimScheduler], way: str, times: int) -> None:
+        super().__init__()
+        self.brain, self.times = brain, times
+        self.optimizer = Watched(brain.modules.parameters(), 0.1)
+        own = Constant(Watched, {"lr": 0.1}, brain.modules)
+        self.scheduler = own if way == "own scheduler" else optim_schedulers["main"]
+        self.step = {"brain": brain.fit_batch, "optimizer": self.by_optimizer}.get(way, self.by_scheduler)
+
+    def update(self, batch: Any) -> None:
+        for _ in range(self.times):
+            self.step(batch)
+
+    def loss(self, batch: Any) -> Tensor:
+        return self.brain.compute_objectives(self.brain.compute_forward(batch, Stage.TRAIN), batch, Stage.TRAIN)
+
+    def by_scheduler(self, batch: Any) -> Any:
+        self.scheduler.step({"loss": self.loss(batch)})
+
+    def by_optimizer(self, batch: Any) -> Any:
+        self.optimizer.zero_grad()
+        torch.autograd.backward(self.loss(batch))
+        self.optimizer.step()
+
+
+class Twice(Model):
+    """Takes two steps on a batch in a fit_batch of its own."""
+
+    def fit_batch(self, batch: Any) -> Tensor:
+        super().fit_batch(batch)
+        with torch.no_grad():
+            self.evaluate_batch(batch, Stage.VALID)
+        return super().fit_batch(batch)
+
+
+def repeated(config: Config, way: str, times: int, precision: str) -> Model:
+    """A model that was trained with ``times`` steps on each of 10 samples' 3 batches, in 2 epochs."""
+    Watched.on.clear()
+    chosen = config(precision=precision, grad_clip=1.0)
+    chosen["hyper_parameters"]["optimizer"]["class"] = Watched
+    chosen["phase"] = [{"name": "line", "model": Model, "dataset_name": "data"}]
+    chosen["phase"][0]["updater"] = {"class_path": Repeated, "args": {"way": way, "times": times}}
+    brain: Model = GeneralTrainer(chosen).run()["model"]["line"]["brain"]
+    return brain
+
+
+def steps_by_hand(loader: Any, times: int, precision: str, clip: float) -> tuple[nn.Linear, list[float]]:
+    """The model and the loss at each step of torch's own loop, in 2 epochs with ``times`` steps on each batch."""
+    torch.manual_seed(0)
+    model, losses = nn.Linear(3, 1), []
+    optimizer = SGD(model.parameters(), 0.1)
+    for inputs, target in [batch for batch in list(loader) * 2 for _ in range(times)]:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", BF16, enabled=precision == "bf16"):
+            loss = mse(model(inputs), target)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        losses.append(loss.item())
+    return model, losses
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("way", ["brain", "scheduler", "own scheduler", "optimizer"])
+def test_each_step_on_a_batch_sees_the_weights_of_the_one_before(
+    config: Config, make_table: Any, way: str, times: int, precision: str
+) -> None:
+    brain = repeated(config, way, times, precision)
+    clip = 1e9 if way == "optimizer" else 1.0
+    model, losses = steps_by_hand(DataLoader(make_table(10), batch_size=4), times, precision, clip)
+    assert brain.losses == losses
+    assert all(map(torch.equal, brain.modules.net.parameters(), model.parameters()))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_fit_batch_of_its_own_that_takes_two_steps_sees_the_weights_of_the_first(
+    config: Config, run: Run, make_table: Any, precision: str
+) -> None:
+    chosen = config(precision=precision, eval_precision=precision)
+    data = {"dataset_name": "data", "valid_dataset_name": "data"}
+    chosen["phase"] = [{"name": "line", "model": Twice, **data}]
+    brain = run(chosen)["model"]["line"]["brain"]
+    model, losses = steps_by_hand(DataLoader(make_table(10), batch_size=4), 2, precision, 1e9)
+    trained = brain.losses[:9] + brain.losses[12:21]
+    assert [loss for number, loss in enumerate(trained) if number % 3 != 1] == losses
+    assert all(map(torch.equal, brain.modules.net.parameters(), model.parameters()))
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", FP32), ("bf16", BF16)])
+@pytest.mark.parametrize("way", ["brain", "scheduler", "own scheduler"])
+def test_autocast_is_around_what_is_computed_and_around_nothing_else(
+    config: Config, way: str, precision: str, dtype: torch.dtype
+) -> None:
+    brain = repeated(config, way, 2, precision)
+    computed = [("forward", dtype is BF16, dtype), ("backward", False, dtype)]
+    told = [("start", False, FP32), *computed, ("end", False, FP32)]
+    assert brain.seen == (told if way == "brain" else computed) * 12
+    assert Watched.on == [False] * 12
