@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -243,7 +244,10 @@ class BatchBrain:
     def evaluated(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
         """Predictions and losses of one batch; from a subclass with its own ``evaluate_batch``, the loss alone."""
         if not self.gives_predictions:
-            return None, named(self.evaluate_batch(batch, stage), f"{self._where}evaluate_batch")
+            # One of its own: it may call the method that it replaces, and that one's cannot be entered twice.
+            with autocast(self.options.eval_precision, self.device) or nullcontext():
+                returned = self.evaluate_batch(batch, stage)
+            return None, named(returned, f"{self._where}evaluate_batch")
         return self._evaluated(batch, stage)
 
     def _evaluated(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:

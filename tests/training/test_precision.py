@@ -112,6 +112,17 @@ def test_a_run_validates_in_its_eval_precision(config: Config, run: Run) -> None
     assert brain.seen == [("TRAIN", FP32, False)] * 3 + [("VALID", BF16, True)] * 3
 
 
+def test_an_evaluate_batch_of_its_own_computes_in_the_eval_precision_too(make_table: Any) -> None:
+    class Own(Watching):
+        def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
+            return super().evaluate_batch(batch, stage) + mse(self.compute_forward(batch, stage), batch[1])
+
+    brain = Own(run_opts={"eval_precision": "bf16"})
+    brain.evaluate(DataLoader(make_table(4), batch_size=2))
+    assert brain.seen == [("TEST", BF16, True)] * 4
+    assert not torch.is_autocast_enabled("cpu")
+
+
 def test_an_infer_runner_computes_in_its_eval_precision(config: Config, run: Run) -> None:
     chosen = config()
     chosen["runner"] += [{"name": "infer", "class": "infer", "device": "cpu", "eval_precision": "bf16"}]
