@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pipeline import class_path, discovery, plugin_hooks
-from pipeline.checks import stage_check, swap_report
+from pipeline.checks import stage_check, stage_methods, swap_report
 from pipeline.checks.data_flow import DataFlow
 from pipeline.checks.experiment_check import check_experiment, experiment_of, with_experiment
 from pipeline.checks.flow_check import FlowCheck, is_untouched, runs_in_order
@@ -174,9 +174,21 @@ class _RunnerCheck:
         flow = flow_check.flow({**definitions, "runner": None} if experiment else definitions, plugins, facts)
         if experiment:
             flow = with_experiment(flow, definitions["runner"])
-        if in_order and runs_in_order(self.runner):
+        in_order = in_order and runs_in_order(self.runner)
+        if in_order:
             flow_check.faults(flow)
+        for stage, definition in definitions.items():
+            if definition and not is_untouched(self.runner, stage):
+                self.methods(stage, definition, in_order=in_order)
         return flow
+
+    def methods(self, stage: str, definition: source.Definition, *, in_order: bool) -> None:
+        """What the methods of a stage of the user's call, and whether somebody calls them."""
+        for message in stage_methods.wrong_supers(definition):
+            self.add(f"{stage}_class_path", message)
+        # A trainer of the user's own may call other methods.
+        for message in stage_methods.uncalled(definition, stage, self.inspection.modules.values()) if in_order else ():
+            self.add(f"{stage}_class_path", message)
 
     def add(self, key: str, message: str) -> None:
         """A fault at one of the runner's keys, or at the runner where the key is not written."""

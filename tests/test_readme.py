@@ -24,6 +24,7 @@ from torch.utils.data import TensorDataset
 from pipeline import Brain, GeneralTrainer, RunOptions, hookspecs
 from pipeline.checks.scheduler_check import schedule_name
 from pipeline.cli import COMMANDS, group
+from pipeline.cli.new import KINDS
 from pipeline.config.aliases import RUNNER_ALIASES
 from pipeline.config.schema import ConfigSchema, DatasetSchema, PhaseSchema, RunnerSchema
 from pipeline.context import KEYS
@@ -158,7 +159,7 @@ def test_the_example_fault_is_what_check_prints(workspace: Workspace, monkeypatc
 
 def test_the_example_stage_and_plugin_work(linear: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stage, plugin = (block for block in blocks("python") if block.startswith("# "))
-    (linear.parent / "startup.py").write_text(stage.replace('"ctr"', '"line"'), encoding="utf-8")
+    (linear.parent / "startup.py").write_text(stage, encoding="utf-8")
     (linear.parent / "my_plugin.py").write_text(plugin, encoding="utf-8")
     swapped = next(yaml.safe_load(block) for block in blocks("yaml") if "startup_class_path" in block)
     path = swapped["runner"][0]["startup_class_path"]
@@ -168,6 +169,21 @@ def test_the_example_stage_and_plugin_work(linear: Path, capsys: pytest.CaptureF
     ]
     GeneralTrainer(linear, overrides).run()
     assert re.search(r"^1 \{'line': \{'loss': ", capsys.readouterr().out, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_example_stage_works_in_what_new_writes(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / kind
+    assert CliRunner().invoke(group, ["new", str(folder), "--kind", kind]).exit_code == 0
+    stage = next(block for block in blocks("python") if block.startswith("# startup.py"))
+    text = stage.replace("weight.data.zero_()", 'weight.data.zero_()\n                    context["zeroed"] = name')
+    (folder / "startup.py").write_text(text, encoding="utf-8")
+    line = next(block.splitlines()[-1] for block in blocks("yaml") if "startup_class_path" in block)
+    config = (folder / "config.yaml").read_text(encoding="utf-8")
+    (folder / "config.yaml").write_text(config.replace("    class: train\n", f"    class: train\n{line}\n"), "utf-8")
+    trainer = GeneralTrainer(folder / "config.yaml", ["mode=train_runner", "runner.train_runner.debug=true"])
+    trainer.run()
+    assert dict.get(trainer.contexts["train_runner"], "zeroed", "").endswith("" if kind == "experiment" else "bias")
 
 
 def test_the_examples_are_all_listed() -> None:

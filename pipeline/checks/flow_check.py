@@ -64,20 +64,40 @@ class FlowCheck:
         arguments = plain(self.runner, f"{stage}_args")
         found = contracts.flow_of_stage(definition, stage, arguments if isinstance(arguments, dict) else {}, facts)
         custom = not is_untouched(self.runner, stage)
+        if stage == "network" and not custom:
+            found = self.with_names(found, facts)
         if stage == "runner" and "Runner.run" in found.runs and not (custom and facts.get("is_infer")):
             needs = [use for use in self.needs(definition.place, facts) if _is_as_found(use.path, found)]
             found = replace(found, uses=(*found.uses, *needs))
         broken = contracts.broken(definition, stage, found) if custom else []
         return StageFlow(stage, definition, found, custom, tuple(broken))
 
+    def with_names(self, flow: Flow, facts: Mapping[str, bool]) -> Flow:
+        """What the default network does, under the names of the phases and datasets that the config has."""
+        chosen, section = plain(self.runner, "phases"), self.inspection.section("dataset")
+        wanted = {each for name in self.phases if facts for each in self.datasets(name, facts)}
+        if not facts or not wanted <= set(section) or (chosen and not set(chosen) <= set(self.phases)):
+            return flow
+        names = {"model": list(self.phases), "dataset": sorted(wanted)}
+
+        def named(path: Path) -> list[Path]:
+            return [(path[0], each, *path[2:]) for each in names[path[0]]] if path[0] in names and path[1:] else [path]
+
+        uses = [replace(use, path=path) for use in flow.uses for path in named(use.path)]
+        return replace(flow, uses=tuple(uses), opaque=frozenset(path for each in flow.opaque for path in named(each)))
+
+    def datasets(self, phase: str, facts: Mapping[str, bool]) -> list[str]:
+        """The names of the datasets that the default network builds for a phase."""
+        data = ("valid_dataset_name", "dataset_name")
+        named = [each for key in data if isinstance(each := plain(self.phases[phase], key), str)]
+        return named[:1] if facts["is_infer"] else named
+
     def needs(self, place: str, facts: Mapping[str, bool]) -> Iterator[Use]:
         """What the default runner takes out of ``model`` and ``dataset`` for each phase, which the config names."""
-        for name, phase in self.phases.items() if "is_infer" in facts else ():
+        for name in self.phases if "is_infer" in facts else ():
             keys = EVALUATED if facts["is_infer"] else TRAINED
-            data = ("valid_dataset_name", "dataset_name")
-            named = [each for key in data if isinstance(each := plain(phase, key), str)]
             paths: list[Path] = [("model", name, key) for key in keys]
-            paths += [("dataset", each) for each in (named[:1] if facts["is_infer"] else named)]
+            paths += [("dataset", each) for each in self.datasets(name, facts)]
             yield from (Use(path, "read", place, sure=True) for path in paths)
 
     def faults(self, flow: DataFlow) -> None:

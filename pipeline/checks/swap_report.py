@@ -8,12 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pipeline.checks.data_flow import DataFlow, StageFlow, default_definition
 from pipeline.checks.stage_check import parameters_given
 from pipeline.context import KEYS
-from pipeline.errors import nearest
 from pipeline.source_code import classes, source
 from pipeline.stages.base import METHODS
-
-_OPTIONAL = {"terminal": ("abort",)}
-"""Methods that a stage may have without a base class having them."""
 
 
 def text(flows: Mapping[str, DataFlow]) -> str:
@@ -98,11 +94,6 @@ def _methods(stage: StageFlow) -> Iterator[str]:
     if inherits is False:
         left = sorted(name for name in expected - there if not name.startswith("_"))
         yield f"derives from the base, not from the default{f': does not have {_listed(left)}' if left else ''}"
-    for name, node in own.items():
-        known = (expected | set(_OPTIONAL.get(stage.stage, ()))) - set(own)
-        near = nearest(name, known) if name not in expected and not name.startswith("_") else ""
-        if near and not _is_called(name, above):
-            yield f"def {name} ({stage.definition.module.file.name}:{node.lineno}) is called by nobody{near}"
 
 
 def _and_writes(stage: StageFlow) -> str:
@@ -122,9 +113,3 @@ def _calls_super(node: source.FunctionNode, method: str) -> bool:
     """Whether ``super().method(…)`` or ``Base.method(self, …)`` stands in it."""
     calls = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
     return any(isinstance(call, ast.Attribute) and call.attr == method for call in calls)
-
-
-def _is_called(name: str, above: Iterable[source.Definition]) -> bool:
-    """Whether any of the classes uses a method of this name."""
-    nodes = (node for each in above for node in ast.walk(each.node))
-    return any(isinstance(node, ast.Attribute) and node.attr == name for node in nodes)

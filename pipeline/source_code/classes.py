@@ -129,7 +129,7 @@ def methods(definition: source.Definition) -> dict[str, source.FunctionNode]:
     }
 
 
-def _bound(definition: source.Definition) -> set[str]:
+def own_names(definition: source.Definition) -> set[str]:
     """The names that a class itself defines in whatever way."""
     assert isinstance(definition.node, ast.ClassDef)
     return {name for statement, _ in source.top_level(definition.node.body) for name in source.bound_names(statement)}
@@ -142,8 +142,8 @@ def abstract_methods(definition: source.Definition) -> list[str]:
         return []
     left: list[str] = []
     for each in reversed(above):
-        bound = _bound(each)
-        left = [name for name in left if name not in bound]
+        own = own_names(each)
+        left = [name for name in left if name not in own]
         for name, node in methods(each).items():
             if any("abstractmethod" in ast.unparse(decorator) for decorator in node.decorator_list):
                 left.append(name)
@@ -161,7 +161,7 @@ def undefined(definition: source.Definition, names: Sequence[str], base: str = "
     text = "".join(each.module.file.read_text(encoding="utf-8", errors="replace") for each in own)
     if re.search(r"setattr|__getattr|__dict__|vars\(", text):
         return []
-    left = [name for name in names if not any(name in _bound(each) for each in own)]
+    left = [name for name in names if not any(name in own_names(each) for each in own)]
     # `self.compute = …` defines it as well.
     return [name for name in left if not re.search(rf"\.{name}\b(?!\s*\()", text)]
 
@@ -179,7 +179,7 @@ def parameters(definition: source.Definition) -> Parameters | None:
         if constructor:
             return None if constructor.decorator_list else _parameters(constructor, each.module, skip=1)
         # A base that cannot be read may come before the next.
-        if not complete or "__init__" in _bound(each):
+        if not complete or "__init__" in own_names(each):
             return None
     return Parameters((), (), any_name=False)
 

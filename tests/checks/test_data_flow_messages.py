@@ -67,6 +67,11 @@ MESSAGES: list[tuple[dict[str, str], str]] = [
      "startup (your_startup.py:3) writes it, but comes later or not at all: write it before, or read it there")),
     ({"startup": "del context['model']", "runner": "context['model']"},
      "runner (your_runner.py:5) reads context['model'], which startup (your_startup.py:3) removes; leave it there, or write it again"),
+    # The config names no such phase or dataset.
+    ({"startup": "context['model']['lien']"},
+     f"startup (your_startup.py:5) reads context['model']['lien']; network ({DEFAULT}) writes context['model'] without it; did you mean 'line'?"),
+    ({"startup": "context['model']['line']['model']; context['dataset']['x']"},
+     f"startup (your_startup.py:5) reads context['dataset']['x']; network ({DEFAULT}) writes context['dataset'] without it; it has train_data"),
     # It lacks a key of its own.
     ({"network": "context['model'] = {'line': {'model': 1, 'brain': 2}}", "runner": "context['model']['line']['updater']"},
      ("runner (your_runner.py:5) reads context['model']['line']['updater']; "
