@@ -122,7 +122,7 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
     stage_classes = {runner.name: stage_classes_of(config, runner) for runner in config.runners}
     discovery.load(config.tree, config.workspace)
     with _output_dir(config) as output_dir:
-        earlier = reopened(output_dir, config.name, resume)
+        earlier = reopened(output_dir, config, resume)
         directory = earlier.directory if earlier else RunDirectory.new(output_dir, config.name)
         with directory.locked(), log.to_file(directory.path / "log.txt", rank=0):
             record = _record(config, directory, devices)
@@ -154,7 +154,7 @@ def _record(config: Config, directory: RunDirectory, devices: Mapping[str, torch
     hardware = {**launch.hardware(), "devices": {name: str(each) for name, each in devices.items()}}
     return RunRecord(
         yaml_text.dump(_writable(config.plain(expanded=False))),
-        run_record.command(config.path, config.workspace, config.overrides),
+        run_record.command(config.path, config.settings.name, config.workspace, config.overrides),
         run_record.environment(directory, config.workspace, hardware),
         config.swaps or "every stage is the default\n",
         run_record.sources(config.sources, config.workspace),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from io import FileIO
@@ -19,6 +19,8 @@ from pipeline.storage import storing
 _STAMP = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 _KEPT = ("config.yaml", "command.txt", "environment.json", "status.json")
 """By one of these, and its lock, a run directory is known: if one is damaged, there are the others."""
+MADE_BY = "made_by.txt"
+"""Names the command that made the run for a purpose of its own; there is none where a user did."""
 
 
 class RunDirectory:
@@ -48,23 +50,27 @@ class RunDirectory:
         return directory
 
     @classmethod
-    def newest(cls, output_dir: Path, config_name: str) -> RunDirectory | None:
-        """The one of the last run of a config, at which ``latest`` points then; None: it was never run.
+    def newest(
+        cls, output_dir: Path, config_name: str, wanted: Callable[[Path], bool] = Path.is_dir
+    ) -> RunDirectory | None:
+        """The newest run directory under a config's name, of those that are wanted; None: there is none.
+
+        What ``latest`` points at is the newest, else the names tell; then it points at that again.
 
         Raises:
             StorageError: the storage refuses.
         """
         parent = output_dir.resolve() / config_name
-        newest = (parent / "latest").resolve()
-        if newest.parent == parent and newest.is_dir():
-            return cls(newest)
-        # Somebody has removed the link, or a run was killed before it had one; the names tell the second.
-        found = sorted(each for each in parent.glob("*") if _STAMP.fullmatch(each.name) and not each.is_symlink())
-        if not found:
-            return None
-        with storing(parent):
-            _point(parent / "latest", found[-1].name)
-        return cls(found[-1])
+        by_name = [each for each in parent.glob("*") if _STAMP.fullmatch(each.name) and not each.is_symlink()]
+        found = sorted(by_name, reverse=True)
+        latest = (parent / "latest").resolve()
+        if latest.parent == parent and latest.is_dir():
+            found.insert(0, latest)
+        elif found:
+            # Somebody has removed the link, or a run was killed before it had one.
+            with storing(parent):
+                _point(parent / "latest", found[0].name)
+        return next((cls(each) for each in found if wanted(each)), None)
 
     @classmethod
     def at(cls, path: Path) -> RunDirectory:

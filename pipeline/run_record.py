@@ -84,15 +84,23 @@ class RunRecord:
                 _copy(file, directory.path / kept)
 
 
-def command(config: Path | None, workspace: Path | None, overrides: Sequence[str] = ()) -> dict[str, str]:
-    """The ``command`` of a record."""
+def command(
+    config: Path | None, name: str | None, workspace: Path | None, overrides: Sequence[str] = ()
+) -> dict[str, str]:
+    """The ``command`` of a record; ``name``: the one that the config gives itself."""
     return {
         "command": shlex.join(sys.argv),
         "folder": os.getcwd(),
         "config": str(config and config.resolve()),
+        "name": name or "",
         "workspace": str(workspace),
         "overrides": json.dumps(list(overrides)),
     }
+
+
+def parsed_command(text: str) -> dict[str, str]:
+    """The ``command`` of a record, from its ``command.txt``; what a command line of several lines adds comes first."""
+    return {name: value for name, colon, value in (line.partition(": ") for line in text.split("\n")) if colon}
 
 
 def environment(directory: RunDirectory, workspace: Path | None, hardware: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,8 +31,8 @@ class GeneralTrainer:
     Args:
         config: the path of a YAML file, or a dict; in a dict a class may stand wherever a class path may.
         overrides: ``"runner.train_runner.epochs=3"`` and the like.
-        resume: ``auto`` goes on with the newest run of this config, a path with the run in that directory; ``never``
-            begins a new one.
+        resume: ``auto`` goes on with the newest run of this very config file, or of the ``name`` that the config gives
+            itself, by which alone a dict is known; a path with the run in that directory; ``never`` begins a new one.
 
     Attributes:
         config: the resolved config.

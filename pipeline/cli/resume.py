@@ -16,6 +16,7 @@ from pipeline.cli import COMMANDS
 from pipeline.cli.run import run
 from pipeline.errors import ExitCode
 from pipeline.resuming.reopening import parts
+from pipeline.run_record import parsed_command
 
 
 class Begun(NamedTuple):
@@ -49,8 +50,7 @@ def _begun(run_dir: Path) -> Begun:
     """What ``command.txt`` says."""
     file = run_dir / "command.txt"
     try:
-        lines = [line.partition(": ") for line in file.read_text("utf-8", "surrogateescape").split("\n")]
-        told = {name: value for name, colon, value in lines if colon}
+        told = parsed_command(file.read_text("utf-8", "surrogateescape"))
         begun = Begun(told["folder"], told["config"], told["workspace"], _words(told["overrides"]))
     except KeyError as error:
         raise click.UsageError(f"{file}: has no {error.args[0]}; {_by_hand(run_dir)}") from error

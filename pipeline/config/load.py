@@ -63,7 +63,9 @@ class Config:
 
     @property
     def name(self) -> str:
-        """The file's stem, or its folder's name for ``config.yaml``; ``config`` for a dict."""
+        """``name``, else the file's stem, or its folder's name for ``config.yaml``; ``config`` for a dict."""
+        if self.settings.name is not None:
+            return self.settings.name
         if self.path is None:
             return "config"
         return self.path.resolve().parent.name if self.path.name == "config.yaml" else self.path.stem

@@ -224,6 +224,9 @@ class RunnerSchema(_Section):
 class ConfigSchema(_Section):
     """The config."""
 
+    name: Name | None = Field(
+        None, description="the config's name; default: its file's, or its folder's for `config.yaml`"
+    )
     workspace: str | None = Field(None, description="folder that {workspace} stands for; default: the config's own")
     mode: Names | None = Field(None, description="the runners to run, in order; null is all")
     output_dir: str = Field("runs", description="where run directories go, relative to where the command runs")

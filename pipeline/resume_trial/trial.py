@@ -16,6 +16,7 @@ from pipeline.config import yaml_text
 from pipeline.config.load import Config
 from pipeline.errors import ConfigError, ExitCode, PipelineError
 from pipeline.resume_trial.witness import ORDERS, Orders
+from pipeline.resuming.reopening import NEVER
 from pipeline.run_directory import RunDirectory
 
 WITNESS = "pipeline.resume_trial.witness:Witness"
@@ -103,7 +104,7 @@ class Trial:
             ChildError: it failed.
         """
         notes = self.folder / "straight.jsonl"
-        code = self._run("straight", "never", notes)
+        code = self._run("straight", NEVER, notes)
         if code:
             raise ChildError(f"{self.config.path}: the straight run left with {_left(code)}; mend that first", code)
         return Ended(self._directory("straight"), [notes])
@@ -117,15 +118,19 @@ class Trial:
         done: list[Kill] = []
         notes = [self.folder / f"interrupted-{count}.jsonl" for count in range(len(kills) + 1)]
         for (runner, at), each in zip(kills, notes[:-1], strict=True):
-            code = self._run("interrupted", "auto" if done else "never", each, runner, at)
+            code = self._run("interrupted", self._resume(done), each, runner, at)
             if code != -signal.SIGKILL:
                 what = f"was to be killed in {runner} after iteration {at}, and left with {_left(code)} before"
                 raise ChildError(f"{self.config.path}: the interrupted run {what}; it is not the straight one", code)
             done.append(Kill(runner, at, last_step(self._directory("interrupted"), runner)))
-        code = self._run("interrupted", "auto", notes[-1])
+        code = self._run("interrupted", self._resume(done), notes[-1])
         if code:
             raise ChildError(f"{self.config.path}: the run that was resumed left with {_left(code)}; see above", code)
         return Ended(self._directory("interrupted"), notes, done)
+
+    def _resume(self, kills: Sequence[Kill]) -> str:
+        """What the next process of the run that is interrupted is to do."""
+        return str(self._directory("interrupted")) if kills else NEVER
 
     def _run(self, name: str, resume: str, notes: Path, runner: str | None = None, at: int = 0) -> int:
         """One process of one of the two; what it left with, or the negative signal."""

@@ -15,6 +15,7 @@ from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.context import Context
 from pipeline.hookspecs import hookimpl
 from pipeline.resume_trial.digest import digest
+from pipeline.run_directory import MADE_BY
 
 ORDERS = "PIPELINE_RESUME_TEST"
 """The environment variable that says, as JSON, what a process is to do: the plugin itself is the same in all of them."""
@@ -44,7 +45,8 @@ class Witness:
 
     @hookimpl
     def before_pipeline(self, context: Context) -> None:
-        """Open the file, and have the counters of the run watched."""
+        """Open the file, have the counters of the run watched, and mark the run as one that nobody else goes on with."""
+        (context["run_dir"] / MADE_BY).write_text("resume-test\n", encoding="utf-8")
         record = Path(self.orders.record)
         # Line by line, so that what was noted before a kill is there.
         self.file = context["resources"].enter_context(record.open("a", buffering=1, encoding="utf-8"))

@@ -16,7 +16,7 @@ from pipeline.config.tree import Origin
 from pipeline.config.yaml_text import MAX_BYTES, brief
 from pipeline.errors import CheckpointError, ConfigError, StorageError
 from pipeline.run_directory import RunDirectory
-from pipeline.run_record import RunRecord
+from pipeline.run_record import RunRecord, parsed_command
 
 MOST_LINES = 20
 """So many lines are told of a file, or of the config."""
@@ -56,9 +56,9 @@ def changes(directory: RunDirectory, now: RunRecord) -> Changes:
     _compare_environment(directory, now, found)
     _compare_sources(directory, now, found)
     # Told already, or of no weight: the command line itself may be another each time.
-    if _command(directory) != {**now.command, "command": ""}:
+    if {**command(directory.path), "command": ""} != {**now.command, "command": ""}:
         found.files.add(Path("command.txt"))
-    if _text(directory, Path("swaps.txt")) != now.swaps:
+    if _text(directory.path / "swaps.txt") != now.swaps:
         found.files.add(Path("swaps.txt"))
     return found
 
@@ -103,7 +103,7 @@ def _by_plugin(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 def _compare_config(directory: RunDirectory, now: RunRecord, found: Changes) -> None:
     file = Path("config.yaml")
     try:
-        before, plugins = _by_plugin(_parsed(_read(directory, file)))
+        before, plugins = _by_plugin(_parsed(_read(directory.path / file)))
     except _UNREADABLE as error:
         found.unreadable(file, error)
         return
@@ -119,7 +119,7 @@ def _compare_config(directory: RunDirectory, now: RunRecord, found: Changes) -> 
 def _compare_environment(directory: RunDirectory, now: RunRecord, found: Changes) -> None:
     file = Path("environment.json")
     try:
-        before = json.loads(_read(directory, file))
+        before = json.loads(_read(directory.path / file))
         kept, present = ({name: each.get(name) for name in _COMPARED} for each in (before, _plain(now.environment)))
         found.add(file, "the environment is not as it was:", list(differences(kept, present)))
     except (*_UNREADABLE, AttributeError) as error:
@@ -157,22 +157,21 @@ def _kept_sources(directory: RunDirectory) -> set[Path]:
     return {path.relative_to(directory.path) for path in kept if path.is_symlink() or not path.is_dir()}
 
 
-def _command(directory: RunDirectory) -> dict[str, str]:
-    """The lines of ``command.txt``, but for the command line itself."""
-    lines = [line.split(": ", 1) for line in _text(directory, Path("command.txt")).splitlines()]
-    return {**{line[0]: line[1] for line in lines if len(line) == 2}, "command": ""}
+def command(run_dir: Path) -> dict[str, str]:
+    """What a run directory's ``command.txt`` says; nothing where it cannot be read."""
+    return parsed_command(_text(run_dir / "command.txt"))
 
 
-def _text(directory: RunDirectory, file: Path) -> str:
+def _text(path: Path) -> str:
     try:
-        return _read(directory, file)
+        return _read(path)
     except _UNREADABLE:
         return ""
 
 
-def _read(directory: RunDirectory, file: Path) -> str:
-    """A small file of the run directory: no link is followed, and no pipe waited for."""
-    return regular.content_of(directory.path / file, MAX_BYTES).decode("utf-8", "surrogateescape")
+def _read(path: Path) -> str:
+    """A small file of a run directory: no link is followed, and no pipe waited for."""
+    return regular.content_of(path, MAX_BYTES).decode("utf-8", "surrogateescape")
 
 
 def _parsed(text: str) -> Any:

@@ -10,12 +10,13 @@ from typing import NamedTuple
 from loguru import logger
 
 from pipeline.checkpoint import names
+from pipeline.config.load import Config
 from pipeline.errors import ConfigError
 from pipeline.resuming.before import Before
-from pipeline.resuming.changes import changes
+from pipeline.resuming.changes import changes, command
 from pipeline.resuming.rewinding import rewind
 from pipeline.resuming.standing import is_done
-from pipeline.run_directory import RunDirectory
+from pipeline.run_directory import MADE_BY, RunDirectory
 from pipeline.run_record import RunRecord
 
 NEVER, AUTO = "never", "auto"
@@ -33,12 +34,12 @@ class Earlier(NamedTuple):
     checkpoint: Path | None = None
 
 
-def reopened(output_dir: Path, config_name: str, resume: str | Path) -> Earlier | None:
+def reopened(output_dir: Path, config: Config, resume: str | Path) -> Earlier | None:
     """The run that is to go on; None for a new one.
 
     Args:
         output_dir: where run directories are.
-        config_name: whose runs they are.
+        config: what is to be run.
         resume: ``never``, ``auto``, the path of a run directory, or of a checkpoint in one.
 
     Raises:
@@ -53,10 +54,46 @@ def reopened(output_dir: Path, config_name: str, resume: str | Path) -> Earlier 
             there = ", ".join(path.name for path in names.committed(checkpoint.parent)) or "none"
             raise ConfigError(f"{checkpoint}: there is no such checkpoint; there are: {there}")
         return Earlier(directory, checkpoint)
-    newest = RunDirectory.newest(output_dir, config_name)
+    newest = RunDirectory.newest(output_dir, config.name, lambda run_dir: _is_run_of(config, run_dir))
     if newest is None:
-        logger.info(f"{output_dir / config_name}: there is no run to go on with; beginning one")
+        _tell_why_none(output_dir, config)
     return Earlier(newest) if newest else None
+
+
+def _is_run_of(config: Config, run_dir: Path) -> bool:
+    """Whether a user has made a run with this very config file, or with a config of the same ``name``."""
+    said, name = command(run_dir), config.settings.name
+    of_file = config.path is not None and said.get("config") == str(config.path.resolve())
+    return (of_file or (name is not None and said.get("name") == name)) and not (run_dir / MADE_BY).exists()
+
+
+def _tell_why_none(output_dir: Path, config: Config) -> None:
+    """Say why a new run is begun: there is none of this config, or its file was elsewhere then."""
+    if config.path is None and config.settings.name is None:
+        logger.warning("a config from Python is known by its `name:` alone, and this one has none; beginning a new run")
+        return
+    other = RunDirectory.newest(output_dir, config.name, _has_lost_its_config)
+    other = other or RunDirectory.newest(output_dir, config.name)
+    if other is None:
+        logger.info(f"{output_dir / config.name}: there is no run to go on with; beginning one")
+        return
+    remedy = f"to go on with it, name it in the place of {AUTO}: {other.path}"
+    logger.warning(f"{other.path}: {_whose(other.path)}, so it is none of this config; beginning a new run; {remedy}")
+
+
+def _has_lost_its_config(run_dir: Path) -> bool:
+    """Whether the config file of a run is not where it was: its folder may have been moved."""
+    path = command(run_dir).get("config", "None")
+    return path != "None" and not os.path.exists(path)
+
+
+def _whose(run_dir: Path) -> str:
+    """What a run is one of, in words."""
+    if (run_dir / MADE_BY).exists():
+        return "was made by resume-test"
+    path = command(run_dir).get("config", "a config that its command.txt does not name")
+    lost = ", which is not there any more" if _has_lost_its_config(run_dir) else ""
+    return f"is a run of {'a config from Python' if path == 'None' else path}{lost}"
 
 
 def parts(path: Path) -> tuple[Path, Path | None]:

@@ -215,6 +215,7 @@ def config(path: Path | None, **runner: Any) -> dict[str, Any]:
     data = TensorDataset(torch.arange(12.0).view(12, 1), torch.zeros(12, 1))
     phase = {"name": "main", "model": lambda: nn.Linear(1, 1), "loss": nn.functional.mse_loss, "dataset_name": "data"}
     return {
+        "name": "config",
         "plugins": [{"progress_bar": False}, Kill],
         "hyper_parameters": {"optimizer": {"class": "SGD", "lr": 0.001}},
         "dataset": [{"name": "data", "class_path": lambda: data, "batch_size": 4}],

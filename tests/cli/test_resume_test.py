@@ -94,6 +94,10 @@ def test_a_run_that_can_be_resumed_is_equal_bit_for_bit(pipeline: Call, workspac
     assert Path("kept/straight/workspace/latest/second/checkpoints/step-000000000006").is_dir()
     assert not Path("elsewhere").exists()
     assert not (folder / "elsewhere").exists()
+    kept = set(Path("kept/straight/workspace").iterdir())
+    again = pipeline("run", folder / "config.yaml", "output_dir=kept/straight", "mode=[second]", "--resume", "auto")
+    assert again.exit_code == 0, again.output
+    assert len({*Path("kept/straight/workspace").iterdir()} - kept) == 1
 
 
 def test_a_state_that_no_checkpoint_holds_is_found_where_it_first_shows(pipeline: Call, linear: Path) -> None:

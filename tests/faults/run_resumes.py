@@ -91,6 +91,7 @@ def config(folder: Path, workers: int, **runner: Any) -> dict[str, Any]:
     settings = {"epochs": 4, "save_interval": 1, "valid_interval": [4, "1 epoch"], "keep_last": 2, **runner}
     phase = {"name": "p", "model": Net, "loss": nn.functional.mse_loss, "dataset_name": "train"}
     return {
+        "name": "config",
         "output_dir": str(folder),
         "plugins": [{"progress_bar": False}, End],
         "dataset": [

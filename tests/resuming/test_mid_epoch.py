@@ -39,6 +39,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], at: int) ->
 def config(linear: Path) -> dict[str, Any]:
     """The linear config, its data shuffled, with a checkpoint after each batch."""
     return {
+        "name": "config",
         "workspace": str(linear.parent),
         "plugins": [Stop],
         "hyper_parameters": {"optimizer": {"class": "SGD", "learning_rate": 0.1}},

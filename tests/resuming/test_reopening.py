@@ -282,3 +282,64 @@ def test_without_latest_the_names_tell_which_is_the_newest() -> None:
     found = RunDirectory.newest(Path("runs"), "config")
     assert found is not None
     assert found.path == made[1] != older
+
+
+def elsewhere(linear: Path) -> Path:
+    """The same config in another project, whose folder has the same name."""
+    return shutil.copytree(linear.parent, linear.parents[1] / "other" / linear.parent.name) / linear.name
+
+
+def test_auto_never_takes_the_run_of_another_config_whose_folder_has_the_same_name(
+    linear: Path, log_lines: list[str]
+) -> None:
+    finished = GeneralTrainer(linear).run()["run_dir"]
+    context = GeneralTrainer(elsewhere(linear), resume="auto").run()
+    assert context["run_dir"] != finished
+    assert context["train_state"]["iteration"] == 12
+    assert any(
+        f"{finished}: is a run of {linear}, so it is none of this config; beginning" in line for line in log_lines
+    )
+
+
+def test_auto_takes_the_newest_run_of_its_own_config_though_others_are_newer(linear: Path) -> None:
+    run_dir = stop_at(linear, 8, SAVING)
+    newer = GeneralTrainer(elsewhere(linear)).run()["run_dir"]
+    context = GeneralTrainer(linear, SAVING, resume="auto").run()
+    assert (context["run_dir"], context["train_state"]["iteration"]) == (run_dir, 12)
+    assert latest() == newer
+
+
+def test_a_config_whose_folder_was_moved_begins_a_new_run_and_says_how_to_name_the_old_one(
+    linear: Path, log_lines: list[str]
+) -> None:
+    run_dir = stop_at(linear, 8, SAVING)
+    moved = elsewhere(linear)
+    shutil.rmtree(linear.parent)
+    assert GeneralTrainer(moved, SAVING, resume="auto").run()["run_dir"] != run_dir
+    (told,) = [line for line in log_lines if "is a run of" in line]
+    assert f"{run_dir}: is a run of {linear}, which is not there any more" in told
+    assert f"to go on with it, name it in the place of auto: {run_dir}" in told
+
+
+@pytest.mark.parametrize("by", ["file", "Python"])
+def test_auto_takes_the_newest_run_of_the_name_that_a_config_gives_itself(by: str, linear: Path) -> None:
+    named = [*SAVING, "name=workspace"]
+    run_dir = stop_at(linear, 8, named)
+    other = elsewhere(linear)
+    config = other if by == "file" else yaml.safe_load(other.read_text()) | {"workspace": str(other.parent)}
+    context = GeneralTrainer(config, named, resume="auto").run()
+    assert (context["run_dir"], context["train_state"]["iteration"]) == (run_dir, 12)
+
+
+def test_a_name_that_only_one_of_two_configs_gives_itself_makes_them_no_one_config(linear: Path) -> None:
+    run_dir = GeneralTrainer(linear).run()["run_dir"]
+    assert GeneralTrainer(elsewhere(linear), ["name=workspace"], resume="auto").run()["run_dir"] != run_dir
+
+
+def test_a_config_from_python_without_a_name_begins_a_new_run_and_says_why(linear: Path, log_lines: list[str]) -> None:
+    config = yaml.safe_load(linear.read_text()) | {"workspace": str(linear.parent)}
+    first, second = (GeneralTrainer(config, resume="auto").run()["run_dir"] for _ in range(2))
+    assert first != second
+    assert any(
+        "a config from Python is known by its `name:` alone, and this one has none" in line for line in log_lines
+    )

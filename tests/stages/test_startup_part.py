@@ -29,7 +29,7 @@ def config(config: dict[str, Any]) -> dict[str, Any]:
     config["hyper_parameters"]["optimizer"] = {"class": "AdamW", **DECAYING}
     config["dataset"][0]["shuffle"] = False
     config["runner"][0] |= {"grad_clip": 0.1, "save_interval": 1}
-    return config
+    return config | {"name": "config"}
 
 
 @pytest.fixture

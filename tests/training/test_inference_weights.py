@@ -310,7 +310,7 @@ def test_a_resumed_run_saves_what_one_that_was_not_interrupted_does(
     chosen = {**noisy(config, shuffle=True), "output_dir": "whole"}
     chosen["runner"][0]["save_interval"] = 2
     whole = run(chosen)
-    chosen = {**chosen, "output_dir": "killed", "plugins": [*chosen["plugins"], Watch]}
+    chosen = {**chosen, "name": "config", "output_dir": "killed", "plugins": [*chosen["plugins"], Watch]}
     monkeypatch.setattr(Watch, "acts", {at: kill})
     with pytest.raises(KilledError):
         run(chosen)

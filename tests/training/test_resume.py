@@ -83,6 +83,7 @@ def config(workers: int = 0, **runner: Any) -> dict[str, Any]:
         "keep_best": {"metric": "valid_loss", "mode": "min"},
     }
     return {
+        "name": "config",
         "plugins": [{"progress_bar": False}, Kill],
         "dataset": [train, {"name": "valid", "class_path": Noisy, "args": {"length": 7}, "batch_size": 4}],
         "runner": [{"name": "t", "class": "train", "device": "cpu", **settings, **runner}],
@@ -302,7 +303,7 @@ def test_an_experiment_is_resumed_too(kills: list[int], monkeypatch: pytest.Monk
         "save_interval": 1,
         "runner_class_path": ByHand,
     }
-    chosen = {"plugins": [{"progress_bar": False}], "runner": [runner]}
+    chosen = {"name": "config", "plugins": [{"progress_bar": False}], "runner": [runner]}
     expected = GeneralTrainer(chosen).run()
     ours = interrupted(monkeypatch, kills, chosen)
     models = (ours["model"]["experiment"]["model"], expected["model"]["experiment"]["model"])

@@ -64,6 +64,7 @@ class Unplain(Lines):
 
 def config(workers: int, dataset: type[Any] = Lines, **runner: Any) -> dict[str, Any]:
     return {
+        "name": "config",
         "plugins": [{"progress_bar": False}, Kill],
         "hyper_parameters": {"optimizer": {"class": "Adam", "lr": 0.01}},
         "dataset": [{"name": "train", "class_path": dataset, "batch_size": 2, "num_workers": workers}],

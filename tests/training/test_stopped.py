@@ -74,6 +74,7 @@ def config() -> dict[str, Any]:
     }
     runner = {"name": "t", "class": "train", "device": "cpu", "epochs": 2, "valid_interval": [3, "1 epoch"]}
     return {
+        "name": "config",
         "plugins": [{"progress_bar": False}, Signals],
         "dataset": [
             {"name": "four", "class_path": Noisy, "batch_size": 3, "shuffle": True},
