@@ -71,6 +71,7 @@ class Checkpointer:
         train_state: Mapping[str, int],
         metrics: Mapping[str, Any],
         training: Mapping[str, Any] | None = None,
+        keep: Iterable[Path] = (),
     ) -> Path:
         """Write a checkpoint and return its path; one of the same step and content is kept as it is.
 
@@ -81,6 +82,7 @@ class Checkpointer:
             train_state: the counters; ``iteration`` names the checkpoint.
             metrics: the newest numbers, kept beside the weights.
             training: what else is needed to go on: any nested state that ``state_file.save_state`` takes.
+            keep: checkpoints that do not make place for this one, however old they are.
 
         Raises:
             StorageError: the storage refuses, now or at the asynchronous save before; what was saved is there still.
@@ -92,7 +94,7 @@ class Checkpointer:
             training = {**training, "recoverables": recoverables}
         final = self.path_of(train_state["iteration"])
         contents = self._snapshot(models, train_state, metrics, training)
-        work = partial(self._write, final, contents)
+        work = partial(self._write, final, contents, frozenset(keep))
         if self.asynchronous:
             self._background.start(work)
         else:
@@ -241,9 +243,9 @@ class Checkpointer:
             contents[TRAINING] = tensors.pack(*state_tree.flatten(training), named(TRAINING)).parts
         return {**contents, STATE: lambda: [state]}
 
-    def _write(self, final: Path, contents: Contents) -> None:
+    def _write(self, final: Path, contents: Contents, keep: frozenset[Path]) -> None:
         """Save, and only then report and remove."""
         if not self._saver.save(final.name, contents):
             return
         self._committed.append(final)
-        self._retention.apply(final, self._protected)
+        self._retention.apply(final, self._protected | keep)

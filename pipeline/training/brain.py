@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from weakref import finalize
 
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
@@ -42,6 +43,8 @@ class Brain(BatchBrain):
     """
 
     optimizers_dict: dict[str, Optimizer]
+    _debug_folder: TemporaryDirectory[str] | None = None
+    """Has the checkpoints of the debug fit that was the last; None where the last was none."""
 
     def fit(
         self,
@@ -54,8 +57,13 @@ class Brain(BatchBrain):
     ) -> None:
         """Train, without a config.
 
+        With a checkpointer it goes on from where the last epoch ended that a fit has saved there: weights, optimizers,
+        counters, random generators, and what ``add_recoverable`` has named. After it everything is as if that fit and
+        this one had been one. It ends with a log line where nothing is left to train.
+
         Args:
-            epoch_counter: gives the number of each epoch.
+            epoch_counter: gives the number of each epoch: a range, a list, or an object that counts by itself. Those
+                that are done are skipped: of each number as many epochs as have been trained to their end.
             train_set: a dataset, of which ``make_dataloader`` makes batches, or a loader that gives batches.
             valid_set: likewise; evaluated after each epoch. None: nothing is.
             progressbar: whether to show one; None: where stderr is a terminal, unless ``noprogressbar``.
@@ -68,6 +76,8 @@ class Brain(BatchBrain):
             StageError: nothing says how to optimize.
             DataError: there is no data, or it does not fit.
             DivergedError: too many losses were not finite.
+            CheckpointError: the checkpoints are of something else, or none of them is valid.
+            StorageError: the storage refuses.
         """
         self._refuse_uncalled()
         if self.options.test_only:
@@ -78,7 +88,7 @@ class Brain(BatchBrain):
             if valid_set is None
             else self._loader(valid_set, Stage.VALID, valid_loader_kwargs, "valid_loader_kwargs")
         )
-        with self._debug_checkpoints():
+        with self._fit_checkpoints():
             self.on_fit_start()
             shown = False if self.options.noprogressbar and progressbar is None else progressbar
             Fit(self, train, valid, shown).run(epoch_counter)
@@ -91,7 +101,7 @@ class Brain(BatchBrain):
         progressbar: bool | None = None,
         test_loader_kwargs: Mapping[str, Any] | None = None,
     ) -> float:
-        """Evaluate, with the best checkpoint if there is a checkpointer.
+        """Evaluate, with the best checkpoint if there is a checkpointer; after a debug ``fit``, with one of that.
 
         Args:
             test_set: a dataset or a loader, as in ``fit``.
@@ -108,7 +118,8 @@ class Brain(BatchBrain):
         if self.options.debug:
             loader = limited(loader, self.options.debug_batches)
         self.prepare()
-        self.on_evaluate_start(max_key, min_key)
+        with self._checkpoints_in(self._debug_folder):
+            self.on_evaluate_start(max_key, min_key)
         shown = False if self.options.noprogressbar and progressbar is None else progressbar
         with pass_progress("test", length(loader), shown) as progress:
             batches = progress.over(on_device(loader, self.device))
@@ -144,7 +155,7 @@ class Brain(BatchBrain):
         self.optimizers_dict = {"opt_class": self.optimizer}
 
     def on_fit_start(self) -> None:
-        """Prepare the modules, make the optimizers, and take the weights of the newest checkpoint if there is one.
+        """Prepare the modules, and make the optimizers; ``fit`` then takes everything back from the checkpoints.
 
         In a config the optimizers are those of the phase, and the startup stage has loaded the weights.
         """
@@ -154,8 +165,6 @@ class Brain(BatchBrain):
         self.optimizers_dict = {}
         self.init_optimizers()
         self.schedule_optimizers()
-        if self.checkpointer and (newest := self.checkpointer.newest()):
-            self.checkpointer.load_weights(newest, {NAME: {"model": self, "brain": self}})
 
     def schedule_optimizers(self) -> None:
         """Have the losses drive the optimizers, each at the rate that it was made with."""
@@ -200,18 +209,34 @@ class Brain(BatchBrain):
             raise ConfigError("\n".join(left))
 
     @contextmanager
-    def _debug_checkpoints(self) -> Iterator[None]:
-        """In a debug run, checkpoints go to a folder that is removed afterwards."""
-        if self.checkpointer is None or not self.options.debug or self.options.debug_persistently:
-            yield
-            return
-        own = self.checkpointer
-        with TemporaryDirectory(prefix="debug-") as folder:
-            self.checkpointer = Checkpointer(Path(folder))
+    def _fit_checkpoints(self) -> Iterator[None]:
+        """In a debug run, checkpoints go to a folder that is there until the next fit, or as long as the Brain."""
+        if self._debug_folder:
+            self._debug_folder.cleanup()
+            self._debug_folder = None
+        if self.checkpointer and self.options.debug and not self.options.debug_persistently:
+            self._debug_folder = TemporaryDirectory(prefix="debug-")
+            finalize(self, self._debug_folder.cleanup)
+        with self._checkpoints_in(self._debug_folder):
+            # What on_fit_start adds is that of this fit.
+            before = dict(self.checkpointer.recoverables) if self.checkpointer else {}
             try:
                 yield
             finally:
-                self.checkpointer = own
+                if self.checkpointer:
+                    self.checkpointer.recoverables = before
+
+    @contextmanager
+    def _checkpoints_in(self, folder: TemporaryDirectory[str] | None) -> Iterator[None]:
+        """Have another folder for the checkpoints until the block ends; None: that of the checkpointer."""
+        own = self.checkpointer
+        if own and folder:
+            self.checkpointer = Checkpointer(Path(folder.name))
+            self.checkpointer.recoverables = dict(own.recoverables)
+        try:
+            yield
+        finally:
+            self.checkpointer = own
 
     def _loader(self, given: Any, stage: Stage, keywords: Mapping[str, Any] | None, name: str) -> Iterable[Any]:
         """A loader of what was given, if that is a dataset: whatever can be indexed, or is one of torch's."""

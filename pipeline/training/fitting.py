@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loguru import logger
+from torch.optim import Optimizer
+
+from pipeline.checkpoint import rewind, snapshot
+from pipeline.checkpoint.saved import Saved
 from pipeline.config.values import Interval
+from pipeline.context import Context
 from pipeline.data.batch import on_device
 from pipeline.data.limits import limited
+from pipeline.errors import CheckpointError
 from pipeline.training.epoch import train_epoch
 from pipeline.training.evaluation import evaluate
 from pipeline.training.pass_progress import PassProgress, pass_progress
@@ -25,13 +34,20 @@ NAME = "brain"
 
 
 class Fit:
-    """A Brain trained by itself, over some epochs.
+    """A Brain trained by itself, over some epochs; with a checkpointer it goes on from the last end of one.
 
     Args:
         brain: what is trained; its ``on_fit_start`` has been called.
         train: the training batches.
         valid: those that it is validated on after each epoch; None: it is not.
         shown: whether progress is; None: where stderr is a terminal.
+
+    Attributes:
+        epochs: the numbers of the epochs that are done, those of earlier fits first.
+        last_end: the checkpoint of the last end of an epoch; None where there is none.
+
+    Raises:
+        CheckpointError: the checkpoints are not of this Brain.
     """
 
     def __init__(self, brain: Brain, train: Iterable[Any], valid: Iterable[Any] | None, shown: bool | None) -> None:
@@ -43,24 +59,76 @@ class Fit:
         intervals = [Interval(options.ckpt_interval_steps, "iteration")] if options.ckpt_interval_steps > 0 else []
         seconds = round(options.ckpt_interval_minutes * 60)
         intervals += [Interval(seconds, "second")] if seconds > 0 else []
-        self.saving = Triggers(intervals if brain.checkpointer else [], brain.train_state["iteration"])
         self.updater = Updater(brain)
         brain.counts_batches = is_plain(brain, self.updater)
-        self.updater.state.iteration = brain.train_state["iteration"]
+        schedulers = {str(number): each for number, each in enumerate(brain.optim_schedulers)}
+        entry = {"model": brain, "brain": brain, "optim_schedulers": schedulers, "updater": self.updater}
+        self.models = {NAME: entry}
+        scheduled = [each.optimizer for each in brain.optim_schedulers]
+        self.optimizers = {
+            name: each for name, each in vars(brain).items() if isinstance(each, Optimizer) and each not in scheduled
+        }
         self.metrics: dict[str, float] = {}
+        self.epochs: list[int] = []
+        self.last_end: Path | None = None
+        self.restore()
+        self.saving = Triggers(intervals if brain.checkpointer else [], brain.train_state["iteration"])
+        self.updater.state.iteration = brain.train_state["iteration"]
+
+    def restore(self) -> None:
+        """Take everything back from the checkpoint of the last end of an epoch; those after it are set aside."""
+        checkpointer = self.brain.checkpointer
+        while checkpointer and (found := checkpointer.newest_valid()):
+            if found.weights.keys() != {NAME} or (found.training is not None and "fit" not in found.training):
+                what = f"{found.path}: was saved by a run, or by something else that is no fit of a Brain"
+                raise CheckpointError(f"{what}; give the Brain a Checkpointer with a folder of its own")
+            if found.training is None or found.training["fit"]:
+                self._go_on(found)
+                return
+            apart = rewind.set_aside(found.path)
+            within = f"{found.path}: was saved within an epoch, and training goes on from the last end of one"
+            logger.info(f"{within}; it is now {apart.name}")
+
+    def _go_on(self, found: Saved) -> None:
+        context = Context(model=self.models, train_state=self.brain.train_state)
+        recoverables = self.brain.checkpointer.recoverables if self.brain.checkpointer else {}
+        snapshot.restore(found, context, recoverables)
+        self.last_end = found.path
+        if found.training is None:
+            old = f"{found.path}: an earlier version saved weights and counters alone; the optimizers begin anew"
+            logger.warning(f"{old}, and no epoch of the counter is skipped")
+            return
+        fit = found.training["fit"]
+        self.epochs, self.metrics = fit["epochs"], fit["metrics"]
+        if fit["optimizers"].keys() != self.optimizers.keys():
+            both = f"{', '.join(fit['optimizers']) or 'none'}, and now has {', '.join(self.optimizers) or 'none'}"
+            what = f"{found.path}: the Brain had the optimizers {both}"
+            raise CheckpointError(f"{what}; make those that it had, or use another folder")
+        for name, each in self.optimizers.items():
+            each.load_state_dict(fit["optimizers"][name])
+        logger.info(f"going on after epoch {self.epochs[-1]}, from {found.path}")
 
     def run(self, epoch_counter: Iterable[int]) -> None:
-        """All epochs."""
-        most = self.options.debug_epochs if self.options.debug else 0
-        for done, epoch in enumerate(epoch_counter, 1):
-            over = self.epoch(epoch)
+        """All epochs that are not done yet."""
+        done, before = Counter(self.epochs), len(self.epochs)
+        for epoch in map(int, () if self._over() else epoch_counter):
+            if done[epoch]:
+                done[epoch] -= 1
+                continue
+            self.epoch(epoch)
+            self.epochs.append(epoch)
             self.brain.train_state["epoch"] += 1
-            self.save()
-            if over or done == most:
+            self.last_end = self.save()
+            if self._over():
                 break
+        if len(self.epochs) == before:
+            updates = self.brain.train_state["update"]
+            logger.info(f"fit: nothing is left to train; {before} epochs and {updates} updates are done")
+        if self.brain.checkpointer:
+            self.brain.checkpointer.wait()
 
-    def epoch(self, epoch: int) -> bool:
-        """Train on everything, then validate; True when ``optimizer_step_limit`` is reached."""
+    def epoch(self, epoch: int) -> None:
+        """Train on everything, then validate."""
         brain, iteration = self.brain, self.brain.train_state["iteration"]
         with pass_progress(f"epoch {epoch}", length(self.train), self.shown) as progress:
             on_due = partial(self.on_due, progress)
@@ -70,7 +138,6 @@ class Fit:
         if self.valid is not None:
             numbers = evaluate(brain, on_device(self.valid, brain.device), Stage.VALID, {}, epoch=epoch)
             self.metrics |= {f"valid_{name}": value for name, value in numbers.items()}
-        return self._over()
 
     def on_due(self, progress: PassProgress, iteration: int) -> int:
         """Show, save, or end where it is time to; the next iteration to look at, 0 at the end."""
@@ -78,12 +145,13 @@ class Fit:
             progress.show(self.brain.step, self.brain.train_loss.mean())
         if self.saving.fires(iteration):
             self.brain.look()
-            self.save()
+            self.save(within_epoch=True)
         return 0 if self._over() else self._next_look(iteration, progress)
 
     def _over(self) -> bool:
-        limit = self.options.optimizer_step_limit
-        return limit is not None and self.brain.train_state["update"] >= limit
+        """Whether ``optimizer_step_limit`` or ``debug_epochs`` is reached."""
+        limit, most = self.options.optimizer_step_limit, self.options.debug_epochs if self.options.debug else 0
+        return (limit is not None and self.brain.train_state["update"] >= limit) or 0 < most <= len(self.epochs)
 
     def _next_look(self, iteration: int, progress: PassProgress) -> int:
         # An iteration makes one update at most.
@@ -91,8 +159,13 @@ class Fit:
         shown = progress.every - self.brain.step % progress.every if progress.every else NEVER
         return min(self.saving.next_look(), iteration + max(1, min(left, shown)))
 
-    def save(self) -> None:
-        """Save a checkpoint of this moment, if there is where to."""
-        if self.brain.checkpointer:
-            models = {NAME: {"model": self.brain, "brain": self.brain}}
-            self.brain.checkpointer.save(models, self.brain.train_state, {NAME: self.metrics})
+    def save(self, *, within_epoch: bool = False) -> Path | None:
+        """Save a checkpoint of this moment, if there is where to; within an epoch, of the weights alone."""
+        brain = self.brain
+        if brain.checkpointer is None:
+            return None
+        optimizers = {name: each.state_dict() for name, each in self.optimizers.items()}
+        fit = {"epochs": self.epochs, "metrics": self.metrics, "optimizers": optimizers}
+        training = {"fit": None} if within_epoch else snapshot.snapshot(self.models, fit=fit)
+        keep = [self.last_end] if self.last_end else []
+        return brain.checkpointer.save(self.models, brain.train_state, {NAME: self.metrics}, training, keep)

@@ -1,0 +1,253 @@
+"""A Brain whose fit goes on from the checkpoints of an earlier one, against one fit that was never interrupted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+
+from pipeline import Brain, Stage
+from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.comparison import differences
+from pipeline.errors import CheckpointError
+
+
+def data() -> list[list[Tensor]]:
+    """Three batches."""
+    generator = torch.Generator().manual_seed(1)
+    return [[torch.randn(4, 3, generator=generator), torch.randn(4, 1, generator=generator)] for _ in range(3)]
+
+
+class Batches:
+    """The same batches in each epoch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(data())
+
+
+class Dropping(Brain):
+    """A model with dropout, so that its weights depend on the random generator, and Adam, which has a state."""
+
+    def __init__(self, folder: Path | Checkpointer, **options: Any) -> None:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        checkpointer = Checkpointer(folder) if isinstance(folder, Path) else folder
+        super().__init__({"net": net}, lambda each: Adam(each, 0.05), run_opts=options, checkpointer=checkpointer)
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        return self.modules.net(batch[0])
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
+        return nn.functional.mse_loss(predictions, batch[1])
+
+
+class Counter:
+    """An epoch counter that counts by itself, as SpeechBrain's."""
+
+    def __init__(self, limit: int) -> None:
+        self.current, self.limit = 0, limit
+
+    def __iter__(self) -> Counter:
+        return self
+
+    def __next__(self) -> int:
+        if self.current >= self.limit:
+            raise StopIteration
+        self.current += 1
+        return self.current
+
+
+def state_of(brain: Brain) -> dict[str, Any]:
+    """All that a fit changes."""
+    return {
+        "weights": brain.modules.state_dict(),
+        "optimizers": {name: each.state_dict() for name, each in brain.optimizers_dict.items()},
+        "counters": dict(brain.train_state),
+        "generator": torch.get_rng_state(),
+    }
+
+
+def unbroken(folder: Path, epochs: int = 4, **options: Any) -> dict[str, Any]:
+    brain = Dropping(folder / "unbroken", **options)
+    brain.fit(range(epochs), Batches(), Batches())
+    return state_of(brain)
+
+
+def steps(folder: Path) -> list[int]:
+    return [int(path.name.removeprefix("step-")) for path in sorted(folder.glob("step-*"))]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("counter", [range, lambda epochs: list(range(epochs)), Counter])
+@pytest.mark.parametrize("anew", [False, True])
+def test_two_fits_are_one_in_a_process_and_in_two(tmp_path: Path, counter: Any, anew: bool) -> None:
+    brain = Dropping(tmp_path / "own")
+    brain.fit(counter(2), Batches(), Batches())
+    torch.randn(7)
+    brain = Dropping(tmp_path / "own") if anew else brain
+    brain.fit(epochs := counter(4), Batches(), Batches())
+    assert not list(differences(unbroken(tmp_path), state_of(brain)))
+    assert getattr(epochs, "current", 4) == 4
+
+
+def test_no_checkpoint_of_an_earlier_fit_is_written_again(tmp_path: Path) -> None:
+    Dropping(tmp_path).fit(range(2), Batches())
+    before = contents(tmp_path)
+    Dropping(tmp_path).fit(range(3), Batches())
+    assert steps(tmp_path) == [3, 6, 9]
+    assert before.items() <= contents(tmp_path).items()
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from pipeline.checkpoint.checkpointer import Checkpointer
+from tests.training.test_fitting_again import Batches, Dropping
+
+class Killed(Dropping):
+    def on_fit_batch_end(self, batch, outputs, loss, should_step):
+        if self.train_state["iteration"] == int(sys.argv[2]):
+            os._exit(9)
+
+Killed(Checkpointer(Path(sys.argv[1]), keep_last=2), ckpt_interval_steps=1).fit(range(4), Batches(), Batches())
+"""
+
+
+@pytest.mark.parametrize(("iteration", "end", "within"), [(2, None, [1, 2]), (8, 6, [7, 8])])
+def test_a_fit_killed_within_an_epoch_goes_on_from_the_last_end_of_one(
+    tmp_path: Path, iteration: int, end: int | None, within: list[int]
+) -> None:
+    own = tmp_path / "own"
+    script = [sys.executable, "-c", KILLED, str(own), str(iteration)]
+    assert subprocess.run(script, cwd=Path(__file__).parents[2], check=False).returncode == 9
+    assert steps(own) == [*([end] if end else []), *within]
+    brain = Dropping(own)
+    brain.fit(range(4), Batches(), Batches())
+    assert not list(differences(unbroken(tmp_path), state_of(brain)))
+    assert sorted(int(path.name[12:24]) for path in own.glob(".later-*")) == within
+
+
+def test_a_fit_with_nothing_left_to_do_says_so_and_has_the_weights(tmp_path: Path, log_lines: list[str]) -> None:
+    Dropping(tmp_path / "own").fit(range(2), Batches())
+    again = Dropping(tmp_path / "own")
+    nn.init.zeros_(again.modules.net[0].weight)
+    again.fit(range(2), Batches())
+    assert "INFO fit: nothing is left to train; 2 epochs and 6 updates are done\n" in log_lines
+    assert not list(differences(unbroken(tmp_path, 2), state_of(again)))
+
+
+@pytest.mark.parametrize("options", [{"optimizer_step_limit": 6}, {"debug": True, "debug_persistently": True}])
+def test_a_fit_that_has_reached_its_limit_trains_nothing_more(tmp_path: Path, options: dict[str, Any]) -> None:
+    for _ in range(2):
+        brain = Dropping(tmp_path, **options)
+        brain.fit(count(), Batches())
+        assert brain.train_state["epoch"] == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "trained"), [([7], [8], [8]), ([0], [0, 0, 1], [0, 1]), (range(2), range(1, 4), [2, 3])]
+)
+def test_of_each_number_so_many_epochs_are_skipped_as_are_done(
+    tmp_path: Path, first: Any, second: Any, trained: list[int]
+) -> None:
+    class Telling(Dropping):
+        def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
+            numbers.append(epoch)
+
+    numbers: list[int | None] = []
+    Dropping(tmp_path).fit(first, Batches())
+    Telling(tmp_path).fit(second, Batches())
+    assert numbers == trained
+
+
+def test_what_on_fit_start_adds_goes_on_from_its_state_after_it(tmp_path: Path) -> None:
+    class Averaging(Dropping):
+        def on_fit_start(self) -> None:
+            super().on_fit_start()
+            self.mean = nn.Linear(1, 1)
+            nn.init.zeros_(self.mean.weight)
+            assert self.checkpointer
+            self.checkpointer.add_recoverable("mean", self.mean)
+
+        def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+            nn.init.constant_(self.mean.weight, self.mean.weight.item() + 1)
+
+    first, second = Averaging(tmp_path), Averaging(tmp_path)
+    for epochs, brain in enumerate((first, first, second), 1):
+        brain.fit(range(epochs), Batches())
+    assert second.mean.weight.item() == 3
+
+
+def test_optimizers_that_a_brain_steps_itself_go_on_from_their_state(tmp_path: Path) -> None:
+    class Own(Dropping):
+        def init_optimizers(self) -> None:
+            self.own = SGD(self.modules.parameters(), 0.01, momentum=0.9)
+
+        def fit_batch(self, batch: Any) -> Tensor:
+            loss = self.compute_objectives(self.compute_forward(batch, Stage.TRAIN), batch, Stage.TRAIN)
+            loss.backward()
+            self.own.step()
+            self.own.zero_grad()
+            return loss.detach()
+
+    def fitted(folder: Path, epochs: int) -> dict[str, Any]:
+        brain = Own(folder)
+        brain.fit(range(epochs), Batches())
+        return brain.own.state_dict()
+
+    whole, _, second = fitted(tmp_path / "whole", 4), fitted(tmp_path / "own", 2), fitted(tmp_path / "own", 4)
+    assert not list(differences(whole, second))
+
+
+def test_a_brain_with_other_optimizers_of_its_own_is_refused(tmp_path: Path) -> None:
+    class Own(Dropping):
+        def init_optimizers(self) -> None:
+            super().init_optimizers()
+            self.own = SGD(self.modules.parameters(), 0.01)
+
+    Own(tmp_path).fit(range(1), Batches())
+    with pytest.raises(CheckpointError, match="the Brain had the optimizers own, and now has none; make those that it"):
+        Dropping(tmp_path).fit(range(2), Batches())
+
+
+def test_evaluate_judges_what_was_trained_after_a_debug_fit_too(tmp_path: Path) -> None:
+    Dropping(tmp_path).fit(range(3), Batches(), Batches())
+    brain = Dropping(tmp_path, debug=True, debug_batches=3)
+    brain.fit(range(2), Batches(), Batches())
+    trained = {name: each.clone() for name, each in brain.modules.state_dict().items()}
+    for key in ({}, {"min_key": "valid_loss"}, {"max_key": "valid_loss"}):
+        brain.evaluate(Batches(), **key)
+    brain.evaluate(Batches())
+    assert not list(differences(trained, dict(brain.modules.state_dict())))
+    assert steps(tmp_path) == [3, 6, 9]
+
+
+def test_a_checkpoint_of_an_earlier_version_gives_weights_and_counters(tmp_path: Path, log_lines: list[str]) -> None:
+    old = Dropping(tmp_path)
+    counters = {"iteration": 3, "update": 3, "epoch": 1, "samples": 12}
+    Checkpointer(tmp_path).save({"brain": {"model": old, "brain": old}}, counters, {"brain": {}})
+    brain = Dropping(tmp_path)
+    brain.fit(range(1), Batches())
+    assert steps(tmp_path) == [3, 6]
+    assert brain.train_state["epoch"] == 2
+    assert any(
+        "an earlier version saved weights and counters alone; the optimizers begin" in line for line in log_lines
+    )
+
+
+def test_checkpoints_of_a_run_are_left_alone(tmp_path: Path) -> None:
+    Checkpointer(tmp_path).save({"ctr": {"model": nn.Linear(1, 1)}}, {"iteration": 5}, {}, {"loop": {"pass": {}}})
+    with pytest.raises(CheckpointError, match=r"step-000000000005: was saved by a run, .*with a folder of its own"):
+        Dropping(tmp_path).fit(range(1), Batches())
+    assert steps(tmp_path) == [5]
