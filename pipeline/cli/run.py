@@ -30,7 +30,8 @@ from pipeline.trainer import GeneralTrainer
     "--resume",
     default=NEVER,
     metavar="auto|never|PATH",
-    help="Go on with the newest run of this config file or its `name:`, or with a run directory or a checkpoint in one; by default a new one is begun.",
+    help="Go on with the newest run of this config file or its `name:`, or with a run directory or a checkpoint in one; "
+    "by default a new one is begun.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Log warnings and errors only.")
 @click.option("-v", "--verbose", is_flag=True, help="Log details too.")
