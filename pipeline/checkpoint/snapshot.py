@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Protocol
 from loguru import logger
 from torch import Tensor
 
-from pipeline.checkpoint import weights
+from pipeline.checkpoint import kept_config, weights
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.saved import Saved
 from pipeline.checkpoint.weights import Models
@@ -62,7 +62,9 @@ def restore(saved: Saved, context: Context, recoverables: Mapping[str, Recoverab
     if saved.training is None:
         return
     for name, entry in owners(models).items():
-        _load_schedulers(entry, saved.training["optim_schedulers"].get(name, {}), f"{saved.path}: phase '{name}'")
+        states = saved.training["optim_schedulers"].get(name, {})
+        kept_config.add_configured(states, entry["optim_schedulers"], name, saved.path, context)
+        _load_schedulers(entry, states, f"{saved.path}: phase '{name}'")
         for parameter, gradient in saved.training["gradients"].get(name, {}).items():
             owner: Tensor = entry["brain"].modules.get_parameter(parameter)
             owner.grad = gradient.to(owner.device)

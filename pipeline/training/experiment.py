@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint import weights
+from torch.optim import Optimizer
+
+from pipeline.checkpoint import optimizer_state, weights
 from pipeline.checkpoint.random_state import restore_random_state
 from pipeline.checkpoint.saved import Saved
 from pipeline.checkpoint.snapshot import snapshot
@@ -137,12 +139,17 @@ class ExperimentBase(ExperimentSetup):
 
     def training_state(self) -> dict[str, Any]:
         """What checkpoints keep beside weights, counters and random generators; a subclass adds what it needs."""
-        state_of = getattr(getattr(self, "optimizer", None), "state_dict", None)
+        optimizer = getattr(self, "optimizer", None)
+        if isinstance(optimizer, Optimizer):
+            return {"optimizer": optimizer_state.state_of(optimizer, self._configured)}
+        state_of = getattr(optimizer, "state_dict", None)
         return {"optimizer": state_of() if state_of else None}
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
-        """Take what ``training_state`` gave."""
-        if state["optimizer"] is not None:
+        """Take what ``training_state`` gave; of options of the optimizer that the config now says otherwise, its own."""
+        if isinstance(self.optimizer, Optimizer):
+            optimizer_state.load(self.optimizer, state["optimizer"], self._configured)
+        elif state["optimizer"] is not None:
             self.optimizer.load_state_dict(state["optimizer"])
 
     def _go_on(self, resumed: Saved) -> None:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from loguru import logger
 from torch import nn
+from torch.optim import Optimizer
 
 from pipeline import discovery
 from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.optimizer_state import options_of
 from pipeline.config import yaml_text
 from pipeline.context import TRAIN_STATE, Context
 from pipeline.distributed import launch
@@ -160,3 +162,5 @@ class ExperimentSetup(RunnerBase):
             raise StageError(f"{kind}; set it to one, to an nn.ModuleDict where there are several")
         models = dict.get(self.context, "model") or {}
         self.context["model"] = {**models, PHASE: {"model": model}}
+        optimizer = getattr(self, "optimizer", None)
+        self._configured = options_of(optimizer) if isinstance(optimizer, Optimizer) else []

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -14,6 +15,8 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from pipeline import class_path
+from pipeline.checkpoint import optimizer_state
+from pipeline.checkpoint.optimizer_state import Options
 from pipeline.checks.optimizer_check import OPTIMIZERS, optimizer_name
 from pipeline.errors import ConfigError
 from pipeline.training.guard import Guard
@@ -46,6 +49,7 @@ class OptimScheduler(ABC):
 
     Attributes:
         parameters: what the optimizer trains.
+        configured: of each group, the options with which the optimizer was made; a resumed run keeps to them.
         owns_all: whether its loss reaches no other parameter that is trained, so that one plain backward will do; only
             whoever knows the whole model may say so.
         real_step: how many windows are closed.
@@ -107,7 +111,8 @@ class OptimScheduler(ABC):
         self.before_update: Watcher | None = None
         self.after_update: Watcher | None = None
         names = trained(model, updated_modules)
-        self.optimizer = _built(optim_type, list(names.values()), optim_conf)
+        self._make = partial(_built, optim_type, list(names.values()))
+        self.optimizer = self._make(optim_conf)
         self.parameters: list[Tensor] = [each for group in self.optimizer.param_groups for each in group["params"]]
         self.guard = Guard(self.optimizer, names)
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -116,6 +121,7 @@ class OptimScheduler(ABC):
         self.sche_init(**sche_conf)
         if self.constant and ft_factor != 1.0:
             self.set_rate(ft_factor * self.base_lr)
+        self.configured = optimizer_state.options_of(self.optimizer)
 
     @property
     def base_lr(self) -> float:
@@ -255,7 +261,7 @@ class OptimScheduler(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Optimizer, scaler and the place in the schedule. Gradients of an open window are the caller's to keep."""
         return {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer_state.state_of(self.optimizer, self.configured),
             "scaler": self.scaler.state_dict() if self.scaler else None,
             "window": {
                 "real_step": self.real_step,
@@ -267,13 +273,19 @@ class OptimScheduler(ABC):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take the state of another, as ``state_dict`` gave it."""
-        self.optimizer.load_state_dict(state_dict["optimizer"])
+        """Take the state of another, as ``state_dict`` gave it; of options that were configured otherwise, this one's stay."""
+        optimizer_state.load(self.optimizer, state_dict["optimizer"], self.configured, scheduled=not self.constant)
         if self.scaler and state_dict["scaler"]:
             self.scaler.load_state_dict(state_dict["scaler"])
         for name, value in state_dict["window"].items():
             setattr(self, name, value)
         self.load_schedule_state(state_dict["schedule"])
+
+    def options_with(self, optim_conf: Mapping[str, Any]) -> Options:
+        """What ``configured`` would be with another ``optim_conf``."""
+        options = optimizer_state.options_of(self._make(optim_conf))
+        factor = self.ft_factor if self.constant else 1.0
+        return [{**each, "lr": factor * each["lr"]} if factor != 1.0 else each for each in options]
 
     def schedule_state(self) -> dict[str, Any]:
         """What the schedule knows beyond the step and epoch; most know nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -10,6 +11,8 @@ import torch
 from torch.optim import lr_scheduler
 
 from pipeline import class_path
+from pipeline.checkpoint import optimizer_state
+from pipeline.checkpoint.comparison import differences
 from pipeline.errors import ConfigError
 from pipeline.training.optim_scheduler import OptimScheduler
 
@@ -185,6 +188,7 @@ class TorchSchedule(OptimScheduler):
             raise ConfigError(f"TorchSchedule: cycle_momentum of {kind} would be ignored; set cycle_momentum: false")
         # So that torch does not warn of the order of the two.
         self.own_optimizer.step()
+        self._fresh = self._state()
 
     def update_lr(self, real_step: int, epoch_num: int) -> float:
         """What the schedule says after as many steps as windows, or epochs, are over."""
@@ -194,10 +198,17 @@ class TorchSchedule(OptimScheduler):
         return float(self.own_optimizer.param_groups[0]["lr"])
 
     def schedule_state(self) -> dict[str, Any]:
-        """The schedule's own, and its rate."""
-        return {"schedule": self.schedule.state_dict(), "lr": self.own_optimizer.param_groups[0]["lr"]}
+        """The schedule's own, its rate, and what it began with."""
+        return {**self._state(), "lr": self.own_optimizer.param_groups[0]["lr"], "configured": self._fresh}
 
     def load_schedule_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where another was."""
+        """Go on where another was; one that began otherwise is stepped as often as that, before it is next asked."""
+        if any(differences(state.get("configured"), self._fresh)):
+            return
         self.schedule.load_state_dict(state["schedule"])
         self.own_optimizer.param_groups[0]["lr"] = state["lr"]
+
+    def _state(self) -> dict[str, Any]:
+        """The schedule, and what it has put beside the rate that it writes."""
+        [group] = optimizer_state.options_of(self.own_optimizer)
+        return {"schedule": copy.deepcopy(self.schedule.state_dict()), "options": group}
