@@ -124,7 +124,7 @@ class RunnerSchema(_Section):
     optimizer_step_limit: int | None = Field(None, gt=0, description="updates after which training ends")
     print_interval: int | None = Field(50, gt=0, description="iterations between two reports; null for none")
     valid_interval: Intervals = Field(
-        "1 epoch", description="how often the valid_dataset_name is evaluated; null never"
+        "1 epoch", description="how often the valid_dataset_name is evaluated, as it is at the end; null never"
     )
     save_interval: Intervals = Field("1 epoch", description="how often a checkpoint is saved; null only at the end")
     keep_last: int | None = Field(

@@ -16,6 +16,7 @@ class Agenda:
 
     Attributes:
         printing, validating, saving, exporting: the intervals of each; what is exported are the weights alone.
+        epochs, max_steps, max_updates: the limits.
     """
 
     def __init__(self, runner: RunnerSchema, iteration: int) -> None:
@@ -24,6 +25,7 @@ class Agenda:
         self.validating = Triggers(runner.valid_intervals, iteration)
         self.saving = Triggers(runner.intervals, iteration)
         self.exporting = Triggers(runner.inference_intervals, iteration)
+        self.epochs = min(runner.epochs or NEVER, runner.debug_epochs if runner.debug else NEVER)
         self.max_steps = runner.max_steps or NEVER
         self.max_updates = runner.optimizer_step_limit or NEVER
 
@@ -37,7 +39,8 @@ class Agenda:
 
     def over(self, state: dict[str, int]) -> bool:
         """Whether training has reached one of its limits."""
-        return state["iteration"] >= self.max_steps or state["update"] >= self.max_updates
+        ended = state["epoch"] >= self.epochs or state["iteration"] >= self.max_steps
+        return ended or state["update"] >= self.max_updates
 
     def next_look(self, state: dict[str, int]) -> int:
         """The next iteration after which something may be due."""

@@ -44,8 +44,8 @@ def train_epoch(
         on_due: does it, and returns the next one; 0 ends the training.
         context: the run's; None: there are no plugins.
         name: what the data is called, for messages.
-        begun: ``pass`` and ``random`` of a checkpoint that was saved in the middle of this pass, and ``validating``:
-            whether it was in a validation, which then comes again.
+        begun: ``pass`` and ``random`` of a checkpoint that was saved in the middle of this pass; ``on_due`` is then
+            called first, for it may have been saved in a validation, or the limits may have changed.
 
     Returns:
         ``loss`` and what the Brain has logged, means over samples.
@@ -72,7 +72,7 @@ def train_epoch(
         restore_random_state(begun["random"])
     looked = Due(due)
     with STOP.deferred(looked.hurry), supervised(batches):
-        following = on_due(before) if begun and begun["validating"] else due
+        following = on_due(before) if begun else due
         if following:
             looked.put(following)
             train_pass(batches, update, updater.state, state, looked, on_due)

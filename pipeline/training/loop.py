@@ -23,7 +23,6 @@ from pipeline.training.entry import entry_of
 from pipeline.training.epoch import train_epoch
 from pipeline.training.inference_weights import InferenceWeights
 from pipeline.training.report import Report
-from pipeline.training.triggers import NEVER
 from pipeline.training.updates import is_plain
 from pipeline.training.validation import Validation
 from pipeline.training.watching import watch
@@ -81,9 +80,7 @@ class Training:
         self.validation.load_state_dict(state["validation"])
         random = saved.training["random"]
         restore_random_state(random)
-        return (
-            {"pass": state["pass"], "random": random, "validating": self.validation.running} if state["pass"] else None
-        )
+        return {"pass": state["pass"], "random": random} if state["pass"] else None
 
     def run(self) -> None:
         """All epochs, and a checkpoint at the end; a signal is heeded where the state can be saved, and not elsewhere."""
@@ -95,26 +92,21 @@ class Training:
             # That of the last one, in case there is none left.
             self.context["current_epoch"] = max(0, self.state["epoch"] - 1)
             self.inference.begin()
-            for epoch in range(self.state["epoch"], self.last_epoch if not self.agenda.over(self.state) else 0):
-                self.context["current_epoch"] = epoch
+            # One that was interrupted in the middle is brought to its end, though a limit may be reached.
+            over = self.agenda.over(self.state) and not (self.begun or self.trained)
+            while not over:
+                epoch = self.context["current_epoch"] = self.state["epoch"]
                 self.hooks.before_epoch(context=self.context)
-                over = self.epoch(epoch)
+                self.epoch(epoch)
                 self.hooks.after_epoch(context=self.context)
                 self.checkpoints.tell()
                 if self.agenda.exporting.fires_after(epoch + 1):
                     self.inference.save()
                 self.save_if(self.agenda.saving.fires_after(epoch + 1))
-                if over:
-                    break
+                over = self.agenda.over(self.state)
             self.save()
             self.checkpoints.finish()
             self.inference.finish()
-
-    @property
-    def last_epoch(self) -> int:
-        """The one before which training ends."""
-        limits = [self.runner.epochs or NEVER, self.runner.debug_epochs if self.runner.debug else NEVER]
-        return min(limits)
 
     @property
     def is_best_now(self) -> bool:
@@ -130,8 +122,8 @@ class Training:
         brain.counts_batches = is_plain(brain, updater)
         return entry
 
-    def epoch(self, epoch: int) -> bool:
-        """Train every phase on its data, evaluating each after it; True when the training is over."""
+    def epoch(self, epoch: int) -> None:
+        """Train every phase on its data, evaluating each after it; in the last one also those whose weights were not yet."""
         # In an epoch that was begun before, some phases have been trained already.
         first = self.state["phase_index"]
         if not (first or self.begun or self.trained):
@@ -142,22 +134,27 @@ class Training:
             self.state["phase_index"] = index
             with in_phase(phase.name):
                 over = self.train(phase, epoch)
-                if (over or self.agenda.validating.fires_after(epoch + 1)) and self.runner.valid_intervals:
+                if self.agenda.validating.fires_after(epoch + 1):
                     self.validate(phase, epoch)
-            self.trained = False
             if over:
                 break
             if phase is not self.phases[-1]:
+                self.trained = False
                 self.state["phase_index"] = index + 1
                 self.save_if(False)
+        if self.runner.valid_intervals and (over or epoch + 1 >= self.agenda.epochs):
+            for phase in self.phases:
+                with in_phase(phase.name):
+                    self.validate(phase, epoch, last=True)
+        self.trained = False
         self.state.update(epoch=epoch + 1, phase_index=0)
-        return over
 
     def train(self, phase: PhaseSchema, epoch: int) -> bool:
         """One pass over a phase's data; True when training has reached one of its limits."""
         entry = self.entry(phase)
         if self.trained:
-            # The run was interrupted in the validation that follows.
+            # The run was interrupted in the validation that follows, which is made again if it is still due.
+            self.validation.running = False
             return self.agenda.over(self.state)
         brain, updater = entry["brain"], entry["updater"]
         on_due = partial(self.on_due, phase, Report(self.context, phase.name, brain))
@@ -176,6 +173,7 @@ class Training:
             begun=begun,
         )
         self.training, self.trained = None, True
+        self.validation.outdate(brain)
         updater.state.epoch = epoch + 1
         self.metrics[phase.name] = {**numbers, **self.metrics.get(phase.name, {})}
         return self.agenda.over(self.state)
@@ -205,19 +203,22 @@ class Training:
         self.save_if(saving)
         return agenda.next_look(self.state)
 
-    def validate(self, phase: PhaseSchema, epoch: int) -> None:
-        """Evaluate a phase, once in an iteration."""
-        if not self.validation.comes(phase):
+    def validate(self, phase: PhaseSchema, epoch: int, *, last: bool = False) -> None:
+        """Evaluate a phase, once in an iteration; the last time, where its weights have not been."""
+        if not self.validation.comes(phase, last=last):
             return
         random = random_state()
         try:
-            numbers = self.validation.of(phase, epoch)
+            numbers = self.validation.of(phase, epoch, last=last)
         except (StoppedError, KeyboardInterrupt):
             # As it was before: a resumed run validates from the beginning.
             restore_random_state(random)
             self.save()
             self.checkpoints.finish()
             raise
+        if last:
+            # At no interval: a run that goes on with higher limits draws what it would have drawn.
+            restore_random_state(random)
         self.metrics[phase.name] = {**self.metrics.get(phase.name, {}), **numbers}
 
     def loader(self, dataset: str | None) -> Any:

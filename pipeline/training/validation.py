@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.training.best import Best
+from pipeline.training.brain import Brain
 from pipeline.training.configured import pass_loader
 from pipeline.training.evaluation import watched
 from pipeline.training.metrics import build_metrics
@@ -26,7 +27,7 @@ class Validation:
     Attributes:
         judges: phase -> name -> the metric that judges it.
         best: what ``keep_best`` watches; None: nothing.
-        validated: phase -> the iteration in which it was last validated.
+        validated: phase -> the iteration in which it was last validated; without those that were trained after it.
         running: whether one has begun and is not over; a resumed run makes it again.
     """
 
@@ -41,15 +42,21 @@ class Validation:
         self.best = Best(keep.metric, keep.mode, keep.count) if keep else None
         self.validated: dict[str, int] = {}
         self.running = False
-        self._watched = sum(bool(phase.valid_dataset_name) for phase in phases)
+        self._silent = {phase.name for phase in phases if phase.valid_dataset_name}
 
-    def comes(self, phase: PhaseSchema) -> bool:
-        """Whether there is anything to validate a phase on, and this was not done in this iteration."""
-        iteration = self.context["train_state"]["iteration"]
-        return phase.valid_dataset_name is not None and self.validated.get(phase.name) != iteration
+    def comes(self, phase: PhaseSchema, *, last: bool) -> bool:
+        """Whether there is anything to validate a phase on, and this was not done in this iteration, or for these weights."""
+        done = phase.name in self.validated if last else self.validated.get(phase.name) == self._iteration
+        return phase.valid_dataset_name is not None and not done
 
-    def of(self, phase: PhaseSchema, epoch: int) -> dict[str, float]:
-        """The numbers of a phase, with ``valid_`` before their names.
+    def outdate(self, brain: Brain) -> None:
+        """A pass has changed the weights of a Brain: what was validated before its last iteration is to be again."""
+        for name, entry in self.context["model"].items():
+            if entry["brain"] is brain and self.validated.get(name) != self._iteration:
+                self.validated.pop(name, None)
+
+    def of(self, phase: PhaseSchema, epoch: int, *, last: bool) -> dict[str, float]:
+        """The numbers of a phase, with ``valid_`` before their names; the last ones are no interval's, and no schedule's.
 
         Raises:
             StoppedError, KeyboardInterrupt: a signal has asked the run to end.
@@ -60,17 +67,22 @@ class Validation:
         loader = pass_loader(name or "", self.runner, self.context)
         judges = self.judges[phase.name]
         numbers = watched(self.context, phase.name, entry["brain"], loader, Stage.VALID, judges, epoch=epoch)
-        self.validated[phase.name], self.running = self.context["train_state"]["iteration"], False
+        self.validated[phase.name], self.running = self._iteration, False
         named = {f"valid_{name}": value for name, value in numbers.items()}
-        for scheduler in entry["optim_schedulers"].values():
+        for scheduler in () if last else entry["optim_schedulers"].values():
             scheduler.take_metrics(named)
         if self.best:
             self._judge(self.best, phase.name, named)
         return named
 
+    @property
+    def _iteration(self) -> int:
+        iteration: int = self.context["train_state"]["iteration"]
+        return iteration
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of this iteration keeps."""
-        best = self.best.state_dict(self.context["train_state"]["iteration"]) if self.best else None
+        best = self.best.state_dict(self._iteration) if self.best else None
         return {"validated": self.validated, "running": self.running, "best": best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -81,7 +93,8 @@ class Validation:
             self.context["best"] = self.best.as_dict() if self.best.iteration else None
 
     def _judge(self, best: Best, phase: str, numbers: dict[str, float]) -> None:
-        if best.improves(phase, numbers, self.context["train_state"]["iteration"]):
+        if best.improves(phase, numbers, self._iteration):
             self.context["best"] = best.as_dict()
-        if len(self.validated) == self._watched:
+        self._silent.discard(phase)
+        if not self._silent:
             best.check_reported()

@@ -19,9 +19,9 @@ def agenda(iteration: int = 0, **runner: Any) -> Agenda:
 
 def looks(what: Agenda, last: int, update_every: int = 1) -> dict[int, tuple[bool, ...]]:
     """Iteration -> what is due there, for those at which it asks to be looked at."""
-    found, state = {}, {"iteration": 0, "update": 0}
+    found, state = {}, {"iteration": 0, "update": 0, "epoch": 0}
     while (iteration := what.next_look(state)) <= last:
-        state = {"iteration": iteration, "update": iteration // update_every}
+        state |= {"iteration": iteration, "update": iteration // update_every}
         found[iteration] = (*what.due(iteration), what.over(state))
         if what.over(state):
             break

@@ -40,12 +40,13 @@ def validated(recorder: Any) -> list[tuple[int, str]]:
     [
         ({}, [3, 6, 9, 12]),
         ({"valid_interval": "2 epoch"}, [6, 12]),
-        ({"valid_interval": "3 epochs"}, [9]),
+        ({"valid_interval": "3 epochs"}, [9, 12]),
         ({"valid_interval": 2}, [2, 4, 6, 8, 10, 12]),
-        ({"valid_interval": 5}, [5, 10]),
+        ({"valid_interval": 5}, [5, 10, 12]),
         ({"valid_interval": [5, "2 epoch"]}, [5, 6, 10, 12]),
         ({"valid_interval": [3, "1 epoch"]}, [3, 6, 9, 12]),
-        ({"valid_interval": "10 minute"}, []),
+        ({"valid_interval": "10 minute"}, [12]),
+        ({"valid_interval": 100, "debug": True}, [4]),
         ({"valid_interval": None}, []),
         ({"max_steps": 7}, [3, 6, 7]),
         ({"max_steps": 7, "valid_interval": 7}, [7]),
@@ -55,7 +56,7 @@ def validated(recorder: Any) -> list[tuple[int, str]]:
         ({"optimizer_step_limit": 4}, [3, 4]),
     ],
 )
-def test_validation_comes_at_its_intervals_and_where_a_limit_ends_training_but_once_in_an_iteration(
+def test_validation_comes_at_its_intervals_and_at_the_end_but_once_in_an_iteration(
     config: Config, run: Run, recorder: Any, runner: dict[str, Any], iterations: list[int]
 ) -> None:
     run(validating(config, recorder, **{"epochs": 4, **runner}))
@@ -66,15 +67,48 @@ def test_validation_comes_at_its_intervals_and_where_a_limit_ends_training_but_o
     ("runner", "expected"),
     [
         ({}, [(3, "line0"), (6, "line1"), (9, "line0"), (12, "line1")]),
-        ({"valid_interval": 4}, [(4, "line1"), (8, "line0"), (12, "line1")]),
+        ({"valid_interval": 4}, [(4, "line1"), (8, "line0"), (12, "line1"), (12, "line0")]),
+        ({"valid_interval": 100}, [(12, "line0"), (12, "line1")]),
         ({"max_steps": 8}, [(3, "line0"), (6, "line1"), (8, "line0")]),
+        ({"max_steps": 8, "valid_interval": 100}, [(8, "line0"), (8, "line1")]),
     ],
 )
-def test_each_of_several_phases_is_validated_in_its_turn(
+def test_each_of_several_phases_is_validated_in_its_turn_and_those_trained_since_at_the_end(
     config: Config, run: Run, recorder: Any, runner: dict[str, Any], expected: list[tuple[int, str]]
 ) -> None:
     run(validating(config, recorder, phases=2, epochs=2, **runner))
     assert validated(recorder) == expected
+
+
+def test_a_phase_whose_model_another_has_trained_since_is_validated_at_the_end(
+    config: Config, run: Run, recorder: Any
+) -> None:
+    chosen = validating(config, recorder, epochs=1)
+    chosen["phase"].append({"name": "same", "model_of": "line0", "dataset_name": "data"})
+    run(chosen)
+    assert validated(recorder) == [(3, "line0"), (6, "line0")]
+
+
+@pytest.mark.parametrize("runner", [{"max_steps": 7}, {"epochs": 3, "valid_interval": 100}])
+def test_the_last_numbers_are_those_of_the_last_weights_wherever_they_stand(
+    config: Config, run: Run, by_hand: Any, make_table: Table, runner: dict[str, Any]
+) -> None:
+    best = {"metric": "valid_loss", "mode": "max"}
+    chosen = config(**{"epochs": None, "valid_interval": 5, "keep_best": best, **runner})
+    chosen["phase"][0]["valid_dataset_name"] = "data"
+    del chosen["plugins"]
+    context = run(chosen)
+    last, folder = context["train_state"]["iteration"], context["run_dir"] / "train"
+    weights = by_hand(lambda parameters: torch.optim.SGD(parameters, 0.1), epochs=3, steps=last)
+    x, y = make_table(10).tensors
+    expected = pytest.approx(mse(x @ weights["weight"].T + weights["bias"], y).item(), rel=1e-5)
+    results, state = (
+        json.loads((folder / name).read_text()) for name in ("results.json", f"checkpoints/step-{last:012d}/state.json")
+    )
+    line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    found = [line, results["metrics"]["line"], state["metrics"]["line"]]
+    assert [results["best"]["value"], *(each["valid_loss"] for each in found)] == [expected] * 4
+    assert (line["event"], line["iteration"], results["best"]["iteration"]) == ("epoch", last, last)
 
 
 class Logging(Brain):

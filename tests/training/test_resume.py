@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -193,6 +194,31 @@ def test_a_finished_run_has_nothing_to_do(monkeypatch: pytest.MonkeyPatch, log_l
     assert not context
     assert any("t is finished already" in line for line in log_lines)
     assert {path: path.stat().st_mtime_ns for path in (done["run_dir"] / "t").rglob("*")} == before
+
+
+def test_a_finished_run_goes_on_with_more_epochs_like_one_that_had_them_from_the_beginning() -> None:
+    plateau = {"class": "plateau", "args": {"optim_type": "Adam", "optim_conf": {"lr": 0.1}, "patience": 0}}
+    chosen = {**config(keep_best=None, valid_interval="2 epoch", epochs=3)}
+    chosen["phase"][0]["optim_schedulers"] = {"main": plateau}
+    done = GeneralTrainer(chosen).run()
+    chosen["runner"][0]["epochs"] = 6
+    whole = end(GeneralTrainer({**chosen, "output_dir": "whole"}).run())
+    ours = end(GeneralTrainer(chosen, resume=done["checkpointer"].newest()).run())
+    assert differences(ours, {**whole, "lines": ours["lines"]}) == []
+    validated = [json.loads(line)["iteration"] for line in ours["lines"].splitlines() if '"validate"' in line]
+    assert validated == [16, 24, 32, 48]
+
+
+@pytest.mark.parametrize("lowered", [{"max_steps": 9}, {"epochs": 1}])
+def test_a_limit_lowered_below_the_present_step_ends_the_run_there_with_its_weights_validated(
+    lowered: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Kill, "at", 11)
+    with pytest.raises(KilledError):
+        GeneralTrainer(config()).run()
+    context = GeneralTrainer(config(**lowered), resume="auto").run()
+    validations = [line for line in end(context)["lines"].splitlines() if '"validate"' in line]
+    assert (context["train_state"]["iteration"], json.loads(validations[-1])["iteration"]) == (11, 11)
 
 
 def test_resume_auto_without_a_run_begins_one(log_lines: list[str]) -> None:

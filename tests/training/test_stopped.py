@@ -63,7 +63,7 @@ class Signals:
         self.called("after_checkpoint_saved")
 
 
-def config() -> dict[str, Any]:
+def config(**changed: Any) -> dict[str, Any]:
     """Two epochs of two phases of 4 and 3 batches, with accumulation, and validation by interval and after each."""
     schedule = {"optim_type": "Adam", "optim_conf": {"lr": 0.01}, "accum_grad": 3, "grad_clip": 1.0}
     phase = {
@@ -81,7 +81,7 @@ def config() -> dict[str, Any]:
             {"name": "three", "class_path": Noisy, "batch_size": 4, "shuffle": True},
             {"name": "valid", "class_path": Noisy, "batch_size": 2},
         ],
-        "runner": [{**runner, "print_interval": 2}],
+        "runner": [{**runner, "print_interval": 2, **changed}],
         "phase": [{**phase, "name": "a", "dataset_name": "four"}, {**phase, "name": "b", "dataset_name": "three"}],
     }
 
@@ -114,6 +114,21 @@ def test_a_run_that_is_stopped_at_any_moment_saves_and_goes_on_exactly(
     torch.manual_seed(at + 100)
     context = GeneralTrainer(config(), resume="auto").run()
     assert end(context) == unbroken
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+@pytest.mark.parametrize("hook", ["before_validation", "after_validation"])
+@pytest.mark.parametrize("limit", [{"max_steps": 12}, {"epochs": 1}])
+def test_a_run_that_is_stopped_in_its_last_validation_makes_it_again(
+    hook: str, at: int, limit: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = config(valid_interval=[5, 6], **limit)
+    expected = end(GeneralTrainer({**chosen, "output_dir": "unbroken"}).run())
+    for name, value in {"hook": hook, "at": at, "calls": 0}.items():
+        monkeypatch.setattr(Signals, name, value)
+    with pytest.raises(StoppedError):
+        GeneralTrainer(chosen).run()
+    assert end(GeneralTrainer(chosen, resume="auto").run()) == expected
 
 
 @pytest.mark.parametrize("at", range(1, 9))
