@@ -5,6 +5,7 @@ The trainer calls this before it runs anything, and so does ``pipeline check``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -79,6 +80,7 @@ def inspect(config: Source, overrides: Sequence[str] = (), *, in_order: bool = T
     inspection = Inspection(draft.tree, draft.workspace, draft.faults)
     plugins = _check_plugins(inspection)
     runners = _runners(inspection)
+    _check_folders(inspection, runners)
     flows = {}
     for address, runner in runners.items():
         earlier = list(runners)[: list(runners).index(address)]
@@ -130,6 +132,21 @@ def _runners(inspection: Inspection) -> dict[str, Node]:
     named = inspection.referred(mode, "mode", "runner", runners) if mode and mode.value is not None else []
     certain = named and mode and len(named) == (len(mode.value) if isinstance(mode.value, list) else 1)
     return {f"runner.{name}": runners[name] for name in (named if certain else runners)}
+
+
+def _check_folders(inspection: Inspection, runners: Mapping[str, Node]) -> None:
+    """Where a run writes: below a file there can be no folder."""
+    places = {"output_dir": inspection.tree.child("output_dir")}
+    for address, runner in runners.items():
+        places |= {f"{address}.{key}": runner.child(key) for key in ("save_checkpoint_path", "save_inference_path")}
+    for address, node in places.items():
+        if node is None or not isinstance(node.value, str):
+            continue
+        path = os.path.abspath(node.value)
+        file = next((str(each) for each in (Path(path), *Path(path).parents) if os.path.isfile(each)), None)
+        if file:
+            where = "is a file" if file == path else f"lies below {file}, which is a file"
+            inspection.add(node.origin, address, f"'{node.value}' {where}; name a folder")
 
 
 def _kind(runner: Node) -> str:

@@ -262,6 +262,14 @@ RUNNERS: list[tuple[list[str], list[str]]] = [
     (["dataset.train_data.multiprocessing_context=spawn"],
      [("dataset.train_data.multiprocessing_context: would be ignored: with num_workers: 0 nothing is started; "
        "remove it, or set num_workers")]),
+    (["output_dir={ws}/own.py/runs"],
+     ["output_dir: '{ws}/own.py/runs' lies below {ws}/own.py, which is a file; name a folder"]),
+    (["output_dir={ws}/own.py"], ["output_dir: '{ws}/own.py' is a file; name a folder"]),
+    (["output_dir={ws}/new/runs", f"{RUNNER}.save_checkpoint_path={{ws}}/new"], []),
+    ([f"{RUNNER}.save_checkpoint_path={{workspace}}/own.py/a/b"],
+     [f"{RUNNER}.save_checkpoint_path: '{{ws}}/own.py/a/b' lies below {{ws}}/own.py, which is a file; name a folder"]),
+    ([f"{RUNNER}.save_inference_interval=1", f"{RUNNER}.save_inference_path={{workspace}}/own.py"],
+     [f"{RUNNER}.save_inference_path: '{{ws}}/own.py' is a file; name a folder"]),
     (INFER, [NO_WEIGHTS]),
     ([f"{RUNNER}.init_model_path=gone.safetensors"],
      [f"{RUNNER}.init_model_path: no such checkpoint: {{ws}}/gone.safetensors; check the path"]),
@@ -282,7 +290,8 @@ RUNNERS: list[tuple[list[str], list[str]]] = [
 def test_a_runner_has_what_its_class_needs(linear: Path, overrides: list[str], expected: list[str]) -> None:
     (linear.parent / "own.py").write_text(STAGE)
     (linear.parent / "weights.safetensors").touch()
-    assert messages(linear, *overrides) == [each.replace("{ws}", str(linear.parent)) for each in expected]
+    given = [each.replace("{ws}", str(linear.parent)) for each in overrides]
+    assert messages(linear, *given) == [each.replace("{ws}", str(linear.parent)) for each in expected]
 
 
 def own_stages(names: Sequence[str]) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from pipeline import class_path
 from pipeline.checks.inspection import Inspection, plain
 from pipeline.checks.named_class import class_of, given
 from pipeline.config.load import Config
-from pipeline.config.schema import PhaseSchema, RunnerSchema
+from pipeline.config.schema import DEFAULT_PLUGINS, PhaseSchema, RunnerSchema
 from pipeline.config.tree import Node
 from pipeline.errors import ClassPathError, nearest
 from pipeline.source_code import classes, source, uncalled
@@ -168,11 +169,88 @@ def undefined(
     inspection: Inspection, runner: Node, address: str, path: Node, definition: source.Definition, left: list[str]
 ) -> None:
     """A fault for methods that the default runner calls and nobody defines."""
-    default = RunnerSchema.model_fields["runner_class_path"].default
-    if left and plain(runner, "runner_class_path") in (None, default):
+    if left and has_default_runner(runner):
         hint = nearest(left[0], classes.methods(definition))
         message = class_path.left_abstract(str(path.value), definition.name, left) + hint
         inspection.add(path.origin, address, message)
+
+
+def has_default_runner(runner: Node) -> bool:
+    """Whether the runner stage is the default itself."""
+    default = RunnerSchema.model_fields["runner_class_path"].default
+    return plain(runner, "runner_class_path") in (None, default)
+
+
+def loss_names(inspection: Inspection, runner: Node, address: str, phase: Node) -> set[str] | None:
+    """The names of the losses that drive the optimizers of a phase, where it is ours that does; None: cannot tell.
+
+    Args:
+        inspection: finds the classes.
+        runner: the runner that trains it.
+        address: the phase's.
+        phase: the phase.
+    """
+    model, loss = phase.child("model"), plain(phase, "loss")
+    found = inspection.find_class(model, f"{address}.model", "Model") if model and model.value is not None else None
+    if not found or not isinstance(found.node, source.ClassNode) or not is_stepped(found, runner, phase):
+        return None
+    above, complete = classes.ancestry(found)
+    if classes.is_subclass(found, BRAIN) is False:
+        return {"loss"} if isinstance(loss, str) and loss.startswith("torch.") else None
+    defining = [each for each in above if "compute_objectives" in classes.methods(each)]
+    return _returned_keys(classes.methods(defining[0])["compute_objectives"]) if defining and complete else None
+
+
+def is_stepped(model: source.Definition, runner: Node, phase: Node) -> bool:
+    """Whether it certainly is ours that steps the optimizers of a phase: no updater, Runner or ``fit_batch`` of the user's."""
+    if not has_default_runner(runner) or plain(phase, "updater") is not None:
+        return False
+    is_brain = classes.is_subclass(model, BRAIN)
+    return is_brain is False or bool(is_brain and classes.undefined(model, ("fit_batch",), BRAIN))
+
+
+def _returned_keys(function: source.FunctionNode) -> set[str] | None:
+    """The keys of the dicts that a function returns; None where some of what it returns is something else."""
+    keys: set[str] = set()
+    for value in _returned(function):
+        if not isinstance(value, ast.Dict):
+            return None
+        for key in value.keys:
+            if not isinstance(key, ast.Constant):
+                return None
+            keys.add(str(key.value))
+    return keys or None
+
+
+def _returned(node: ast.AST) -> Iterator[ast.expr | None]:
+    for each in ast.iter_child_nodes(node):
+        if isinstance(each, ast.Return):
+            yield each.value
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield from _returned(each)
+
+
+def may_report(inspection: Inspection, phases: Mapping[str, Node]) -> bool:
+    """Whether a validation of these phases may report other numbers than their losses and metrics.
+
+    A Brain or a plugin of the user's may, and so may a loss of the user's that gives several.
+    """
+    section = inspection.section("phase")
+    for name in {str(plain(phase, "model_of") or name) for name, phase in phases.items()} & set(section):
+        loss = plain(section[name], "loss")
+        is_plain = is_plain_module(inspection, f"phase.{name}", section[name])
+        if not (is_plain and isinstance(loss, str) and loss.startswith("torch.")):
+            return True
+    plugins = inspection.tree.child("plugins")
+    items = [item for _, item in plugins.children()] if plugins else []
+    names = [name for each in items for name in (each.value if isinstance(each.value, dict) else [each.value])]
+    return any(name not in DEFAULT_PLUGINS for name in names)
+
+
+def reported(phase: Node) -> set[str]:
+    """The names of the numbers that the loss and the metrics of a phase give in a validation."""
+    metrics = phase.child("metrics")
+    return {"valid_loss", *(f"valid_{name}" for name, _ in (metrics.children() if metrics else ()))}
 
 
 def is_plain_module(inspection: Inspection, address: str, phase: Node) -> bool:

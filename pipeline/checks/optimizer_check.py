@@ -16,8 +16,15 @@ OPTIMIZERS = "torch.optim"
 ADDRESS = "hyper_parameters.optimizer"
 
 
-def check_short_form(inspection: Inspection, runner: Node, *, needed: bool) -> None:
-    """``hyper_parameters.optimizer``, of which every phase without ``optim_schedulers`` makes its own."""
+def check_short_form(inspection: Inspection, runner: Node, *, needed: bool, stepped: bool) -> None:
+    """``hyper_parameters.optimizer``, of which every phase without ``optim_schedulers`` makes its own.
+
+    Args:
+        inspection: where the faults go.
+        runner: the runner.
+        needed: whether some phase does so.
+        stepped: whether it certainly is ours that steps that of some phase.
+    """
     node = inspection.tree.find(ADDRESS)
     if not needed:
         if node is not None and node.value is not None:
@@ -29,11 +36,11 @@ def check_short_form(inspection: Inspection, runner: Node, *, needed: bool) -> N
         remedy = "add `optimizer: {class: Adam, learning_rate: 0.001}` to hyper_parameters"
         inspection.add(place, ADDRESS, f"training needs an optimizer; {remedy}")
     else:
-        check_optimizer(inspection, ADDRESS, node)
+        check_optimizer(inspection, ADDRESS, node, stepped=stepped)
 
 
-def check_optimizer(inspection: Inspection, address: str, node: Node) -> None:
-    """An optimizer's ``class``, and the keys beside it, which are its own."""
+def check_optimizer(inspection: Inspection, address: str, node: Node, *, stepped: bool) -> None:
+    """An optimizer's ``class``, and the keys beside it, which are its own; ``stepped``: certainly by ours."""
     if {"learning_rate", "lr"} <= set(node.value):
         message = "means the same as 'learning_rate', which is set too; keep one"
         inspection.add(node.value["lr"].key or node.origin, f"{address}.lr", message)
@@ -48,8 +55,20 @@ def check_optimizer(inspection: Inspection, address: str, node: Node) -> None:
         free = taken.without_first()
         named = replace(free, names=(*free.names, "learning_rate")) if "lr" in free.names else free
         inspection.check_arguments(named, Node(given, node.origin), address, definition.name)
+    if definition and stepped and (argument := _step_needs(definition)):
+        needs = f"{definition.name}.step needs a {argument}, and nobody gives it one"
+        remedy = "write an updater or a Runner of your own, or name another optimizer"
+        inspection.add(written.origin, f"{address}.class", f"{needs}; {remedy}")
     if definition and definition.module.name.startswith(f"{OPTIMIZERS}."):
         _check_rate(inspection, address, node)
+
+
+def _step_needs(definition: source.Definition) -> str:
+    """The argument without which an optimizer makes no step: the closure of LBFGS; ``""`` for none."""
+    above = classes.ancestry(definition)[0] if isinstance(definition.node, source.ClassNode) else []
+    step = next((classes.methods(each)["step"] for each in above if "step" in classes.methods(each)), None)
+    required = step.args.args[1 : len(step.args.args) - len(step.args.defaults)] if step else []
+    return required[0].arg if required else ""
 
 
 def _check_rate(inspection: Inspection, address: str, node: Node) -> None:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from pipeline.checks.inspection import Inspection, plain
-from pipeline.checks.model_check import ModelCheck, undefined
+from pipeline.checks.model_check import (
+    ModelCheck,
+    has_default_runner,
+    is_stepped,
+    loss_names,
+    may_report,
+    reported,
+    undefined,
+)
 from pipeline.checks.named_class import class_of, given
 from pipeline.checks.optimizer_check import check_short_form
-from pipeline.checks.scheduler_check import check_optim_scheduler
+from pipeline.checks.scheduler_check import Around, check_optim_scheduler
 from pipeline.checks.updater_check import check_updater
 from pipeline.config.tree import DEFAULT, Node
 from pipeline.errors import one_of
@@ -31,16 +39,20 @@ class PhaseCheck:
         self.inspection = inspection
         self.runner = runner
         self.phases: dict[str, Node] = {}
+        self.trains = False
 
     def all(self, phases: dict[str, Node], *, trains: bool) -> None:
         """Check the phases of the runner, and the optimizer if it trains."""
-        self.phases = phases
+        self.phases, self.trains = phases, trains
         for name, phase in phases.items():
             self.phase(name, phase, trains)
         own = [phase for phase in phases.values() if plain(phase, "model_of") is None]
         if own and trains:
-            without = [phase for phase in own if not plain(phase, "optim_schedulers")]
-            check_short_form(self.inspection, self.runner, needed=bool(without))
+            without = {
+                name: each for name, each in phases.items() if each in own and not plain(each, "optim_schedulers")
+            }
+            stepped = any(self.is_stepped(name, phase) for name, phase in without.items())
+            check_short_form(self.inspection, self.runner, needed=bool(without), stepped=stepped)
 
     def phase(self, name: str, phase: Node, trains: bool) -> None:
         """Check one phase."""
@@ -86,16 +98,48 @@ class PhaseCheck:
 
     def optim_schedulers(self, name: str, phase: Node) -> None:
         """The optimizers of a phase; the numbers of a validation reach them from each phase that shares the model."""
-        sharing = [phase, *(each for each in self.phases.values() if plain(each, "model_of") == name)]
-        unjudged = ""
-        if all(plain(each, "valid_dataset_name") is None for each in sharing):
-            unjudged = "add valid_dataset_name to the phase"
-        elif plain(self.runner, "valid_interval") in (None, []) and self.runner.child("valid_interval"):
-            unjudged = "give the runner a valid_interval"
         schedulers = phase.child("optim_schedulers")
-        for each, scheduler in schedulers.children() if schedulers and isinstance(schedulers.value, dict) else ():
-            address = f"phase.{name}.optim_schedulers.{each}"
-            check_optim_scheduler(self.inspection, address, scheduler, unjudged=unjudged)
+        if not schedulers or not isinstance(schedulers.value, dict):
+            return
+        around = Around(
+            judged=self.judged(name, phase),
+            losses=loss_names(self.inspection, self.runner, f"phase.{name}", phase) if self.trains else None,
+            stepped=self.is_stepped(name, phase),
+            batches=self.batches(),
+            accum_grad=plain(self.runner, "accum_grad"),
+            epochs=plain(self.runner, "epochs") if plain(self.runner, "max_steps") is None else None,
+        )
+        for each, scheduler in schedulers.children():
+            check_optim_scheduler(self.inspection, f"phase.{name}.optim_schedulers.{each}", scheduler, around)
+
+    def judged(self, name: str, phase: Node) -> str | set[str] | None:
+        """The numbers that a validation reports to the optimizers; what to do for one; None: cannot tell."""
+        sharing = {
+            name: phase,
+            **{other: each for other, each in self.phases.items() if plain(each, "model_of") == name},
+        }
+        validated = {other: each for other, each in sharing.items() if plain(each, "valid_dataset_name") is not None}
+        if not validated:
+            return "add valid_dataset_name to the phase"
+        if plain(self.runner, "valid_interval") in (None, []) and self.runner.child("valid_interval"):
+            return "give the runner a valid_interval"
+        if not has_default_runner(self.runner) or may_report(self.inspection, validated):
+            return None
+        return set.intersection(*map(reported, validated.values()))
+
+    def is_stepped(self, name: str, phase: Node) -> bool:
+        """Whether it certainly is ours that steps the optimizers of a phase."""
+        model = phase.child("model") if self.trains else None
+        found = self.inspection.find_class(model, f"phase.{name}.model", "Model") if model and model.value else None
+        return bool(found and isinstance(found.node, source.ClassNode) and is_stepped(found, self.runner, phase))
+
+    def batches(self) -> int | None:
+        """How many batches the only phase of a runner trains on, where the runner alone says so."""
+        keys = ("epochs", "optimizer_step_limit", "debug")
+        if len(self.phases) > 1 or not has_default_runner(self.runner) or any(plain(self.runner, key) for key in keys):
+            return None
+        most = plain(self.runner, "max_steps")
+        return most if isinstance(most, int) else None
 
     def dataset(self, phase: Node, key: str, address: str) -> None:
         """The dataset that a phase names."""

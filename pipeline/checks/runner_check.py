@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 from pipeline.checks.inference_check import check_inference
 from pipeline.checks.inspection import Inspection, plain
-from pipeline.checks.model_check import is_plain_module
+from pipeline.checks.model_check import may_report, reported
 from pipeline.checks.named_class import unknown_keys
 from pipeline.config.keys import fields
-from pipeline.config.schema import DEFAULT_PLUGINS, RunnerSchema
+from pipeline.config.schema import RunnerSchema
 from pipeline.config.tree import DEFAULT, Node
 from pipeline.config.values import BestSettings
 from pipeline.errors import one_of
@@ -156,21 +156,7 @@ class RunnerCheck:
         node = self.runner.find("keep_best.metric")
         if node is None or not isinstance(node.value, str):
             return
-        known = {"valid_loss"}
-        for phase in phases.values():
-            metrics = phase.child("metrics")
-            known |= {f"valid_{name}" for name, _ in (metrics.children() if metrics else ())}
-        if node.value not in known and not self.may_log(phases):
+        known = set().union(*map(reported, phases.values()))
+        if node.value not in known and not may_report(self.inspection, phases):
             message = f"nothing reports '{node.value}'{one_of(node.value, known)}"
             self.inspection.add(node.origin, f"{self.address}.keep_best.metric", message)
-
-    def may_log(self, phases: dict[str, Node]) -> bool:
-        """Whether a Brain or a plugin of the user's may report numbers of its own."""
-        section = self.inspection.section("phase")
-        owners = {str(plain(phase, "model_of") or name) for name, phase in phases.items()}
-        if not all(is_plain_module(self.inspection, f"phase.{each}", section[each]) for each in owners & set(section)):
-            return True
-        plugins = self.inspection.tree.child("plugins")
-        items = [item for _, item in plugins.children()] if plugins else []
-        names = [name for each in items for name in (each.value if isinstance(each.value, dict) else [each.value])]
-        return any(name not in DEFAULT_PLUGINS for name in names)

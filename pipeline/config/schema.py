@@ -21,6 +21,7 @@ from pipeline.config.values import (
     Name,
     NamedClasses,
     Names,
+    PhaseName,
     PluginValue,
     Precision,
     RunnerKind,
@@ -83,7 +84,7 @@ class DatasetSchema(_Section):
 class PhaseSchema(_Section):
     """One item of ``phase``: a model with its data."""
 
-    name: Name = Field(description="letters, digits, `_` and `-`")
+    name: PhaseName = Field(description="letters, digits, `_` and `-`")
     model: ClassPathValue | None = Field(None, description="an nn.Module or a Brain (class Model)")
     model_args: Arguments = Field(
         default_factory=dict, description="keyword arguments of the model, over those from hyper_parameters"

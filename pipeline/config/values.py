@@ -74,6 +74,12 @@ def _folder_name(value: Any) -> Any:
     return value
 
 
+def _file_name(value: Any) -> Any:
+    if value == "training":
+        raise ValueError("is 'training', which a checkpoint uses itself beside the weights; choose another name")
+    return value
+
+
 def _no_repeat(value: Any) -> Any:
     names = value if isinstance(value, list) else [value]
     if not names:
@@ -150,6 +156,7 @@ Intervals = Annotated[
 ]  # fmt: skip
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 RunnerName = Annotated[Name, BeforeValidator(_folder_name)]
+PhaseName = Annotated[Name, BeforeValidator(_file_name)]
 Device = Annotated[
     str, BeforeValidator(_device), WithJsonSchema({"title": "auto, cpu, gpu, cuda or cuda:N", **_DEVICE})
 ]

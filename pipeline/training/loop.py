@@ -23,6 +23,7 @@ from pipeline.training.entry import entry_of
 from pipeline.training.epoch import train_epoch
 from pipeline.training.inference_weights import InferenceWeights
 from pipeline.training.report import Report
+from pipeline.training.schedule_length import refuse_short_schedules
 from pipeline.training.updates import is_plain
 from pipeline.training.validation import Validation
 from pipeline.training.watching import watch
@@ -89,6 +90,7 @@ class Training:
             for name in reversed(first.values()):
                 with belonging_to(f"phase.{name}"):
                     self.models[name]["brain"].on_fit_start()
+            refuse_short_schedules(self.runner, self.phases, self.agenda.epochs, self.context)
             # That of the last one, in case there is none left.
             self.context["current_epoch"] = max(0, self.state["epoch"] - 1)
             self.inference.begin()

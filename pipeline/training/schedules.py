@@ -197,6 +197,11 @@ class TorchSchedule(OptimScheduler):
             self.schedule.step()
         return float(self.own_optimizer.param_groups[0]["lr"])
 
+    @property
+    def steps(self) -> int | None:
+        """How many steps the schedule has; None where it goes on without end, as all do but OneCycleLR."""
+        return self.schedule.total_steps if isinstance(self.schedule, lr_scheduler.OneCycleLR) else None
+
     def schedule_state(self) -> dict[str, Any]:
         """The schedule's own, its rate, and what it began with."""
         return {**self._state(), "lr": self.own_optimizer.param_groups[0]["lr"], "configured": self._fresh}

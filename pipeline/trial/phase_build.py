@@ -127,7 +127,7 @@ class PhaseBuild:
             parameters=sum(each.numel() for each in parameters),
             trained=sum(each.numel() for each in trained),
             weights=_bytes(self.modules),
-            gradients=sum(each.nbytes for each in trained),
+            gradients=sum(map(_stored, trained)),
         )
 
     def forward(self, batch: Any, stage: Stage, device: torch.device) -> str:
@@ -168,7 +168,7 @@ def _kept(optimizer: Optimizer) -> int:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     kept = [each for state in optimizer.state.values() for each in state.values()]
-    return sum(each.nbytes for each in kept if isinstance(each, Tensor))
+    return sum(_stored(each) for each in kept if isinstance(each, Tensor))
 
 
 def _making(device: torch.device) -> AbstractContextManager[Any]:
@@ -178,7 +178,23 @@ def _making(device: torch.device) -> AbstractContextManager[Any]:
 
 def _bytes(modules: nn.Module) -> int:
     """What parameters and buffers take; a lazy one, which has no shape yet, takes nothing."""
-    return sum(each.nbytes for each in (*modules.parameters(), *modules.buffers()) if not is_lazy(each))
+    return sum(_stored(each) for each in (*modules.parameters(), *modules.buffers()) if not is_lazy(each))
+
+
+_BY_ROW, _BY_COLUMN = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: _BY_ROW,
+    torch.sparse_bsr: _BY_ROW,
+    torch.sparse_csc: _BY_COLUMN,
+    torch.sparse_bsc: _BY_COLUMN,
+}
+
+
+def _stored(tensor: Tensor) -> int:
+    """The bytes of a tensor; of a sparse one, those of its parts."""
+    parts = [getattr(tensor, part)() for part in _PARTS.get(tensor.layout, ())]
+    return sum(each.nbytes for each in parts or [tensor])
 
 
 def batch_shapes(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -117,3 +118,142 @@ def test_what_only_building_shows_is_told_with_the_line_of_the_config(linear: Pa
     expected = f"override .*: {ADDRESS}.main: updated_modules: ModuleDict has no part 'modle'; did you mean 'model'?"
     with pytest.raises(ConfigError, match=expected.replace("?", re.escape("?"))):
         GeneralTrainer(linear, [f"{ADDRESS}={{main: {wrong}}}", NO_OPTIMIZER]).run()
+
+
+def one_cycle(more: str, own: str = "") -> list[str]:
+    given = f"schedule: OneCycleLR, {own}args: {{max_lr: 0.1, cycle_momentum: false, {more}}}"
+    return [
+        f"{ADDRESS}={{main: {{class: torch_schedule, args: {{optim_type: SGD, optim_conf: {{lr: 0.1}}, {given}}}}}}}",
+        NO_OPTIMIZER,
+    ]
+
+
+TOO_SHORT = f"{ADDRESS}.main.args.args: OneCycleLR has {{}} steps, and the training has {{}} {{}}; write total_steps: {{}} or more"
+STEPS = ["runner.train_runner.epochs=null", "runner.train_runner.max_steps=20"]
+
+
+@pytest.mark.parametrize(("overrides", "told"), [
+    ([*one_cycle("total_steps: 19"), *STEPS], (19, 20, "windows of accumulation", 20)),
+    ([*one_cycle("epochs: 3, steps_per_epoch: 6"), *STEPS], (18, 20, "windows of accumulation", 20)),
+    ([*one_cycle("total_steps: 6", "accum_grad: 3, "), *STEPS], (6, 7, "windows of accumulation", 7)),
+    ([*one_cycle("total_steps: 1", "per: epoch, ")], (1, 2, "epochs", 2)),
+])  # fmt: skip
+def test_a_cycle_that_is_over_before_the_training_is_told_where_the_config_says_both(
+    linear: Path, overrides: list[str], told: tuple[object, ...]
+) -> None:
+    (fault,) = check(linear, overrides)
+    assert f"{fault.address}: {fault.message}" == TOO_SHORT.format(*told)
+
+
+@pytest.mark.parametrize(("overrides", "needed"), [
+    (one_cycle("total_steps: 11"), 12),  # two epochs of six batches
+    ([*one_cycle("total_steps: 6"), "runner.train_runner.max_steps=7"], 7),
+    ([*one_cycle("total_steps: 3", "accum_grad: 4, ")], 4),
+])  # fmt: skip
+def test_a_cycle_that_is_over_before_the_data_are_is_told_before_the_first_step(
+    linear: Path, overrides: list[str], needed: int
+) -> None:
+    trainer = GeneralTrainer(linear, overrides)
+    with pytest.raises(
+        ConfigError, match=rf"{ADDRESS}.main: OneCycleLR has {needed - 1} steps, and the training has {needed} windows"
+    ):
+        trainer.run()
+    (run,) = Path("runs/workspace").glob("2*")
+    assert json.loads((run / "status.json").read_text(encoding="utf-8"))["iteration"] == 0
+
+
+@pytest.mark.parametrize("overrides", [
+    one_cycle("total_steps: 12"), [*one_cycle("total_steps: 20"), *STEPS], one_cycle("total_steps: 2", "per: epoch, "),
+    one_cycle("total_steps: 4", "accum_grad: 4, "),
+])  # fmt: skip
+def test_a_cycle_as_long_as_the_training_is_no_fault(linear: Path, overrides: list[str]) -> None:
+    assert check(linear, overrides) == []
+    GeneralTrainer(linear, overrides).run()
+
+
+LBFGS = "{main: {class: constant, args: {optim_type: LBFGS, optim_conf: {lr: 0.1}}}}"
+NEEDS = "LBFGS.step needs a closure, and nobody gives it one; write an updater or a Runner of your own, or name another optimizer"
+
+
+@pytest.mark.parametrize(("overrides", "address"), [
+    (["hyper_parameters.optimizer.class=LBFGS"], "hyper_parameters.optimizer.class"),
+    ([f"{ADDRESS}={LBFGS}", NO_OPTIMIZER], f"{ADDRESS}.main.args.optim_conf.class"),
+])  # fmt: skip
+def test_an_optimizer_whose_step_needs_a_closure_is_a_fault(linear: Path, overrides: list[str], address: str) -> None:
+    (fault,) = check(linear, overrides)
+    assert (fault.address, fault.message) == (address, NEEDS)
+
+
+BRAIN = "from pipeline import Brain, UpdaterBase\nfrom pipeline.stages.runner import Runner\nclass Model(Brain):\n"
+COMPUTED = "    def compute_forward(self, batch, stage): ...\n    def compute_objectives(self, predictions, batch, stage): {}\n"
+OWN = ["phase.line.model=own.py", "phase.line.model_args={}", "phase.line.loss=null"]
+
+
+@pytest.mark.parametrize(("text", "overrides"), [
+    (f"{BRAIN}    def fit_batch(self, batch): ...\n    def evaluate_batch(self, batch, stage): ...\n", OWN),
+    (f"{BRAIN}    pass\nclass Updater(UpdaterBase):\n    def update(self, batch): ...\n", ["phase.line.updater={class_path: own.py}"]),
+    (f"{BRAIN}    pass\nclass Mine(Runner): ...\n", ["runner.train_runner.runner_class_path=own.py:Mine"]),
+])  # fmt: skip
+def test_who_steps_an_optimizer_himself_may_give_it_a_closure(linear: Path, text: str, overrides: list[str]) -> None:
+    (linear.parent / "own.py").write_text(text, encoding="utf-8")
+    assert check(linear, ["hyper_parameters.optimizer.class=LBFGS", *overrides]) == []
+
+
+def losses(config: Path, optim_loss: str, *overrides: str) -> list[str]:
+    scheduler = f"{{main: {{class: constant, args: {{optim_type: SGD, optim_conf: {{lr: 0.1}}{optim_loss}}}}}}}"
+    return [
+        f"{each.address}: {each.message}"
+        for each in check(config, [f"{ADDRESS}={scheduler}", NO_OPTIMIZER, *overrides])
+    ]
+
+
+def test_a_loss_that_the_source_of_a_brain_does_not_name_is_a_fault(linear: Path) -> None:
+    (linear.parent / "own.py").write_text(BRAIN + COMPUTED.format("return {'a': 1, 'b': 2}"), encoding="utf-8")
+    place = f"{ADDRESS}.main.args.optim_loss: there is no loss"
+    assert losses(linear, ", optim_loss: c", *OWN) == [f"{place} 'c' to descend; known: a, b"]
+    assert losses(linear, "", *OWN) == [f"{place} 'loss' to descend; known: a, b"]
+    assert losses(linear, ", optim_loss: a", *OWN) == []
+
+
+def test_a_plain_module_has_one_loss(linear: Path) -> None:
+    assert losses(linear, ", optim_loss: generator") == [
+        f"{ADDRESS}.main.args.optim_loss: there is no loss 'generator' to descend; known: loss"
+    ]
+    assert losses(linear, ", optim_loss: loss") == []
+
+
+@pytest.mark.parametrize(
+    "objectives", ["return self.losses(batch)", "return {**self.losses(batch), 'a': 1}", "return {batch: 1}"]
+)
+def test_losses_that_the_source_does_not_tell_are_left_to_the_run(linear: Path, objectives: str) -> None:
+    (linear.parent / "own.py").write_text(BRAIN + COMPUTED.format(objectives), encoding="utf-8")
+    assert losses(linear, ", optim_loss: c", *OWN) == []
+
+
+def watching(config: Path, metric: str, *overrides: str) -> list[str]:
+    plateau = f"{{main: {{class: plateau, args: {{optim_type: SGD, optim_conf: {{lr: 0.1}}, metric: {metric}}}}}}}"
+    return [
+        f"{each.address}: {each.message}" for each in check(config, [f"{ADDRESS}={plateau}", NO_OPTIMIZER, *overrides])
+    ]
+
+
+MAE = "phase.line.metrics={error: {class: MAE}}"
+
+
+@pytest.mark.parametrize(("metric", "hint"), [
+    ("loss", "known: valid_error, valid_loss"), ("valid_eror", "did you mean 'valid_error'?"), ("auc", "known: valid_error, valid_loss"),
+])  # fmt: skip
+def test_a_plateau_on_a_number_that_nobody_reports_is_a_fault(linear: Path, metric: str, hint: str) -> None:
+    assert watching(linear, metric, MAE) == [f"{ADDRESS}.main.args.metric: nothing reports '{metric}'; {hint}"]
+
+
+@pytest.mark.parametrize(("metric", "overrides"), [
+    ("valid_loss", []), ("valid_error", [MAE]), ("valid_mine", OWN),
+    ("valid_part", ["phase.line.loss=own.py:Losses"]), ("valid_plugged", ["plugins=[own.py:Hooks]"]),
+])  # fmt: skip
+def test_a_plateau_on_a_number_that_somebody_may_report_is_none(
+    linear: Path, metric: str, overrides: list[str]
+) -> None:
+    own = "\ndef Losses(predictions, target): ...\nfrom pipeline import hookimpl\nclass Hooks:\n    @hookimpl\n    def after_validation(self, metrics): ...\n"
+    (linear.parent / "own.py").write_text(BRAIN + COMPUTED.format("...") + own, encoding="utf-8")
+    assert watching(linear, metric, *overrides) == []

@@ -126,6 +126,8 @@ def test_defaults_of_two_configs_are_not_shared(config: Configs) -> None:
         ("runner", "save_inference_path: [a]", "runner.x.save_inference_path: is ['a'], a list; write a string"),
         ("runner", "save_inference_export: 1", "runner.x.save_inference_export: is 1, a whole number; write true or false"),
         ("runner", "write_predictions: on", "runner.x.write_predictions: is 'on', a string; write true or false"),
+        ("", "phase: [{name: training}]",
+         "phase.training.name: is 'training', which a checkpoint uses itself beside the weights; choose another name"),
         ("runner", "seed: -1", "runner.x.seed: is -1; it must be at least 0"),
         ("runner", "seed: 4294967296", "runner.x.seed: is 4294967296; it must be less than 4294967296"),
         ("runner", "grad_clip: 0", "runner.x.grad_clip: is 0; it must be greater than 0"),

@@ -124,9 +124,20 @@ def test_an_infer_runner_has_no_gradients_either(linear: Path) -> None:
     assert build(linear, runner).lines == {"line": text}
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize(("layout", "parts"), [("sparse()", 2 * 3 * 8 + 3 * 4), ("sparse_csr()", (4 + 3) * 8 + 3 * 4)])
+def test_a_sparse_buffer_takes_what_its_parts_do(linear: Path, layout: str, parts: int) -> None:
+    init = f"self.register_buffer('graph', torch.eye(3).to_{layout}, persistent=False)"
+    done = build(linear, *own_model(linear, init=init))
+    assert (done.lines["line"].partition(";")[0], faults(done)) == (f"Model, 2 parameters ({8 + parts} B", [])
+
+
 @pytest.mark.parametrize("optimizer", ["LBFGS", "SparseAdam"])
 def test_what_an_optimizer_takes_that_wants_something_else_is_left_open(linear: Path, optimizer: str) -> None:
-    done = build(linear, f"hyper_parameters.optimizer.class={optimizer}")
+    stepping = "from pipeline import UpdaterBase\nclass Updater(UpdaterBase):\n    def update(self, batch): ...\n"
+    (linear.parent / "updater.py").write_text(stepping, encoding="utf-8")
+    updater = "phase.line.updater={class_path: updater.py}"
+    done = build(linear, f"hyper_parameters.optimizer.class={optimizer}", updater)
     assert f"(8 B; with gradients 16 B; cannot tell for {optimizer})" in done.lines["line"]
     assert done.problems.found == []
 
