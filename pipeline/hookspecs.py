@@ -39,7 +39,7 @@ def before_epoch(context: Context) -> None:
 def before_batch(context: Context, batch: Any) -> None:
     """A training batch, already on its device, is about to be used.
 
-    Here and in ``after_batch``, ``context["train_state"]["iteration"]`` counts the batches before this one.
+    ``context["train_state"]`` counts the batches before this one, here and until ``after_batch``.
     """
 
 
@@ -60,7 +60,10 @@ def after_update(context: Context, name: str, optim_scheduler: Any) -> None:
 
 @hookspec
 def after_batch(context: Context, batch: Any, predictions: Any, losses: dict[str, Any]) -> None:
-    """A training batch has been used; the losses are tensors on the device: reading one makes a GPU wait."""
+    """A training batch has been used; the losses are tensors on the device: reading one makes a GPU wait.
+
+    ``context["train_state"]`` counts it.
+    """
 
 
 @hookspec

@@ -19,7 +19,7 @@ RECORDER = "from pipeline import hookimpl\n\nclass Plugin:\n" + "".join(
     f"""
     @hookimpl
     def {name}(self, {", ".join(hook.parameters)}):
-        moment = {{"current_epoch": context.get("current_epoch"), "iteration": context["train_state"]["iteration"]}}
+        moment = {{"current_epoch": context.get("current_epoch"), **context["train_state"]}}
         moment |= dict({", ".join(f"{each}={each}" for each in hook.parameters if each != "context")})
         context.setdefault("calls", []).append(("{name}", moment))
 """
@@ -125,9 +125,33 @@ def test_batch_hooks_get_the_batch_its_predictions_and_losses(recorded: Recorded
         torch.testing.assert_close(moment["losses"]["loss"], mean_square)
 
 
+UPDATER = """
+from pipeline import UpdaterBase
+class Updater(UpdaterBase):
+    def __init__(self, {taken}):
+        super().__init__()
+        self.taken = {taken}
+    def update(self, batch):
+        {does}
+"""
+UPDATERS = {
+    "the default": {},
+    "the Brain's fit_batch": {"taken": "brain", "does": "self.taken.fit_batch(batch)"},
+    "a scheduler": {"taken": "model, optim_schedulers", "does": """self.taken[1]["main"].step(
+        {"loss": (self.taken[0](batch[0]) - batch[1]).square().mean()})"""},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("updater", UPDATERS)
 @pytest.mark.parametrize("hook", BATCH)
-def test_a_batch_hook_sees_how_many_batches_came_before(recorded: Recorded, hook: str) -> None:
-    assert [moment["iteration"] for moment in moments(recorded(), hook)] == list(range(12))
+def test_the_batch_counts_in_after_batch_and_not_before(
+    recorded: Recorded, linear: Path, hook: str, updater: str
+) -> None:
+    (linear.parent / "own.py").write_text(UPDATER.format(**UPDATERS[updater]) if UPDATERS[updater] else "")
+    phase = ["phase.line.updater.class_path={workspace}/own.py"] if UPDATERS[updater] else []
+    done = range(1, 13) if hook == "after_batch" else range(12)
+    found = [[each[name] for name in ("iteration", "update", "samples")] for each in moments(recorded(*phase), hook)]
+    assert found == [[count, count, 4 * count] for count in done]
 
 
 def test_epochs_count_from_0_and_are_there_when_they_begin(recorded: Recorded) -> None:

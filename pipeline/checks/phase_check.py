@@ -168,6 +168,9 @@ class PhaseCheck:
 
     def metric(self, address: str, metric: Node) -> None:
         """One metric: ``{class, args}``."""
+        if address.endswith(".metrics.loss"):
+            message = "would replace the loss of the phase, which is reported by that name; give it another"
+            self.inspection.add(metric.origin, address, message)
         path = class_of(self.inspection, address, metric, "{class: AUC} or {class: …, args: {…}}")
         definition = self.inspection.find_class(path, f"{address}.class", "Metric", module=METRICS) if path else None
         if path is None or definition is None:

@@ -25,9 +25,10 @@ class Notes:
         return Notes(self.batches | later.batches, self.losses | later.losses)
 
     def before(self, other: Notes) -> Notes:
-        """Those of another, up to the last iteration that there is here."""
-        last = max(self.batches, default=0)
-        return Notes(_up_to(last, other.batches), _up_to(last, other.losses))
+        """Those of another, up to the last of each that there is here: the kill comes between a batch and its losses."""
+        return Notes(
+            _up_to(max(self.batches, default=0), other.batches), _up_to(max(self.losses, default=0), other.losses)
+        )
 
 
 def read(path: Path, runner: str) -> Notes:

@@ -57,15 +57,18 @@ class Witness:
     @hookimpl
     def before_batch(self, context: Context, batch: Any) -> None:
         """Note what the batch is."""
-        self._note(context, batch=digest(batch))
+        # It is not counted yet.
+        self._note(context["train_state"]["iteration"] + 1, batch=digest(batch))
 
     @hookimpl
     def after_batch(self, context: Context, losses: Mapping[str, Tensor]) -> None:
         """Note its losses, to the last bit."""
-        self._note(context, losses={name: float(value.detach()).hex() for name, value in losses.items()})
+        self._note(
+            context["train_state"]["iteration"],
+            losses={name: float(value.detach()).hex() for name, value in losses.items()},
+        )
 
-    def _note(self, context: Context, **noted: Any) -> None:
-        iteration = context["train_state"]["iteration"] + 1
+    def _note(self, iteration: int, **noted: Any) -> None:
         self.file.write(json.dumps({"runner": self.name, "iteration": iteration, **noted}) + "\n")
 
 

@@ -42,12 +42,15 @@ class BatchBrain:
         checkpointer: where ``fit`` saves, and ``evaluate`` takes the best from.
 
     Attributes:
-        step: how many batches of the pass are done; in ``fit_batch``, the number of this one, from 1.
+        step: the number of the batch in its pass, from 1; between two of them, of the last one. A validation counts its
+            own, and then it is put back.
         train_loss: of the pass that trains; what is not finite is left out.
         logged: what ``log`` gathered in this pass.
         train_state: the counters; in a run, those of the context.
         counts_batches: whether ``fit_batch`` counts them in ``step`` and tells the plugins; not where the loop does so
             around an update of the user's own.
+        taken: how many batches of the pass were taken, whatever a subclass does to ``step``.
+        in_pass: whether a loop leads the pass: then the batches are counted as iterations.
     """
 
     def __init__(
@@ -62,7 +65,8 @@ class BatchBrain:
         self.opt_class = opt_class
         self.hparams = SimpleNamespace(**(hparams or {}))
         self.checkpointer = checkpointer
-        self.step = 0
+        self.step = self.taken = 0
+        self.in_pass = False
         self.train_loss = Average()
         self.logged = Averages()
         self.train_state: dict[str, int] = {"iteration": 0, "update": 0, "epoch": 0, "samples": 0}
@@ -111,7 +115,7 @@ class BatchBrain:
             patience: how many batches that are not finite a pass may have before training ends; None does not look.
         """
         self._phase, self._patience, self._context = phase, patience, context
-        self.counts_batches = True
+        self.counts_batches, self.in_pass = True, False
         self._optim_schedulers = list(optim_schedulers.values())
         trained = {each for each in self.modules.parameters() if each.requires_grad}
         # A scale may change when the windows close for which it was used: those of one length close together.
@@ -144,7 +148,8 @@ class BatchBrain:
     def begin_pass(self, batches: int = 0) -> None:
         """Training mode, and the training numbers of the pass before forgotten; ``batches``: how many come, if known."""
         self.modules.train()
-        self.step, self._batches, self._began = 0, batches, self.train_state["iteration"]
+        self.step, self.taken, self.in_pass = 0, 0, True
+        self._batches, self._began = batches, self.train_state["iteration"]
         self.train_loss.reset()
         self.logged = Averages()
         for each in self._optim_schedulers:
@@ -158,12 +163,14 @@ class BatchBrain:
         """Close the windows of accumulation that the last batches left open, and see whether training diverged."""
         self.train_state["update"] += close(self._optim_schedulers, self.train_state["epoch"])
         self.look()
+        self.in_pass = False
 
     def pass_state(self) -> dict[str, Any]:
         """Where the pass is: how many batches are done, the place in the data, the numbers so far; on a GPU this waits."""
         return {
             "step": self.step,
-            "data": place_of(self._read_from, self.step),
+            "taken": self.taken,
+            "data": place_of(self._read_from, self.taken),
             "began": self._began,
             "train_loss": self.train_loss.state_dict(),
             "logged": self.logged.state_dict(),
@@ -173,6 +180,8 @@ class BatchBrain:
     def load_pass_state(self, state: Mapping[str, Any]) -> None:
         """Go on in the middle of a pass, after ``begin_pass``."""
         self.step, self._began = state["step"], state["began"]
+        # Checkpoints of before have one count for both.
+        self.taken = state.get("taken", self.step)
         self.train_loss.load_state_dict(state["train_loss"])
         self.logged.load_state_dict(state["logged"])
         for each, (discarded, parameter) in zip(self._optim_schedulers, state["discarded"], strict=True):
@@ -202,10 +211,10 @@ class BatchBrain:
         samples = self.logged.samples = self._samples_of(batch) or uncountable(batch)
         if self.counts_batches:
             self.step += 1
+            self.taken += 1
             if self._before_batch:
                 self._before_batch(context=self._context, batch=batch)
-        self.train_state["samples"] += samples
-        last = self.step == self._batches
+        last = self.taken == self._batches
         should_step = self._watches_batches and self._should_step(last)
         if self._watches_batches:
             self.on_fit_batch_start(batch, should_step)
@@ -220,11 +229,14 @@ class BatchBrain:
         plain = returned if type(returned) is Tensor and not returned.ndim else None
         losses = named(returned, f"{self._where}compute_objectives") if plain is None else {"loss": plain}
         finite, updated = optimize(losses, self._optim_schedulers, self.train_state["epoch"], samples, last=last)
+        self.train_state["samples"] += samples
         self.train_state["update"] += updated
         loss = self.total(losses) if plain is None else plain.detach()
         self.train_loss.waiting.append((loss, samples))
-        if not finite or self.step % MOST == 0:
+        if not finite or self.taken % MOST == 0:
             self.look()
+        if self.in_pass and self.counts_batches:
+            self.train_state["iteration"] += 1
         if self._watches_batches:
             self.on_fit_batch_end(batch, predictions, loss, should_step)
         if self._after_batch and self.counts_batches:

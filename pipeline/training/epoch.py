@@ -62,7 +62,7 @@ def train_epoch(
         brain.load_pass_state(begun["pass"])
     brain.on_stage_start(Stage.TRAIN, epoch)
     update = update_of(brain, updater, context)
-    rest = after(loader, brain.step, begun["pass"]["data"] if begun else None)
+    rest = after(loader, brain.taken, begun["pass"]["data"] if begun else None)
     brain.reads(rest)
     batches: Iterator[Any] = iter(on_device(rest, brain.device))
     if getattr(rest, "num_workers", 0):

@@ -41,13 +41,14 @@ def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluating(brain: BatchBrain) -> Iterator[None]:
-    """A Brain's modules so; what is logged in the block is kept apart from what the pass around it has logged."""
+    """A Brain's modules so; what is logged and counted in the block is kept apart from the pass around it."""
     outside, brain.logged = brain.logged, Averages()
+    step, brain.step = brain.step, 0
     try:
         with in_evaluation_mode(brain.modules):
             yield
     finally:
-        brain.logged = outside
+        brain.logged, brain.step = outside, step
 
 
 def evaluate(
@@ -82,6 +83,7 @@ def evaluate(
         for batch in batches:
             # Nothing is saved: the numbers would be those of half the data. The pass is made again.
             STOP.end()
+            brain.step += 1
             samples = brain.logged.samples = brain.samples_of(batch)
             predictions, losses = brain.evaluated(batch, stage)
             loss.add(brain.total(losses), samples)

@@ -141,8 +141,8 @@ class Fit:
 
     def on_due(self, progress: PassProgress, iteration: int) -> int:
         """Show, save, or end where it is time to; the next iteration to look at, 0 at the end."""
-        if progress.every and self.brain.step % progress.every == 0:
-            progress.show(self.brain.step, self.brain.train_loss.mean())
+        if progress.every and self.brain.taken % progress.every == 0:
+            progress.show(self.brain.taken, self.brain.train_loss.mean())
         if self.saving.fires(iteration):
             self.brain.look()
             self.save(within_epoch=True)
@@ -156,7 +156,7 @@ class Fit:
     def _next_look(self, iteration: int, progress: PassProgress) -> int:
         # An iteration makes one update at most.
         left = (self.options.optimizer_step_limit or NEVER) - self.brain.train_state["update"]
-        shown = progress.every - self.brain.step % progress.every if progress.every else NEVER
+        shown = progress.every - self.brain.taken % progress.every if progress.every else NEVER
         return min(self.saving.next_look(), iteration + max(1, min(left, shown)))
 
     def save(self, *, within_epoch: bool = False) -> Path | None:

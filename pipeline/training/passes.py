@@ -53,18 +53,16 @@ def train_pass(
 
     Args:
         loader: the batches, on their device.
-        update: trains on one of them.
+        update: trains on one of them, and counts it in ``state`` before it tells the plugins that it is done.
         own: the updater's counters; ``iteration`` is assigned, so that one that counts itself does not count twice.
-        state: the counters of the run; ``iteration`` is kept up to date.
+        state: the counters of the run.
         due: the next iteration after which something has to be done.
         on_due: does it, and returns the next one; 0 ends the pass.
     """
-    iteration = state["iteration"]
-    others = iteration - own.iteration
+    others = state["iteration"] - own.iteration
     for batch in loader:
         update(batch)
-        iteration += 1
-        state["iteration"] = iteration
+        iteration = state["iteration"]
         own.iteration = iteration - others
         if iteration >= due.at:
             following = on_due(iteration)

@@ -55,6 +55,7 @@ class OwnUpdate:
         brain = self.brain
         samples = brain.logged.samples = brain.samples_of(batch)
         brain.step += 1
+        brain.taken += 1
         if self.before:
             self.before(context=self.context, batch=batch)
         self.updater.logged = brain.logged
@@ -65,8 +66,9 @@ class OwnUpdate:
             losses = self._losses(self.updater.update(batch))
         if _gathered(brain) == gathered:
             self._count(losses, samples, windows)
-        if brain.step % MOST == 0:
+        if brain.taken % MOST == 0:
             brain.look()
+        brain.train_state["iteration"] += 1
         if self.after:
             self.after(context=self.context, batch=batch, predictions=None, losses=losses)
 

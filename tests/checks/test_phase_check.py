@@ -105,6 +105,12 @@ def test_a_metric_has_the_three_methods(linear: Path, change: tuple[str, str], n
     assert messages(linear, f"phase.line.metrics={{m: {{class: 'own.py:{name}'}}}}") == expected
 
 
+def test_a_metric_may_not_have_the_name_under_which_the_loss_is_reported(linear: Path) -> None:
+    assert messages(linear, "phase.line.metrics={loss: {class: MAE}, lost: {class: MAE}}") == [
+        "phase.line.metrics.loss: would replace the loss of the phase, which is reported by that name; give it another"
+    ]
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [

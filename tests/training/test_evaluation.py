@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline import Brain, Stage
+from pipeline import Brain, GeneralTrainer, Stage, hookimpl
+from pipeline.context import Context
 from pipeline.errors import DataError
 from pipeline.training.evaluation import evaluate, evaluating
 from pipeline.training.metrics import Accuracy
@@ -48,6 +50,69 @@ def test_modules_and_what_was_logged_are_as_they_were_even_after_an_error() -> N
     assert brain.modules.net.training
     assert torch.is_grad_enabled()
     assert brain.logged.means() == {"loss": 1.0}
+
+
+class Stepping(ModuleBrain):
+    """Notes its step with each batch, and (``resets``) makes it another at the end of a training batch."""
+
+    def __init__(self, resets: bool = False) -> None:
+        super().__init__(nn.Linear(3, 1), mse)
+        self.seen: list[tuple[str, int]] = []
+        self.resets = resets
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        self.seen.append((stage.name, self.step))
+        return super().compute_forward(batch, stage)
+
+    def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Tensor, should_step: bool) -> None:
+        if self.resets:
+            self.step = 0
+
+
+def stepping(config: Any, resets: bool = False, **runner: Any) -> dict[str, Any]:
+    """Two epochs of 3 batches, validated after every second one on 2 batches."""
+    chosen: dict[str, Any] = config(valid_interval=2, **runner)
+    chosen["dataset"].append({"name": "valid", "class_path": chosen["dataset"][0]["class_path"], "batch_size": 5})
+    chosen["phase"] = [
+        {"name": "line", "model": lambda: Stepping(resets), "dataset_name": "data", "valid_dataset_name": "valid"}
+    ]
+    return chosen
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_step_counts_the_batches_of_a_validation_and_is_put_back_after_it(
+    config: Any, make_table: Any, alone: bool
+) -> None:
+    valid, epoch = [("VALID", 1), ("VALID", 2)], [("TRAIN", 1), ("TRAIN", 2), ("TRAIN", 3)]
+    if alone:
+        brain, test = Stepping(), [("TEST", 1), ("TEST", 2)]
+        brain.opt_class = lambda parameters: torch.optim.SGD(parameters, 0.1)
+        brain.fit(range(2), make_table(10), make_table(10), False, {"batch_size": 4}, {"batch_size": 5})
+        brain.evaluate(make_table(10), test_loader_kwargs={"batch_size": 5})
+        assert (brain.seen, brain.step) == ([*epoch, *valid, *epoch, *valid, *test], 3)
+        return
+    brain = GeneralTrainer(stepping(config)).run()["model"]["line"]["brain"]
+    assert brain.seen == [*epoch[:2], *valid, epoch[2], epoch[0], *valid, *epoch[1:], *valid]
+    assert brain.step == 3
+
+
+def test_whatever_a_brain_does_to_its_step_a_run_goes_on_at_its_place_in_the_data(config: Any) -> None:
+    class Stop:
+        @hookimpl
+        def before_batch(self, context: Context) -> None:
+            if context["train_state"]["iteration"] == 4 and context["checkpointer"].resumed is None:
+                raise ZeroDivisionError
+
+    unbroken = GeneralTrainer(stepping(config, resets=True)).run()["model"]["line"]["brain"]
+    chosen = stepping(config, resets=True, save_interval=1)
+    with pytest.raises(ZeroDivisionError):
+        GeneralTrainer({**chosen, "plugins": [*chosen["plugins"], Stop]}).run()
+    latest = Path("runs/config/latest").resolve()
+    context = GeneralTrainer({**chosen, "plugins": [*chosen["plugins"], Stop]}, resume=latest).run()
+    brain = context["model"]["line"]["brain"]
+    assert torch.equal(brain.module.weight, unbroken.module.weight)
+    assert brain.seen == unbroken.seen[-len(brain.seen) :]
+    assert context["train_state"]["iteration"] == 6
 
 
 def test_metrics_are_reset_first_and_see_predictions_with_their_target() -> None:

@@ -96,7 +96,7 @@ class Watch:
 
     @hookimpl
     def after_batch(self, context: Context) -> None:
-        act = self.acts.get(context["train_state"]["iteration"] + 1)
+        act = self.acts.get(context["train_state"]["iteration"])
         if act:
             act(context["run_dir"] / "train" / "inference")
 

@@ -254,8 +254,8 @@ def test_the_hooks_of_an_epoch_come_in_order(config: Config, run: Run, recorder:
     chosen["phase"][0]["valid_dataset_name"] = "data"
     chosen["plugins"].append(recorder)
     run(chosen)
-    batches = [("before_batch", 0), ("after_batch", 0), ("before_batch", 1), ("after_batch", 1)]
-    batches += [("before_batch", 2), ("after_batch", 2), ("on_print_interval", 3)]
+    batches = [("before_batch", 0), ("after_batch", 1), ("before_batch", 1), ("after_batch", 2)]
+    batches += [("before_batch", 2), ("after_batch", 3), ("on_print_interval", 3)]
     after = ["before_validation", "after_validation", "after_epoch", "after_checkpoint_saved"]
     assert [event[:2] for event in recorder.events] == [("before_epoch", 0), *batches, *((hook, 3) for hook in after)]
 

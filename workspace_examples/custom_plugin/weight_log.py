@@ -31,8 +31,7 @@ class Plugin:
 
     @hookimpl
     def after_batch(self, context: Context) -> None:
-        # The batch that is being used is counted when its update is complete.
-        iteration = context["train_state"]["iteration"] + 1
+        iteration = context["train_state"]["iteration"]
         if iteration % self.every:
             return
         for phase, entry in context["model"].items():
