@@ -21,5 +21,5 @@ class Instance(InstanceBase):
             return
         random.seed(seed)
         torch.manual_seed(seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(seed)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(seed)

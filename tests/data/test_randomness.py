@@ -5,13 +5,22 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from pipeline.data.randomness import Draws, mix, sample_generator, seed_generators, seeded, states
+from pipeline.data.randomness import (
+    Draws,
+    mix,
+    plain_states,
+    sample_generator,
+    seed_generators,
+    seeded,
+    states,
+    states_of,
+)
 from pipeline.errors import DataError
 
 
@@ -26,19 +35,20 @@ def by_hand(text: str) -> tuple[float, float]:
     return random.Random(int.from_bytes(digest[:8], "big")).random(), torch.rand((), generator=generator).item()
 
 
-class Numpy(SimpleNamespace):
-    """What we use of numpy's random module, drawing from a generator of python's."""
+@pytest.fixture(params=["as it is", "before 1.24"])
+def numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Numpy, that of the `dev` extra, or with what it had before; its generator is seeded with 1."""
+    found = pytest.importorskip("numpy")
+    if request.param == "before 1.24":
+        monkeypatch.delattr(found.random, "get_bit_generator")
+    before = found.random.get_state()
+    found.random.seed(1)
+    yield found
+    found.random.set_state(before)
 
-    def __init__(self) -> None:
-        own = random.Random(1)
-        names = {"seed": own.seed, "get_state": own.getstate, "set_state": own.setstate, "rand": own.random}
-        super().__init__(random=SimpleNamespace(**names))
 
-
-@pytest.fixture
-def numpy(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setitem(sys.modules, "numpy", Numpy())
-    return sys.modules["numpy"]
+def numpy_seed(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[16:20], "big")
 
 
 def test_mixed_seeds_of_neighbours_differ_and_fit_in_63_bits() -> None:
@@ -71,12 +81,35 @@ def test_a_block_that_raises_gives_the_generators_back_too() -> None:
         sample_generator(0)
 
 
-def test_numpy_is_seeded_apart_and_given_back_where_it_is_imported(numpy: Any) -> None:
-    expected = random.Random(1).random()
+@pytest.mark.parametrize("outside", [0, 1, 2, 1249])
+@pytest.mark.parametrize("inside", [0, 1, 2, 1249])
+def test_numpy_draws_in_a_block_from_a_seed_of_its_own_and_after_it_as_if_it_had_not_been(
+    numpy: Any, outside: int, inside: int
+) -> None:
+    # Normals come in pairs: after an odd number of them one is kept, apart from the generator's state.
+    alone, block = numpy.random.RandomState(1), numpy.random.RandomState(numpy_seed("3:5"))
+    assert numpy.random.standard_normal(outside).tolist() == alone.standard_normal(outside).tolist()
     with seeded(3, 5):
-        inside = numpy.random.rand()
-    assert inside == random.Random(int.from_bytes(hashlib.sha256(b"3:5").digest()[16:20], "big")).random()
-    assert numpy.random.rand() == expected
+        assert numpy.random.standard_normal(inside).tolist() == block.standard_normal(inside).tolist()
+    assert numpy.random.standard_normal(3).tolist() == alone.standard_normal(3).tolist()
+
+
+def test_numpy_draws_on_from_block_to_block_and_from_what_a_checkpoint_holds(numpy: Any) -> None:
+    expected = numpy.random.RandomState(numpy_seed("3:5:stream")).standard_normal(5).tolist()
+    draws, drawn = Draws(3, 5, "stream"), []
+    for count in (1, 2, 2):
+        numpy.random.standard_normal()
+        with draws.going_on():
+            drawn += numpy.random.standard_normal(count).tolist()
+        draws.reached = states_of(plain_states(draws.reached or ()))
+    assert drawn == expected
+
+
+def test_what_a_checkpoint_holds_of_numpy_is_what_numpy_says_of_itself(numpy: Any) -> None:
+    for _ in range(2):
+        kind, keys, *others = numpy.random.get_state()
+        assert plain_states(states())["numpy"] == (kind, keys.tolist(), *others)
+        numpy.random.standard_normal()
 
 
 def test_numpy_is_not_imported_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
