@@ -15,7 +15,8 @@ from pipeline.user_code import user_frames
 
 MOST = 8
 """Samples of a batch that are named one by one."""
-_TORCHS = (default_collate, default_convert)
+TORCHS = (default_collate, default_convert)
+"""What a DataLoader collates with where it is given no function."""
 
 
 class WorkerTracebackError(Exception):
@@ -91,7 +92,7 @@ def uncollated(error: Exception, where: str, which: str, samples: Any, collate: 
         samples: what the dataset gave.
         collate: the function.
     """
-    if collate not in _TORCHS:
+    if collate not in TORCHS:
         blame(error, where, f"collate_fn failed on {which}: {forms(samples)}")
         return None
     reason = str(error).partition("\n")[0]

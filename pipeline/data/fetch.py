@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from operator import length_hint
 from typing import Any, NamedTuple
 
-from torch.utils.data import Dataset, Sampler, get_worker_info
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, Sampler, Subset, TensorDataset, get_worker_info
 
-from pipeline.data.blame import Raised, blame, here, listed, uncollated
+from pipeline.data.blame import TORCHS, Raised, blame, here, listed, uncollated
 from pipeline.data.progress import Progress
 from pipeline.data.randomness import seeded
 from pipeline.errors import DataError
@@ -103,6 +104,8 @@ class FetchedDataset(Dataset[Any]):
     def __getitem__(self, fetch: Fetch) -> Any:
         """The batch, or what a worker gives in its place; the generators of this process are afterwards as they were."""
         try:
+            if self.seed is None:
+                return self._collated(fetch, self._samples(fetch))
             with seeded(self.seed, fetch.epoch, "batch", fetch.position):
                 return self._collated(fetch, self._samples(fetch))
         except Exception as error:
@@ -135,3 +138,21 @@ class FetchedDataset(Dataset[Any]):
             if told := uncollated(error, self.where, str(fetch), samples, self.collate):
                 raise told from error
             raise
+
+
+def draws_nothing(dataset: Any, collate: Callable[[Any], Any]) -> bool:
+    """Whether no fetch can draw a random number: the samples are slices of tensors, and torch collates them.
+
+    A class of somebody's own may draw, in whatever it overrides.
+    """
+    return collate in TORCHS and _slices(dataset)
+
+
+def _slices(dataset: Any) -> bool:
+    kind = type(dataset)
+    if kind is Subset:
+        return type(dataset.indices) in {list, tuple, range, Tensor} and _slices(dataset.dataset)
+    if kind is ConcatDataset:
+        return all(map(_slices, dataset.datasets))
+    tensors = dataset.tensors if kind is TensorDataset else dataset
+    return kind in {TensorDataset, list, tuple} and all(type(each) is Tensor for each in tensors)

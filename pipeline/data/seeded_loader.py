@@ -6,9 +6,10 @@ import copy
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from pipeline.data.fetch import FetchedDataset, Fetches
+from pipeline.data.fetch import FetchedDataset, Fetches, draws_nothing
+from pipeline.data.order import EpochSampler
 from pipeline.data.place import Beginning, Place, has_state
 from pipeline.data.progress import Progress
 from pipeline.data.share import has_shard
@@ -26,7 +27,8 @@ class SeededLoader(DataLoader[Any]):
     With a map-style dataset, python's, torch's and (where it is imported) numpy's random generators are seeded once
     per batch from (seed, epoch, how many samples of the epoch come before the batch), and are afterwards as they were.
     So samples and collation that draw from them make the same batches with any number of workers, however these are
-    started, and others in each epoch. An IterableDataset is shared out over the workers, see ``Stream``.
+    started, and others in each epoch. Slices of tensors draw nothing, and nothing is seeded for them, see
+    ``draws_nothing``. An IterableDataset is shared out over the workers, see ``Stream``.
 
     Tell it the epoch before each pass: ``loader.set_epoch(epoch)``. In all else it is what torch makes of the arguments.
 
@@ -72,8 +74,8 @@ class SeededLoader(DataLoader[Any]):
         tell_parts(self, epoch)
 
     def __iter__(self) -> Any:
-        """The batches of the epoch. Without seed, workers and a place to go on from, they are torch's, with its messages."""
-        if self.seed is None and not (self.streams or self._taken or self.num_workers):
+        """The batches of the epoch: torch's, where neither workers nor messages of ours nor a place to go on from are needed."""
+        if not (self.streams or self._taken or self.num_workers) and (self.seed is None or self._cannot_fail()):
             return super().__iter__()
         fetching = self._fetching or self._that_fetches()
         if self.persistent_workers:
@@ -86,6 +88,11 @@ class SeededLoader(DataLoader[Any]):
                 batches = DataLoader.__iter__(fetching)
             batches = Workers(batches, self.where, fetching.progress, fetching.fetches).watched()
         return self.place.over(batches) if self.place else batches
+
+    def _cannot_fail(self) -> bool:
+        """Whether nothing in a pass draws, and any samples make a batch: no message of ours would be missed."""
+        alike = type(self.dataset) is TensorDataset and type(self.sampler) is EpochSampler
+        return alike and draws_nothing(self.dataset, self.collate_fn)
 
     def _that_fetches(self) -> SeededLoader:
         """This loader as its workers see it: the dataset gives whole batches, and nothing is left to collate."""
@@ -117,7 +124,8 @@ class SeededLoader(DataLoader[Any]):
         # Those that workers have not given yet: it is told which of them a worker failed at.
         kept = self.num_workers * (self.prefetch_factor or 0) + 1 if progress else 0
         self.fetches = Fetches(self.batch_sampler if batched else self.sampler, self.epoch, self._taken, kept)
-        dataset = FetchedDataset(self.dataset, self.collate_fn, self.seed, batched, where=self.where, progress=progress)
+        seed = None if draws_nothing(self.dataset, self.collate_fn) else self.seed
+        dataset = FetchedDataset(self.dataset, self.collate_fn, seed, batched, where=self.where, progress=progress)
         sampler = {"batch_sampler" if batched else "sampler": self.fetches}
         fetching = self.with_parts(dataset=dataset, collate_fn=as_it_is, **sampler)
         fetching.fetches = self.fetches

@@ -6,10 +6,13 @@ where ours is measured. ``torch.autograd.backward`` makes fewer calls than ``los
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 from side_by_side import Clock, Way
@@ -42,12 +45,16 @@ class Batches:
         return len(self.batches)
 
 
+class Table(TensorDataset):
+    """A dataset of the user's own: what is in its methods, and whether it draws, nobody knows."""
+
+
 @cache
-def table(steps: int) -> TensorDataset:
+def table(steps: int, kind: type[TensorDataset] = TensorDataset) -> TensorDataset:
     """Random samples for so many steps."""
     random = torch.Generator().manual_seed(0)
     samples = steps * BATCH_SIZE
-    return TensorDataset(torch.randn(samples, 64, generator=random), torch.randint(10, (samples,), generator=random))
+    return kind(torch.randn(samples, 64, generator=random), torch.randint(10, (samples,), generator=random))
 
 
 @cache
@@ -140,8 +147,9 @@ def by_run(
     plugins: list[Any],
     steps: int,
     clock: Clock,
+    kind: type[TensorDataset] = TensorDataset,
 ) -> None:
-    """A whole run; without ``data``, the config builds the DataLoader."""
+    """A whole run; without ``data``, the config builds the DataLoader of a dataset of this kind."""
     network = {"network_class_path": Network} if data else {}
     Network.batches = data(steps) if data else []
     with tempfile.TemporaryDirectory() as folder:
@@ -149,11 +157,17 @@ def by_run(
             "output_dir": folder,
             "plugins": [*plugins, clocked(clock)],
             "hyper_parameters": {"optimizer": {"class": "SGD", "lr": 0.1}},
-            "dataset": [{"name": "data", "class_path": partial(table, steps), "batch_size": BATCH_SIZE}],
+            "dataset": [{"name": "data", "class_path": partial(table, steps, kind), "batch_size": BATCH_SIZE}],
             "runner": [{"name": "train", "class": "train", "device": "cpu", "epochs": 1, **network, **settings}],
             "phase": [{"name": "mlp", "model": model, "loss": cross_entropy, "dataset_name": "data"}],
         }
         GeneralTrainer(config).run()
+
+
+def without_numpy(steps: int, clock: Clock) -> None:
+    """The run with a dataset of the user's own, in a process that has not imported numpy."""
+    with patch.dict(sys.modules, {"numpy": None}):
+        by_run(None, {}, [], steps, clock, Table)
 
 
 def clocked(clock: Clock) -> type:
@@ -191,12 +205,12 @@ WAYS = {
         partial(by_run, in_memory, {"save_interval": "10 minute"}, []), "raw loop"
     ),
     "pipeline run, everything off": Way(partial(by_run, in_memory, ALL_OFF, NO_PLUGINS), "raw loop"),
-    "pipeline run, DataLoader, defaults": Way(partial(by_run, None, {"seed": None}, []), "raw loop, DataLoader"),
-    "pipeline run, DataLoader, everything off": Way(
-        partial(by_run, None, {**ALL_OFF, "seed": None}, NO_PLUGINS), "raw loop, DataLoader"
-    ),
-    "the same with a seed for each batch": Way(
-        partial(by_run, None, {**ALL_OFF, "seed": 0}, NO_PLUGINS), "pipeline run, DataLoader, everything off"
-    ),
+    "pipeline run, DataLoader, defaults": Way(partial(by_run, None, {}, []), "raw loop, DataLoader"),
+    "pipeline run, DataLoader, everything off": Way(partial(by_run, None, ALL_OFF, NO_PLUGINS), "raw loop, DataLoader"),
+    "pipeline run, DataLoader, a dataset of one's own": Way(without_numpy, "raw loop, DataLoader"),
 }
-"""Name -> way. A DataLoader that has a seed reseeds the random generators once per batch: that has a line of its own."""
+"""Name -> way. A dataset of one's own may draw: for it the random generators are seeded once per batch."""
+if find_spec("numpy"):
+    WAYS["the same, numpy imported"] = Way(
+        partial(by_run, None, {}, [], kind=Table), "pipeline run, DataLoader, a dataset of one's own"
+    )

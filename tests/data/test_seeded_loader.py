@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     IterableDataset,
     RandomSampler,
+    Subset,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -20,7 +23,7 @@ from torch.utils.data import (
 from pipeline.data.loader import make_loader
 from pipeline.data.order import EpochSampler
 from pipeline.data.randomness import sample_generator, seed_generators, seeded
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, DataError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
@@ -102,6 +105,64 @@ def test_a_dataset_that_raises_leaves_the_generators_as_they_were(noisy: ModuleT
         next(batches)
     assert random.getstate() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
+
+
+class Watch(TorchFunctionMode):
+    """Looks where Python's generator is whenever torch is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: set[Any] = set()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.states.add(random.getstate())
+        return function(*args, **kwargs or {})
+
+
+class Own(TensorDataset):
+    """May draw, for all that a loader knows."""
+
+
+TABLE, OWN, LIST = TensorDataset(torch.arange(6), torch.ones(6)), Own(torch.arange(6)), list(torch.arange(6.0))
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [TABLE, LIST, (*LIST,), Subset(TABLE, [4, 1]), Subset(LIST, range(3)), ConcatDataset([LIST, Subset(LIST, [0])])],
+    ids=str,
+)
+def test_slices_of_tensors_are_fetched_with_the_generators_as_they_are(dataset: Any) -> None:
+    expected = list(DataLoader(dataset, batch_size=2))
+    with Watch() as watch:
+        given = list(make_loader(dataset, seed=0, batch_size=2))
+    assert str(given) == str(expected)
+    assert watch.states == {random.getstate()}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"dataset": OWN},
+        {"dataset": Subset(OWN, [0])},
+        {"dataset": ConcatDataset([LIST, OWN])},
+        {"dataset": [(each,) for each in LIST]},
+        {"dataset": TABLE, "collate_fn": list},
+    ],
+    ids=str,
+)
+def test_what_may_draw_is_fetched_with_the_generators_seeded(arguments: dict[str, Any]) -> None:
+    with Watch() as watch:
+        list(make_loader(**arguments, seed=0, batch_size=2))
+    with seeded(0, 0, "batch", 0):
+        assert random.getstate() in watch.states
+
+
+def test_tensors_that_make_no_batch_and_samples_that_are_not_there_are_told_without_a_seed_too() -> None:
+    with pytest.raises(DataError, match=r"^x: torch's collate makes no batch of the samples 0, 1"):
+        list(make_loader([torch.zeros(1), torch.zeros(2)], seed=0, batch_size=2, where="x"))
+    with pytest.raises(IndexError) as raised:
+        list(make_loader(TABLE, seed=0, sampler=[9], where="x"))
+    assert raised.value.__notes__ == ["x: raised for sample 9, fetching sample 9 (from place 0 of epoch 0 on)"]
 
 
 def test_without_a_seed_the_batches_are_those_of_torch(noisy: ModuleType) -> None:
