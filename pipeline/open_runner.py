@@ -21,6 +21,7 @@ from pipeline.resuming.mid_epoch import MidEpoch
 from pipeline.resuming.standing import is_resumable
 from pipeline.run_directory import RunDirectory
 from pipeline.stages.base import METHODS, StageBase
+from pipeline.training.configured import begin_fit
 
 OWN = ("config", "runner_name", "hooks", "run_dir", "checkpointer", "train_state", "resources")
 """Context keys whose objects the trainer itself goes on with."""
@@ -40,6 +41,7 @@ class OpenRunner:
         mid_epoch: what may not change in the middle of an epoch.
         over: whether every stage has run.
         resumes: whether it goes on from a checkpoint, once it comes to the runner stage.
+        trains: whether it has come to the runner stage.
     """
 
     settings: RunnerSchema
@@ -50,6 +52,7 @@ class OpenRunner:
     directory: RunDirectory
     over: bool = False
     resumes: bool = False
+    trains: bool = False
 
     def __post_init__(self) -> None:
         config: Config = dict.__getitem__(self.context, "config")
@@ -81,9 +84,9 @@ class OpenRunner:
         Raises:
             ContextError: a key that it reads is not there before, or one that it writes is not there after.
         """
-        if stage == "runner" and self.resumes:
-            self.resumes = False
-            self.restore()
+        if stage == "runner" and not self.trains:
+            self.trains = True
+            self.begin()
         # Plugins may have put theirs there.
         self._note_own()
         place, built = self.place(stage), self.build(stage)
@@ -116,6 +119,14 @@ class OpenRunner:
         for key in replaced:
             dict.__setitem__(self.context, key, self._own[key])
         return replaced
+
+    def begin(self) -> None:
+        """Have the Brains begin; then, of a run that is resumed, everything is as it was."""
+        if self.settings.kind == "train":
+            config: Config = dict.__getitem__(self.context, "config")
+            begin_fit(self.context, config.phases(self.settings), self.settings)
+        if self.resumes:
+            self.restore()
 
     def restore(self) -> None:
         """Go on from the newest valid checkpoint, whichever startup stage has run.

@@ -157,7 +157,8 @@ class Brain(BatchBrain):
     def on_fit_start(self) -> None:
         """Prepare the modules, and make the optimizers; ``fit`` then takes everything back from the checkpoints.
 
-        In a config the optimizers are those of the phase, and the startup stage has loaded the weights.
+        In a config the optimizers are those of the phase, and the startup stage has loaded the weights. A run that is
+        resumed takes everything back after it, whichever runner stage comes.
         """
         self.prepare()
         if self.in_run:

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
-
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.snapshot import snapshot
 from pipeline.config.schema import PhaseSchema, RunnerSchema
@@ -18,7 +16,7 @@ from pipeline.stopping import STOP, StoppedError
 from pipeline.training.agenda import Agenda
 from pipeline.training.brain import Brain
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.configured import options_of, pass_loader
+from pipeline.training.configured import pass_loader
 from pipeline.training.entry import entry_of
 from pipeline.training.epoch import train_epoch
 from pipeline.training.inference_weights import InferenceWeights
@@ -27,7 +25,6 @@ from pipeline.training.schedule_length import refuse_short_schedules
 from pipeline.training.updates import is_plain
 from pipeline.training.validation import Validation
 from pipeline.training.watching import watch
-from pipeline.user_code import belonging_to
 
 
 class Training:
@@ -50,7 +47,6 @@ class Training:
         config = context["config"]
         self.context = context
         self.hooks = context["hooks"]
-        self.device: torch.device = context["device"]
         self.models: dict[str, dict[str, Any]] = context["model"]
         self.state: dict[str, int] = context["train_state"]
         self.runner: RunnerSchema = next(each for each in config.runners if each.name == context["runner_name"])
@@ -62,11 +58,8 @@ class Training:
         self.metrics: dict[str, dict[str, float]] = {}
         self.training: Brain | None = None
         self.trained = False
-        self.options = options_of(self.runner, self.device)
         for phase in self.phases:
-            entry = entry_of(phase.name, context, "brain", "optim_schedulers", "updater")
-            entry["brain"].configure(self.options)
-            watch(entry["optim_schedulers"], context)
+            watch(entry_of(phase.name, context, "brain", "optim_schedulers", "updater")["optim_schedulers"], context)
         self.inference = InferenceWeights(self.runner, context)
         self.begun = self.resume()
 
@@ -86,10 +79,6 @@ class Training:
     def run(self) -> None:
         """All epochs, and a checkpoint at the end; a signal is heeded where the state can be saved, and not elsewhere."""
         with STOP.deferred(_between_steps):
-            first = {id(self.entry(phase)["brain"]): phase.name for phase in reversed(self.phases)}
-            for name in reversed(first.values()):
-                with belonging_to(f"phase.{name}"):
-                    self.models[name]["brain"].on_fit_start()
             refuse_short_schedules(self.runner, self.phases, self.agenda.epochs, self.context)
             # That of the last one, in case there is none left.
             self.context["current_epoch"] = max(0, self.state["epoch"] - 1)

@@ -54,6 +54,7 @@ def config(optimizer: Options, schedule: Options | None = None, **runner: Any) -
         args = {"optim_type": optimizer["class"], "optim_conf": conf, **schedule.get("args", {})}
         phase["optim_schedulers"] = {"main": {"class": schedule["class"], "args": args}}
     return {
+        "name": "config",
         "plugins": [{"progress_bar": False}, {"metric_log": False}, Kill],
         "hyper_parameters": short,
         "dataset": [{"name": "d", "class_path": lambda: table(4 * EPOCH), "batch_size": 4}],
@@ -290,7 +291,7 @@ def test_an_experiment_goes_on_at_the_rate_of_the_config_too(monkeypatch: pytest
         "save_interval": 1,
         "runner_class_path": ByHand,
     }
-    first, then = ({"hyper_parameters": {"rate": rate}, "runner": [runner]} for rate in (0.1, 0.05))
+    first, then = ({"name": "config", "hyper_parameters": {"rate": rate}, "runner": [runner]} for rate in (0.1, 0.05))
     model = resumed(monkeypatch, first, then)["model"]["experiment"]["model"]
     expected = by_hand(SGD, {"lr": 0.1, "momentum": 0.9}, {"lr": 0.05}, lambda base, *_: base)
     assert same(model.state_dict(), expected)
