@@ -16,6 +16,7 @@ from pipeline.checkpoint.background import Background
 from pipeline.checkpoint.buffers import Buffers
 from pipeline.checkpoint.files import DISK, Buffer, Disk
 from pipeline.checkpoint.layout import STATE, SUFFIX, TRAINING
+from pipeline.checkpoint.numbers import Iterations
 from pipeline.checkpoint.quarantine import newest_valid
 from pipeline.checkpoint.retention import FEWEST, Retention
 from pipeline.checkpoint.saved import Saved
@@ -72,6 +73,7 @@ class Checkpointer:
         metrics: Mapping[str, Any],
         training: Mapping[str, Any] | None = None,
         keep: Iterable[Path] = (),
+        iterations: Iterations | None = None,
     ) -> Path:
         """Write a checkpoint and return its path; one of the same step and content is kept as it is.
 
@@ -83,6 +85,7 @@ class Checkpointer:
             metrics: the newest numbers, kept beside the weights.
             training: what else is needed to go on: any nested state that ``state_file.save_state`` takes.
             keep: checkpoints that do not make place for this one, however old they are.
+            iterations: phase -> name -> the iteration that a number of ``metrics`` is of; None: all are of this one.
 
         Raises:
             StorageError: the storage refuses, now or at the asynchronous save before; what was saved is there still.
@@ -93,7 +96,12 @@ class Checkpointer:
             recoverables = {name: each.state_dict() for name, each in self.recoverables.items()}
             training = {**training, "recoverables": recoverables}
         final = self.path_of(train_state["iteration"])
-        contents = self._snapshot(models, train_state, metrics, training)
+        counted = {
+            "train_state": dict(train_state),
+            "metrics": metrics,
+            "iterations": numbers.of_one(metrics, train_state["iteration"]) if iterations is None else iterations,
+        }
+        contents = self._snapshot(models, counted, training)
         work = partial(self._write, final, contents, frozenset(keep))
         if self.asynchronous:
             self._background.start(work)
@@ -189,8 +197,10 @@ class Checkpointer:
     def best(self, metric: str, mode: str) -> Path | None:
         """The checkpoint with the highest (``mode`` max) or lowest (min) number of a name; the newest of equals.
 
+        Only numbers of its own iteration count, and not those that a later checkpoint shows beside its weights.
+
         Raises:
-            CheckpointError: there are checkpoints, and none knows the number.
+            CheckpointError: there are checkpoints, and none knows the number as its own.
         """
         return numbers.best(self.all(), metric, mode)
 
@@ -222,17 +232,11 @@ class Checkpointer:
         path = Path(path)
         return saved.read(path, with_training=False).weights if path.is_dir() else {path.name: foreign.read(path)}
 
-    def _snapshot(
-        self,
-        models: Models,
-        train_state: Mapping[str, int],
-        metrics: Mapping[str, Any],
-        training: Mapping[str, Any] | None,
-    ) -> Contents:
+    def _snapshot(self, models: Models, counted: Mapping[str, Any], training: Mapping[str, Any] | None) -> Contents:
         """Everything as it is now; asynchronously in memory of its own, since it may change while it is written."""
         # Whoever waits for the disk changes nothing meanwhile.
         named = self._buffers.named if self.asynchronous else lambda _: None
-        state = json.dumps(finite({"train_state": dict(train_state), "metrics": metrics}), indent=1).encode()
+        state = json.dumps(finite(counted), indent=1).encode()
         contents: dict[str, Callable[[], list[Buffer]]] = {}
         for phase, entry in weights.kept_of(models).items():
             file = f"{phase}{SUFFIX}"

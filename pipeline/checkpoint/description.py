@@ -31,6 +31,7 @@ def describe(path: Path) -> dict[str, Any]:
         "checkpoint": str(path),
         "counters": found.counters,
         "metrics": found.metrics,
+        "iterations": found.iterations,
         "bytes": {name: entry.size for name, entry in files.items()},
         "weights": weights,
         "training": _training(path / TRAINING, headers[TRAINING]) if TRAINING in headers else None,

@@ -32,6 +32,7 @@ class Checkpoint:
         counters: the counters of the run, ``epoch`` and others.
         size: bytes of all of its files.
         metrics: phase -> name -> number.
+        iterations: phase -> name -> the iteration that a number is of; empty where an earlier version saved it.
         apart: what it is if it is not one that a run would go on from; ``""``.
         problem: what is wrong with it as far as that shows without reading all of it.
         newest: whether no other is of a higher step.
@@ -47,6 +48,7 @@ class Checkpoint:
     problem: str = ""
     newest: bool = False
     best: bool = False
+    iterations: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def folders(path: Path) -> list[Path]:
@@ -117,7 +119,8 @@ def described(path: Path) -> Checkpoint:
     except CheckpointError as error:
         return Checkpoint(path, names.step_of(path), size=_size(path), problem=str(error))
     counters = state["train_state"]
-    return Checkpoint(path, counters["iteration"], counters, size, state["metrics"])
+    iterations = state.get("iterations", {})
+    return Checkpoint(path, counters["iteration"], counters, size, state["metrics"], iterations=iterations)
 
 
 def read_header(path: Path) -> header.Header:
@@ -156,7 +159,8 @@ def _state(path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = json.loads(regular.content_of(path, MAX_STATE))
         counters, metrics = state["train_state"], state["metrics"]
-        whole = type(counters["iteration"]) is int and all(isinstance(each, dict) for each in metrics.values())
+        phases = [*metrics.values(), *state.get("iterations", {}).values()]
+        whole = type(counters["iteration"]) is int and all(isinstance(each, dict) for each in phases)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: makes no sense ({error}); use another checkpoint") from error
     if not whole:

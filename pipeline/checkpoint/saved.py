@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from pipeline.checkpoint import manifest, names, regular, state_tree, tensor_file
+from pipeline.checkpoint import manifest, names, numbers, regular, state_tree, tensor_file
 from pipeline.checkpoint.files import CHUNK
 from pipeline.checkpoint.layout import MAX_STATE, STATE, SUFFIX, TRAINING
 from pipeline.checkpoint.tensor_file import Source, TensorFile
@@ -30,6 +30,7 @@ class Saved:
         path: its folder.
         train_state: the counters.
         metrics: phase -> name -> number; null where it was not finite.
+        iterations: phase -> name -> the iteration that a number is of; its own where an earlier version saved it.
         weights: phase -> name -> tensor.
         training: what else was saved to go on from; None where nothing was, or where it was not read.
     """
@@ -39,6 +40,7 @@ class Saved:
     metrics: dict[str, Any]
     weights: dict[str, dict[str, Tensor]] = field(repr=False)
     training: dict[str, Any] | None = field(repr=False)
+    iterations: dict[str, dict[str, int]] = field(default_factory=dict, repr=False)
 
 
 def read(path: Path, with_training: bool = True) -> Saved:
@@ -66,7 +68,9 @@ def read(path: Path, with_training: bool = True) -> Saved:
     restored = (
         _located(path / TRAINING, lambda: state_tree.restore(training.tensors, training.metadata)) if training else None
     )
-    return Saved(path, state["train_state"], state["metrics"], weights, restored)
+    counters, metrics = state["train_state"], state["metrics"]
+    iterations = state.get("iterations", numbers.of_one(metrics, counters["iteration"]))
+    return Saved(path, counters, metrics, weights, restored, iterations)
 
 
 def problems(path: Path) -> list[str]:

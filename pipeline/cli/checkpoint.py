@@ -159,7 +159,7 @@ def _table(folder: Path, found: list[Checkpoint]) -> str:
 
 def _row(each: Checkpoint) -> tuple[str, ...]:
     numbers = [
-        f"{phase}.{name} {value:.5g}"
+        f"{phase}.{name} {value:.5g}{_of_earlier(each, phase, name)}"
         for phase, some in each.metrics.items()
         for name, value in some.items()
         if isinstance(value, int | float)
@@ -172,6 +172,12 @@ def _row(each: Checkpoint) -> tuple[str, ...]:
         marks.append(each.problem)
     counts = ["" if count is None else str(count) for count in (each.step, each.counters.get("epoch"))]
     return (*counts, _bytes(each.size), metrics, ", ".join(marks))
+
+
+def _of_earlier(each: Checkpoint, phase: str, name: str) -> str:
+    """`` of 8`` where a number is of an earlier iteration than the checkpoint."""
+    iteration = each.iterations.get(phase, {}).get(name, each.step)
+    return "" if iteration == each.step else f" of {iteration}"
 
 
 def _bytes(size: float) -> str:

@@ -105,7 +105,7 @@ class Brain(BatchBrain):
 
         Args:
             test_set: a dataset or a loader, as in ``fit``.
-            max_key: the number by which the best checkpoint is chosen, more being better.
+            max_key: the number by which the best checkpoint is chosen, more being better; each by those of its own iteration.
             min_key: likewise, less being better. Without either it is the newest.
             progressbar: whether to show one; None: where stderr is a terminal, unless ``noprogressbar``.
             test_loader_kwargs: keyword arguments of the DataLoader.

@@ -11,6 +11,7 @@ from loguru import logger
 
 from pipeline.checkpoint import names
 from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.numbers import Iterations
 from pipeline.context import Context
 from pipeline.errors import StorageError
 from pipeline.training.best import Best
@@ -36,7 +37,13 @@ class Checkpoints:
         self._refused: StorageError | None = None
         self._untold = False
 
-    def save(self, counters: Mapping[str, int], metrics: Mapping[str, Any], training: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        counters: Mapping[str, int],
+        metrics: Mapping[str, Any],
+        training: Mapping[str, Any],
+        iterations: Iterations,
+    ) -> None:
         """Save a checkpoint of this moment; ``settle`` first."""
         if self.best:
             # What is the best once it is saved: if it is not, nothing is removed either.
@@ -44,7 +51,7 @@ class Checkpoints:
             self.checkpointer.protect(self.checkpointer.path_of(each.iteration) for each in best)
         self._untold = True
         with self._tolerant():
-            self.checkpointer.save(self.context["model"], counters, metrics, training)
+            self.checkpointer.save(self.context["model"], counters, metrics, training, iterations=iterations)
         self.tell()
 
     def settle(self) -> None:

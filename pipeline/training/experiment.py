@@ -23,6 +23,7 @@ from pipeline.training.batches import Batches
 from pipeline.training.evaluation import in_evaluation_mode
 from pipeline.training.experiment_setup import ExperimentSetup
 from pipeline.training.triggers import Triggers
+from pipeline.training.visualizers import PHASE
 
 
 class ExperimentBase(ExperimentSetup):
@@ -122,7 +123,8 @@ class ExperimentBase(ExperimentSetup):
         metrics = dict.get(self.context, "metrics") or {}
         counters = {**self.train_state, **self.state_dict()}
         self._checkpoints.settle()
-        self._checkpoints.save(counters, metrics, snapshot({}, data=self._batches.place(), **self.training_state()))
+        training = snapshot({}, data=self._batches.place(), **self.training_state())
+        self._checkpoints.save(counters, metrics, training, {PHASE: self._numbers.iterations})
 
     def resume_or_load(self) -> None:
         """Go on from the checkpoint ``args.checkpoint_path``, if one is named.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 from torch.optim import Optimizer
 
-from pipeline.checkpoint import rewind, snapshot
+from pipeline.checkpoint import numbers, rewind, snapshot
 from pipeline.checkpoint.saved import Saved
 from pipeline.config.values import Interval
 from pipeline.context import Context
@@ -45,6 +45,8 @@ class Fit:
     Attributes:
         epochs: the numbers of the epochs that are done, those of earlier fits first.
         last_end: the checkpoint of the last end of an epoch; None where there is none.
+        metrics: the numbers of the last epoch.
+        measured: the iteration that they are of.
 
     Raises:
         CheckpointError: the checkpoints are not of this Brain.
@@ -69,6 +71,7 @@ class Fit:
             name: each for name, each in vars(brain).items() if isinstance(each, Optimizer) and each not in scheduled
         }
         self.metrics: dict[str, float] = {}
+        self.measured = 0
         self.epochs: list[int] = []
         self.last_end: Path | None = None
         self.restore()
@@ -99,7 +102,7 @@ class Fit:
             logger.warning(f"{old}, and no epoch of the counter is skipped")
             return
         fit = found.training["fit"]
-        self.epochs, self.metrics = fit["epochs"], fit["metrics"]
+        self.epochs, self.metrics, self.measured = fit["epochs"], fit["metrics"], found.train_state["iteration"]
         if fit["optimizers"].keys() != self.optimizers.keys():
             both = f"{', '.join(fit['optimizers']) or 'none'}, and now has {', '.join(self.optimizers) or 'none'}"
             what = f"{found.path}: the Brain had the optimizers {both}"
@@ -138,6 +141,7 @@ class Fit:
         if self.valid is not None:
             numbers = evaluate(brain, on_device(self.valid, brain.device), Stage.VALID, {}, epoch=epoch)
             self.metrics |= {f"valid_{name}": value for name, value in numbers.items()}
+        self.measured = brain.train_state["iteration"]
 
     def on_due(self, progress: PassProgress, iteration: int) -> int:
         """Show, save, or end where it is time to; the next iteration to look at, 0 at the end."""
@@ -168,4 +172,6 @@ class Fit:
         fit = {"epochs": self.epochs, "metrics": self.metrics, "optimizers": optimizers}
         training = {"fit": None} if within_epoch else snapshot.snapshot(self.models, fit=fit)
         keep = [self.last_end] if self.last_end else []
-        return brain.checkpointer.save(self.models, brain.train_state, {NAME: self.metrics}, training, keep)
+        metrics = {NAME: self.metrics}
+        iterations = numbers.of_one(metrics, self.measured)
+        return brain.checkpointer.save(self.models, brain.train_state, metrics, training, keep, iterations)

@@ -35,6 +35,7 @@ class Training:
 
     Attributes:
         metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
+        iterations: phase -> name -> the iteration that a number of these is of.
         validation: of its phases.
         checkpoints: what is saved.
         inference: the weights alone, saved for whoever uses the models.
@@ -56,6 +57,7 @@ class Training:
         self.best = self.validation.best
         self.checkpoints = Checkpoints(context["checkpointer"], context, self.best, self.runner.on_save_error)
         self.metrics: dict[str, dict[str, float]] = {}
+        self.iterations: dict[str, dict[str, int]] = {}
         self.training: Brain | None = None
         self.trained = False
         for phase in self.phases:
@@ -70,6 +72,7 @@ class Training:
             return None
         state = saved.training["loop"]
         self.context["metrics"] = self.metrics = saved.training["metrics"]
+        self.iterations = saved.iterations
         self.trained = state["trained"]
         self.validation.load_state_dict(state["validation"])
         random = saved.training["random"]
@@ -118,7 +121,7 @@ class Training:
         # In an epoch that was begun before, some phases have been trained already.
         first = self.state["phase_index"]
         if not (first or self.begun or self.trained):
-            self.metrics = {}
+            self.metrics, self.iterations = {}, {}
         self.context["metrics"] = self.metrics
         over = False
         for index, phase in list(enumerate(self.phases))[first:]:
@@ -167,6 +170,8 @@ class Training:
         self.validation.outdate(brain)
         updater.state.epoch = epoch + 1
         self.metrics[phase.name] = {**numbers, **self.metrics.get(phase.name, {})}
+        own = dict.fromkeys(numbers, self.state["iteration"])
+        self.iterations[phase.name] = {**own, **self.iterations.get(phase.name, {})}
         return self.agenda.over(self.state)
 
     def on_due(self, phase: PhaseSchema, report: Report, iteration: int) -> int:
@@ -211,6 +216,8 @@ class Training:
             # At no interval: a run that goes on with higher limits draws what it would have drawn.
             restore_random_state(random)
         self.metrics[phase.name] = {**self.metrics.get(phase.name, {}), **numbers}
+        own = dict.fromkeys(numbers, self.state["iteration"])
+        self.iterations[phase.name] = {**self.iterations.get(phase.name, {}), **own}
 
     def loader(self, dataset: str | None) -> Any:
         """The batches of one pass over a dataset."""
@@ -225,7 +232,8 @@ class Training:
             "trained": self.trained,
             "validation": self.validation.state_dict(),
         }
-        self.checkpoints.save(self.state, self.metrics, snapshot(self.models, loop=loop, metrics=self.metrics))
+        training = snapshot(self.models, loop=loop, metrics=self.metrics)
+        self.checkpoints.save(self.state, self.metrics, training, self.iterations)
 
     def save_if(self, due: bool) -> None:
         """Save where it is due, where this is one of the best, or where a signal has asked the run to end, which it then does.

@@ -57,6 +57,9 @@ class PluginNumbers:
 
     Args:
         context: the run's.
+
+    Attributes:
+        iterations: of each number in ``context["metrics"]`` the iteration that it is of.
     """
 
     def __init__(self, context: Context) -> None:
@@ -64,6 +67,7 @@ class PluginNumbers:
         self.train_state: dict[str, int] = context["train_state"]
         self.training = Averages()
         self.validation: Averages | None = None
+        self.iterations: dict[str, int] = {}
         self._strange: set[str] = set()
 
     def add_scalar(self, name: str, value: Any, step: int) -> None:
@@ -78,7 +82,7 @@ class PluginNumbers:
 
     def begin_epoch(self) -> None:
         """Forget the epoch before."""
-        self.training = Averages()
+        self.training, self.iterations = Averages(), {}
         self.context["metrics"] = {PHASE: {}}
 
     def print(self) -> None:
@@ -97,8 +101,11 @@ class PluginNumbers:
         finally:
             self.validation = None
         self.context["metrics"][PHASE] |= numbers
+        self.iterations |= dict.fromkeys(numbers, self.train_state["iteration"])
         hooks.after_validation(context=self.context, phase=PHASE, metrics=numbers)
 
     def end_epoch(self) -> None:
         """The training numbers of the whole epoch come before those of its validations."""
-        self.context["metrics"][PHASE] = self.training.means() | self.context["metrics"][PHASE]
+        numbers = self.training.means()
+        self.context["metrics"][PHASE] = numbers | self.context["metrics"][PHASE]
+        self.iterations = dict.fromkeys(numbers, self.train_state["iteration"]) | self.iterations

@@ -44,7 +44,11 @@ def test_its_tensors_are_those_of_the_model_bit_for_bit(saved: Path, model: nn.M
 
 def test_its_state_has_the_counters_and_the_numbers(saved: Path) -> None:
     state = json.loads((saved / "state.json").read_text())
-    assert state == {"train_state": {"iteration": 12}, "metrics": {"main": {"loss": 0.25}}}
+    assert state == {
+        "train_state": {"iteration": 12},
+        "metrics": {"main": {"loss": 0.25}},
+        "iterations": {"main": {"loss": 12}},
+    }
 
 
 def test_saving_the_same_step_and_content_again_keeps_what_is_there(saved: Path, model: nn.Module) -> None:

@@ -101,6 +101,16 @@ def test_a_run_a_runner_and_a_folder_list_the_same(pipeline: Call, run: Path, be
     assert rows[1]["metrics"] == {"line": {"loss": 1 / 12, "nan": None}}
 
 
+def test_ls_says_of_a_number_which_iteration_it_is_of_where_that_is_an_earlier_one(
+    pipeline: Call, folder: Path
+) -> None:
+    models, numbers = {"line": {"model": nn.Linear(2, 1)}}, {"line": {"loss": 0.5, "auc": 0.75}}
+    iterations = {"line": {"loss": 30, "auc": 24}}
+    Checkpointer(folder).save(models, {"iteration": 30}, numbers, iterations=iterations)
+    assert "  line.loss 0.5, line.auc 0.75 of 24  newest" in pipeline("checkpoint", "ls", folder).stdout
+    assert yaml.safe_load(pipeline("checkpoint", "show", folder).stdout)["iterations"] == iterations
+
+
 def test_one_checkpoint_is_listed_by_itself(pipeline: Call, folder: Path) -> None:
     rows = json.loads(pipeline("checkpoint", "ls", folder / "step-000000000012", "--json").stdout)
     assert [(row["path"], row["step"]) for row in rows] == [(f"{folder}/step-000000000012", 12)]

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from pipeline import Context, ExperimentBase, GeneralTrainer, hookimpl
+from pipeline.checkpoint.named import Trained
+from pipeline.config.values import BestSettings
 from pipeline.data.loader import EpochSampler, make_loader
 from pipeline.errors import ConfigError, DataError, StageError
 
@@ -431,6 +433,17 @@ def test_as_a_stage_status_results_and_metrics_of_the_run_have_its_numbers() -> 
     assert set(results["metrics"]["experiment"]) == {"loss", "valid_loss"}
     lines = [json.loads(line) for line in (run_dir / "train" / "metrics.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in lines if line["event"] == "epoch"] == [3, 6]
+
+
+def test_the_best_checkpoint_of_an_experiment_is_one_that_was_validated() -> None:
+    class Judged(Line):
+        def valid(self) -> None:
+            self.visualizer.add_scalar("valid_score", {2: 1.0, 4: 3.0, 6: 2.0}[self.iteration], self.iteration)
+
+    context = GeneralTrainer(config(Judged, max_steps=7, valid_interval=2, save_interval=3)).run()
+    folder = context["run_dir"] / "train" / "checkpoints"
+    best = Trained("train", folder, BestSettings(metric="valid_score", mode="min")).best()
+    assert (steps(folder), best.path.name) == ([3, 6, 7], "step-000000000006")
 
 
 def test_as_a_stage_a_failing_batch_ends_the_run_with_its_own_error() -> None:

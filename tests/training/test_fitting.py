@@ -365,19 +365,20 @@ def test_fit_begins_with_the_weights_of_the_newest_checkpoint(make_table: Table,
     assert same(second, first.modules.net)
 
 
+@pytest.mark.parametrize("options", [{}, {"ckpt_interval_steps": 1}])
 @pytest.mark.parametrize(("key", "step"), [({"min_key": "valid_size"}, 1), ({"max_key": "valid_size"}, 2), ({}, 3)])
 def test_evaluate_takes_the_best_checkpoint_by_its_key_else_the_newest(
-    make_table: Table, tmp_path: Path, key: dict[str, str], step: int
+    make_table: Table, tmp_path: Path, key: dict[str, str], step: int, options: dict[str, Any]
 ) -> None:
     class Sized(Line):
         def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
             if stage is not Stage.TEST:
                 self.log("size", [10.0, 30.0, 20.0][epoch or 0])
 
-    brain = Sized(checkpointer=Checkpointer(tmp_path))
-    brain.fit(range(3), DataLoader(make_table(4), batch_size=4), DataLoader(make_table(4), batch_size=4))
+    brain = Sized(checkpointer=Checkpointer(tmp_path), run_opts=options)
+    brain.fit(range(3), DataLoader(make_table(4), batch_size=2), DataLoader(make_table(4), batch_size=4))
     brain.evaluate(DataLoader(make_table(4), batch_size=4), **key)
-    expected, _ = by_hand(batches_of(make_table(4)), epochs=step, clip=5.0)
+    expected, _ = by_hand(batches_of(make_table(4), 2), epochs=step, clip=5.0)
     assert same(brain, expected)
 
 

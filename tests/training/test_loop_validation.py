@@ -244,6 +244,14 @@ def test_the_weights_of_the_best_checkpoint_are_those_that_were_judged(config: C
     assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
 
 
+def test_each_number_of_a_checkpoint_is_of_the_iteration_in_which_it_was_reported(
+    config: Config, run: Run, recorder: Any
+) -> None:
+    context = run(validating(config, recorder, phases=2, epochs=1, valid_interval=2, save_interval=5))
+    state = json.loads((context["checkpointer"].path_of(5) / "state.json").read_text())
+    assert state["iterations"] == {"line0": {"loss": 3, "valid_loss": 2}, "line1": {"valid_loss": 4}}
+
+
 def test_without_a_finite_number_there_is_no_best(config: Config, run: Run) -> None:
     context = run(scored(config, [math.nan, math.nan], "min"))
     assert context["best"] is None
