@@ -7,23 +7,26 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
+from pipeline import class_path
 from pipeline.context import Context
-from pipeline.errors import ContextError, nearest
+from pipeline.errors import ClassPathError, ContextError, nearest
 from pipeline.inference.flow import ANY, Flow, Use
+from pipeline.inference.frame import is_ours
 from pipeline.inference.members import declared
 from pipeline.inference.stage import flow_of
 from pipeline.source_code import classes, source
+from pipeline.source_code.supers import calls_super
 from pipeline.stages.base import METHODS, StageBase
 
 
-def check_reads(stage: StageBase, place: str, context: Context) -> None:
-    """Before a stage runs: what it declares to read must be there.
+def check_reads(stage: StageBase, method: str, place: str, context: Context) -> None:
+    """Before a stage runs its method: what it declares to read must be there.
 
     Raises:
         ContextError: a key is missing.
     """
     written = list(context)
-    missing = [key for key in stage.reads if key not in written]
+    missing = [key for key in _held_to(stage, method, "reads") if key not in written]
     if missing:
         key = missing[0]
         hint = nearest(key, written) or "; write it in an earlier stage, or take it out of `reads`"
@@ -32,18 +35,37 @@ def check_reads(stage: StageBase, place: str, context: Context) -> None:
         )
 
 
-def check_writes(stage: StageBase, place: str, context: Context) -> None:
-    """After a stage has run: what it declares to write must be there.
+def check_writes(stage: StageBase, method: str, place: str, context: Context) -> None:
+    """After a stage has run its method: what it declares to write must be there.
 
     Raises:
         ContextError: a key is missing.
     """
     written = list(context)
-    missing = [key for key in stage.writes if key not in written]
+    missing = [key for key in _held_to(stage, method, "writes") if key not in written]
     if missing:
         raise ContextError(
             f"{place} declares that it writes context['{missing[0]}'] but did not; write it, or take it out of `writes`"
         )
+
+
+def _held_to(stage: StageBase, method: str, attribute: str) -> tuple[str, ...]:
+    """What the stage declares, or a base whose method it certainly calls."""
+    for each in (stage, *type(stage).__mro__):
+        if attribute in vars(each):
+            keys: tuple[str, ...] = vars(each)[attribute]
+            return keys
+        if method in vars(each) and not _calls_super(each, method):
+            break
+    return ()
+
+
+def _calls_super(cls: object, method: str) -> bool:
+    try:
+        found = class_path.define(class_path.parse(class_path.describe(cls))) if isinstance(cls, type) else None
+    except ClassPathError:  # such as a class within a function
+        return False
+    return found is not None and isinstance(found.node, ast.ClassDef) and calls_super(found, method)
 
 
 def flow_of_stage(
@@ -64,9 +86,9 @@ def flow_of_stage(
         inferred = _of_ours(definition, METHODS[stage][1], frozenset((facts or {}).items()))
     else:
         inferred = flow_of(definition, METHODS[stage][1], arguments, facts)
-    promised = [] if tells_all(definition, stage, inferred) else _unseen(definition, inferred)
+    promised = [] if tells_all(definition, stage, inferred) else _unseen(definition, stage, inferred)
     found = {use.key for use in inferred.demands()}
-    owed = [key for key in declared(definition, "reads") or () if key not in found]
+    owed = [key for key in _promises(definition, stage, "reads", inferred) if key not in found]
     needed = [Use((key,), "read", definition.place, sure=True) for key in owed]
     left = [Use((key,), "write", definition.place, sure=True) for key in promised]
     opaque = inferred.opaque | {(key,) for key in promised}
@@ -80,13 +102,25 @@ def _of_ours(definition: source.Definition, method: str, facts: frozenset[tuple[
 
 
 def broken(definition: source.Definition, stage: str, flow: Flow) -> list[str]:
-    """The keys that a stage declares to write, or inherits the declaration of, and certainly doesn't."""
-    return _unseen(definition, flow) if tells_all(definition, stage, flow) else []
+    """The keys that a stage declares to write, and certainly doesn't."""
+    return _unseen(definition, stage, flow) if tells_all(definition, stage, flow) else []
 
 
-def _unseen(definition: source.Definition, flow: Flow) -> list[str]:
+def _unseen(definition: source.Definition, stage: str, flow: Flow) -> list[str]:
     seen = {use.key for use in flow.uses if use.action == "write"}
-    return [key for key in declared(definition, "writes") or () if key not in seen]
+    return [key for key in _promises(definition, stage, "writes", flow) if key not in seen]
+
+
+def _promises(definition: source.Definition, stage: str, attribute: str, flow: Flow) -> tuple[str, ...]:
+    """What a class declares, or a base whose method it certainly calls."""
+    method, (above, _) = METHODS[stage][1], classes.ancestry(definition)
+    runs = any(is_ours(each.module) and f"{each.name}.{method}" in flow.runs for each in above)
+    for each in above:
+        if attribute in classes.own_names(each):
+            return declared(definition, attribute) or ()
+        if method in classes.own_names(each) and not (runs or calls_super(each, method)):
+            break
+    return ()
 
 
 def tells_all(definition: source.Definition, stage: str, flow: Flow) -> bool:

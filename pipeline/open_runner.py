@@ -89,13 +89,13 @@ class OpenRunner:
             self.begin()
         # Plugins may have put theirs there.
         self._note_own()
-        place, built = self.place(stage), self.build(stage)
-        contracts.check_reads(built, place, self.context)
-        getattr(built, METHODS[stage][1])(self.context)
+        place, built, method = self.place(stage), self.build(stage), METHODS[stage][1]
+        contracts.check_reads(built, method, place, self.context)
+        getattr(built, method)(self.context)
         self.check_own(place)
         # What the stage has saved is on disk before the next begins, or it is this stage that has failed.
         dict.__getitem__(self.context, "checkpointer").wait()
-        contracts.check_writes(built, place, self.context)
+        contracts.check_writes(built, method, place, self.context)
 
     def _note_own(self) -> None:
         self._own = {key: dict.__getitem__(self.context, key) for key in OWN}

@@ -111,22 +111,22 @@ def test_a_stage_is_not_run_without_what_it_declares_to_read() -> None:
     context = Context(model=1)
     expected = r"startup \(x.yaml:3\) declares that it reads context\['modle'\], .* far: model; did you mean 'model'\?"
     with pytest.raises(ContextError, match=expected):
-        contracts.check_reads(Reader(context), "startup (x.yaml:3)", context)
+        contracts.check_reads(Reader(context), "startup", "startup (x.yaml:3)", context)
 
 
 def test_a_stage_that_did_not_write_what_it_declares_is_told() -> None:
     context = Context(modle=1)
-    contracts.check_reads(Reader(context), "startup", context)
+    contracts.check_reads(Reader(context), "startup", "startup", context)
     with pytest.raises(
         ContextError, match=r"writes context\['weights'\] but did not; write it, or take it out of `writes`"
     ):
-        contracts.check_writes(Reader(context), "startup", context)
+        contracts.check_writes(Reader(context), "startup", "startup", context)
 
 
 def test_a_stage_that_keeps_its_word_passes() -> None:
     context = Context(modle=1, weights=2)
-    contracts.check_reads(Reader(context), "startup", context)
-    contracts.check_writes(Reader(context), "startup", context)
+    contracts.check_reads(Reader(context), "startup", "startup", context)
+    contracts.check_writes(Reader(context), "startup", "startup", context)
     assert [access.key for access in context.accesses] == ["modle", "weights"]
 
 
@@ -178,3 +178,64 @@ def test_stages_whose_declarations_agree_run(linear: Path) -> None:
     own(linear, "context['points'] = 1", "('model', 'points')")
     assert check(linear, OVERRIDES) == []
     assert GeneralTrainer(linear, overrides=OVERRIDES).run()["ran"] is True
+
+
+UNCALLED = """
+    from pipeline import stages
+
+    class Network(stages.Network):
+        def build_network(self, context):
+            context["mine"] = 1
+    class Runner(stages.Runner):
+        def run(self, context):
+            context["found"] = context["mine"]
+"""
+
+
+def test_a_stage_is_not_held_to_what_a_base_declares_whose_method_it_does_not_call(linear: Path) -> None:
+    (linear.parent / "own.py").write_text(textwrap.dedent(UNCALLED), encoding="utf-8")
+    overrides = [f"runner.train_runner.{each}_class_path={{workspace}}/own.py" for each in ("network", "runner")]
+    assert check(linear, overrides) == []
+    assert GeneralTrainer(linear, overrides).run()["found"] == 1
+
+
+def test_what_it_writes_instead_is_what_later_stages_may_read(linear: Path) -> None:
+    terminal = "    class Terminal(stages.Terminal):\n        def terminal(self, context): context['metrics']\n"
+    (linear.parent / "own.py").write_text(textwrap.dedent(UNCALLED + terminal), encoding="utf-8")
+    overrides = [
+        f"runner.train_runner.{each}_class_path={{workspace}}/own.py" for each in ("network", "runner", "terminal")
+    ]
+    (fault,) = check(linear, overrides)
+    assert fault.message.startswith(
+        "terminal (own.py:11) reads context['metrics']; no earlier stage writes it. The default runner"
+    )
+
+
+class Heir(Reader):
+    """Overrides the method for which its base declares."""
+
+    def startup(self, context: Context) -> None:
+        pass
+
+
+class Silent(Reader):
+    """Has the method of its base."""
+
+
+class Polite(Reader):
+    """Calls the method of its base."""
+
+    def startup(self, context: Context) -> None:
+        super().startup(context)
+
+
+@pytest.mark.parametrize("stage", [Silent, Polite])
+def test_a_stage_is_held_to_what_a_base_declares_whose_method_it_has_or_calls(stage: type[Reader]) -> None:
+    with pytest.raises(ContextError, match=r"declares that it writes context\['weights'\] but did not"):
+        contracts.check_writes(stage(Context()), "startup", "startup", Context())
+
+
+def test_a_stage_that_overrides_the_method_is_held_to_what_it_declares_itself() -> None:
+    context = Context()
+    contracts.check_reads(Heir(context), "startup", "startup", context)
+    contracts.check_writes(Heir(context), "startup", "startup", context)

@@ -184,7 +184,7 @@ def _steers(flow: Flow) -> bool:
 
 def _broken(reader: StageFlow, key: str) -> Missing:
     what = f"{reader.place} declares, or inherits the declaration, that it writes context['{key}'], and does not"
-    remedy = "write it, call super(), or declare another `writes`"
+    remedy = "write it, or declare another `writes`"
     return Missing(reader, Use((key,), "write", reader.definition.place, sure=True), f"{what}; {remedy}")
 
 

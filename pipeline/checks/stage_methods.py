@@ -11,6 +11,7 @@ from pipeline.inference.frame import is_ours
 from pipeline.inference.members import mark, patched
 from pipeline.source_code import classes, source
 from pipeline.source_code.finder import once
+from pipeline.source_code.supers import supers
 
 _OPTIONAL = {"terminal": {"abort"}}
 """Methods that a stage may have without a base class having them."""
@@ -32,7 +33,7 @@ def wrong_supers(definition: source.Definition) -> Iterator[str]:
         for name, method in classes.methods(each).items() if each in users else ():
             if mark(method, each.module) == "?" or any(_hides(lower, name) for lower in above[:index]):
                 continue
-            for asked in _supers(method.body, each):
+            for asked in supers(method, each):
                 if asked.attr not in known:
                     place = f"{each.name}.{name} ({each.module.file.name}:{asked.lineno})"
                     there = {name for other in above[index + 1 :] for name in classes.methods(other)}
@@ -44,40 +45,6 @@ def _hides(definition: source.Definition, name: str) -> bool:
     """Whether a class has a method in the place of its bases' that does not call them."""
     method = classes.methods(definition).get(name)
     return method is not None and "super" not in ast.unparse(method)
-
-
-def _supers(body: Sequence[ast.stmt], home: source.Definition) -> Iterator[ast.Attribute]:
-    """Each ``super().m`` of statements that run whenever their function does."""
-    for statement in body:
-        for node in _evaluated(statement):
-            match node:
-                case ast.Attribute(value=ast.Call(func=ast.Name("super"), args=given), ctx=ast.Load()):
-                    own = not given or (len(given) == 2 and ast.unparse(given[0]) == home.name)
-                    if own and "super" not in home.module.bindings:
-                        yield node
-        match statement:
-            case ast.For(body=inner) | ast.Try(body=inner, handlers=[]):
-                yield from _supers(inner, home)
-            case ast.With(items=items, body=inner) if not any("suppress" in ast.unparse(each) for each in items):
-                yield from _supers(inner, home)
-        if any(isinstance(each, ast.Return | ast.Raise | ast.Break | ast.Continue) for each in ast.walk(statement)):
-            return
-
-
-def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
-    """The expressions that a statement evaluates in any case; none of those within its blocks."""
-    yield node
-    match node:
-        case ast.Lambda() | ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            return
-        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-            return
-        case ast.Match(subject=first) | ast.IfExp(test=first) | ast.BoolOp(values=[first, *_]):
-            yield from _evaluated(first)
-        case _:
-            for each in ast.iter_child_nodes(node):
-                if isinstance(each, ast.expr | ast.keyword | ast.withitem):
-                    yield from _evaluated(each)
 
 
 def uncalled(definition: source.Definition, stage: str, files: Iterable[source.Module]) -> Iterator[str]:

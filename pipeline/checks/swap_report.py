@@ -90,7 +90,7 @@ def _methods(stage: StageFlow) -> Iterator[str]:
         elif _calls_super(own[method], method):
             yield f"may call super().{method}(): on some ways what the default does there is left out{_and_writes(stage)}"
         else:
-            yield f"does not call super().{method}(): what the default does there is left out{_and_writes(stage)}"
+            yield f"does not call super().{method}(): what the default does there is left out"
     if inherits is False:
         left = sorted(name for name in expected - there if not name.startswith("_"))
         yield f"derives from the base, not from the default{f': does not have {_listed(left)}' if left else ''}"

@@ -3,7 +3,8 @@
 Each stage is built as ``Class(context, **args)`` right before it runs; ``args`` are the ``<stage>_args`` of the runner.
 One that is built otherwise defines ``from_context``, as an ExperimentBase does.
 ``reads`` and ``writes`` name the context keys that a stage needs and leaves; they are optional, and the trainer holds a
-stage to what it declares. A stage may write ``context["status"]`` to name the stage that follows it.
+stage to what it declares. What a base class declares counts where its method runs: not overridden, or called by the
+stage's. A stage may write ``context["status"]`` to name the stage that follows it.
 """
 
 from __future__ import annotations

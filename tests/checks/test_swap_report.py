@@ -87,10 +87,10 @@ def test_what_a_subclass_makes_of_the_default_is_told(linear: Path, methods: str
 
 def test_with_the_default_left_out_its_keys_are_named(linear: Path) -> None:
     network = "from pipeline import stages\nclass Network(stages.Network):\n    def build_network(self, context): unknown(context)"
-    # The trainer holds it to the `writes` that it inherits.
     assert report(linear, network=network)[1:] == [
+        "  no longer writes, as far as can be told: dataset (needed by runner), model (needed by runner, may be read by startup)",
         "  may do more to the context: network.py:3 cannot be followed",
-        "  does not call super().build_network(): what the default does there is left out, and with it the writing of dataset, model",
+        "  does not call super().build_network(): what the default does there is left out",
     ]  # fmt: skip
 
 
