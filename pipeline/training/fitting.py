@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 from torch.optim import Optimizer
 
-from pipeline.checkpoint import numbers, rewind, snapshot
+from pipeline.checkpoint import numbers, optimizer_state, rewind, snapshot
 from pipeline.checkpoint.saved import Saved
 from pipeline.config.values import Interval
 from pipeline.context import Context
@@ -70,6 +70,7 @@ class Fit:
         self.optimizers = {
             name: each for name, each in vars(brain).items() if isinstance(each, Optimizer) and each not in scheduled
         }
+        self.configured = {name: optimizer_state.options_of(each) for name, each in self.optimizers.items()}
         self.metrics: dict[str, float] = {}
         self.measured = 0
         self.epochs: list[int] = []
@@ -108,7 +109,7 @@ class Fit:
             what = f"{found.path}: the Brain had the optimizers {both}"
             raise CheckpointError(f"{what}; make those that it had, or use another folder")
         for name, each in self.optimizers.items():
-            each.load_state_dict(fit["optimizers"][name])
+            optimizer_state.load(each, fit["optimizers"][name], self.configured[name])
         logger.info(f"going on after epoch {self.epochs[-1]}, from {found.path}")
 
     def run(self, epoch_counter: Iterable[int]) -> None:
@@ -168,7 +169,9 @@ class Fit:
         brain = self.brain
         if brain.checkpointer is None:
             return None
-        optimizers = {name: each.state_dict() for name, each in self.optimizers.items()}
+        optimizers = {
+            name: optimizer_state.state_of(each, self.configured[name]) for name, each in self.optimizers.items()
+        }
         fit = {"epochs": self.epochs, "metrics": self.metrics, "optimizers": optimizers}
         training = {"fit": None} if within_epoch else snapshot.snapshot(self.models, fit=fit)
         keep = [self.last_end] if self.last_end else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ from pipeline.checkpoint.checkpointer import Checkpointer
 from tests.training.test_fitting_again import Batches, Dropping
 
 class Killed(Dropping):
-    def on_fit_batch_end(self, batch, outputs, loss, should_step):
+    def on_fit_batch_start(self, batch, should_step):
         if self.train_state["iteration"] == int(sys.argv[2]):
             os._exit(9)
 
@@ -187,6 +188,20 @@ def test_what_on_fit_start_adds_goes_on_from_its_state_after_it(tmp_path: Path) 
     for epochs, brain in enumerate((first, first, second), 1):
         brain.fit(range(epochs), Batches())
     assert second.mean.weight.item() == 3
+
+
+def test_the_rate_that_the_brain_now_has_wins_and_one_that_it_has_set_itself_stays(tmp_path: Path) -> None:
+    class Annealed(Dropping):
+        def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+            self.optimizer.param_groups[0]["lr"] /= 2
+
+    rates = []
+    for rate, epochs in ((0.08, 1), (0.08, 2), (0.01, 2)):
+        brain = Annealed(tmp_path)
+        brain.opt_class = partial(Adam, lr=rate)
+        brain.fit(range(epochs), Batches())
+        rates.append(brain.optimizer.param_groups[0]["lr"])
+    assert rates == [0.04, 0.02, 0.01]
 
 
 def test_optimizers_that_a_brain_steps_itself_go_on_from_their_state(tmp_path: Path) -> None:

@@ -114,7 +114,8 @@ def end(context: Context) -> dict[str, Any]:
         "python": random.getstate(),
         "lines": (run_dir / "t" / "metrics.jsonl").read_text(encoding="utf-8"),
         "plugin": context["checkpointer"].recoverables["plugin:Kill"].state_dict(),
-        "checkpoints": {path.name: (path / "state.json").read_text() for path in context["checkpointer"].all()},
+        "checkpoints": [path.name for path in context["checkpointer"].all()],
+        "numbers": [(path / "state.json").read_text() for path in context["checkpointer"].all()[-1:]],
     }
 
 
