@@ -29,7 +29,7 @@ def _uses_context(node: ast.AST) -> bool:
     parts = ast.walk(node)
     return any(
         (isinstance(each, ast.FunctionDef) and each.name == "bind")
-        or (isinstance(each, ast.Attribute) and each.attr == "_context")
+        or (isinstance(each, ast.Attribute) and each.attr == "_run_context")
         or (isinstance(each, ast.Name) and each.id in {"getattr", "vars"})
         for each in parts
     )

@@ -68,7 +68,7 @@ class Network(NetworkBase):
         brain.modules.to(context["device"])
         optim_schedulers = {} if context["is_infer"] else self.build_optim_schedulers(phase, brain, runner, context)
         # The default runner binds again, for whatever network it gets; a runner of the user's own need not.
-        brain.bind(phase.name, optim_schedulers, context, runner.nonfinite_patience)
+        type(brain).bind(brain, phase.name, optim_schedulers, context, runner.nonfinite_patience)
         updater = self.build_updater(phase, model, brain, optim_schedulers, context)
         return {"model": model, "brain": brain, "optim_schedulers": optim_schedulers, "updater": updater}
 
@@ -90,12 +90,12 @@ class Network(NetworkBase):
             ConfigError: it keeps something that is trained where nobody trains or saves it.
         """
         brain = build.build_brain(model, phase, context["config"])
-        if ignored := brain.set_by_hand():
+        if ignored := brain._set_by_hand():
             raise ConfigError(
                 f"phase.{phase.name}.model: {type(brain).__name__} is made with {', '.join(ignored)}, which would be ignored: "
                 "in a config the runner and the phase say this; remove it from the call of super().__init__"
             )
-        if outside := brain.unregistered():
+        if outside := brain._unregistered():
             remedy = f"register it: super().__init__({{'{outside[0]}': …}})"
             raise ConfigError(
                 f"phase.{phase.name}.model: {type(brain).__name__} keeps {', '.join(outside)} outside its modules, "

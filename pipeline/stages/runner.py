@@ -76,9 +76,9 @@ class Runner(RunnerBase):
         """The numbers of one phase; with ``write_predictions``, its predictions go to a file as they come."""
         loader = pass_loader(phase.valid_dataset_name or phase.dataset_name or "", runner, context)
         brain = entry_of(phase.name, context, "brain")["brain"]
-        brain.configure(options_of(runner, context["device"]))
-        brain.bind(phase.name, {}, context)
-        brain.prepare()
+        brain._take_options(options_of(runner, context["device"]))
+        type(brain).bind(brain, phase.name, {}, context)
+        brain._place_modules()
         metrics = build_metrics(phase.metrics, context["config"].workspace)
         if not runner.write_predictions:
             return watched(context, phase.name, brain, loader, Stage.TEST, metrics)

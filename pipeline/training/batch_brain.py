@@ -44,13 +44,17 @@ class BatchBrain:
     Attributes:
         step: the number of the batch in its pass, from 1; between two of them, of the last one. A validation counts its
             own, and then it is put back.
-        train_loss: of the pass that trains; what is not finite is left out.
-        logged: what ``log`` gathered in this pass.
-        train_state: the counters; in a run, those of the context.
-        counts_batches: whether ``fit_batch`` counts them in ``step`` and tells the plugins; not where the loop does so
+        _pass_loss: of the pass that trains; what is not finite is left out.
+        _pass_numbers: what ``log`` gathered in this pass.
+        _train_state: the counters; in a run, those of the context.
+        _counts_batches: whether ``fit_batch`` counts them in ``step`` and tells the plugins; not where the loop does so
             around an update of the user's own.
-        taken: how many batches of the pass were taken, whatever a subclass does to ``step``.
-        in_pass: whether a loop leads the pass: then the batches are counted as iterations.
+        _batches_taken: how many batches of the pass were taken, whatever a subclass does to ``step``.
+        _in_pass: whether a loop leads the pass: then the batches are counted as iterations.
+        _pass_loader: the loader of the pass, which knows its place in the data.
+
+    A subclass has attributes and methods of its own: whatever is not SpeechBrain's begins with an underscore here, but for
+    ``bind``, ``log``, ``count_samples`` and ``target``. These may be overridden, and an attribute of such a name does no harm.
     """
 
     def __init__(
@@ -65,35 +69,35 @@ class BatchBrain:
         self.opt_class = opt_class
         self.hparams = SimpleNamespace(**(hparams or {}))
         self.checkpointer = checkpointer
-        self.step = self.taken = 0
-        self.in_pass = False
-        self.train_loss = Average()
-        self.logged = Averages()
-        self.train_state: dict[str, int] = {"iteration": 0, "update": 0, "epoch": 0, "samples": 0}
-        self.counts_batches = True
-        self._phase = ""
-        self._began = self._batches = 0
-        self._read_from: Any = None
-        self._context: Context | None = None
+        self.step = self._batches_taken = 0
+        self._in_pass = False
+        self._pass_loss = Average()
+        self._pass_numbers = Averages()
+        self._train_state: dict[str, int] = {"iteration": 0, "update": 0, "epoch": 0, "samples": 0}
+        self._counts_batches = True
+        self._phase_name = ""
+        self._pass_began = self._pass_batches = 0
+        self._pass_loader: Any = None
+        self._run_context: Context | None = None
         self._optim_schedulers: list[OptimScheduler] = []
-        self._before_batch: Callable[..., Any] | None = None
-        self._after_batch: Callable[..., Any] | None = None
+        self._tell_before_batch: Callable[..., Any] | None = None
+        self._tell_after_batch: Callable[..., Any] | None = None
         # Without the method around it, where a subclass has none of its own.
         own = type(self).count_samples is not BatchBrain.count_samples
-        self._samples_of = self._counted if own else count_samples
+        self._samples_of = self._counted_by_subclass if own else count_samples
         self._watches_batches = (
             type(self).on_fit_batch_start is not BatchBrain.on_fit_batch_start
             or type(self).on_fit_batch_end is not BatchBrain.on_fit_batch_end
         )
-        self.configure(RunOptions.resolve(hparams, run_opts))
+        self._take_options(RunOptions.resolve(hparams, run_opts))
 
-    def configure(self, options: RunOptions) -> None:
+    def _take_options(self, options: RunOptions) -> None:
         """Take the options of a run; each is also an attribute of its name.
 
         Raises:
             ConfigError: the device cannot compute in a precision.
         """
-        self.options = options
+        self._run_options = options
         vars(self).update({each.name: getattr(options, each.name) for each in fields(options) if each.init})
         self.device = torch.device(options.device or "cpu")
         self._train_autocast = autocast(options.precision, self.device)
@@ -106,7 +110,7 @@ class BatchBrain:
         context: Context | None = None,
         patience: int | None = 3,
     ) -> None:
-        """Make this Brain work on ``phase``; the runner stage does so before it begins, ``fit`` for itself.
+        """Make this Brain work on ``phase``; the default network and runner do so, and ``fit`` for itself.
 
         Args:
             phase: its name, for messages.
@@ -114,30 +118,30 @@ class BatchBrain:
             context: the run's; its hooks are resolved here, once. None: there are none.
             patience: how many batches that are not finite a pass may have before training ends; None does not look.
         """
-        self._phase, self._patience, self._context = phase, patience, context
-        self.counts_batches, self.in_pass = True, False
+        self._phase_name, self._loss_patience, self._run_context = phase, patience, context
+        self._counts_batches, self._in_pass = True, False
         self._optim_schedulers = list(optim_schedulers.values())
         trained = {each for each in self.modules.parameters() if each.requires_grad}
         # A scale may change when the windows close for which it was used: those of one length close together.
         windows = {(each.loss_name, each.accum_grad) for each in self._optim_schedulers}
-        scalers = {window: scaler(self.options.precision, self.device) for window in windows}
+        scalers = {window: scaler(self._run_options.precision, self.device) for window in windows}
         for each in self._optim_schedulers:
             each.guarded = patience is not None
             each.under_autocast = False
             each.owns_all = trained <= set(each.parameters)
             each.scaler = each.scaler or (scalers[each.loss_name, each.accum_grad] if each.use_amp else None)
         if context is not None:
-            self.train_state = context["train_state"]
+            self._train_state = context["train_state"]
             hooks = context["hooks"]
-            self._before_batch = plain_callable(hooks, "before_batch")
-            self._after_batch = plain_callable(hooks, "after_batch")
+            self._tell_before_batch = plain_callable(hooks, "before_batch")
+            self._tell_after_batch = plain_callable(hooks, "after_batch")
 
-    def set_by_hand(self) -> list[str]:
+    def _set_by_hand(self) -> list[str]:
         """What it was made with that a config says otherwise: optimizer, checkpointer, options of the run."""
         given = [name for name in ("opt_class", "checkpointer") if getattr(self, name) is not None]
-        return given + sorted(self.options.given - {"device"})
+        return given + sorted(self._run_options.given - {"device"})
 
-    def unregistered(self) -> list[str]:
+    def _unregistered(self) -> list[str]:
         """The attributes that hold parameters to be trained, but outside of ``modules``: nobody trains or saves them."""
         known = set(self.modules.parameters())
         held = {name: each for name, each in vars(self).items() if isinstance(each, nn.Module)}
@@ -145,45 +149,41 @@ class BatchBrain:
             name for name, each in held.items() if any(p.requires_grad and p not in known for p in each.parameters())
         ]
 
-    def begin_pass(self, batches: int = 0) -> None:
+    def _begin_pass(self, batches: int = 0) -> None:
         """Training mode, and the training numbers of the pass before forgotten; ``batches``: how many come, if known."""
         self.modules.train()
-        self.step, self.taken, self.in_pass = 0, 0, True
-        self._batches, self._began = batches, self.train_state["iteration"]
-        self.train_loss.reset()
-        self.logged = Averages()
+        self.step, self._batches_taken, self._in_pass = 0, 0, True
+        self._pass_batches, self._pass_began = batches, self._train_state["iteration"]
+        self._pass_loss.reset()
+        self._pass_numbers = Averages()
         for each in self._optim_schedulers:
             each.guard.forget()
 
-    def reads(self, loader: Any) -> None:
-        """Take note of the loader of the pass, which knows its place in the data."""
-        self._read_from = loader
-
-    def end_pass(self) -> None:
+    def _end_pass(self) -> None:
         """Close the windows of accumulation that the last batches left open, and see whether training diverged."""
-        self.train_state["update"] += close(self._optim_schedulers, self.train_state["epoch"])
-        self.look()
-        self.in_pass = False
+        self._train_state["update"] += close(self._optim_schedulers, self._train_state["epoch"])
+        self._refuse_divergence()
+        self._in_pass = False
 
-    def pass_state(self) -> dict[str, Any]:
+    def _pass_state(self) -> dict[str, Any]:
         """Where the pass is: how many batches are done, the place in the data, the numbers so far; on a GPU this waits."""
         return {
             "step": self.step,
-            "taken": self.taken,
-            "data": place_of(self._read_from, self.taken),
-            "began": self._began,
-            "train_loss": self.train_loss.state_dict(),
-            "logged": self.logged.state_dict(),
+            "taken": self._batches_taken,
+            "data": place_of(self._pass_loader, self._batches_taken),
+            "began": self._pass_began,
+            "train_loss": self._pass_loss.state_dict(),
+            "logged": self._pass_numbers.state_dict(),
             "discarded": [(each.guard.read(), each.guard.parameter) for each in self._optim_schedulers],
         }
 
-    def load_pass_state(self, state: Mapping[str, Any]) -> None:
+    def _load_pass_state(self, state: Mapping[str, Any]) -> None:
         """Go on in the middle of a pass, after ``begin_pass``."""
-        self.step, self._began = state["step"], state["began"]
+        self.step, self._pass_began = state["step"], state["began"]
         # Checkpoints of before have one count for both.
-        self.taken = state.get("taken", self.step)
-        self.train_loss.load_state_dict(state["train_loss"])
-        self.logged.load_state_dict(state["logged"])
+        self._batches_taken = state.get("taken", self.step)
+        self._pass_loss.load_state_dict(state["train_loss"])
+        self._pass_numbers.load_state_dict(state["logged"])
         for each, (discarded, parameter) in zip(self._optim_schedulers, state["discarded"], strict=True):
             each.guard.discarded, each.guard.parameter = discarded, parameter
 
@@ -204,18 +204,18 @@ class BatchBrain:
             The loss, detached, on its device; not finite where the step was discarded.
         """
         if not self._optim_schedulers:
-            self._untrained()
-        if self._train_autocast and not self.counts_batches and in_autocast(self.device):
+            self._refuse_untrained()
+        if self._train_autocast and not self._counts_batches and in_autocast(self.device):
             with outside_autocast(self.device):
                 return BatchBrain.fit_batch(self, batch)
-        samples = self.logged.samples = self._samples_of(batch) or uncountable(batch)
-        if self.counts_batches:
+        samples = self._pass_numbers.samples = self._samples_of(batch) or uncountable(batch)
+        if self._counts_batches:
             self.step += 1
-            self.taken += 1
-            if self._before_batch:
-                self._before_batch(context=self._context, batch=batch)
-        last = self.taken == self._batches
-        should_step = self._watches_batches and self._should_step(last)
+            self._batches_taken += 1
+            if self._tell_before_batch:
+                self._tell_before_batch(context=self._run_context, batch=batch)
+        last = self._batches_taken == self._pass_batches
+        should_step = self._watches_batches and self._closes_window(last)
         if self._watches_batches:
             self.on_fit_batch_start(batch, should_step)
         if self._train_autocast is None:
@@ -228,19 +228,19 @@ class BatchBrain:
         # A plain tensor is the usual case; what else there may be is looked at more closely.
         plain = returned if type(returned) is Tensor and not returned.ndim else None
         losses = named(returned, f"{self._where}compute_objectives") if plain is None else {"loss": plain}
-        finite, updated = optimize(losses, self._optim_schedulers, self.train_state["epoch"], samples, last=last)
-        self.train_state["samples"] += samples
-        self.train_state["update"] += updated
-        loss = self.total(losses) if plain is None else plain.detach()
-        self.train_loss.waiting.append((loss, samples))
-        if not finite or self.taken % MOST == 0:
-            self.look()
-        if self.in_pass and self.counts_batches:
-            self.train_state["iteration"] += 1
+        finite, updated = optimize(losses, self._optim_schedulers, self._train_state["epoch"], samples, last=last)
+        self._train_state["samples"] += samples
+        self._train_state["update"] += updated
+        loss = self._reported_loss(losses) if plain is None else plain.detach()
+        self._pass_loss.waiting.append((loss, samples))
+        if not finite or self._batches_taken % MOST == 0:
+            self._refuse_divergence()
+        if self._in_pass and self._counts_batches:
+            self._train_state["iteration"] += 1
         if self._watches_batches:
             self.on_fit_batch_end(batch, predictions, loss, should_step)
-        if self._after_batch and self.counts_batches:
-            self._after_batch(context=self._context, batch=batch, predictions=predictions, losses=losses)
+        if self._tell_after_batch and self._counts_batches:
+            self._tell_after_batch(context=self._run_context, batch=batch, predictions=predictions, losses=losses)
         return loss
 
     def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
@@ -251,35 +251,35 @@ class BatchBrain:
 
     def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
         """The loss of one batch, without training."""
-        return self.total(self._evaluated(batch, stage)[1])
+        return self._reported_loss(self._compute_batch(batch, stage)[1])
 
-    def evaluated(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
+    def _judge_batch(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
         """Predictions and losses of one batch; from a subclass with its own ``evaluate_batch``, the loss alone."""
-        if not self.gives_predictions:
+        if not self._gives_predictions:
             # One of its own: it may call the method that it replaces, and that one's cannot be entered twice.
-            with autocast(self.options.eval_precision, self.device) or nullcontext():
+            with autocast(self._run_options.eval_precision, self.device) or nullcontext():
                 returned = self.evaluate_batch(batch, stage)
             return None, named(returned, f"{self._where}evaluate_batch")
-        return self._evaluated(batch, stage)
+        return self._compute_batch(batch, stage)
 
-    def _evaluated(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
+    def _compute_batch(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
         if self._eval_autocast is None:
             predictions = self.compute_forward(batch, stage)
-            return predictions, self._objectives(predictions, batch, stage)
+            return predictions, self._named_objectives(predictions, batch, stage)
         with self._eval_autocast:
             predictions = self.compute_forward(batch, stage)
-            return predictions, self._objectives(predictions, batch, stage)
+            return predictions, self._named_objectives(predictions, batch, stage)
 
-    def _objectives(self, predictions: Any, batch: Any, stage: Stage) -> Losses:
+    def _named_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Losses:
         returned = self.compute_objectives(predictions, batch, stage)
         return named(returned, f"{self._where}compute_objectives")
 
     @property
-    def gives_predictions(self) -> bool:
+    def _gives_predictions(self) -> bool:
         """Whether an evaluated batch has predictions: not from an ``evaluate_batch`` of the subclass's own."""
         return type(self).evaluate_batch is BatchBrain.evaluate_batch
 
-    def samples_of(self, batch: Any) -> int:
+    def _samples_in(self, batch: Any) -> int:
         """How many samples a batch holds.
 
         Raises:
@@ -291,9 +291,9 @@ class BatchBrain:
         """How many samples a batch holds: the length of the first tensor in it."""
         return count_samples(batch)
 
-    def _counted(self, batch: Any) -> int:
+    def _counted_by_subclass(self, batch: Any) -> int:
         """What a subclass's own ``count_samples`` says, if that is a number of samples."""
-        samples = self.count_samples(batch)
+        samples = type(self).count_samples(self, batch)
         if samples is not None and (not isinstance(samples, int) or samples < 0):
             what = f"{self._where}{type(self).__name__}.count_samples returned {samples!r}"
             raise DataError(f"{what}; return how many samples the batch has, an int")
@@ -311,44 +311,41 @@ class BatchBrain:
             value: a scalar that is a mean over the samples.
             batch_size: how many these are; None: those of the batch.
         """
-        self.logged.log(name, value, batch_size)
+        self._pass_numbers.log(name, value, batch_size)
 
-    def look(self) -> None:
+    def _refuse_divergence(self) -> None:
         """Read the losses so far, and end the training if too many batches were not finite.
 
         Raises:
             DivergedError: more than ``nonfinite_patience`` of this pass.
         """
-        if self._patience is not None:
-            refuse_divergence(self.train_loss, self._optim_schedulers, self._patience, self._where, self._began)
+        if self._loss_patience is not None:
+            refuse_divergence(
+                self._pass_loss, self._optim_schedulers, self._loss_patience, self._where, self._pass_began
+            )
 
     @property
-    def optim_schedulers(self) -> list[OptimScheduler]:
-        """Those that its losses drive."""
-        return self._optim_schedulers
-
-    @property
-    def in_run(self) -> bool:
+    def _in_run(self) -> bool:
         """Whether a run of the pipeline has bound it, which then says how it trains."""
-        return self._context is not None
+        return self._run_context is not None
 
     @property
     def _where(self) -> str:
-        return f"phase.{self._phase}: " if self._phase else ""
+        return f"phase.{self._phase_name}: " if self._phase_name else ""
 
-    def _should_step(self, last: bool) -> bool:
+    def _closes_window(self, last: bool) -> bool:
         return last or any(each.batches + 1 >= each.accum_grad for each in self._optim_schedulers)
 
-    def total(self, losses: Losses) -> Tensor:
+    def _reported_loss(self, losses: Losses) -> Tensor:
         """The loss that is reported: the one named ``loss``, else the sum; the others are logged by their names."""
         others = [name for name in losses if name != "loss"]
         for name in others:
-            self.log(name, losses[name])
+            self._pass_numbers.log(name, losses[name])
         if "loss" in losses:
             return losses["loss"].detach()
         return torch.stack([each.detach() for each in losses.values()]).sum()
 
-    def _untrained(self) -> NoReturn:
+    def _refuse_untrained(self) -> NoReturn:
         raise StageError(
             f"{type(self).__name__}.fit_batch: no OptimScheduler trains it; give it opt_class and call fit, or call "
             "bind(phase, optim_schedulers, context) first"

@@ -80,17 +80,17 @@ class Brain(BatchBrain):
             StorageError: the storage refuses.
         """
         self._refuse_uncalled()
-        if self.options.test_only:
+        if self._run_options.test_only:
             return
-        train = self._loader(train_set, Stage.TRAIN, train_loader_kwargs, "train_loader_kwargs")
+        train = self._loader_of(train_set, Stage.TRAIN, train_loader_kwargs, "train_loader_kwargs")
         valid = (
             None
             if valid_set is None
-            else self._loader(valid_set, Stage.VALID, valid_loader_kwargs, "valid_loader_kwargs")
+            else self._loader_of(valid_set, Stage.VALID, valid_loader_kwargs, "valid_loader_kwargs")
         )
         with self._fit_checkpoints():
             self.on_fit_start()
-            shown = False if self.options.noprogressbar and progressbar is None else progressbar
+            shown = False if self._run_options.noprogressbar and progressbar is None else progressbar
             Fit(self, train, valid, shown).run(epoch_counter)
 
     def evaluate(
@@ -114,13 +114,13 @@ class Brain(BatchBrain):
             The mean loss over samples.
         """
         self._refuse_uncalled()
-        loader = self._loader(test_set, Stage.TEST, test_loader_kwargs, "test_loader_kwargs")
-        if self.options.debug:
-            loader = limited(loader, self.options.debug_batches)
-        self.prepare()
+        loader = self._loader_of(test_set, Stage.TEST, test_loader_kwargs, "test_loader_kwargs")
+        if self._run_options.debug:
+            loader = limited(loader, self._run_options.debug_batches)
+        self._place_modules()
         with self._checkpoints_in(self._debug_folder):
             self.on_evaluate_start(max_key, min_key)
-        shown = False if self.options.noprogressbar and progressbar is None else progressbar
+        shown = False if self._run_options.noprogressbar and progressbar is None else progressbar
         with pass_progress("test", length(loader), shown) as progress:
             batches = progress.over(on_device(loader, self.device))
             return evaluate(self, batches, Stage.TEST, {})["loss"]
@@ -136,10 +136,10 @@ class Brain(BatchBrain):
         seed = loader_kwargs.pop("seed", getattr(self.hparams, "seed", 0))
         return make_loader(dataset, seed=seed, where="Brain.make_dataloader", **loader_kwargs)
 
-    def prepare(self) -> None:
+    def _place_modules(self) -> None:
         """The modules on their device, compiled or scripted where the options say so; again, it does nothing."""
         self.modules.to(self.device)
-        compile_modules(self.modules, self.options)
+        compile_modules(self.modules, self._run_options)
 
     def init_optimizers(self) -> None:
         """Make the optimizer by ``opt_class``; a subclass with several leaves them in ``optimizers_dict``, by name.
@@ -150,7 +150,7 @@ class Brain(BatchBrain):
         if self.opt_class is None:
             return
         parameters = list(trained(self.modules, None).values())
-        groups = without_decay(self.modules) if self.options.remove_vector_weight_decay else parameters
+        groups = without_decay(self.modules) if self._run_options.remove_vector_weight_decay else parameters
         self.optimizer = self.opt_class(groups)
         self.optimizers_dict = {"opt_class": self.optimizer}
 
@@ -160,16 +160,16 @@ class Brain(BatchBrain):
         In a config the optimizers are those of the phase, and the startup stage has loaded the weights. A run that is
         resumed takes everything back after it, whichever runner stage comes.
         """
-        self.prepare()
-        if self.in_run:
+        self._place_modules()
+        if self._in_run:
             return
         self.optimizers_dict = {}
         self.init_optimizers()
-        self.schedule_optimizers()
+        self._schedule_optimizers()
 
-    def schedule_optimizers(self) -> None:
+    def _schedule_optimizers(self) -> None:
         """Have the losses drive the optimizers, each at the rate that it was made with."""
-        options = self.options
+        options = self._run_options
         schedulers: dict[str, OptimScheduler] = {}
         for name, optimizer in self.optimizers_dict.items():
             schedulers[name] = Constant(
@@ -180,7 +180,7 @@ class Brain(BatchBrain):
                 grad_clip=options.max_grad_norm,
             )
             schedulers[name].check_gradients = options.skip_nonfinite_grads
-        self.bind("", schedulers, patience=options.nonfinite_patience)
+        type(self).bind(self, "", schedulers, patience=options.nonfinite_patience)
 
     def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
         """A pass begins; ``epoch`` is None in a test."""
@@ -205,7 +205,7 @@ class Brain(BatchBrain):
 
     def _refuse_uncalled(self) -> None:
         """Used alone, a Brain has no config whose check would say so."""
-        left = [] if self.in_run else uncalled.in_class(type(self), uncalled.BRAIN, uncalled.OF_A_BRAIN)
+        left = [] if self._in_run else uncalled.in_class(type(self), uncalled.BRAIN, uncalled.OF_A_BRAIN)
         if left:
             raise ConfigError("\n".join(left))
 
@@ -215,7 +215,7 @@ class Brain(BatchBrain):
         if self._debug_folder:
             self._debug_folder.cleanup()
             self._debug_folder = None
-        if self.checkpointer and self.options.debug and not self.options.debug_persistently:
+        if self.checkpointer and self._run_options.debug and not self._run_options.debug_persistently:
             self._debug_folder = TemporaryDirectory(prefix="debug-")
             finalize(self, self._debug_folder.cleanup)
         with self._checkpoints_in(self._debug_folder):
@@ -239,7 +239,7 @@ class Brain(BatchBrain):
         finally:
             self.checkpointer = own
 
-    def _loader(self, given: Any, stage: Stage, keywords: Mapping[str, Any] | None, name: str) -> Iterable[Any]:
+    def _loader_of(self, given: Any, stage: Stage, keywords: Mapping[str, Any] | None, name: str) -> Iterable[Any]:
         """A loader of what was given, if that is a dataset: whatever can be indexed, or is one of torch's."""
         if hasattr(given, "__getitem__") or isinstance(given, Dataset):
             return self.make_dataloader(given, stage, **(keywords or {}))

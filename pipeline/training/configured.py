@@ -57,7 +57,7 @@ def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSch
         brain = entry.get("brain") if isinstance(entry, Mapping) else None
         if isinstance(entry, Mapping) and isinstance(brain, Brain) and id(brain) not in begun:
             begun.add(id(brain))
-            brain.configure(options_of(runner, dict.__getitem__(context, "device")))
+            brain._take_options(options_of(runner, dict.__getitem__(context, "device")))
             brain.bind(name, entry.get("optim_schedulers") or {}, context, runner.nonfinite_patience)
             with belonging_to(f"phase.{name}"):
                 brain.on_fit_start()

@@ -54,16 +54,16 @@ def train_epoch(
         DataError: there was no batch.
         DivergedError: too many losses were not finite.
     """
-    state = brain.train_state
+    state = brain._train_state
     before = state["iteration"]
     set_epoch(loader, epoch)
-    brain.begin_pass(length(loader) or 0)
+    brain._begin_pass(length(loader) or 0)
     if begun:
-        brain.load_pass_state(begun["pass"])
+        brain._load_pass_state(begun["pass"])
     brain.on_stage_start(Stage.TRAIN, epoch)
     update = update_of(brain, updater, context)
-    rest = after(loader, brain.taken, begun["pass"]["data"] if begun else None)
-    brain.reads(rest)
+    rest = after(loader, brain._batches_taken, begun["pass"]["data"] if begun else None)
+    brain._pass_loader = rest
     batches: Iterator[Any] = iter(on_device(rest, brain.device))
     if getattr(rest, "num_workers", 0):
         batches = STOP.waited_for(batches, lambda: on_due(state["iteration"]))
@@ -78,7 +78,7 @@ def train_epoch(
             train_pass(batches, update, updater.state, state, looked, on_due)
     if state["iteration"] == before and not begun:
         raise DataError(f"{name} gave no batch in epoch {epoch}; check the dataset, or drop_last with few samples")
-    brain.end_pass()
-    loss = brain.train_loss.mean()
+    brain._end_pass()
+    loss = brain._pass_loss.mean()
     brain.on_stage_end(Stage.TRAIN, loss, epoch)
-    return {"loss": loss, **brain.logged.means()}
+    return {"loss": loss, **brain._pass_numbers.means()}

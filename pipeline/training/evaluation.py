@@ -42,13 +42,13 @@ def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def evaluating(brain: BatchBrain) -> Iterator[None]:
     """A Brain's modules so; what is logged and counted in the block is kept apart from the pass around it."""
-    outside, brain.logged = brain.logged, Averages()
+    outside, brain._pass_numbers = brain._pass_numbers, Averages()
     step, brain.step = brain.step, 0
     try:
         with in_evaluation_mode(brain.modules):
             yield
     finally:
-        brain.logged, brain.step = outside, step
+        brain._pass_numbers, brain.step = outside, step
 
 
 def evaluate(
@@ -72,7 +72,7 @@ def evaluate(
     Returns:
         ``loss``, the metrics by name, and what the Brain has logged.
     """
-    if (metrics or observe) and not brain.gives_predictions:
+    if (metrics or observe) and not brain._gives_predictions:
         own = f"{type(brain).__name__} has its own evaluate_batch, which gives no predictions to judge or write"
         raise DataError(f"{own}; leave out metrics and write_predictions, or use self.log in it")
     loss = Mean()
@@ -84,10 +84,10 @@ def evaluate(
             # Nothing is saved: the numbers would be those of half the data. The pass is made again.
             STOP.end()
             brain.step += 1
-            samples = brain.logged.samples = brain.samples_of(batch)
-            predictions, losses = brain.evaluated(batch, stage)
-            loss.add(brain.total(losses), samples)
-            target = brain.target(batch) if metrics or observe else None
+            samples = brain._pass_numbers.samples = brain._samples_in(batch)
+            predictions, losses = brain._judge_batch(batch, stage)
+            loss.add(brain._reported_loss(losses), samples)
+            target = type(brain).target(brain, batch) if metrics or observe else None
             for metric in metrics.values():
                 metric.update(predictions, target)
             if observe:
@@ -97,7 +97,7 @@ def evaluate(
         mean = loss.compute()
         judged = {name: _number(metric.compute(), name, metric) for name, metric in metrics.items()}
         brain.on_stage_end(stage, mean, epoch)
-        return {"loss": mean, **judged, **brain.logged.means()}
+        return {"loss": mean, **judged, **brain._pass_numbers.means()}
 
 
 def _number(value: Any, name: str, metric: Metric) -> float:

@@ -53,7 +53,7 @@ class Fit:
     """
 
     def __init__(self, brain: Brain, train: Iterable[Any], valid: Iterable[Any] | None, shown: bool | None) -> None:
-        options = brain.options
+        options = brain._run_options
         self.brain, self.options, self.shown = brain, options, shown
         most = options.debug_batches if options.debug else None
         self.train = limited(train, most) if most else train
@@ -62,11 +62,11 @@ class Fit:
         seconds = round(options.ckpt_interval_minutes * 60)
         intervals += [Interval(seconds, "second")] if seconds > 0 else []
         self.updater = Updater(brain)
-        brain.counts_batches = is_plain(brain, self.updater)
-        schedulers = {str(number): each for number, each in enumerate(brain.optim_schedulers)}
+        brain._counts_batches = is_plain(brain, self.updater)
+        schedulers = {str(number): each for number, each in enumerate(brain._optim_schedulers)}
         entry = {"model": brain, "brain": brain, "optim_schedulers": schedulers, "updater": self.updater}
         self.models = {NAME: entry}
-        scheduled = [each.optimizer for each in brain.optim_schedulers]
+        scheduled = [each.optimizer for each in brain._optim_schedulers]
         self.optimizers = {
             name: each for name, each in vars(brain).items() if isinstance(each, Optimizer) and each not in scheduled
         }
@@ -76,8 +76,8 @@ class Fit:
         self.epochs: list[int] = []
         self.last_end: Path | None = None
         self.restore()
-        self.saving = Triggers(intervals if brain.checkpointer else [], brain.train_state["iteration"])
-        self.updater.state.iteration = brain.train_state["iteration"]
+        self.saving = Triggers(intervals if brain.checkpointer else [], brain._train_state["iteration"])
+        self.updater.state.iteration = brain._train_state["iteration"]
 
     def restore(self) -> None:
         """Take everything back from the checkpoint of the last end of an epoch; those after it are set aside."""
@@ -94,7 +94,7 @@ class Fit:
             logger.info(f"{within}; it is now {apart.name}")
 
     def _go_on(self, found: Saved) -> None:
-        context = Context(model=self.models, train_state=self.brain.train_state)
+        context = Context(model=self.models, train_state=self.brain._train_state)
         recoverables = self.brain.checkpointer.recoverables if self.brain.checkpointer else {}
         snapshot.restore(found, context, recoverables)
         self.last_end = found.path
@@ -121,19 +121,19 @@ class Fit:
                 continue
             self.epoch(epoch)
             self.epochs.append(epoch)
-            self.brain.train_state["epoch"] += 1
+            self.brain._train_state["epoch"] += 1
             self.last_end = self.save()
             if self._over():
                 break
         if len(self.epochs) == before:
-            updates = self.brain.train_state["update"]
+            updates = self.brain._train_state["update"]
             logger.info(f"fit: nothing is left to train; {before} epochs and {updates} updates are done")
         if self.brain.checkpointer:
             self.brain.checkpointer.wait()
 
     def epoch(self, epoch: int) -> None:
         """Train on everything, then validate."""
-        brain, iteration = self.brain, self.brain.train_state["iteration"]
+        brain, iteration = self.brain, self.brain._train_state["iteration"]
         with pass_progress(f"epoch {epoch}", length(self.train), self.shown) as progress:
             on_due = partial(self.on_due, progress)
             self.metrics = train_epoch(
@@ -142,26 +142,26 @@ class Fit:
         if self.valid is not None:
             numbers = evaluate(brain, on_device(self.valid, brain.device), Stage.VALID, {}, epoch=epoch)
             self.metrics |= {f"valid_{name}": value for name, value in numbers.items()}
-        self.measured = brain.train_state["iteration"]
+        self.measured = brain._train_state["iteration"]
 
     def on_due(self, progress: PassProgress, iteration: int) -> int:
         """Show, save, or end where it is time to; the next iteration to look at, 0 at the end."""
-        if progress.every and self.brain.taken % progress.every == 0:
-            progress.show(self.brain.taken, self.brain.train_loss.mean())
+        if progress.every and self.brain._batches_taken % progress.every == 0:
+            progress.show(self.brain._batches_taken, self.brain._pass_loss.mean())
         if self.saving.fires(iteration):
-            self.brain.look()
+            self.brain._refuse_divergence()
             self.save(within_epoch=True)
         return 0 if self._over() else self._next_look(iteration, progress)
 
     def _over(self) -> bool:
         """Whether ``optimizer_step_limit`` or ``debug_epochs`` is reached."""
         limit, most = self.options.optimizer_step_limit, self.options.debug_epochs if self.options.debug else 0
-        return (limit is not None and self.brain.train_state["update"] >= limit) or 0 < most <= len(self.epochs)
+        return (limit is not None and self.brain._train_state["update"] >= limit) or 0 < most <= len(self.epochs)
 
     def _next_look(self, iteration: int, progress: PassProgress) -> int:
         # An iteration makes one update at most.
-        left = (self.options.optimizer_step_limit or NEVER) - self.brain.train_state["update"]
-        shown = progress.every - self.brain.taken % progress.every if progress.every else NEVER
+        left = (self.options.optimizer_step_limit or NEVER) - self.brain._train_state["update"]
+        shown = progress.every - self.brain._batches_taken % progress.every if progress.every else NEVER
         return min(self.saving.next_look(), iteration + max(1, min(left, shown)))
 
     def save(self, *, within_epoch: bool = False) -> Path | None:
@@ -177,4 +177,4 @@ class Fit:
         keep = [self.last_end] if self.last_end else []
         metrics = {NAME: self.metrics}
         iterations = numbers.of_one(metrics, self.measured)
-        return brain.checkpointer.save(self.models, brain.train_state, metrics, training, keep, iterations)
+        return brain.checkpointer.save(self.models, brain._train_state, metrics, training, keep, iterations)

@@ -112,8 +112,8 @@ class Training:
         entry = self.models[phase.name]
         brain, updater = entry["brain"], entry["updater"]
         patience = self.runner.nonfinite_patience
-        brain.bind(phase.name, entry["optim_schedulers"], self.context, patience)
-        brain.counts_batches = is_plain(brain, updater)
+        type(brain).bind(brain, phase.name, entry["optim_schedulers"], self.context, patience)
+        brain._counts_batches = is_plain(brain, updater)
         return entry
 
     def epoch(self, epoch: int) -> None:
@@ -187,7 +187,7 @@ class Training:
         validating, saving = validating or self.validation.running, saving or self.validation.running
         if printing or validating or saving or exporting:
             # On a GPU this waits for the work so far, as what follows does anyway.
-            report.brain.look()
+            report.brain._refuse_divergence()
         if printing:
             report.print()
         if exporting:
@@ -228,7 +228,7 @@ class Training:
         # First: what is saved now says which of those before are the best.
         self.checkpoints.settle()
         loop = {
-            "pass": self.training.pass_state() if self.training else None,
+            "pass": self.training._pass_state() if self.training else None,
             "trained": self.trained,
             "validation": self.validation.state_dict(),
         }

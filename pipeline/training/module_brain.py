@@ -31,9 +31,9 @@ class ModuleBrain(Brain):
         self._names = [each.name for each in named]
         self._needed = [each.name for each in named if each.default is each.empty]
 
-    def prepare(self) -> None:
+    def _place_modules(self) -> None:
         """As every Brain; scripting puts another module in the place of the first."""
-        super().prepare()
+        super()._place_modules()
         self.module = self.modules["model"]
 
     def compute_forward(self, batch: Any, stage: Stage) -> Any:

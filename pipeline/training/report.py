@@ -24,7 +24,7 @@ class Report:
 
     def print(self) -> None:
         """Read the numbers since the last time: on a GPU this waits for the work so far."""
-        numbers = {"loss": self.brain.train_loss.recent(), **self.brain.logged.recent()}
+        numbers = {"loss": self.brain._pass_loss.recent(), **self.brain._pass_numbers.recent()}
         now, samples = time.perf_counter(), self.state["samples"]
         numbers["samples_per_second"] = (samples - self.samples) / (now - self.since)
         self.since, self.samples = now, samples

@@ -45,30 +45,30 @@ class OwnUpdate:
         self.after = plain_callable(hooks, "after_batch") if hooks else None
         self.scheduled = False
         # One of its own: an updater may call the Brain's fit_batch, and the Brain's cannot be entered twice.
-        around = autocast(brain.options.precision, brain.device, steps=True)
-        for each in brain.optim_schedulers:
+        around = autocast(brain._run_options.precision, brain.device, steps=True)
+        for each in brain._optim_schedulers:
             each.under_autocast = bool(around)
         self.autocast = around or nullcontext()
 
     def __call__(self, batch: Any) -> None:
         """Train on a batch."""
         brain = self.brain
-        samples = brain.logged.samples = brain.samples_of(batch)
+        samples = brain._pass_numbers.samples = brain._samples_in(batch)
         brain.step += 1
-        brain.taken += 1
+        brain._batches_taken += 1
         if self.before:
             self.before(context=self.context, batch=batch)
-        self.updater.logged = brain.logged
+        self.updater.logged = brain._pass_numbers
         gathered, windows = _gathered(brain), _windows(brain)
-        for each in brain.optim_schedulers:
-            each.epoch, each.batch_samples = brain.train_state["epoch"], samples
+        for each in brain._optim_schedulers:
+            each.epoch, each.batch_samples = brain._train_state["epoch"], samples
         with self.autocast:
             losses = self._losses(self.updater.update(batch))
         if _gathered(brain) == gathered:
             self._count(losses, samples, windows)
-        if brain.taken % MOST == 0:
-            brain.look()
-        brain.train_state["iteration"] += 1
+        if brain._batches_taken % MOST == 0:
+            brain._refuse_divergence()
+        brain._train_state["iteration"] += 1
         if self.after:
             self.after(context=self.context, batch=batch, predictions=None, losses=losses)
 
@@ -76,12 +76,12 @@ class OwnUpdate:
         """Count a batch that did not go through the Brain's own ``fit_batch``."""
         brain, now = self.brain, _windows(self.brain)
         if losses:
-            brain.train_loss.add(brain.total(losses), samples)
+            brain._pass_loss.add(brain._reported_loss(losses), samples)
         self.scheduled |= now != windows
-        acted = any(map(_acted, brain.optim_schedulers, windows))
-        brain.train_state["samples"] += samples
+        acted = any(map(_acted, brain._optim_schedulers, windows))
+        brain._train_state["samples"] += samples
         # How often an updater without schedulers has updated, it alone knows.
-        brain.train_state["update"] += acted if self.scheduled else 1
+        brain._train_state["update"] += acted if self.scheduled else 1
 
     def _losses(self, returned: Any) -> Losses:
         """What the updater returned, as losses by name, detached."""
@@ -91,12 +91,12 @@ class OwnUpdate:
 
 def _gathered(brain: Brain) -> int:
     """How many losses of the pass the Brain has."""
-    return brain.train_loss.batches + len(brain.train_loss.waiting)
+    return brain._pass_loss.batches + len(brain._pass_loss.waiting)
 
 
 def _windows(brain: Brain) -> list[tuple[int, int]]:
     """Of each scheduler, how many windows are closed, and how many batches are in the open one."""
-    return [(each.real_step, each.batches) for each in brain.optim_schedulers]
+    return [(each.real_step, each.batches) for each in brain._optim_schedulers]
 
 
 def _acted(scheduler: OptimScheduler, before: tuple[int, int]) -> bool:

@@ -143,7 +143,7 @@ class PhaseBuild:
     @contextmanager
     def _passing(self, stage: Stage, device: torch.device) -> Iterator[Brain]:
         brain: Brain = self.entry(device)["brain"]
-        brain.begin_pass()
+        brain._begin_pass()
         with _making(device), nullcontext() if stage is Stage.TRAIN else evaluating(brain):
             yield brain
 

@@ -124,7 +124,7 @@ MODEL = """
             return at("Own.compute_objectives", nn.functional.mse_loss(predictions, batch[1]))
 
     overridden(
-        Own, "fit_batch", "evaluate_batch", "count_samples", "target", "prepare", "on_fit_start", "on_stage_start", "on_stage_end",
+        Own, "fit_batch", "evaluate_batch", "count_samples", "target", "_place_modules", "on_fit_start", "on_stage_start", "on_stage_end",
         "on_fit_batch_start", "on_fit_batch_end",
     )
 

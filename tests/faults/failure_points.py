@@ -109,7 +109,7 @@ POINTS: dict[str, Point] = {
         "compute_forward", "compute_objectives", "fit_batch", "count_samples", "on_fit_batch_start", "on_fit_batch_end")},
     "Own.target": Point(after=1, says=NET, overrides=BRAIN),
     "Own.evaluate_batch": Point(after=3, says=NET, overrides=OWN_EVALUATION),
-    "Own.prepare": Point(says=NET, overrides=BRAIN),
+    "Own._place_modules": Point(says=NET, overrides=BRAIN),
     "Own.on_fit_start": Point(says=NET, overrides=BRAIN),
     "Own.on_stage_start": Point(after=2, says=NET, overrides=BRAIN),
     "Own.on_stage_end": Point(after=1, says=NET, overrides=BRAIN),

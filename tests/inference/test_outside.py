@@ -33,7 +33,7 @@ BIND = """
         super().bind(phase, optim_schedulers, context, patience)
         self.mine = context
 """
-WRITES = "self._context['x'] = 1"
+WRITES = "self._run_context['x'] = 1"
 NETWORK = "from pipeline import stages\nclass Network(stages.Network):\n    def build_model(self, phase, context): return Mine()\n"
 PLUGIN = "from pipeline import hookimpl\nclass Plugin:\n    @hookimpl\n    def {hook}(self, context): {does}\n"
 MODEL = ["phase.line.model={workspace}/model.py", "phase.line.model_args={}", "phase.line.loss=null"]

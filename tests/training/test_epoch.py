@@ -104,7 +104,7 @@ def test_training_ends_where_the_caller_says_and_goes_on_from_there() -> None:
     train_epoch(brain, updater, DATA, 0, 2, on_due)
     train_epoch(brain, updater, DATA, 1, 5, on_due)
     assert looked == [2, 5]
-    assert (brain.train_state["iteration"], updater.state.iteration) == (5, 5)
+    assert (brain._train_state["iteration"], updater.state.iteration) == (5, 5)
 
 
 def test_its_numbers_are_the_mean_loss_and_what_was_logged() -> None:

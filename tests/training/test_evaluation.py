@@ -38,8 +38,8 @@ def test_what_is_logged_within_is_kept_apart_from_what_was_logged_before() -> No
     brain.log("loss", 1.0)
     with evaluating(brain):
         brain.log("loss", 9.0)
-        assert brain.logged.means() == {"loss": 9.0}
-    assert brain.logged.means() == {"loss": 1.0}
+        assert brain._pass_numbers.means() == {"loss": 9.0}
+    assert brain._pass_numbers.means() == {"loss": 1.0}
 
 
 def test_modules_and_what_was_logged_are_as_they_were_even_after_an_error() -> None:
@@ -49,7 +49,7 @@ def test_modules_and_what_was_logged_are_as_they_were_even_after_an_error() -> N
         brain.log("loss", 1 / 0)
     assert brain.modules.net.training
     assert torch.is_grad_enabled()
-    assert brain.logged.means() == {"loss": 1.0}
+    assert brain._pass_numbers.means() == {"loss": 1.0}
 
 
 class Stepping(ModuleBrain):

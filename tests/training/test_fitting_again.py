@@ -71,7 +71,7 @@ def state_of(brain: Brain) -> dict[str, Any]:
     return {
         "weights": brain.modules.state_dict(),
         "optimizers": {name: each.state_dict() for name, each in brain.optimizers_dict.items()},
-        "counters": dict(brain.train_state),
+        "counters": dict(brain._train_state),
         "generator": torch.get_rng_state(),
     }
 
@@ -153,7 +153,7 @@ def test_a_fit_that_has_reached_its_limit_trains_nothing_more(tmp_path: Path, op
     for _ in range(2):
         brain = Dropping(tmp_path, **options)
         brain.fit(count(), Batches())
-        assert brain.train_state["epoch"] == 2
+        assert brain._train_state["epoch"] == 2
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_checkpoint_of_an_earlier_version_gives_weights_and_counters(tmp_path:
     brain = Dropping(tmp_path)
     brain.fit(range(1), Batches())
     assert steps(tmp_path) == [3, 6]
-    assert brain.train_state["epoch"] == 2
+    assert brain._train_state["epoch"] == 2
     assert any(
         "an earlier version saved weights and counters alone; the optimizers begin" in line for line in log_lines
     )

@@ -140,7 +140,7 @@ def test_no_loss_is_read_in_an_iteration_in_which_nothing_is_due(config: Config,
 
         @hookimpl
         def after_batch(self, context: Context) -> None:
-            self.counts.append(context["model"]["line"]["brain"].train_loss.batches)
+            self.counts.append(context["model"]["line"]["brain"]._pass_loss.batches)
 
     chosen = config(save_interval="10 minute", print_interval=2, epochs=1)
     chosen["dataset"][0]["batch_size"] = 1

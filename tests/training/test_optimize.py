@@ -230,7 +230,7 @@ def in_fit(run: Any, config: Any, count: int, accum: int, size: int, epochs: int
     options = {"grad_accumulation_factor": accum, "max_grad_norm": None, "device": "cpu"}
     brain = Line({"line": line()}, lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9), run_opts=options)
     brain.fit(range(epochs), samples(count), progressbar=False, train_loader_kwargs={"batch_size": size})
-    return brain.modules.line, brain.train_state["update"]
+    return brain.modules.line, brain._train_state["update"]
 
 
 RUNS = [
@@ -267,10 +267,10 @@ def two_passes(first: Brain, second: Brain, accum: int) -> None:
         scheduler = Constant("SGD", {"lr": 0.1}, brain.modules, accum_grad=accum, grad_clip=None)
         brain.bind("", {"main": scheduler})
     for brain in (first, second, first, second):
-        brain.begin_pass()
+        brain._begin_pass()
         for batch in data:
             brain.fit_batch(batch)
-        brain.end_pass()
+        brain._end_pass()
 
 
 def test_nothing_leaks_between_two_phases_that_share_a_module() -> None:
@@ -292,11 +292,11 @@ def test_nothing_leaks_into_a_part_that_the_second_phase_does_not_train(run: Any
     other = Line({"line": nn.Sequential(first, second)})
     scheduler = Constant("SGD", {"lr": 0.1}, other.modules, updated_modules="line.1", accum_grad=2)
     other.bind("", {"main": scheduler})
-    other.begin_pass()
+    other._begin_pass()
     other.fit_batch((torch.ones(2, 3), torch.ones(2, 1)))
     assert first.weight.grad is None
     assert second.weight.grad is not None
-    other.end_pass()
+    other._end_pass()
     assert second.weight.grad is None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from pipeline import Brain, Stage
+from pipeline import Brain, GeneralTrainer, RunOptions, Stage
 
 
 class SimpleBrain(Brain):
@@ -31,7 +33,7 @@ def test_the_example_of_the_brain_fits_as_a_loop_by_hand_does() -> None:
     brain.fit(range(1), (batch,))
     assert weight.grad is not None
     assert torch.allclose(model.weight, weight - 0.1 * weight.grad, rtol=0, atol=1e-7)
-    assert brain.train_state == {"iteration": 1, "update": 1, "epoch": 1, "samples": 1}
+    assert brain._train_state == {"iteration": 1, "update": 1, "epoch": 1, "samples": 1}
 
 
 def test_the_example_of_the_brain_evaluates_to_the_mean_loss() -> None:
@@ -129,7 +131,7 @@ def test_what_such_a_brain_did_is_counted_and_it_knows_the_number_of_its_batch()
     brain = GanBrain(gan(), hparams=GAN_OPTIMIZERS)
     brain.fit(range(2), iter_of(NOISY))
     assert brain.numbers == [1, 2, 3, 4]
-    assert brain.train_state == {"iteration": 8, "update": 8, "epoch": 2, "samples": 24}
+    assert brain._train_state == {"iteration": 8, "update": 8, "epoch": 2, "samples": 24}
 
 
 def iter_of(batches: list[Any]) -> Any:
@@ -215,7 +217,71 @@ def test_a_make_dataloader_of_its_own_makes_the_batches_of_every_pass() -> None:
     brain.evaluate(data, test_loader_kwargs={"num_workers": 0})
     assert [stage for stage, _ in made] == [Stage.TRAIN, Stage.VALID, Stage.TEST]
     assert [given for _, given in made] == [{"batch_size": 4}, {"drop_last": True}, {"num_workers": 0}]
-    assert brain.train_state["iteration"] == 1
+    assert brain._train_state["iteration"] == 1
+
+
+OF_SPEECHBRAIN = {
+    "checkpointer", "compute_forward", "compute_objectives", "evaluate", "evaluate_batch", "fit", "fit_batch", "hparams",
+    "init_optimizers", "make_dataloader", "modules", "on_evaluate_start", "on_fit_batch_end", "on_fit_batch_start", "on_fit_start",
+    "on_stage_end", "on_stage_start", "opt_class", "optimizer", "optimizers_dict", "step",
+}  # fmt: skip
+"""What its Brain has, beside the options of a run."""
+OURS = {"bind", "count_samples", "log", "target"}
+ONCE_OURS = (
+    "train_loss", "logged", "train_state", "counts_batches", "options", "optim_schedulers", "look", "total", "reads", "prepare",
+    "evaluated", "configure", "begin_pass", "end_pass", "samples_of", "in_run", "metrics",
+)  # fmt: skip
+
+
+class Recipe(SimpleBrain):
+    """Keeps the loss of each pass, as recipes of SpeechBrain do in ``train_loss``, under whatever name."""
+
+    def __init__(self, modules: Any, names: tuple[str, ...] = (), **keywords: Any) -> None:
+        super().__init__(modules, **keywords)
+        self.names = names
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
+        return (predictions - 1).abs().mean()
+
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        self.losses = [*vars(self).get("losses", ()), (stage.name, stage_loss)]
+        vars(self).update(dict.fromkeys(self.names, stage_loss))
+
+
+@pytest.mark.parametrize("names", [("train_loss",), ONCE_OURS, tuple(OURS)])
+def test_a_recipe_may_give_its_attributes_any_name_that_speechbrain_does_not_use(names: tuple[str, ...]) -> None:
+    ended = []
+    for given in ((), names):
+        torch.manual_seed(0)
+        brain = Recipe({"model": nn.Linear(3, 3)}, given, opt_class=lambda x: SGD(x, 0.1))
+        batches = [[torch.rand(4, 3)], [torch.rand(2, 3)]]
+        brain.fit(range(3), iter_of(batches), iter_of(batches))
+        brain.evaluate(iter_of(batches))
+        ended.append((brain.losses, brain.modules.model.weight.tolist()))
+    assert ended[0] == ended[1]
+    assert [stage for stage, _ in ended[1][0]] == ["TRAIN", "VALID"] * 3 + ["TEST"]
+
+
+@pytest.mark.parametrize("names", [("train_loss",), ONCE_OURS, tuple(OURS)])
+def test_so_it_may_in_a_run(config: Any, make_table: Any, names: tuple[str, ...]) -> None:
+    ended = []
+    for given in ((), names):
+        chosen = config(epochs=3, valid_interval=[2, "1 epoch"], save_interval=2)
+        model = partial(lambda names: Recipe({"model": nn.Linear(3, 1)}, names), given)
+        data = {"dataset_name": "data", "valid_dataset_name": "data", "metrics": {"mae": {"class": "MAE"}}}
+        context = GeneralTrainer({**chosen, "phase": [{"name": "line", "model": model, **data}]}).run()
+        ended.append((context["model"]["line"]["brain"].losses, context["metrics"]))
+    assert ended[0] == ended[1]
+    assert ended[1][0][-2:] == [
+        (stage, ended[1][1]["line"][name]) for stage, name in (("TRAIN", "loss"), ("VALID", "valid_loss"))
+    ]
+
+
+def test_every_other_name_of_ours_begins_with_an_underscore() -> None:
+    brain = SimpleBrain({"model": nn.Linear(3, 3)}, opt_class=lambda x: SGD(x, 0.1))
+    brain.fit(range(1), iter_of([[torch.rand(4, 3)]]))
+    options = {each.name for each in fields(RunOptions) if each.init}
+    assert {name for name in dir(brain) if not name.startswith("_")} - options == OF_SPEECHBRAIN | OURS
 
 
 def test_options_and_hyperparameters_are_attributes() -> None:
