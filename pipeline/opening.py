@@ -212,6 +212,9 @@ def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:
     chosen = discovery.load(config.tree, config.workspace)
     resumes = run.resumed and settings.kind == "train"
     runner = OpenRunner(settings, context, run.stage_classes[name], plugins, chosen, run.directory, resumes=resumes)
+    if settings.threads:
+        resources.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(settings.threads)
     if settings.deterministic:
         resources.enter_context(deterministic())
     return runner

@@ -386,6 +386,18 @@ def test_a_deterministic_runner_computes_so_until_its_end(linear: Path) -> None:
     assert not GeneralTrainer(linear, keys[:1]).run()["seen"]
 
 
+@pytest.mark.parametrize("kind", ["train", "infer"])
+def test_a_runner_computes_with_its_threads_and_the_next_with_those_of_before(kind: str) -> None:
+    before = torch.get_num_threads()
+    seen: list[int] = []
+    runners: list[Any] = []
+    for name, count in {"first": before + 2, "second": None}.items():
+        extra = {"name": name, "class": kind, "threads": count}
+        runners += five([], extra, runner=lambda _: seen.append(torch.get_num_threads()))["runner"]
+    GeneralTrainer({"runner": runners}).run()
+    assert [*seen, torch.get_num_threads()] == [before + 2, before, before]
+
+
 def test_a_debug_run_says_that_nothing_of_it_is_kept(linear: Path, log_lines: list[str]) -> None:
     run_dir = GeneralTrainer(linear, ["runner.train_runner.debug=true"]).run()["run_dir"]
     assert not run_dir.exists()

@@ -163,6 +163,9 @@ class RunnerSchema(_Section):
     write_predictions: bool = Field(False, description="an infer runner writes `<phase>_predictions.jsonl`")
     seed: int | None = Field(0, ge=0, lt=2**32, description="of weights and order of data; null leaves them to chance")
     deterministic: bool = Field(False, description="only operations that give the same bits again, or an error")
+    threads: int | None = Field(
+        None, gt=0, le=1024, description="with which torch computes on the CPU; null leaves them to torch"
+    )
     grad_clip: float | None = Field(
         None, gt=0, description="largest norm of the gradients of one optimizer; null does not clip"
     )
