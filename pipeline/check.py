@@ -6,9 +6,9 @@ The trainer calls this before it runs anything, and so does ``pipeline check``.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from pipeline import class_path, discovery, plugin_hooks
@@ -16,6 +16,7 @@ from pipeline.checks import stage_check, stage_methods, swap_report
 from pipeline.checks.data_flow import DataFlow
 from pipeline.checks.experiment_check import check_experiment, experiment_of, with_experiment
 from pipeline.checks.flow_check import FlowCheck, is_untouched, runs_in_order
+from pipeline.checks.hook_check import definition_of, faults_of_hooks
 from pipeline.checks.init_check import InitCheck
 from pipeline.checks.inspection import Inspection, plain
 from pipeline.checks.named_class import given
@@ -24,7 +25,7 @@ from pipeline.checks.runner_check import RunnerCheck
 from pipeline.config.load import Config, Draft, Source
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.tree import DEFAULT, Node
-from pipeline.errors import ClassPathError, ConfigError, Fault
+from pipeline.errors import ConfigError, Fault
 from pipeline.inference.flow import Flow
 from pipeline.inference.stage import flow_of_plugin
 from pipeline.source_code import classes, source, uncalled
@@ -81,13 +82,18 @@ def inspect(config: Source, overrides: Sequence[str] = (), *, in_order: bool = T
     plugins = _check_plugins(inspection)
     runners = _runners(inspection)
     _check_folders(inspection, runners)
-    flows = {}
+    flows: dict[str, DataFlow] = {}
+    checks: list[_RunnerCheck] = []
     for address, runner in runners.items():
         earlier = list(runners)[: list(runners).index(address)]
         # Another class is a misspelt one.
         trained = {each.partition(".")[2]: runners[each] for each in earlier if _kind(runners[each]) != "infer"}
-        found = _RunnerCheck(inspection, address, runner)
-        flows[address.partition(".")[2]] = found.all(plugins, trained=trained, in_order=in_order)
+        checks.append(_RunnerCheck(inspection, address, runner))
+        flows[address.partition(".")[2]] = checks[-1].all(
+            [flow for _, flow in plugins], trained=trained, in_order=in_order
+        )
+    if in_order and not any(each.is_open() for each in checks):
+        inspection.faults += faults_of_hooks(plugins, list(flows.values()))
     # Two runners that share a phase share its faults.
     faults = sorted(dict.fromkeys(draft.faults), key=lambda fault: (fault.where, fault.line, fault.column))
     if draft.config:
@@ -96,25 +102,22 @@ def inspect(config: Source, overrides: Sequence[str] = (), *, in_order: bool = T
     return Checked(faults, None if faults else draft.config, flows, inspection.files)
 
 
-def _check_plugins(inspection: Inspection) -> list[Flow | None]:
+def _check_plugins(inspection: Inspection) -> list[tuple[discovery.Plugin, Flow | None]]:
     """What each plugin may do with the context; None where that cannot be told."""
     plugins, faults = discovery.chosen(inspection.tree, inspection.workspace)
     inspection.faults += faults
-    flows: list[Flow | None] = []
+    flows: list[tuple[discovery.Plugin, Flow | None]] = []
     for plugin in plugins:
         inspection.faults += discovery.faults_of(plugin)
         if isinstance(plugin.target, class_path.ClassPath):
             inspection.remember(plugin.target)
-        flows.append(_plugin_flow(plugin))
+        flows.append((plugin, _plugin_flow(plugin)))
     return flows
 
 
 def _plugin_flow(plugin: discovery.Plugin) -> Flow | None:
-    try:
-        definition = class_path.define(plugin.target) if isinstance(plugin.target, class_path.ClassPath) else None
-    except ClassPathError:  # a fault already
-        return None
-    if definition is None or not isinstance(definition.node, source.ClassNode):
+    definition = definition_of(plugin)
+    if definition is None:
         return None
     return _as_it_comes(definition) if not plugin.args else flow_of_plugin(definition, plugin_hooks.HOOKS, plugin.args)
 
@@ -163,6 +166,7 @@ class _RunnerCheck:
         self.runner = runner
         self.kind = _kind(runner)
         self.trains = self.kind == "train"
+        self.is_open: Callable[[], bool] = lambda: True
 
     def all(self, plugins: Sequence[Flow | None], *, trained: Mapping[str, Node], in_order: bool) -> DataFlow:
         """Check everything.
@@ -194,6 +198,7 @@ class _RunnerCheck:
         in_order = in_order and runs_in_order(self.runner)
         if in_order:
             flow_check.faults(flow)
+            self.is_open = partial(flow_check.is_reached, flow)
         for stage, definition in definitions.items():
             if definition and not is_untouched(self.runner, stage):
                 self.methods(stage, definition, in_order=in_order)

@@ -53,7 +53,7 @@ def test_a_mistyped_status_is_an_error_at_once(linear: Path, monkeypatch: pytest
     # Python's own wait for a process sleeps for milliseconds.
     monkeypatch.setattr(time, "sleep", lambda seconds: seconds < 1 or pytest.fail(f"slept for {seconds} s"))
     own(linear, "from pipeline import InstanceBase\nclass Instance(InstanceBase):\n"
-                "    def instance(self, context): context['status'] = 'netwrok_pass'\n")  # fmt: skip
+                "    def instance(self, context): context['status'] = f'netwrok_{context[\"rank\"] or \"pass\"}'\n")  # fmt: skip
     with pytest.raises(StageError, match="'netwrok_pass', which is no status; did you mean 'network_pass'"):
         GeneralTrainer(linear, ["runner.train_runner.instance_class_path=own.py"]).run()
 

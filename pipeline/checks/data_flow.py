@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 from pipeline import class_path, contracts
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import KEYS, TRAIN_STATE
-from pipeline.errors import nearest
+from pipeline.errors import nearest, one_of
 from pipeline.inference.flow import ANY, Flow, Path, Use, any_leads_to, matches, shown
 from pipeline.source_code import source
 
@@ -121,6 +121,20 @@ class DataFlow:
             found += [_broken(reader, key) for key in reader.broken if key not in keys]
             keys |= set(reader.broken)
         return found
+
+    def wrong_statuses(self) -> Iterator[tuple[StageFlow, str]]:
+        """The stages that leave a status which is none, each with the message; unless somebody may write another."""
+        if any(plugin is None or _steers(plugin) for plugin in self.plugins):
+            return
+        for stage in self.stages.values():
+            flow = stage.flow if stage else Flow()
+            wrong = sorted(flow.statuses - {*_LEADS_TO, ANY})
+            if stage and wrong and not flow.unknown and "is_exit" not in flow.writes():
+                places = dict.fromkeys(
+                    use.place for use in flow.uses if use.path == ("status",) and use.action == "write"
+                )
+                writes = f"{stage.stage} ({', '.join(places)}) writes context['status'] = '{wrong[0]}'"
+                yield stage, f"{writes}, which is no status{one_of(wrong[0], _LEADS_TO)}"
 
     def _following(self, stage: str, flow: Flow) -> str | None:
         """The stage that certainly comes after one; None where that cannot be told, or nothing does."""

@@ -101,7 +101,12 @@ class FlowCheck:
             yield from (Use(path, "read", place, sure=True) for path in paths)
 
     def faults(self, flow: DataFlow) -> None:
-        """A key that nobody writes is a fault of the stage that reads it, or of the one that was to write it."""
+        """A key that nobody writes is a fault of the stage that reads it, or of the one that was to write it.
+
+        A status that leads nowhere is one of the stage that writes it.
+        """
+        for stage, message in flow.wrong_statuses():
+            self.add(f"{stage.stage}_class_path", message)
         missing = flow.missing()
         # What else may write is looked for only where it matters.
         if missing and not self.is_reached(flow):

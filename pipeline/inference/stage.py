@@ -8,7 +8,7 @@ from dataclasses import replace
 from pipeline.inference.account import Account
 from pipeline.inference.calls import value as called
 from pipeline.inference.expressions import value_of
-from pipeline.inference.flow import Flow
+from pipeline.inference.flow import Flow, Use
 from pipeline.inference.frame import Frame
 from pipeline.inference.functions import follow
 from pipeline.inference.given import Given
@@ -74,6 +74,34 @@ def flow_of_plugin(definition: source.Definition, hooks: Mapping[str, object], a
                 _call(owner, name, Given([], {"context": Ref()}), account)
 
     return _followed(plugin, account, definition)
+
+
+def reads_of_hook(
+    definition: source.Definition, hook: str, arguments: Mapping[str, object], given: Mapping[str, object]
+) -> list[Use]:
+    """What a hook of a plugin reads of the context on every way through it, and fails without.
+
+    Args:
+        definition: the class of the plugin.
+        hook: its name.
+        arguments: those that the config gives the constructor.
+        given: arguments of the hook whose value is known.
+    """
+    if member(definition, hook) is None:
+        return []
+    account = _account(definition, {})
+
+    def called_once() -> None:
+        owner = Object(definition)
+        if not _is_plain(definition):
+            account.give_up()
+        with account.perhaps():
+            _call(owner, "__init__", Given([], {name: literal(each) for name, each in arguments.items()}), account)
+            account.share(owner)
+        known = {name: literal(each) for name, each in given.items()}
+        _call(owner, hook, Given([], {"context": Ref(), **known}), account)
+
+    return list(_followed(called_once, account, definition).demands())
 
 
 def _account(definition: source.Definition, facts: Mapping[str, object]) -> Account:
