@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from loguru import logger
 
-from pipeline import class_path, discovery, log, run_record
+from pipeline import class_path, discovery, log, run_record, workspaces
 from pipeline.checkpoint import location
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.config import yaml_text
@@ -117,6 +117,8 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
         StorageError: the directory cannot be made or written.
     """
     launch.refuse_several_processes()
+    for folder in workspaces.renew():
+        logger.info(f"{folder}: has changed since it was imported, and is imported anew")
     devices = {runner.name: device(config, runner) for runner in config.runners}
     trainers = {runner.name: trainer_of(config, runner, trainer, trainer_base) for runner in config.runners}
     stage_classes = {runner.name: stage_classes_of(config, runner) for runner in config.runners}

@@ -2,6 +2,9 @@
 
 The name carries the folder, so files of the same name in two workspaces never collide, nothing is put on ``sys.path``,
 and a process that unpickles a class from a workspace file (a DataLoader worker that was spawned) finds it by name alone.
+
+A workspace that has changed since it was imported becomes another package, ``<folder>_<count>_<hex>``: what the next run
+imports is new, and what an earlier one has made keeps its classes.
 """
 
 from __future__ import annotations
@@ -12,16 +15,46 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
+
+_COUNTS: dict[Path, int] = {}
+"""Folder -> how often it was found to have changed."""
+_IMPORTED: dict[str, tuple[Path, bytes]] = {}
+"""Module -> its file, and what stood in it."""
 
 
 def package_name(folder: Path) -> str:
-    """The package that stands for ``folder``."""
-    path = os.fsencode(folder.resolve())
-    readable = re.sub(r"\W", "_", folder.resolve().name, flags=re.ASCII)
-    return f"{__name__}.{readable}_{path.hex()}"
+    """The package that stands for ``folder``, as it is since ``renew`` was last called."""
+    folder = folder.resolve()
+    count = f"_{_COUNTS[folder]}" if folder in _COUNTS else ""
+    readable = re.sub(r"\W", "_", folder.name, flags=re.ASCII)
+    return f"{__name__}.{readable}{count}_{os.fsencode(folder).hex()}"
+
+
+def renew() -> list[Path]:
+    """Have the workspaces imported anew of which a file is no longer what was imported; these.
+
+    All modules of such a workspace, as each may hold what it took from another.
+    """
+    changed = {_root(name) for name, (file, text) in _IMPORTED.items() if _read(file) != text}
+    folders = [folder_of(package) for package in changed]
+    current = [each for each in folders if each and package_name(each) in changed]
+    for folder in current:
+        _COUNTS[folder] = _COUNTS.get(folder, 0) + 1
+    return current
+
+
+def _root(module: str) -> str:
+    return ".".join(module.split(".")[: __name__.count(".") + 2])
+
+
+def _read(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return None
 
 
 def folder_of(package: str) -> Path | None:
@@ -32,24 +65,48 @@ def folder_of(package: str) -> Path | None:
         return None
 
 
+class _Loader(SourceFileLoader):
+    """Keeps what it has imported; and imports what stands in the file, not what Python's cache holds of it.
+
+    For that, a file that was edited twice within a second is the same.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The code of the file as it is now."""
+        text = self.get_data(self.path)
+        _IMPORTED[fullname] = Path(self.path), text
+        return self.source_to_code(text, self.path)
+
+
 class WorkspaceFinder(MetaPathFinder):
-    """Finds the package of a folder; Python's own path finder finds the modules in it."""
+    """Finds the package of a folder, and with Python's own path finder the modules in it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of ``pipeline.workspaces.<folder>_<hex>``."""
+        """The spec of ``pipeline.workspaces.<folder>_<hex>``, or of a module in it."""
         parent, _, name = fullname.rpartition(".")
+        if parent.startswith(f"{__name__}."):
+            return _ours(PathFinder.find_spec(fullname, path, target))
         folder = folder_of(name) if parent == __name__ else None
         if folder is None or not folder.is_dir():
             return None
         if (folder / "__init__.py").is_file():
-            return importlib.util.spec_from_file_location(
+            spec = importlib.util.spec_from_file_location(
                 fullname, folder / "__init__.py", submodule_search_locations=[str(folder)]
             )
+            return _ours(spec)
         spec = ModuleSpec(fullname, None, is_package=True)
         spec.submodule_search_locations = [str(folder)]
         return spec
 
 
-sys.meta_path.append(WorkspaceFinder())
+def _ours(spec: ModuleSpec | None) -> ModuleSpec | None:
+    """The spec of a source file, with our loader."""
+    if spec and type(spec.loader) is SourceFileLoader:
+        spec.loader = _Loader(spec.loader.name, spec.loader.path)
+    return spec
+
+
+# Before Python's own, which would find the modules of a workspace as well.
+sys.meta_path.insert(0, WorkspaceFinder())
