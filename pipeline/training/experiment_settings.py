@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any
@@ -21,17 +21,22 @@ class MissingSettingError(ConfigError, AttributeError, KeyError):
         return str(self.args[0])
 
 
+RUNNER_KEYS = {"valid_interval": "valid_interval", "save_interval": "save_interval", "max_iteration": "max_steps"}
+"""Setting in ``config.training`` of a stage -> the key of the runner that says it."""
+
+
 class Settings(Mapping[str, Any]):
-    """A mapping whose keys are attributes too, at any depth: ``config.training.max_iteration``.
+    """A mapping whose keys are attributes too, at any depth: ``config.training.max_iteration = 5``.
 
     Args:
-        values: the mapping; what becomes of it later is seen here.
+        values: the mapping; what becomes of it later is seen here, and what is set here stands in it.
         address: what it is called in messages.
+        fixed: name -> where it is said; these cannot be set.
     """
 
-    def __init__(self, values: Mapping[str, Any], address: str) -> None:
-        self._values = values
-        self._address = address
+    def __init__(self, values: Mapping[str, Any], address: str, fixed: Mapping[str, str] | None = None) -> None:
+        # Past __setattr__, which sets what is in the mapping.
+        vars(self).update(_values=values, _address=address, _fixed=fixed or {})
 
     def __getitem__(self, name: str) -> Any:
         """The value; a mapping is such a view again."""
@@ -44,9 +49,26 @@ class Settings(Mapping[str, Any]):
 
     def __getattr__(self, name: str) -> Any:
         """The same."""
-        if name.startswith("__") or name in {"_values", "_address"}:  # asked for by copy and pickle
+        if name.startswith("__") or name in {"_values", "_address", "_fixed"}:  # asked for by copy and pickle
             raise AttributeError(name)
         return self[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Set it in the mapping.
+
+        Raises:
+            ConfigError: it is said elsewhere, or the mapping cannot be changed.
+        """
+        where = f"{self._address}.{name} = {value!r}"
+        if name in self._fixed:
+            raise ConfigError(f"{where}: would be ignored: {self._fixed[name]} says it; write it there")
+        if not isinstance(self._values, MutableMapping):
+            raise ConfigError(f"{where}: a {type(self._values).__name__} cannot be changed; make the config of dicts")
+        self._values[name] = value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """The same."""
+        self[name] = value
 
     def __iter__(self) -> Iterator[str]:
         """The names."""
@@ -140,7 +162,7 @@ def training_of(context: Context) -> dict[str, Any]:
     given = context["hyper_parameters"].get("training", {})
     if not isinstance(given, Mapping):
         raise ConfigError(f"hyper_parameters.training: is {given!r}; write a mapping, or give it another name")
-    for name, key in (("valid_interval",) * 2, ("save_interval",) * 2, ("max_iteration", "max_steps")):
+    for name, key in RUNNER_KEYS.items():
         if name in given:
             ignored = f"hyper_parameters.training.{name}: would be ignored: the runner's `{key}` says it"
             raise ConfigError(f"{ignored}; write it there")
@@ -157,7 +179,10 @@ def training_of(context: Context) -> dict[str, Any]:
 
 def config_of(context: Context, training: dict[str, Any]) -> Settings:
     """``config`` of a stage: the ``hyper_parameters``, and ``training``."""
-    return Settings(ChainMap({"training": training}, context["hyper_parameters"]), "hyper_parameters")
+    said = {name: f"the runner's `{key}`" for name, key in RUNNER_KEYS.items()}
+    view = Settings(training, "hyper_parameters.training", said)
+    values = ChainMap({"training": view}, context["hyper_parameters"])
+    return Settings(values, "hyper_parameters", {"training": "the config"})
 
 
 def args_of(context: Context) -> SimpleNamespace:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from argparse import Namespace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,6 +55,20 @@ def test_what_becomes_of_the_mapping_is_seen() -> None:
     config = Settings({"training": training}, "config")
     training["max_iteration"] = 3
     assert config.training.max_iteration == 3
+
+
+def test_what_is_set_is_seen_and_stands_in_the_mapping() -> None:
+    values: dict[str, Any] = {"training": {"max_iteration": 7}}
+    config = Settings(values, "config")
+    config.training.max_iteration = 5
+    config["lr"] = 0.1
+    assert (config.training.max_iteration, config.lr) == (5, 0.1)
+    assert values == {"training": {"max_iteration": 5}, "lr": 0.1}
+
+
+def test_a_mapping_that_cannot_be_changed_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"config.lr = 1: a mappingproxy cannot be changed; make the config of dicts"):
+        Settings(MappingProxyType({}), "config").lr = 1
 
 
 @pytest.mark.parametrize("kind", [SimpleNamespace, Namespace, dict])
@@ -126,6 +140,26 @@ def test_the_config_of_a_stage_is_the_hyper_parameters_and_training() -> None:
     assert (config.lr, config.training.max_iteration, config.training.noise) == (0.1, 7, 1)
     with pytest.raises(ConfigError, match=r"hyper_parameters.lrr: there is no such setting; did you mean 'lr'"):
         _ = config.lrr
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("max_iteration", "max_steps"), ("valid_interval", "valid_interval"), ("save_interval", "save_interval")],
+)
+def test_what_the_runner_says_cannot_be_set_in_a_stage(name: str, key: str) -> None:
+    config = settings.config_of(context({"lr": 0.1}), {"max_iteration": 7})
+    message = rf"hyper_parameters.training.{name} = 5: would be ignored: the runner's `{key}` says it; write it there"
+    with pytest.raises(ConfigError, match=message):
+        setattr(config.training, name, 5)
+    with pytest.raises(ConfigError, match=r"training = {}: would be ignored: the config says it; write it there"):
+        config.training = {}
+
+
+def test_what_else_is_set_in_a_stage_is_seen() -> None:
+    made = context({"lr": 0.1, "training": {"noise": 1}})
+    config = settings.config_of(made, settings.training_of(made))
+    config.lr, config.training.noise = 0.2, 2
+    assert (config.lr, config.training.noise) == (0.2, 2)
 
 
 def test_the_args_of_a_stage_are_the_runs() -> None:
