@@ -70,7 +70,7 @@ def restore(saved: Saved, context: Context, recoverables: Mapping[str, Recoverab
             owner.grad = gradient.to(owner.device)
     for name, entry in models.items():
         entry["updater"].set_state_dict(saved.training["updaters"][name])
-    _recover(recoverables, saved.training["recoverables"], f"{saved.path}")
+    recover(recoverables, saved.training["recoverables"], f"{saved.path}")
     # Last: whatever was built or loaded before may have drawn from them.
     restore_random_state(saved.training["random"])
 
@@ -131,7 +131,8 @@ def _gradients(entry: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: each.grad for name, each in entry["brain"].modules.named_parameters() if each.grad is not None}
 
 
-def _recover(recoverables: Mapping[str, Recoverable], states: Mapping[str, Any], where: str) -> None:
+def recover(recoverables: Mapping[str, Recoverable], states: Mapping[str, Any], where: str) -> None:
+    """Give objects their states back; ``where`` they are from."""
     for name, each in recoverables.items():
         if name in states:
             each.load_state_dict(states[name])

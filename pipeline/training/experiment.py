@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from loguru import logger
 from torch.optim import Optimizer
 
-from pipeline.checkpoint import optimizer_state, weights
-from pipeline.checkpoint.random_state import restore_random_state
+from pipeline.checkpoint import names, optimizer_state, saved, snapshot, weights
+from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.saved import Saved
-from pipeline.checkpoint.snapshot import snapshot
 from pipeline.context import TRAIN_STATE, Context
 from pipeline.data.batch import count_samples, to_device
-from pipeline.errors import DataError, StageError
+from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
 from pipeline.stopping import STOP
 from pipeline.training import experiment_settings as settings
 from pipeline.training.batches import Batches
 from pipeline.training.evaluation import in_evaluation_mode
 from pipeline.training.experiment_setup import ExperimentSetup
 from pipeline.training.triggers import Triggers
-from pipeline.training.visualizers import PHASE
+from pipeline.training.visualizers import PHASE, JsonLines
 
 
 class ExperimentBase(ExperimentSetup):
@@ -33,12 +32,13 @@ class ExperimentBase(ExperimentSetup):
     it is built and set up by the trainer, and adopts what that has made: device, run directory, log, checkpointer.
 
     Where the ancestor's behaviour was a fault, this differs: Ctrl-C ends in a KeyboardInterrupt and not in an exit
-    without a word, the last weights are saved too, and epoch and position in the data are resumed.
+    without a word, the last weights are validated and saved too, and everything is resumed.
 
     Args:
         config: an object with attributes or a mapping, read as ``config.training.max_iteration``. ``training`` has
             ``max_iteration``, and ``valid_interval`` and ``save_interval``: iterations, ``"2 epoch"``, a list of
-            these, or None for never. As a stage it is the ``hyper_parameters`` with the runner's keys.
+            these, or None for never; by hand they may be set while it trains. As a stage it is the
+            ``hyper_parameters`` with the runner's keys.
         args: likewise; ``device``, ``nprocs``, ``output`` (a folder), ``checkpoint_path`` (or None).
 
     Attributes:
@@ -53,8 +53,10 @@ class ExperimentBase(ExperimentSetup):
     def __init__(self, config: Any, args: Any) -> None:
         super().__init__(config, args)
         self._batches = Batches((), 0)
-        self._in_epoch = False
+        self._in_epoch = self._interrupted = False
         self._ended = 0
+        self._newest: Path | None = None
+        self._loaded = False
 
     @abstractmethod
     def train_batch(self) -> None:
@@ -72,10 +74,10 @@ class ExperimentBase(ExperimentSetup):
                 self.set_state_dict(self.train_state)
             elif "model" not in self.context:
                 raise StageError(f"{type(self).__name__}.run: nothing is set up; call setup() first")
-            if self.checkpointer.resumed is None:
-                self.resume_or_load()
-            else:
+            if self.checkpointer.resumed is not None and not self.alone:
                 self._go_on(self.checkpointer.resumed)
+            elif not self._loaded:
+                self.resume_or_load()
             with STOP.deferred(self._hurry):
                 self.train()
                 self._end_epoch()
@@ -86,9 +88,8 @@ class ExperimentBase(ExperimentSetup):
 
     def train(self) -> None:
         """Train on batch after batch, up to ``max_iteration``."""
-        limit = settings.max_iteration(self.config)
-        self._begin(limit)
-        while self.iteration < limit:
+        self._begin()
+        while self.iteration < self._limit:
             self.iteration += 1
             self.train_batch()
             self._after_batch()
@@ -114,30 +115,51 @@ class ExperimentBase(ExperimentSetup):
         if self._in_epoch:
             self._ended = self.epoch
             self._end_epoch()
-        self.epoch += 1
-        self._batches = Batches(self.train_loader, self.epoch)
-        self._begin_epoch()
+        self._numbers.begin_epoch()
+        self._next_epoch()
 
     def save(self) -> None:
-        """Save a checkpoint of this moment: weights, counters, and the position in the data."""
+        """Save a checkpoint of this moment: everything that is needed to go on, with ``training_state``.
+
+        Raises:
+            ConfigError: by hand, the output folder has checkpoints of another run, which would be overwritten.
+        """
+        self._refuse_overwriting(self.iteration)
         metrics = dict.get(self.context, "metrics") or {}
         counters = {**self.train_state, **self.state_dict()}
+        own: dict[str, Any] = {
+            "data": self._batches.place(),
+            "in_epoch": self._in_epoch,
+            "numbers": self._numbers.state_dict(),
+        }
+        if isinstance(self.visualizer, JsonLines):
+            own["lines"] = self.visualizer.size
         self._checkpoints.settle()
-        training = snapshot({}, data=self._batches.place(), **self.training_state())
+        training = snapshot.snapshot({}, **own, **self.training_state())
         self._checkpoints.save(counters, metrics, training, {PHASE: self._numbers.iterations})
+        self._newest = self.checkpointer.path_of(self.iteration)
 
     def resume_or_load(self) -> None:
-        """Go on from the checkpoint ``args.checkpoint_path``, if one is named.
+        """Go on from the checkpoint ``args.checkpoint_path``, or from the newest in the output folder; ``run`` does it too.
 
-        As a stage, and from a ``.safetensors`` file, it gives the first weights alone.
+        From a file of weights, and as a stage, it gives the first weights alone.
+
+        Raises:
+            NoCheckpointError: there are some in the output folder, and none is valid.
+            CheckpointError: it does not fit, or is not of an experiment.
         """
+        self._loaded = True
         path = settings.setting(self.args, "args.checkpoint_path")
-        if not path:
-            return
-        self.checkpointer.load_weights(path, self.context["model"])
-        state = Path(path) / "state.json"
-        if self.alone and state.is_file():
-            self.set_state_dict(json.loads(state.read_bytes())["train_state"])
+        if path and not (self.alone and Path(path).is_dir()):
+            self.checkpointer.load_weights(path, self.context["model"])
+        elif self.alone:
+            found = saved.read(Path(path)) if path else self.checkpointer.newest_valid()
+            if found:
+                self._go_on(found)
+                logger.info(f"going on after iteration {self.iteration}, from {found.path}")
+            elif isinstance(self.visualizer, JsonLines):
+                # Without a checkpoint it begins again, and so do its numbers.
+                self.visualizer.cut(0)
 
     def training_state(self) -> dict[str, Any]:
         """What checkpoints keep beside weights, counters and random generators; a subclass adds what it needs."""
@@ -149,19 +171,32 @@ class ExperimentBase(ExperimentSetup):
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         """Take what ``training_state`` gave; of options of the optimizer that the config now says otherwise, its own."""
-        if isinstance(self.optimizer, Optimizer):
+        if isinstance(getattr(self, "optimizer", None), Optimizer):
             optimizer_state.load(self.optimizer, state["optimizer"], self._configured)
         elif state["optimizer"] is not None:
             self.optimizer.load_state_dict(state["optimizer"])
 
-    def _go_on(self, resumed: Saved) -> None:
-        """As a stage, from the checkpoint of a run that was interrupted."""
-        weights.load(resumed.weights, self.context["model"], str(resumed.path))
-        if resumed.training is not None:
-            self.load_training_state(resumed.training)
-            # The generators last: beginning to read draws a number, as it did before.
-            self._batches.open(resumed.training["data"])
-            restore_random_state(resumed.training["random"])
+    def _go_on(self, found: Saved) -> None:
+        """Take everything from the checkpoint of a training that ended or was interrupted."""
+        training = found.training
+        if training is None or "data" not in training:
+            what = f"{found.path}: is not of an experiment, which could go on from it"
+            raise CheckpointError(f"{what}; name a .safetensors file in it, for the weights alone")
+        weights.load(found.weights, self.context["model"], str(found.path))
+        self.set_state_dict(found.train_state)
+        self.load_training_state(training)
+        if "numbers" in training:
+            self._numbers.load_state_dict(training["numbers"])
+        self._interrupted = bool(training.get("in_epoch"))
+        if self.alone:
+            snapshot.recover(self.checkpointer.recoverables, training["recoverables"], str(found.path))
+            in_folder = found.path.resolve().parent == self.checkpointer.folder.resolve()
+            self._newest = self.checkpointer.path_of(self.iteration) if in_folder else None
+            if in_folder and isinstance(self.visualizer, JsonLines):
+                self.visualizer.cut(training.get("lines"))
+        # The generators last: beginning to read draws a number, as it did before.
+        self._batches.open(training["data"])
+        restore_random_state(training["random"])
 
     def state_dict(self) -> dict[str, int]:
         """Where the training is: ``iteration``, ``epoch`` (how many are over), ``batches`` (read of the one after)."""
@@ -175,22 +210,40 @@ class ExperimentBase(ExperimentSetup):
         """Go on where another was: ``read_batch`` gives the batch that would have come there."""
         self.train_state.update({name: state_dict[name] for name in TRAIN_STATE if name in state_dict})
         taken = state_dict.get("batches", 0)
+        self.train_state.pop("batches", None)
         self.iteration, self.epoch = state_dict["iteration"], state_dict["epoch"] + bool(taken)
         self._batches = Batches(self.train_loader, self.epoch, taken) if taken else Batches((), self.epoch)
         self._in_epoch = False
 
-    def _begin(self, limit: int) -> None:
+    def _begin(self) -> None:
         """Be ready for the first batch."""
+        self._refuse_overwriting(self.iteration + 1)
+        self._plan()
+        self._printing = Triggers([] if self.alone else settings.print_intervals(self.context), self.iteration)
+        self._ended = 0
+        if self.alone and self.iteration >= self._limit:
+            logger.info(f"nothing is left to train: config.training.max_iteration is {self._limit}")
+        if self._in_epoch:
+            return
+        if not self._batches.over():
+            self._begin_epoch()
+        elif self._interrupted:
+            self._next_epoch()
+        elif self.iteration < self._limit:
+            self.new_epoch()
+
+    def _plan(self) -> None:
+        """Take from ``config.training`` what is due when, and where training ends."""
+        self._limit = settings.max_iteration(self.config)
         in_config = {name: settings.intervals(self.config, name) for name in ("valid_interval", "save_interval")}
         self._validating, self._saving = (Triggers(each, self.iteration) for each in in_config.values())
-        self._printing = Triggers([] if self.alone else settings.print_intervals(self.context), self.iteration)
         self._in_epochs = [name for name, each in in_config.items() if any(one.unit == "epoch" for one in each)]
-        self._due = self._ended = 0
-        if self.iteration < limit and not self._in_epoch:
-            if self._batches.over():
-                self.new_epoch()
-            else:
-                self._begin_epoch()
+        self._due = 0
+        self._planned = self._in_config()
+
+    def _in_config(self) -> tuple[Any, ...]:
+        training = self.config.training
+        return training.max_iteration, training.valid_interval, training.save_interval
 
     def _after_batch(self) -> None:
         """Count the batch, and do what is due."""
@@ -199,6 +252,8 @@ class ExperimentBase(ExperimentSetup):
         over = self._batches.taken and self._batches.over()
         if over:
             self._ended = self.epoch
+        if self.alone and self._in_config() != self._planned:
+            self._plan()
         if not self._ended and self.iteration < self._due:
             return
         self._checkpoints.tell()
@@ -206,15 +261,24 @@ class ExperimentBase(ExperimentSetup):
         ended, self._ended = self._ended, 0
         if self._printing.fires(self.iteration):
             self._numbers.print()
-        if self._validating.fires(self.iteration) or (ended and self._validating.fires_after(ended)):
-            with self._numbers.validating(), in_evaluation_mode(self.model):
-                self.valid()
+        validating = self._validating.fires(self.iteration) or (ended and self._validating.fires_after(ended))
+        if validating or (self._validating.each and self.iteration >= self._limit):
+            self._validate(at_end=not validating)
         if over:
             self._end_epoch()
         if self._saving.fires(self.iteration) or (ended and self._saving.fires_after(ended)):
             self.save()
-        self._due = min(each.next_look() for each in (self._printing, self._validating, self._saving))
+        looks = (each.next_look() for each in (self._printing, self._validating, self._saving))
+        self._due = min(*looks, self._limit)
         self._heed()
+
+    def _validate(self, *, at_end: bool) -> None:
+        random = random_state()
+        with self._numbers.validating(), in_evaluation_mode(self.model):
+            self.valid()
+        if at_end:
+            # At no interval: a training that goes on with a higher limit draws what it would have drawn.
+            restore_random_state(random)
 
     def _heed(self) -> None:
         """End here with everything saved, if a signal has asked for it."""
@@ -233,10 +297,23 @@ class ExperimentBase(ExperimentSetup):
             unread = f"{type(self).__name__}.train_batch: did not call self.read_batch(), so no epoch ends"
             raise StageError(f"{unread}; call it, or give {' and '.join(self._in_epochs)} in iterations")
 
+    def _refuse_overwriting(self, iteration: int) -> None:
+        """By hand, go on only where the output folder has no checkpoints of another run that are as new or newer."""
+        newest = self.checkpointer.newest() if self.alone else None
+        if newest and newest != self._newest and (names.step_of(newest) or 0) >= iteration:
+            what = f"{newest}: is of another run, and this one is at iteration {self.iteration}, and would overwrite it"
+            raise ConfigError(
+                f"{what}; choose another args.output, or go on from it, by resume_or_load() without a checkpoint_path"
+            )
+
+    def _next_epoch(self) -> None:
+        self.epoch += 1
+        self._batches = Batches(self.train_loader, self.epoch)
+        self._begin_epoch()
+
     def _begin_epoch(self) -> None:
-        self._in_epoch = True
+        self._in_epoch, self._interrupted = True, False
         self.context["current_epoch"] = self.epoch - 1
-        self._numbers.begin_epoch()
         self.context["hooks"].before_epoch(context=self.context)
 
     def _end_epoch(self) -> None:

@@ -74,6 +74,7 @@ class ExperimentSetup(RunnerBase):
     def setup(self) -> None:
         """Everything that stands before the training, in this order."""
         self._numbers = PluginNumbers(self.context)
+        self._numbers.begin_epoch()
         self.setup_device()
         if self.parallel:
             self.init_parallel()

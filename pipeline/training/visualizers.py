@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -43,6 +44,17 @@ class JsonLines:
         number = value.item() if isinstance(value, Tensor) else float(value)
         self.file.write(json.dumps({"step": step, "name": name, "value": finite(number)}) + "\n")
 
+    @property
+    def size(self) -> int:
+        """How many bytes were written."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def cut(self, size: int | None) -> None:
+        """Take away what was written after the first so many bytes; None: keep it."""
+        self.close()
+        if size is not None and size < self.size:
+            os.truncate(self.path, size)
+
     def close(self) -> None:
         """Close the file."""
         if self.file:
@@ -59,6 +71,9 @@ class PluginNumbers:
         context: the run's.
 
     Attributes:
+        training: the training numbers of this epoch.
+        validation: those of the validation that is running.
+        judged: those of the validations of this epoch that are over.
         iterations: of each number in ``context["metrics"]`` the iteration that it is of.
     """
 
@@ -67,6 +82,7 @@ class PluginNumbers:
         self.train_state: dict[str, int] = context["train_state"]
         self.training = Averages()
         self.validation: Averages | None = None
+        self.judged: dict[str, float] = {}
         self.iterations: dict[str, int] = {}
         self._strange: set[str] = set()
 
@@ -82,7 +98,7 @@ class PluginNumbers:
 
     def begin_epoch(self) -> None:
         """Forget the epoch before."""
-        self.training, self.iterations = Averages(), {}
+        self.training, self.judged, self.iterations = Averages(), {}, {}
         self.context["metrics"] = {PHASE: {}}
 
     def print(self) -> None:
@@ -100,12 +116,26 @@ class PluginNumbers:
             numbers = self.validation.means()
         finally:
             self.validation = None
+        self.judged |= numbers
         self.context["metrics"][PHASE] |= numbers
         self.iterations |= dict.fromkeys(numbers, self.train_state["iteration"])
         hooks.after_validation(context=self.context, phase=PHASE, metrics=numbers)
 
     def end_epoch(self) -> None:
         """The training numbers of the whole epoch come before those of its validations."""
-        numbers = self.training.means()
-        self.context["metrics"][PHASE] = numbers | self.context["metrics"][PHASE]
-        self.iterations = dict.fromkeys(numbers, self.train_state["iteration"]) | self.iterations
+        numbers, iteration = self.training.means(), self.train_state["iteration"]
+        self.context["metrics"][PHASE] = numbers | self.judged
+        judged = {name: self.iterations[name] for name in self.judged}
+        self.iterations = dict.fromkeys(numbers, iteration) | judged
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, so that another goes on from it; on a GPU this waits for the work so far."""
+        numbers = {"metrics": self.context["metrics"], "iterations": self.iterations}
+        return {"training": self.training.state_dict(), "judged": self.judged, **numbers}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of another."""
+        self.begin_epoch()
+        self.training.load_state_dict(state["training"])
+        self.judged, self.iterations = state["judged"], state["iterations"]
+        self.context["metrics"] = state["metrics"]

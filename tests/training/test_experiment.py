@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -19,7 +22,7 @@ from pipeline import Context, ExperimentBase, GeneralTrainer, hookimpl
 from pipeline.checkpoint.named import Trained
 from pipeline.config.values import BestSettings
 from pipeline.data.loader import EpochSampler, make_loader
-from pipeline.errors import ConfigError, DataError, StageError
+from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
 
 Made = Callable[..., Any]
 mse = nn.functional.mse_loss
@@ -143,21 +146,24 @@ def test_as_a_stage_it_trains_for_epochs_or_max_steps_whichever_comes_first(
 @pytest.mark.parametrize(
     ("interval", "expected"),
     [
-        (2, [2, 4, 6]),
-        ("1 epoch", [3, 6]),
-        ("2 epoch", [6]),
-        (["1 epoch", 5], [3, 5, 6]),
-        (None, []),
-        (8, []),
+        (2, [2, 4, 6, 7]),
+        (7, [7]),
+        ("1 epoch", [3, 6, 7]),
+        ("2 epoch", [6, 7]),
+        (["1 epoch", 5], [3, 5, 6, 7]),
+        (8, [7]),
     ],
 )
-def test_it_validates_and_saves_at_intervals_and_saves_at_the_end(
-    made: Made, interval: Any, expected: list[int]
-) -> None:
+def test_it_validates_and_saves_at_intervals_and_at_the_end(made: Made, interval: Any, expected: list[int]) -> None:
     experiment = made(valid_interval=interval, save_interval=interval)
     experiment.run()
-    assert experiment.validated == expected
-    assert steps(Path("out/checkpoints")) == [*expected, 7]
+    assert experiment.validated == steps(Path("out/checkpoints")) == expected
+
+
+def test_without_intervals_it_never_validates_and_saves_at_the_end(made: Made) -> None:
+    experiment = made()
+    experiment.run()
+    assert (experiment.validated, steps(Path("out/checkpoints"))) == ([], [7])
 
 
 def test_valid_runs_without_gradients_in_evaluation_mode_and_leaves_the_modes_as_they_were(made: Made) -> None:
@@ -202,6 +208,26 @@ def test_an_epoch_is_judged_though_one_step_reads_several_batches(made: Made) ->
     assert experiment.validated == [2, 3, 5]
 
 
+@pytest.mark.parametrize("when", [0, 2])
+@pytest.mark.parametrize("kind", [dict, SimpleNamespace])
+def test_by_hand_the_config_may_be_changed_before_the_training_and_while_it_goes_on(when: int, kind: Any) -> None:
+    class Changing(Line):
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.change(self.iteration)
+
+        def change(self, iteration: int) -> None:
+            if iteration == when:
+                self.config.training.max_iteration, self.config.training.valid_interval = 5, 3
+
+    asked = kind(max_iteration=7, valid_interval=None, save_interval=None)
+    experiment = Changing(kind(training=asked), kind(device="cpu", nprocs=1, output="out", checkpoint_path=None))
+    experiment.setup()
+    experiment.change(0)
+    experiment.run()
+    assert (experiment.iteration, experiment.validated) == (5, [3, 5])
+
+
 def test_without_read_batch_an_interval_in_epochs_is_refused(made: Made) -> None:
     class Own(Line):
         def train_batch(self) -> None:
@@ -219,7 +245,7 @@ def test_without_read_batch_intervals_in_iterations_work(made: Made) -> None:
 
     experiment = made(Own, valid_interval=3)
     experiment.run()
-    assert experiment.validated == [3, 6]
+    assert experiment.validated == [3, 6, 7]
 
 
 def test_batches_come_in_the_order_of_each_epoch(made: Made) -> None:
@@ -316,7 +342,197 @@ def test_a_resumed_training_keeps_its_intervals(made: Made) -> None:
     made(output="first", max_iteration=5).run()
     resumed = made(start="first/checkpoints/step-000000000005", valid_interval=[3, "1 epoch"])
     resumed.run()
-    assert resumed.validated == [6]
+    assert resumed.validated == [6, 7]
+
+
+class KilledError(BaseException):
+    """Stands for the end of the process."""
+
+
+class Noisy(Line):
+    """A model with dropout, Adam and a number of its own; ``at`` is the step before which the process ends."""
+
+    at = 0
+
+    def setup_model(self) -> None:
+        super().setup_model()
+        self.model = nn.Sequential(self.model, nn.Dropout(0.5))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), 0.1)
+        self.count = Count()
+        self.checkpointer.add_recoverable("count", self.count)
+
+    def train_batch(self) -> None:
+        if self.iteration == self.at:
+            raise KilledError
+        self.count.number += 1
+        super().train_batch()
+
+    def valid(self) -> None:
+        self.visualizer.add_scalar("valid_loss", self.model[0].weight.norm() + torch.rand(()), self.iteration)
+
+
+class Count:
+    number = 0
+
+    def state_dict(self) -> int:
+        return self.number
+
+    def load_state_dict(self, state: int) -> None:
+        self.number = state
+
+
+def written(output: str) -> dict[Path, bytes]:
+    """The content of all files in a folder, but for the log."""
+    files = [path for path in Path(output).rglob("*") if path.is_file() and path.suffix != ".log"]
+    return {path.relative_to(output): path.read_bytes() for path in files}
+
+
+def end(experiment: Any, output: str) -> list[Any]:
+    """The experiment that is through, and what it has written."""
+    state = experiment.model.state_dict(), experiment.optimizer.state_dict(), torch.get_rng_state()
+    return [repr(state), experiment.count.number, experiment.train_state, written(output)]
+
+
+NOISY = {"max_iteration": 8, "valid_interval": 5, "save_interval": [2, "1 epoch"]}
+
+
+@pytest.fixture
+def unbroken(made: Made) -> list[Any]:
+    """The end of a training that nothing interrupts."""
+    torch.manual_seed(0)
+    experiment = made(Noisy, output="unbroken", **NOISY)
+    experiment.run()
+    return end(experiment, "unbroken")
+
+
+@pytest.mark.parametrize("ats", [[1], [3], [4], [5], [6], [8], [4, 5, 8]])
+def test_without_a_path_it_goes_on_with_the_newest_in_the_output_folder_bit_for_bit(
+    made: Made, unbroken: list[Any], ats: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for at in ats:
+        monkeypatch.setattr(Noisy, "at", at)
+        with pytest.raises(KilledError):
+            made(Noisy, **NOISY).run()
+    monkeypatch.setattr(Noisy, "at", 0)
+    experiment = made(Noisy, **NOISY)
+    experiment.run()
+    assert end(experiment, "out") == unbroken
+
+
+def test_in_another_process_it_goes_on_likewise(tmp_path: Path) -> None:
+    """Twice the same script, killed in the middle and then not, and one that is not killed."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    killed, *rest = (
+        subprocess.run([sys.executable, str(script), output, at], check=False).returncode
+        for output, at in (("out", "6"), ("out", "0"), ("unbroken", "0"))
+    )
+    assert (killed, rest) == (-signal.SIGKILL, [0, 0])
+    assert written("out") == written("unbroken")
+
+
+SCRIPT = """
+import os, random, signal, sys
+from types import SimpleNamespace
+import torch
+from torch import nn
+from pipeline import ExperimentBase
+from pipeline.data.loader import make_loader
+
+class Mine(ExperimentBase):
+    def setup_dataloader(self):
+        self.train_loader = make_loader(torch.arange(10.0).reshape(10, 1), seed=0, shuffle=True, batch_size=4)
+
+    def setup_model(self):
+        self.model = nn.Sequential(nn.Linear(1, 3), nn.Dropout(0.5), nn.Linear(3, 1))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), 0.1)
+
+    def train_batch(self):
+        if self.iteration == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss = self.model(self.read_batch()).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.visualizer.add_scalar("loss", loss, self.iteration)
+
+    def valid(self):
+        self.visualizer.add_scalar("noise", torch.rand(()), self.iteration)
+
+torch.manual_seed(1)
+random.seed(1)
+training = SimpleNamespace(max_iteration=8, valid_interval=3, save_interval=2)
+args = SimpleNamespace(device="cpu", nprocs=1, output=sys.argv[1], checkpoint_path=None)
+experiment = Mine(SimpleNamespace(training=training), args)
+experiment.setup()
+experiment.resume_or_load()
+experiment.run()
+"""
+
+
+@pytest.mark.parametrize("at", [3, 5, 7])
+def test_a_path_of_another_folder_gives_the_whole_state_too(made: Made, unbroken: list[Any], at: int) -> None:
+    torch.manual_seed(0)
+    made(Noisy, output="first", **NOISY | {"max_iteration": at}).run()
+    experiment = made(Noisy, start=f"first/checkpoints/step-{at:012d}", **NOISY)
+    experiment.run()
+    assert end(experiment, "out")[:3] == unbroken[:3]
+
+
+def test_a_higher_limit_trains_on_as_if_it_had_been_that_from_the_beginning(made: Made, unbroken: list[Any]) -> None:
+    torch.manual_seed(0)
+    made(Noisy, **NOISY | {"max_iteration": 4}).run()
+    experiment = made(Noisy, **NOISY)
+    experiment.run()
+    assert end(experiment, "out")[:3] == unbroken[:3]
+
+
+def test_one_that_is_through_says_so_and_writes_nothing(made: Made, log_lines: list[str]) -> None:
+    made(Noisy, **NOISY).run()
+    before = {path: path.stat().st_mtime_ns for path in Path("out/checkpoints").rglob("*")}
+    made(Noisy, **NOISY).run()
+    assert any("nothing is left to train: config.training.max_iteration is 8" in line for line in log_lines)
+    assert {path: path.stat().st_mtime_ns for path in Path("out/checkpoints").rglob("*")} == before
+
+
+@pytest.mark.parametrize("name", ["step-000000000003", "step-000000000003/experiment.safetensors"])
+def test_checkpoints_of_another_run_are_not_overwritten(made: Made, name: str) -> None:
+    made(save_interval=3).run()
+    before = {path: path.stat().st_mtime_ns for path in Path("out/checkpoints").rglob("*")}
+    message = r"out/checkpoints/step-000000000007: is of another run, and this one is at iteration \d, and would"
+    with pytest.raises(ConfigError, match=f"{message} overwrite it; choose another args.output, or go on from it"):
+        made(start=f"out/checkpoints/{name}", save_interval=3).run()
+    with pytest.raises(ConfigError, match=message):
+        made().save()
+    assert {path: path.stat().st_mtime_ns for path in Path("out/checkpoints").rglob("*")} == before
+
+
+def test_the_newest_may_be_named_too(made: Made) -> None:
+    made(max_iteration=5).run()
+    experiment = made(start=Path("out/checkpoints/step-000000000005").resolve())
+    experiment.run()
+    assert equal(experiment.model.state_dict(), loop(7))
+
+
+def test_what_is_changed_after_resume_or_load_stays(made: Made) -> None:
+    made(max_iteration=5).run()
+    experiment = made(max_iteration=6)
+    experiment.resume_or_load()
+    experiment.optimizer.param_groups[0]["lr"] = 0.0
+    experiment.run()
+    assert equal(experiment.model.state_dict(), loop(5))
+
+
+def test_a_checkpoint_of_something_else_is_refused(made: Made) -> None:
+    chosen = {**config(), "dataset": [{"name": "data", "class_path": table, "batch_size": 4}]}
+    chosen["phase"] = [{"name": "line", "model": lambda: nn.Linear(3, 1), "loss": mse, "dataset_name": "data"}]
+    chosen["hyper_parameters"] = {"optimizer": {"class": "SGD", "lr": 0.1}}
+    chosen["runner"] = [{"name": "train", "class": "train", "device": "cpu", "epochs": 1}]
+    path = GeneralTrainer(chosen).run()["checkpointer"].newest()
+    with pytest.raises(
+        CheckpointError, match=r"is not of an experiment, which could go on from it; name a .safetensors"
+    ):
+        made(start=path).run()
 
 
 def test_a_file_of_weights_gives_the_weights_alone(made: Made) -> None:
@@ -400,7 +616,8 @@ def test_as_a_stage_the_plugins_are_told_in_the_order_of_the_default_loop(events
     told = events(max_steps=5, print_interval=2, valid_interval="1 epoch", save_interval=3)
     assert [each[:2] for each in told if each[0] != "after_checkpoint_saved"] == [
         ("before_epoch", 0), ("on_print_interval", 2), ("before_validation", 3), ("after_validation", 3),
-        ("after_epoch", 3), ("before_epoch", 3), ("on_print_interval", 4), ("after_epoch", 5),
+        ("after_epoch", 3), ("before_epoch", 3), ("on_print_interval", 4), ("before_validation", 5),
+        ("after_validation", 5), ("after_epoch", 5),
     ]  # fmt: skip
     assert [value for hook, _, value in told if hook == "after_checkpoint_saved"] == [
         "step-000000000003", "step-000000000005",
@@ -438,7 +655,7 @@ def test_as_a_stage_status_results_and_metrics_of_the_run_have_its_numbers() -> 
 def test_the_best_checkpoint_of_an_experiment_is_one_that_was_validated() -> None:
     class Judged(Line):
         def valid(self) -> None:
-            self.visualizer.add_scalar("valid_score", {2: 1.0, 4: 3.0, 6: 2.0}[self.iteration], self.iteration)
+            self.visualizer.add_scalar("valid_score", {2: 1.0, 4: 3.0, 6: 2.0, 7: 2.5}[self.iteration], self.iteration)
 
     context = GeneralTrainer(config(Judged, max_steps=7, valid_interval=2, save_interval=3)).run()
     folder = context["run_dir"] / "train" / "checkpoints"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset
 from pipeline import Context, ExperimentBase, GeneralTrainer, hookimpl
 from pipeline.data.loader import make_loader
 from pipeline.errors import CheckpointError, ConfigError
+from pipeline.stopping import StoppedError
 
 STEPS = 16
 
@@ -299,7 +301,9 @@ def test_a_stream_is_read_again_up_to_its_place(monkeypatch: pytest.MonkeyPatch,
 
 
 class ByHand(ExperimentBase):
-    """The same model in an experiment."""
+    """The same model in an experiment; a signal comes in the batch or validation of an iteration, as ``stops`` says."""
+
+    stops: tuple[str, int] | None = None
 
     def setup_dataloader(self) -> None:
         self.train_loader = make_loader(Noisy(), seed=0, shuffle=True, batch_size=3)
@@ -313,29 +317,72 @@ class ByHand(ExperimentBase):
             raise KilledError
         x, y = self.read_batch()
         self.optimizer.zero_grad()
-        torch.autograd.backward(nn.functional.mse_loss(self.model(x), y))
+        loss = nn.functional.mse_loss(self.model(x), y)
+        torch.autograd.backward(loss)
         self.optimizer.step()
+        self.visualizer.add_scalar("loss", loss, self.iteration)
+        self.sometimes("batch")
 
     def valid(self) -> None:
-        """Nothing to validate on."""
+        self.visualizer.add_scalar("judged", self.model.layers[0].bias.sum() + torch.rand(()), self.iteration)
+        self.sometimes("valid")
+
+    def sometimes(self, where: str) -> None:
+        """A signal comes while the step, or its validation, is running."""
+        if self.stops == (where, self.iteration):
+            signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("kills", [[3], [8, 9, 10], [16]])
-def test_an_experiment_is_resumed_too(kills: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = {
-        "name": "t",
-        "class": "train",
-        "device": "cpu",
-        "epochs": 2,
-        "save_interval": 1,
-        "runner_class_path": ByHand,
-    }
-    chosen = {"name": "config", "plugins": [{"progress_bar": False}], "runner": [runner]}
-    expected = GeneralTrainer(chosen).run()
-    ours = interrupted(monkeypatch, kills, chosen)
-    models = (ours["model"]["experiment"]["model"], expected["model"]["experiment"]["model"])
-    assert differences(*(model.state_dict() for model in models)) == []
-    assert ours["train_state"]["iteration"] == expected["train_state"]["iteration"] == STEPS
+class Unread(ByHand):
+    """The same, with batches of its own: no epoch ends."""
+
+    def read_batch(self) -> Any:
+        return torch.randn(3, 3), torch.randn(3, 1)
+
+
+def by_hand(cls: type[ByHand] = ByHand, **runner: Any) -> dict[str, Any]:
+    """15 steps, validated and told every few, saved every other; without anything in epochs."""
+    intervals = {"max_steps": 15, "print_interval": 4, "valid_interval": 6, "save_interval": 2}
+    named = {"name": "t", "class": "train", "device": "cpu", "runner_class_path": cls, **intervals, **runner}
+    return {"name": "config", "plugins": [{"progress_bar": False}], "runner": [named]}
+
+
+def reported(context: Context) -> list[Any]:
+    """The weights, and all the numbers."""
+    folder = context["run_dir"] / "t"
+    files = [
+        (folder / name).read_text()
+        for name in ("metrics.jsonl", "results.json", "checkpoints/step-000000000015/state.json")
+    ]
+    return [repr(context["model"]["experiment"]["model"].state_dict()), context["metrics"], *files]
+
+
+@pytest.fixture(scope="module")
+def unbroken_by_hand(tmp_path_factory: pytest.TempPathFactory) -> dict[type, Any]:
+    """The ends of experiments that nothing interrupts."""
+    folder = str(tmp_path_factory.mktemp("unbroken"))
+    return {cls: reported(GeneralTrainer({**by_hand(cls), "output_dir": folder}).run()) for cls in (ByHand, Unread)}
+
+
+@pytest.mark.parametrize("cls", [ByHand, Unread])
+@pytest.mark.parametrize("kills", [[3], [6], [8, 9, 10], [11], [15]])
+def test_an_experiment_that_is_resumed_reports_the_same_numbers(
+    cls: type[ByHand], kills: list[int], unbroken_by_hand: dict[type, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reported(interrupted(monkeypatch, kills, by_hand(cls))) == unbroken_by_hand[cls]
+
+
+@pytest.mark.parametrize("cls", [ByHand, Unread])
+@pytest.mark.parametrize("stops", [("batch", 5), ("batch", 8), ("batch", 15), ("valid", 6), ("valid", 15)])
+def test_an_experiment_that_a_signal_ends_reports_the_same_numbers(
+    cls: type[ByHand], stops: tuple[str, int], unbroken_by_hand: dict[type, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ByHand, "stops", stops)
+    with pytest.raises(StoppedError):
+        GeneralTrainer(by_hand(cls)).run()
+    monkeypatch.setattr(ByHand, "stops", None)
+    torch.manual_seed(100)
+    assert reported(GeneralTrainer(by_hand(cls), resume="auto").run()) == unbroken_by_hand[cls]
 
 
 def test_the_newest_and_the_best_are_kept_also_by_a_run_that_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
