@@ -125,6 +125,8 @@ class OpenRunner:
         if self.settings.kind == "train":
             config: Config = dict.__getitem__(self.context, "config")
             begin_fit(self.context, config.phases(self.settings), self.settings)
+            checkpointer: Checkpointer = dict.__getitem__(self.context, "checkpointer")
+            checkpointer.begin(dict.get(self.context, "model"))
         if self.resumes:
             self.restore()
 

@@ -13,6 +13,7 @@ from loguru import logger
 
 from pipeline.checkpoint import foreign, manifest, names, numbers, saved, snapshot, state_tree, tensors, weights
 from pipeline.checkpoint.background import Background
+from pipeline.checkpoint.beginning import Beginning
 from pipeline.checkpoint.buffers import Buffers
 from pipeline.checkpoint.files import DISK, Buffer, Disk
 from pipeline.checkpoint.layout import STATE, SUFFIX, TRAINING
@@ -41,6 +42,7 @@ class Checkpointer:
     Attributes:
         recoverables: name -> object whose state is kept too.
         resumed: the checkpoint from which the run goes on; None for one that begins.
+        beginning: the models as they were then, before anything was restored; None while there are none.
 
     Raises:
         ConfigError: ``keep_last`` is less than 2.
@@ -55,6 +57,7 @@ class Checkpointer:
             )
         self.folder = folder
         self.resumed: Saved | None = None
+        self.beginning: Beginning | None = None
         self.recoverables: dict[str, Recoverable] = {}
         self.asynchronous = asynchronous
         self._saver = Saver(folder, disk)
@@ -94,7 +97,8 @@ class Checkpointer:
         self.wait()
         if training is not None:
             recoverables = {name: each.state_dict() for name, each in self.recoverables.items()}
-            training = {**training, "recoverables": recoverables}
+            changes = self.beginning.changes(models) if self.beginning else {}
+            training = {**training, "recoverables": recoverables, **changes}
         final = self.path_of(train_state["iteration"])
         counted = {
             "train_state": dict(train_state),
@@ -169,6 +173,14 @@ class Checkpointer:
             raise ConfigError(f"add_recoverable: '{name}' is taken; give each its own name")
         self.recoverables[name] = recoverable
 
+    def begin(self, models: Any) -> None:
+        """Take note of the models as they are now: a resumed run comes here before it is given anything back.
+
+        What is no entry of a phase, as a network stage of one's own may leave it, nobody saves.
+        """
+        entries = models.items() if isinstance(models, Mapping) else ()
+        self.beginning = Beginning({phase: entry for phase, entry in entries if weights.is_entry(entry)})
+
     def restore(self, context: Context) -> bool:
         """Go on from the newest valid checkpoint: weights, optimizers, counters, random generators, recoverables.
 
@@ -185,7 +197,7 @@ class Checkpointer:
         found = self.newest_valid()
         if found is None:
             return False
-        snapshot.restore(found, context, self.recoverables)
+        snapshot.restore(found, context, self.recoverables, self.beginning)
         self.resumed = found
         logger.info(f"going on after iteration {found.train_state['iteration']}, from {found.path}")
         return True

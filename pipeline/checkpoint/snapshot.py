@@ -8,10 +8,11 @@ from typing import Any, NoReturn, Protocol
 from loguru import logger
 from torch import Tensor
 
-from pipeline.checkpoint import kept_config, weights
+from pipeline.checkpoint import kept_config, parts, weights
+from pipeline.checkpoint.beginning import Beginning, restore_frozen
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.saved import Saved
-from pipeline.checkpoint.weights import Models
+from pipeline.checkpoint.weights import Models, module_of
 from pipeline.context import Context
 from pipeline.errors import CheckpointError
 
@@ -44,8 +45,16 @@ def snapshot(models: Models, **more: Any) -> dict[str, Any]:
     }
 
 
-def restore(saved: Saved, context: Context, recoverables: Mapping[str, Recoverable]) -> None:
+def restore(
+    saved: Saved, context: Context, recoverables: Mapping[str, Recoverable], beginning: Beginning | None = None
+) -> None:
     """Give a run the state of a checkpoint, once its models are built.
+
+    Args:
+        saved: the checkpoint.
+        context: of the run.
+        recoverables: name -> object whose state it keeps too.
+        beginning: of the models, as they are now; None: they are no part of the context yet.
 
     Raises:
         CheckpointError: the run has other phases, modules or optimizers than the one that saved it.
@@ -57,6 +66,8 @@ def restore(saved: Saved, context: Context, recoverables: Mapping[str, Recoverab
         raise CheckpointError(f"{saved.path}: {phases}; {_REMEDY}")
     # An experiment makes its model later, and goes on by itself.
     if models:
+        for name, buffers in (saved.training or {}).get("buffers", {}).items():
+            weights.forget(module_of(models[name]), buffers)
         weights.load(saved.weights, models, str(saved.path))
     context["train_state"].update(saved.train_state)
     if saved.training is None:
@@ -68,6 +79,10 @@ def restore(saved: Saved, context: Context, recoverables: Mapping[str, Recoverab
         for parameter, gradient in saved.training["gradients"].get(name, {}).items():
             owner: Tensor = entry["brain"].modules.get_parameter(parameter)
             owner.grad = gradient.to(owner.device)
+    if beginning:
+        parts.restore(parts.parts_of(models), saved.training.get("parts", {}), beginning.options, f"{saved.path}")
+        if "frozen" in saved.training:
+            restore_frozen(models, saved.training["frozen"], beginning.frozen)
     for name, entry in models.items():
         entry["updater"].set_state_dict(saved.training["updaters"][name])
     recover(recoverables, saved.training["recoverables"], f"{saved.path}")

@@ -61,6 +61,15 @@ def module_of(entry: Mapping[str, Any]) -> nn.Module:
     return model if isinstance(model, nn.Module) else entry["brain"].modules
 
 
+def is_entry(entry: Any) -> bool:
+    """Whether there is something in it of which weights are saved."""
+    if not isinstance(entry, Mapping):
+        return False
+    return isinstance(entry.get("model"), nn.Module) or isinstance(
+        getattr(entry.get("brain"), "modules", None), nn.Module
+    )
+
+
 def kept_of(models: Models) -> Models:
     """The phases whose weights are saved and loaded: of those that share a module, the first speaks for all."""
     first: dict[int, str] = {}
@@ -149,19 +158,31 @@ def freeze(models: Models, patterns: Sequence[str], where: str) -> list[str]:
         raise ConfigError(f"{where}: '{wrong}' names no parameter of the models{near(wrong, list(parameters))}")
     frozen = covered(patterns, list(parameters))
     chosen = {parameters[name] for name in frozen}
-    left = []
     for phase, entry in models.items() if chosen else ():
         for name, scheduler in (entry.get("optim_schedulers") or {}).items():
-            trained = [each for each in scheduler.parameters if each.requires_grad and each not in chosen]
-            if not trained:
+            if not any(each.requires_grad and each not in chosen for each in scheduler.parameters):
                 raise ConfigError(f"{where}: leaves nothing for '{name}' of phase '{phase}' to train; freeze less")
-            left.append((scheduler, trained))
     for parameter in chosen:
         parameter.requires_grad_(False)
-    for scheduler, trained in left:
-        # What an OptimScheduler asks gradients for; its optimizer leaves alone what gets none.
-        scheduler.parameters = trained
     return frozen
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    """The buffers that are saved, by name, those that are None too."""
+    return {
+        f"{place}.{name}".lstrip("."): value
+        for place, part in module.named_modules(remove_duplicate=False)
+        for name, value in part._buffers.items()
+        if name not in part._non_persistent_buffers_set
+    }
+
+
+def forget(module: nn.Module, names: Sequence[str]) -> None:
+    """Make these buffers None, as far as they are there: ``load`` gives them the shape and type that was saved."""
+    for name in names:
+        if name in buffers_of(module):
+            place, _, own = name.rpartition(".")
+            module.get_submodule(place)._buffers[own] = None
 
 
 def _compared(asked: list[str], saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Loaded:

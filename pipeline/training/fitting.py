@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
-from torch.optim import Optimizer
 
-from pipeline.checkpoint import numbers, optimizer_state, rewind, snapshot
+from pipeline.checkpoint import numbers, rewind, snapshot
 from pipeline.checkpoint.saved import Saved
 from pipeline.config.values import Interval
 from pipeline.context import Context
@@ -66,11 +65,6 @@ class Fit:
         schedulers = {str(number): each for number, each in enumerate(brain._optim_schedulers)}
         entry = {"model": brain, "brain": brain, "optim_schedulers": schedulers, "updater": self.updater}
         self.models = {NAME: entry}
-        scheduled = [each.optimizer for each in brain._optim_schedulers]
-        self.optimizers = {
-            name: each for name, each in vars(brain).items() if isinstance(each, Optimizer) and each not in scheduled
-        }
-        self.configured = {name: optimizer_state.options_of(each) for name, each in self.optimizers.items()}
         self.metrics: dict[str, float] = {}
         self.measured = 0
         self.epochs: list[int] = []
@@ -82,6 +76,8 @@ class Fit:
     def restore(self) -> None:
         """Take everything back from the checkpoint of the last end of an epoch; those after it are set aside."""
         checkpointer = self.brain.checkpointer
+        if checkpointer:
+            checkpointer.begin(self.models)
         while checkpointer and (found := checkpointer.newest_valid()):
             if found.weights.keys() != {NAME} or (found.training is not None and "fit" not in found.training):
                 what = f"{found.path}: was saved by a run, or by something else that is no fit of a Brain"
@@ -95,8 +91,9 @@ class Fit:
 
     def _go_on(self, found: Saved) -> None:
         context = Context(model=self.models, train_state=self.brain._train_state)
-        recoverables = self.brain.checkpointer.recoverables if self.brain.checkpointer else {}
-        snapshot.restore(found, context, recoverables)
+        checkpointer = self.brain.checkpointer
+        recoverables, beginning = (checkpointer.recoverables, checkpointer.beginning) if checkpointer else ({}, None)
+        snapshot.restore(found, context, recoverables, beginning)
         self.last_end = found.path
         if found.training is None:
             old = f"{found.path}: an earlier version saved weights and counters alone; the optimizers begin anew"
@@ -104,12 +101,6 @@ class Fit:
             return
         fit = found.training["fit"]
         self.epochs, self.metrics, self.measured = fit["epochs"], fit["metrics"], found.train_state["iteration"]
-        if fit["optimizers"].keys() != self.optimizers.keys():
-            both = f"{', '.join(fit['optimizers']) or 'none'}, and now has {', '.join(self.optimizers) or 'none'}"
-            what = f"{found.path}: the Brain had the optimizers {both}"
-            raise CheckpointError(f"{what}; make those that it had, or use another folder")
-        for name, each in self.optimizers.items():
-            optimizer_state.load(each, fit["optimizers"][name], self.configured[name])
         logger.info(f"going on after epoch {self.epochs[-1]}, from {found.path}")
 
     def run(self, epoch_counter: Iterable[int]) -> None:
@@ -169,10 +160,7 @@ class Fit:
         brain = self.brain
         if brain.checkpointer is None:
             return None
-        optimizers = {
-            name: optimizer_state.state_of(each, self.configured[name]) for name, each in self.optimizers.items()
-        }
-        fit = {"epochs": self.epochs, "metrics": self.metrics, "optimizers": optimizers}
+        fit = {"epochs": self.epochs, "metrics": self.metrics}
         training = {"fit": None} if within_epoch else snapshot.snapshot(self.models, fit=fit)
         keep = [self.last_end] if self.last_end else []
         metrics = {NAME: self.metrics}

@@ -32,8 +32,10 @@ class ModuleBrain(Brain):
         self._needed = [each.name for each in named if each.default is each.empty]
 
     def _place_modules(self) -> None:
-        """As every Brain; scripting puts another module in the place of the first."""
+        """As every Brain, and the loss where it is a module; scripting puts another module in the place of the first."""
         super()._place_modules()
+        if isinstance(self.loss, nn.Module):
+            self.loss.to(self.device)
         self.module = self.modules["model"]
 
     def compute_forward(self, batch: Any, stage: Stage) -> Any:

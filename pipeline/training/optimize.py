@@ -127,7 +127,9 @@ def _descend_into(group: Sequence[OptimScheduler], loss: Tensor, name: str, samp
         scheduler.weighted = weighted
     if group[0].scaler:
         loss = group[0].scaler.scale(loss)
-    inputs = list({id(each): each for scheduler in group for each in scheduler.parameters}.values())
+    inputs = list(
+        {id(each): each for scheduler in group for each in scheduler.parameters if each.requires_grad}.values()
+    )
     torch.autograd.backward(loss, inputs=inputs, retain_graph=retain)
     return True
 

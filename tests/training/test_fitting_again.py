@@ -235,7 +235,9 @@ def test_a_brain_with_other_optimizers_of_its_own_is_refused(tmp_path: Path) -> 
             self.own = SGD(self.modules.parameters(), 0.01)
 
     Own(tmp_path).fit(range(1), Batches())
-    with pytest.raises(CheckpointError, match="the Brain had the optimizers own, and now has none; make those that it"):
+    with pytest.raises(
+        CheckpointError, match=r"the state of phase.brain.brain.own, and the run has none such; make it in"
+    ):
         Dropping(tmp_path).fit(range(2), Batches())
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline import Brain, Context, GeneralTrainer, Stage, hookimpl
+from pipeline import Brain, Context, GeneralTrainer, Stage, Updater, UpdaterBase, hookimpl
 from pipeline.checkpoint.comparison import differences
+from pipeline.checkpoint.saved import read
+from pipeline.errors import CheckpointError
 from pipeline.stages.base import RunnerBase
 from tests.training.conftest import mse, table
 
@@ -120,3 +121,156 @@ def test_on_fit_start_comes_before_a_runner_of_ones_own_too(monkeypatch: pytest.
     for context in both(monkeypatch, config(runner, model=Fresh, loss=None)):
         assert context["model"]["p"]["brain"].begins == 1
         assert not torch.all(context["model"]["p"]["brain"].modules.net[0].bias == 0.5)
+
+
+class Centred(nn.Module):
+    """A loss with a running centre, as DINO's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(1))
+        self.centre: Tensor
+
+    def forward(self, predictions: Tensor, target: Tensor) -> Tensor:
+        self.centre = 0.9 * self.centre + 0.1 * predictions.detach().mean(0)
+        return mse(predictions - self.centre, target)
+
+
+def test_a_loss_that_is_a_module_is_resumed_with_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unlike(both(monkeypatch, config(loss=Centred))) == []
+
+
+class Teacher(Fresh):
+    """Keeps modules beside those that it trains: one follows them, one is among its hparams."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = net().requires_grad_(False)
+        self.hparams.norm = nn.BatchNorm1d(3, affine=False)
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        return self.modules.net(self.hparams.norm(batch[0])) + self.teacher(batch[0])
+
+    def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Tensor, should_step: bool) -> None:
+        for own, other in zip(self.teacher.parameters(), self.modules.parameters(), strict=True):
+            own.lerp_(other.detach(), 0.1)
+
+
+def test_modules_that_a_brain_keeps_beside_its_own_are_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unlike(both(monkeypatch, config(model=Teacher, loss=None))) == []
+
+
+class Alternating(UpdaterBase):
+    """Steps optimizers of its own, one of them at a falling rate."""
+
+    def __init__(self, brain: Brain, optim_schedulers: Any, lr: float = 0.1) -> None:
+        super().__init__()
+        self.brain, self.schedulers = brain, optim_schedulers
+        first, last = brain.modules["model"][0], brain.modules["model"][2]
+        self.first = torch.optim.Adam(first.parameters(), lr)
+        self.others = {"last": torch.optim.SGD(last.parameters(), lr, momentum=0.9)}
+        self.falling = torch.optim.lr_scheduler.ExponentialLR(self.first, 0.9)
+
+    def update(self, batch: Any) -> Tensor:
+        loss = mse(self.brain.modules["model"](batch[0]), batch[1])
+        torch.autograd.backward(loss)
+        for each in (self.first, self.others["last"]):
+            each.step()
+            each.zero_grad()
+        self.falling.step()
+        return loss
+
+
+class Covering(Alternating):
+    """The same, with the state of one of them in its own."""
+
+    def state_dict(self) -> Options:
+        return {**super().state_dict(), "first": self.first.state_dict()}
+
+    def set_state_dict(self, state_dict: Any) -> None:
+        super().set_state_dict(state_dict)
+        self.first.load_state_dict(state_dict["first"])
+
+
+@pytest.mark.parametrize("updater", [Alternating, Covering])
+def test_an_updaters_own_optimizers_and_their_schedules_are_resumed(
+    updater: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unbroken, resumed = both(monkeypatch, config(updater={"class_path": updater}))
+    assert unlike((unbroken, resumed)) == []
+    kept = [read(each["checkpointer"].newest()).training["parts"] for each in (unbroken, resumed)]
+    assert [place for place, state in kept[0].items() if state is None] == (
+        ["phase.p.updater.first"] if updater is Covering else []
+    )
+    assert not any(differences(*kept))
+
+
+def test_an_updaters_own_optimizer_goes_on_at_the_rate_that_the_config_now_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def at(lr: float) -> Options:
+        return config(updater={"class_path": Alternating, "args": {"lr": lr}})
+
+    with pytest.raises(KilledError):
+        GeneralTrainer(at(0.1)).run()
+    monkeypatch.setattr(Kill, "at", -1)
+    updater = GeneralTrainer(at(0.05), resume="auto").run()["model"]["p"]["updater"]
+    assert updater.others["last"].param_groups[0]["lr"] == 0.05
+    assert updater.first.param_groups[0]["lr"] == pytest.approx(0.05 * 0.9**9)
+
+
+class Unfreeze:
+    """A plugin that has what was frozen trained from the fifth batch on."""
+
+    @hookimpl
+    def before_batch(self, context: Context) -> None:
+        if context["train_state"]["iteration"] == 4:
+            context["model"]["p"]["model"].requires_grad_(True)
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_what_a_plugin_has_unfrozen_stays_so(clip: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = config({"freeze": ["0"], "grad_clip": clip})
+    chosen["plugins"].append(Unfreeze)
+    contexts = both(monkeypatch, chosen)
+    assert unlike(contexts) == []
+    assert not torch.equal(contexts[1]["model"]["p"]["model"][0].weight, net()[0].weight)
+
+
+def test_what_the_config_freezes_of_a_resumed_run_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KilledError):
+        GeneralTrainer(config({"freeze": ["0"]})).run()
+    monkeypatch.setattr(Kill, "at", -1)
+    model = GeneralTrainer(config({"freeze": ["2"]}), resume="auto").run()["model"]["p"]["model"]
+    assert [each.requires_grad for each in model.parameters()] == [True, True, False, False]
+
+
+class Late(Updater):
+    """Makes an optimizer with the first batch."""
+
+    def update(self, batch: Any) -> Tensor:
+        self.first = torch.optim.Adam(self.brain.modules.parameters(), 0.1)
+        return super().update(batch)
+
+
+class Grow:
+    """A plugin that gives the optimizer more to train."""
+
+    @hookimpl
+    def before_batch(self, context: Context) -> None:
+        if not context["train_state"]["iteration"]:
+            optimizer = context["model"]["p"]["optim_schedulers"]["main"].optimizer
+            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+def test_what_a_resumed_run_could_not_be_given_is_told_by_the_first_save() -> None:
+    with pytest.raises(
+        CheckpointError, match=r"phase.p.updater.first was made after the training had begun: a resumed"
+    ):
+        GeneralTrainer(config(updater={"class_path": Late})).run()
+    chosen = config()
+    chosen["plugins"].append(Grow)
+    with pytest.raises(
+        CheckpointError, match=r"main had parameter groups of \[4\] when .* and has of \[4, 1\]: a resumed"
+    ):
+        GeneralTrainer(chosen).run()

@@ -1,0 +1,131 @@
+"""What Brains and updaters keep in their attributes that has a state: a loss, optimizers, schedules, other modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from loguru import logger
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from pipeline.checkpoint import optimizer_state
+from pipeline.checkpoint.optimizer_state import Options
+from pipeline.checkpoint.weights import Models, module_of
+from pipeline.errors import CheckpointError
+
+
+def parts_of(models: Models) -> dict[str, Any]:
+    """The parts by their place, ``phase.line.updater.optimizer``; those that are saved as weights or schedulers are none."""
+    known = {id(each) for entry in models.values() for each in _known(entry)}
+    shown = {_memory(each) for entry in models.values() for each in module_of(entry).state_dict().values()}
+    found: dict[str, Any] = {}
+    for phase, entry in models.items():
+        for role in ("brain", "updater"):
+            for name, each in _attributes(entry.get(role)):
+                if id(each) not in known and not (isinstance(each, nn.Module) and _shows(each, shown)):
+                    known.add(id(each))
+                    found[f"phase.{phase}.{role}.{name}"] = each
+    return found
+
+
+def states_of(parts: Mapping[str, Any], models: Models, configured: Mapping[str, Options]) -> dict[str, Any]:
+    """What a checkpoint keeps of them: None of what has no state, or is in that of an updater."""
+    updaters = [entry["updater"].state_dict() for entry in models.values() if "updater" in entry]
+    saved = {_memory(each) for each in _tensors(updaters)}
+    states = {place: _state(each, configured.get(place)) for place, each in parts.items()}
+    return {place: None if _covered(state, saved) else state or None for place, state in states.items()}
+
+
+def restore(parts: Mapping[str, Any], states: Mapping[str, Any], configured: Mapping[str, Options], where: str) -> None:
+    """Give them their states back.
+
+    Raises:
+        CheckpointError: one is not there, or is another.
+    """
+    if missing := [place for place, state in states.items() if state and place not in parts]:
+        what = f"{where}: has the state of {missing[0]}, and the run has none such"
+        raise CheckpointError(f"{what}; make it in the constructor, or begin a new run with init_model_path")
+    for place, each in parts.items():
+        if place not in states and _state(each, None):
+            logger.warning(f"{where}: knows nothing of {place}, which begins anew unless something else restores it")
+        elif state := states.get(place):
+            try:
+                _load(each, state, configured.get(place))
+            except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+                what = f"{where}: the state of {place} does not fit it ({error})"
+                raise CheckpointError(f"{what}; make it as it was, or begin a new run with init_model_path") from error
+
+
+def _known(entry: Mapping[str, Any]) -> Iterator[Any]:
+    """What is saved otherwise."""
+    yield from module_of(entry).modules()
+    if "brain" in entry:
+        yield from entry["brain"].modules.modules()
+    for scheduler in (entry.get("optim_schedulers") or {}).values():
+        yield from (scheduler, getattr(scheduler, "optimizer", None), getattr(scheduler, "scaler", None))
+
+
+def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Attributes with a state, also those of ``hparams``, and the items of lists and dicts."""
+    for name, value in getattr(owner, "__dict__", {}).items():
+        if _has_state(value):
+            yield name, value
+            continue
+        inner = vars(value) if isinstance(value, SimpleNamespace) else value
+        inner = dict(enumerate(inner)) if isinstance(inner, list | tuple) else inner
+        for key, each in inner.items() if isinstance(inner, dict) else ():
+            if _has_state(each):
+                yield f"{name}.{key}", each
+
+
+def _has_state(value: Any) -> bool:
+    """Whether it is of torch, or one of our OptimSchedulers."""
+    if isinstance(value, nn.Module | Optimizer | LRScheduler | GradScaler):
+        return True
+    return isinstance(getattr(value, "optimizer", None), Optimizer) and hasattr(value, "load_state_dict")
+
+
+def _state(part: Any, configured: Options | None) -> Any:
+    if isinstance(part, Optimizer):
+        return optimizer_state.state_of(part, configured or optimizer_state.options_of(part))
+    return part.state_dict()
+
+
+def _load(part: Any, state: Any, configured: Options | None) -> None:
+    if isinstance(part, Optimizer):
+        optimizer_state.load(part, state, configured or optimizer_state.options_of(part))
+    elif isinstance(part, LRScheduler) and "base_lrs" in state:
+        # Those that are configured now, as the optimizer's options are.
+        part.load_state_dict({**state, "base_lrs": part.base_lrs})
+    else:
+        part.load_state_dict(state)
+
+
+def _shows(module: nn.Module, shown: set[tuple[int, int]]) -> bool:
+    """Whether all that a module holds is in the weights, as of one that is put around a part of the model."""
+    return all(_memory(each) in shown for each in module.state_dict().values())
+
+
+def _covered(state: Any, saved: set[tuple[int, int]]) -> bool:
+    found = [_memory(each) for each in _tensors(state)]
+    return bool(found) and saved.issuperset(found)
+
+
+def _tensors(state: Any) -> Iterator[Tensor]:
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, Mapping | list | tuple):
+        for each in state.values() if isinstance(state, Mapping) else state:
+            yield from _tensors(each)
+
+
+def _memory(value: Any) -> tuple[int, int]:
+    """Where the numbers of a tensor are; of anything else, and of one without numbers, what no other has."""
+    own = isinstance(value, Tensor) and value.layout is torch.strided and not is_lazy(value) and value.numel()
+    return (value.data_ptr(), value.numel()) if own else (id(value), -1)
