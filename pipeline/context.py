@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -29,7 +29,12 @@ class ContextKey(NamedTuple):
 
 KEYS: tuple[ContextKey, ...] = (
     ContextKey("status", "str", "trainer", "the stage to enter next; a stage that writes it jumps or repeats"),
-    ContextKey("is_exit", "bool", "trainer", "True ends the run after the current stage; terminal still runs"),
+    ContextKey(
+        "is_exit",
+        "bool",
+        "trainer",
+        "True ends the run after the current stage, a training between two steps; terminal still runs",
+    ),
     ContextKey("config_yaml", "str | None", "trainer", "path of the config file; None where a dict was given"),
     ContextKey("config", "Config", "trainer", "the resolved config: `get(address, default)`"),
     ContextKey("env", "dict", "trainer", "the plain dict of the config; `env['phase']` holds the runner's phases"),
@@ -95,12 +100,14 @@ class Context(dict[str, Any]):
     Attributes:
         stage: name of what is running: ``trainer`` or one of the five stages; the trainer sets it.
         accesses: every use so far, in order.
+        hurry: called when ``is_exit`` is written; a loop that trains puts there what makes it look after its step.
     """
 
     def __init__(self, *args: Any, **values: Any) -> None:
         super().__init__()
         self.stage = "trainer"
         self.accesses: dict[Access, None] = {}
+        self.hurry: Callable[[], object] = _nothing
         self._wrote: set[str] = set()
         self.update(*args, **values)
 
@@ -126,6 +133,8 @@ class Context(dict[str, Any]):
             self.accesses[Access(self.stage, key, action, where)] = None
             if action == "write":
                 self._wrote.add(key)
+                if key == "is_exit":
+                    self.hurry()
         return where
 
     def __getitem__(self, key: str) -> Any:
@@ -195,3 +204,7 @@ class Context(dict[str, Any]):
     def __iter__(self) -> Iterator[str]:
         """The keys, without counting as a read of each."""
         return super().__iter__()
+
+
+def _nothing() -> None:
+    """Where no loop trains, nobody has to look."""

@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
     BUG = 70, "a bug of ours"
     LOCKED = 73, "the run directory is in use"
     STORAGE = 74, "storage failed"
-    STOPPED = 75, "stopped by SIGTERM or SIGUSR1 after saving"
+    STOPPED = 75, "stopped by SIGTERM, SIGUSR1 or SIGHUP after saving"
     NO_CHECKPOINT = 78, "no valid checkpoint to resume from"
     INTERRUPTED = 130, "interrupted by SIGINT (Ctrl-C)"
     TERMINATED = 143, "ended at once by a second SIGTERM or SIGUSR1"

@@ -40,6 +40,7 @@ class OpenRunner:
         directory: the run directory.
         mid_epoch: what may not change in the middle of an epoch.
         over: whether every stage has run.
+        stopped: whether ``is_exit`` has ended it before its terminal stage: it is not through.
         resumes: whether it goes on from a checkpoint, once it comes to the runner stage.
         trains: whether it has come to the runner stage.
     """
@@ -51,6 +52,7 @@ class OpenRunner:
     chosen: list[Plugin]
     directory: RunDirectory
     over: bool = False
+    stopped: bool = False
     resumes: bool = False
     trains: bool = False
 

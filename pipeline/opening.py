@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,11 +65,11 @@ class OpenRun:
             logger.info(f"{name} is finished already")
         return done
 
-    def close_runner(self, context: Context) -> None:
-        """Keep the record of a runner that is over, and that it is."""
-        self.keep_record(context)
-        name, train_state = str(dict.get(context, "runner_name")), dict.__getitem__(context, "train_state")
-        standing.mark_done(self.directory, name, train_state)
+    def close_runner(self, runner: OpenRunner) -> None:
+        """Keep the record of a runner that is over, and that it is, unless ``is_exit`` has ended it."""
+        self.keep_record(runner.context)
+        if not runner.stopped:
+            standing.mark_done(self.directory, runner.settings.name, dict.__getitem__(runner.context, "train_state"))
 
     def keep_record(self, context: Context) -> None:
         """Bring ``context.json`` up to date with a runner's accesses."""
@@ -86,16 +86,31 @@ class OpenRun:
             logger.warning(line)
 
     def finish(self, contexts: Mapping[str, Context]) -> None:
-        """Say in ``status.json`` that all is done, with the counters of the runner that trained furthest."""
+        """Say in ``status.json`` that all is done, with the counters of the runner that trained furthest; or is to go on."""
+        # An infer runner has the counters of the checkpoint that it was given, which may be another run's.
+        trained = [runner.name for runner in self.config.runners if runner.kind == "train"]
+        furthest = standing.furthest(self.directory, trained or list(self.trainers))
+        left = [name for name in self.trainers if not standing.is_done(self.directory, name)]
+        last = list(contexts.values())[-1] if contexts else Context()
+        if dict.get(last, "is_exit") and left:
+            self._stop(last, left, furthest if dict.get(last, "is_infer") else dict.__getitem__(last, "train_state"))
+            return
         if contexts:
             self.tell_unread(contexts)
         elif standing.status(self.directory).get("state") == "done":
             # Otherwise it was interrupted after its last runner, just before this.
             return
-        # An infer runner has the counters of the checkpoint that it was given, which may be another run's.
-        trained = [runner.name for runner in self.config.runners if runner.kind == "train"]
-        furthest = standing.furthest(self.directory, trained or list(self.trainers))
         self.directory.write_status("done", exit_code=ExitCode.DONE, train_state=furthest)
+
+    def _stop(self, context: Context, left: Sequence[str], counters: Mapping[str, int]) -> None:
+        """Say that ``is_exit`` has ended the run, where it was written, and which runners are not through."""
+        written = [each for each in context.accesses if (each.key, each.action) == ("is_exit", "write")][-1]
+        where = f"{written.stage} ({written.where}) of {dict.get(context, 'runner_name')}"
+        reason = f"context['is_exit'] was set in {where}"
+        logger.info(f"{reason}; the run ends here, and a resumed one goes on with {', '.join(left)}")
+        resumable = standing.is_resumable(self.directory)
+        code = ExitCode.DONE
+        self.directory.write_status("stopped", exit_code=code, reason=reason, resumable=resumable, train_state=counters)
 
 
 @contextmanager

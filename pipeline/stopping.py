@@ -1,8 +1,10 @@
-"""Signals that ask a run to end: SIGTERM and SIGUSR1, as schedulers send them, and SIGINT, which is Ctrl-C.
+"""What asks a run to end: SIGTERM and SIGUSR1, as schedulers send them, SIGHUP, as a terminal that is closed, and Ctrl-C.
 
 While a loop trains, the step is finished and a checkpoint saved before the run ends; elsewhere it ends at once. A loop
 that waits for the workers of a loader has begun no step: it need not wait for the batch. A second signal ends the process
-at once in any case, and so does the first when ``grace`` is over. Checkpoints are whole whatever happens.
+at once in any case, and so does the first when ``grace`` is over. Checkpoints are whole whatever happens. A signal that
+whoever started the process has it ignore, as nohup does, stays ignored. A loop that trains ends in the same way where
+somebody has written ``context["is_exit"]``; the run then goes on to its terminal stage.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from pipeline.errors import ExitCode
 
 _T = TypeVar("_T")
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
+_INSISTING = frozenset(SIGNALS) - {signal.SIGHUP}
+"""Those that end the process at once when they come second: a terminal that is closed may send SIGHUP twice by itself."""
 GRACE = 25.0
 """Seconds that a run has to end after the first signal."""
 
@@ -35,7 +39,11 @@ _APART = 0.5
 
 
 class StoppedError(BaseException):
-    """SIGTERM or SIGUSR1 has asked the run to end. Like KeyboardInterrupt, it is no Exception."""
+    """A signal other than SIGINT has asked the run to end. Like KeyboardInterrupt, it is no Exception."""
+
+
+class ExitError(BaseException):
+    """``context["is_exit"]`` has ended a loop that trains, between two steps; what it has come to is saved."""
 
 
 class WaitOverError(BaseException):
@@ -62,7 +70,8 @@ class Stop:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._receive) for number in heard}
         try:
             with self._watched():
                 yield
@@ -101,7 +110,7 @@ class Stop:
                 return
             if number in SIGNALS and first is None:
                 first, end = signal.Signals(number), time.monotonic() + self.grace
-            elif number in SIGNALS and end - time.monotonic() < self.grace - _APART:
+            elif number in _INSISTING and end - time.monotonic() < self.grace - _APART:
                 os._exit(_at_once(number))
 
     @contextmanager
@@ -144,7 +153,7 @@ class Stop:
         """End the run, if it is asked to.
 
         Raises:
-            StoppedError: SIGTERM or SIGUSR1 has asked.
+            StoppedError: a signal other than SIGINT has asked.
             KeyboardInterrupt: SIGINT has.
         """
         if self.asked is signal.SIGINT:
@@ -154,7 +163,9 @@ class Stop:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.asked is not None:
-            os._exit(_at_once(number))
+            if number in _INSISTING:
+                os._exit(_at_once(number))
+            return
         self.asked = signal.Signals(number)
         if not self._loops:
             self.end()
@@ -166,6 +177,14 @@ class Stop:
 
 STOP = Stop()
 """Signals go to a process, and so does this."""
+
+
+def is_asked_to_end(context: dict[str, Any]) -> bool:
+    """Whether a signal or ``is_exit`` asks a loop that trains to end; that is no use of the key by a stage."""
+    if STOP.asked is not None:
+        return True
+    is_exit: bool = dict.get(context, "is_exit", False)
+    return is_exit
 
 
 def _at_once(number: int) -> ExitCode:

@@ -82,7 +82,7 @@ class GeneralTrainer:
         return context
 
     def run_all(self, run: OpenRun) -> Context:
-        """Every runner that is not through; the context of the last."""
+        """Every runner that is not through, up to one that ``is_exit`` ends; the context of the last."""
         context = Context()
         self.outcome = ExitCode.BUG
         for name, trainer in run.trainers.items():
@@ -93,6 +93,8 @@ class GeneralTrainer:
             except BaseException as error:
                 self.outcome = failure.exit_code(error)
                 raise
+            if dict.get(context, "is_exit"):
+                break
         run.finish(self.contexts)
         return context
 
@@ -108,7 +110,7 @@ class GeneralTrainer:
             runner.over = True
             runner.hooks.after_pipeline(context=runner.context)
             resources.close()
-            run.close_runner(runner.context)
+            run.close_runner(runner)
         except BaseException as error:
             failure.handle(error, runner, resources, run)
             raise
@@ -154,6 +156,7 @@ class GeneralTrainer:
                 )
             return ""
         if context["is_exit"]:
+            runner.stopped = True
             return "terminal"
         if not wrote_status:
             if stage not in order:

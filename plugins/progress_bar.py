@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Any
 
 from loguru import logger
@@ -50,7 +51,9 @@ class ProgressBar:
         shared = sys.stdout.isatty()
         self.progress = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=shared)
         self.task = self.progress.add_task("", total=_batches(context), epoch=context["current_epoch"])
-        self.progress.start()
+        # A terminal that was closed shows nothing; the run is told of it by SIGHUP.
+        with suppress(OSError):
+            self.progress.start()
 
     @hookimpl
     def on_print_interval(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
@@ -78,7 +81,8 @@ class ProgressBar:
     def stop(self) -> None:
         """Take the bar away, if there is one."""
         if self.progress:
-            self.progress.stop()
+            with suppress(OSError):
+                self.progress.stop()
             self.progress = None
 
 

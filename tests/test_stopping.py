@@ -57,7 +57,8 @@ def steps() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "state"), [("SIGTERM", 75, "stopped"), ("SIGUSR1", 75, "stopped"), ("SIGINT", 130, "interrupted")]
+    ("name", "code", "state"),
+    [("SIGTERM", 75, "stopped"), ("SIGUSR1", 75, "stopped"), ("SIGHUP", 75, "stopped"), ("SIGINT", 130, "interrupted")],
 )
 def test_a_signal_lets_the_step_be_finished_and_saved(linear: Path, name: str, code: int, state: str) -> None:
     done = run(linear, signals=[name], at=7)
@@ -87,6 +88,20 @@ def test_a_second_signal_ends_the_process_at_once(linear: Path, names: list[str]
     assert run(linear, signals=names, at=7).returncode == code
     # What was being written at that moment may not be there; the step is not finished and saved.
     assert steps() in ([], ["06"])
+
+
+def test_a_second_sighup_is_none_since_a_terminal_that_is_closed_sends_two(linear: Path) -> None:
+    assert run(linear, signals=["SIGHUP", "SIGHUP"], at=7).returncode == 75
+    assert steps() == ["06", "08"]
+
+
+@pytest.mark.parametrize("name", ["HUP", "INT"])
+def test_a_signal_that_the_caller_has_set_to_be_ignored_stays_ignored(linear: Path, name: str) -> None:
+    (linear.parent / "signals.py").write_text(PLUGIN, encoding="utf-8")
+    plugins = json.dumps([{"{workspace}/signals.py": {"signals": [f"SIG{name}"], "at": 7}}])
+    command = ["sh", "-c", f"trap '' {name}; exec \"$@\"", "sh", sys.executable, "-m", "pipeline", "run", str(linear)]
+    assert subprocess.run([*command, f"plugins={plugins}"], check=False).returncode == 0
+    assert (status()["state"], status()["iteration"]) == ("done", 12)
 
 
 def test_a_step_that_takes_longer_than_the_grace_is_not_waited_for(linear: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+import yaml
 
-from pipeline import Context, GeneralTrainer, StartupBase, stages
-from pipeline.errors import ClassPathError, ConfigError, ContextError, StageError
+from pipeline import Context, GeneralTrainer, StartupBase, hookimpl, stages
+from pipeline.errors import ClassPathError, ConfigError, ContextError, ExitCode, StageError
 from pipeline.stages.base import METHODS
 
 Act = Callable[[Context], object]
@@ -168,12 +170,47 @@ def test_is_exit_goes_before_a_status_written_with_it() -> None:
     assert entered == ["instance", "terminal"]
 
 
-def test_is_exit_ends_its_own_runner_and_not_the_next() -> None:
+def two_runners(entered: list[str], **acts: Act) -> dict[str, Any]:
+    config = five(entered, **acts) | {"name": "config"}
+    config["runner"].append(config["runner"][0] | {"name": "later"})
+    return config
+
+
+@pytest.mark.parametrize("stage", ORDER)
+def test_is_exit_leaves_the_later_runners_out_and_a_resumed_run_does_all_that_was_not_through(stage: str) -> None:
     entered: list[str] = []
-    config = five(entered, instance=writing("is_exit", True))
-    config["runner"].append(config["runner"][0] | {"name": "next"})
-    GeneralTrainer(config).run()
-    assert entered == ["instance", "terminal", *ORDER]
+    config = two_runners(entered, **{stage: writing("is_exit", True)})
+    trainer = GeneralTrainer(config)
+    trainer.run()
+    assert (list(trainer.contexts), trainer.outcome) == (["only"], ExitCode.DONE)
+    entered.clear()
+    again = GeneralTrainer(config, resume="auto")
+    again.run()
+    assert list(again.contexts) == (["later"] if stage == "terminal" else ["only", "later"])
+    assert entered == ORDER * len(again.contexts)
+
+
+@pytest.mark.parametrize(("runners", "state"), [(1, "done"), (2, "stopped")])
+def test_status_json_of_a_run_that_is_exit_ended_says_whether_anything_is_left(runners: int, state: str) -> None:
+    config = two_runners([], terminal=writing("is_exit", True))
+    context = GeneralTrainer(config | {"runner": config["runner"][:runners]}).run()
+    status = json.loads((context["run_dir"] / "status.json").read_text(encoding="utf-8"))
+    assert (status["state"], status["exit_code"], status["resumable"]) == (state, 0, state == "stopped")
+
+
+def test_is_exit_in_an_infer_runner_ends_the_run_after_its_terminal_stage(linear: Path) -> None:
+    class Exit:
+        @hookimpl
+        def after_validation(self, context: Context) -> None:
+            context["is_exit"] = context["is_exit"] or context["is_infer"]
+
+    config = yaml.safe_load(linear.read_text()) | {"workspace": str(linear.parent), "name": "config", "plugins": [Exit]}
+    config["runner"] += [{"name": name, "class": "infer", "device": "cpu"} for name in ("measured", "again")]
+    trainer = GeneralTrainer(config)
+    run_dir = trainer.run()["run_dir"]
+    assert list(trainer.contexts) == ["train_runner", "measured"]
+    assert (run_dir / "measured" / "results.json").is_file()
+    assert json.loads((run_dir / "status.json").read_text())["iteration"] == 12
 
 
 class DayTrainer(GeneralTrainer):

@@ -29,7 +29,8 @@ class Terminal(TerminalBase):
             checkpoints = context["checkpoints"]
             results["checkpoints"] = {path.name: finite(numbers) for path, numbers in checkpoints.items() if numbers}
         write_json(folder / "results.json", results)
-        logger.info(f"{context['runner_name']} done; results in {folder}")
+        how = "stopped" if context["is_exit"] else "done"
+        logger.info(f"{context['runner_name']} {how}; results in {folder}")
 
     def newest(self, context: Context) -> str | None:
         """The newest checkpoint of this runner, relative to the run directory."""

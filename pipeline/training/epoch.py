@@ -70,7 +70,9 @@ def train_epoch(
     if begun:
         # Only now: beginning to iterate draws a number, as it did when the pass began.
         restore_random_state(begun["random"])
-    looked = Due(due)
+    looked = Due(due, {} if context is None else context)
+    if context is not None:
+        context.hurry = looked.hurry
     with STOP.deferred(looked.hurry), supervised(batches):
         following = on_due(before) if begun else due
         if following:

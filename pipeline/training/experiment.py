@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pipeline.checkpoint.saved import Saved
 from pipeline.context import TRAIN_STATE, Context
 from pipeline.data.batch import count_samples, to_device
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
-from pipeline.stopping import STOP
+from pipeline.stopping import STOP, ExitError, is_asked_to_end
 from pipeline.training import experiment_settings as settings
 from pipeline.training.batches import Batches
 from pipeline.training.evaluation import in_evaluation_mode
@@ -78,7 +79,8 @@ class ExperimentBase(ExperimentSetup):
                 self._go_on(self.checkpointer.resumed)
             elif not self._loaded:
                 self.resume_or_load()
-            with STOP.deferred(self._hurry):
+            self.context.hurry = self._hurry
+            with STOP.deferred(self._hurry), suppress(ExitError):
                 self.train()
                 self._end_epoch()
                 self.save()
@@ -89,6 +91,7 @@ class ExperimentBase(ExperimentSetup):
     def train(self) -> None:
         """Train on batch after batch, up to ``max_iteration``."""
         self._begin()
+        self._heed()
         while self.iteration < self._limit:
             self.iteration += 1
             self.train_batch()
@@ -281,11 +284,12 @@ class ExperimentBase(ExperimentSetup):
             restore_random_state(random)
 
     def _heed(self) -> None:
-        """End here with everything saved, if a signal has asked for it."""
-        if STOP.asked is not None:
+        """End here with everything saved, if a signal or ``is_exit`` has asked for it."""
+        if is_asked_to_end(self.context):
             self.save()
             self._checkpoints.finish()
             STOP.end()
+            raise ExitError
 
     def _hurry(self) -> None:
         """Look after this batch."""

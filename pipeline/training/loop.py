@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from pipeline.checkpoint.snapshot import snapshot
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError, PipelineError
-from pipeline.stopping import STOP, StoppedError
+from pipeline.stopping import STOP, ExitError, StoppedError, is_asked_to_end
 from pipeline.training.agenda import Agenda
 from pipeline.training.brain import Brain
 from pipeline.training.checkpoints import Checkpoints
@@ -80,8 +80,9 @@ class Training:
         return {"pass": state["pass"], "random": random} if state["pass"] else None
 
     def run(self) -> None:
-        """All epochs, and a checkpoint at the end; a signal is heeded where the state can be saved, and not elsewhere."""
-        with STOP.deferred(_between_steps):
+        """All epochs, and a checkpoint at the end; what ends it before is heeded where the state can be saved, not elsewhere."""
+        self.context["metrics"] = self.metrics
+        with STOP.deferred(_between_steps), suppress(ExitError):
             refuse_short_schedules(self.runner, self.phases, self.agenda.epochs, self.context)
             # That of the last one, in case there is none left.
             self.context["current_epoch"] = max(0, self.state["epoch"] - 1)
@@ -91,6 +92,8 @@ class Training:
             while not over:
                 epoch = self.context["current_epoch"] = self.state["epoch"]
                 self.hooks.before_epoch(context=self.context)
+                if is_asked_to_end(self.context) and not self.begun:
+                    self.save_if(False)
                 self.epoch(epoch)
                 self.hooks.after_epoch(context=self.context)
                 self.checkpoints.tell()
@@ -179,6 +182,7 @@ class Training:
 
         Raises:
             StoppedError, KeyboardInterrupt: a signal has asked for it; what was due is done, and a checkpoint saved.
+            ExitError: ``is_exit`` has, likewise.
         """
         agenda = self.agenda
         self.checkpoints.tell()
@@ -236,17 +240,21 @@ class Training:
         self.checkpoints.save(self.state, self.metrics, training, self.iterations)
 
     def save_if(self, due: bool) -> None:
-        """Save where it is due, where this is one of the best, or where a signal has asked the run to end, which it then does.
+        """Save where it is due, where this is one of the best, or where the training is asked to end, which it then does.
 
         Raises:
-            StoppedError, KeyboardInterrupt: one has.
+            StoppedError, KeyboardInterrupt: a signal has asked for it.
+            ExitError: ``is_exit`` has.
         """
-        asked = STOP.asked is not None
+        asked = is_asked_to_end(self.context)
         if due or asked or self.is_best_now:
             self.save()
+            # A plugin may have asked for it when it was told of a checkpoint; then this moment is saved already.
+            asked = is_asked_to_end(self.context)
         if asked:
             self.checkpoints.finish()
             STOP.end()
+            raise ExitError
 
 
 def _between_steps() -> None:

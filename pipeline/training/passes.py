@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from pipeline.stopping import STOP
+from pipeline.stopping import is_asked_to_end
 
 if TYPE_CHECKING:
     from pipeline.training.updater import UpdaterState
@@ -21,14 +21,16 @@ class Stage(Enum):
 
 
 class Due:
-    """The next iteration after which something has to be done; a signal makes it the one that runs.
+    """The next iteration after which something has to be done; a signal or ``is_exit`` makes it the one that runs.
 
     Attributes:
         at: that iteration.
+        context: the run's; empty where a Brain trains alone.
     """
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, context: dict[str, Any]) -> None:
         self.at = at
+        self.context = context
 
     def hurry(self) -> None:
         """After this iteration."""
@@ -37,7 +39,7 @@ class Due:
     def put(self, at: int) -> None:
         """After a later one; unless the run has been asked to end in the meantime."""
         self.at = at
-        if STOP.asked is not None:
+        if is_asked_to_end(self.context):
             self.hurry()
 
 

@@ -146,6 +146,15 @@ def test_a_loader_without_a_length_has_a_bar_without_an_end(linear: Path, log_li
     assert any("epoch 0  batch 3/?  line loss" in line for line in log_lines)
 
 
+def test_a_bar_in_a_terminal_that_was_closed_ends_no_run(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    master, terminal = os.openpty()
+    os.close(master)
+    with io.TextIOWrapper(io.FileIO(terminal, "w"), write_through=True) as stderr, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        context = GeneralTrainer(linear, ["plugins=[{progress_bar: {live: true}}]"]).run()
+    assert context["train_state"]["iteration"] == 12
+
+
 INTERRUPTED = """
     from pipeline import hookimpl
 

@@ -328,9 +328,12 @@ class ByHand(ExperimentBase):
         self.sometimes("valid")
 
     def sometimes(self, where: str) -> None:
-        """A signal comes while the step, or its validation, is running."""
+        """A signal comes while the step, or its validation, is running; or it asks itself to end."""
         if self.stops == (where, self.iteration):
-            signal.raise_signal(signal.SIGTERM)
+            self.ask()
+
+    def ask(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
 
 
 class Unread(ByHand):
@@ -383,6 +386,18 @@ def test_an_experiment_that_a_signal_ends_reports_the_same_numbers(
     monkeypatch.setattr(ByHand, "stops", None)
     torch.manual_seed(100)
     assert reported(GeneralTrainer(by_hand(cls), resume="auto").run()) == unbroken_by_hand[cls]
+
+
+@pytest.mark.parametrize("stops", [("batch", 5), ("batch", 15), ("valid", 6), ("valid", 15)])
+def test_an_experiment_that_is_exit_ends_reports_the_same_numbers(
+    stops: tuple[str, int], unbroken_by_hand: dict[type, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ByHand, "stops", stops)
+    monkeypatch.setattr(ByHand, "ask", lambda experiment: experiment.context.update(is_exit=True))
+    assert GeneralTrainer(by_hand()).run()["train_state"]["iteration"] == stops[1]
+    monkeypatch.setattr(ByHand, "stops", None)
+    torch.manual_seed(100)
+    assert reported(GeneralTrainer(by_hand(), resume="auto").run()) == unbroken_by_hand[ByHand]
 
 
 def test_the_newest_and_the_best_are_kept_also_by_a_run_that_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
-"""A run that a signal ends anywhere in its loop, and that goes on: equal bit for bit to one that was not stopped."""
+"""A run that a signal or is_exit ends anywhere in its loop, and that goes on: equal bit for bit to one that was not stopped."""
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from pipeline import Context, GeneralTrainer, hookimpl
+from pipeline.errors import ExitCode
 from pipeline.stopping import StoppedError
 
 
@@ -27,40 +30,65 @@ class Net(nn.Sequential):
         super().__init__(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
 
 
-class Signals:
-    """A plugin that sends SIGTERM at the ``at``-th call of a hook, once."""
+def send_signal(context: Context) -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def set_is_exit(context: Context) -> None:
+    context["is_exit"] = True
+
+
+class Asks:
+    """A plugin that asks the run to end at the ``at``-th call of a hook, once."""
 
     hook, at, calls = "", 0, 0
+    ask = staticmethod(send_signal)
 
-    def called(self, hook: str) -> None:
+    def called(self, hook: str, context: Context) -> None:
         if hook == self.hook:
-            Signals.calls += 1
+            Asks.calls += 1
             if self.calls == self.at:
-                signal.raise_signal(signal.SIGTERM)
+                self.ask(context)
 
     @hookimpl
-    def before_epoch(self) -> None:
-        self.called("before_epoch")
+    def before_epoch(self, context: Context) -> None:
+        self.called("before_epoch", context)
 
     @hookimpl
-    def after_batch(self) -> None:
-        self.called("after_batch")
+    def before_batch(self, context: Context) -> None:
+        self.called("before_batch", context)
 
     @hookimpl
-    def before_validation(self) -> None:
-        self.called("before_validation")
+    def after_backward(self, context: Context) -> None:
+        self.called("after_backward", context)
 
     @hookimpl
-    def after_validation(self) -> None:
-        self.called("after_validation")
+    def after_update(self, context: Context) -> None:
+        self.called("after_update", context)
 
     @hookimpl
-    def after_epoch(self) -> None:
-        self.called("after_epoch")
+    def after_batch(self, context: Context) -> None:
+        self.called("after_batch", context)
 
     @hookimpl
-    def after_checkpoint_saved(self) -> None:
-        self.called("after_checkpoint_saved")
+    def on_print_interval(self, context: Context) -> None:
+        self.called("on_print_interval", context)
+
+    @hookimpl
+    def before_validation(self, context: Context) -> None:
+        self.called("before_validation", context)
+
+    @hookimpl
+    def after_validation(self, context: Context) -> None:
+        self.called("after_validation", context)
+
+    @hookimpl
+    def after_epoch(self, context: Context) -> None:
+        self.called("after_epoch", context)
+
+    @hookimpl
+    def after_checkpoint_saved(self, context: Context) -> None:
+        self.called("after_checkpoint_saved", context)
 
 
 def config(**changed: Any) -> dict[str, Any]:
@@ -75,7 +103,7 @@ def config(**changed: Any) -> dict[str, Any]:
     runner = {"name": "t", "class": "train", "device": "cpu", "epochs": 2, "valid_interval": [3, "1 epoch"]}
     return {
         "name": "config",
-        "plugins": [{"progress_bar": False}, Signals],
+        "plugins": [{"progress_bar": False}, Asks],
         "dataset": [
             {"name": "four", "class_path": Noisy, "batch_size": 3, "shuffle": True},
             {"name": "three", "class_path": Noisy, "batch_size": 4, "shuffle": True},
@@ -107,10 +135,10 @@ def test_a_run_that_is_stopped_at_any_moment_saves_and_goes_on_exactly(
     hook: str, at: int, unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"hook": hook, "at": at, "calls": 0}.items():
-        monkeypatch.setattr(Signals, name, value)
+        monkeypatch.setattr(Asks, name, value)
     with pytest.raises(StoppedError, match="asked to end by SIGTERM"):
         GeneralTrainer(config()).run()
-    assert Signals.calls == at
+    assert Asks.calls == at
     torch.manual_seed(at + 100)
     context = GeneralTrainer(config(), resume="auto").run()
     assert end(context) == unbroken
@@ -125,7 +153,7 @@ def test_a_run_that_is_stopped_in_its_last_validation_makes_it_again(
     chosen = config(valid_interval=[5, 6], **limit)
     expected = end(GeneralTrainer({**chosen, "output_dir": "unbroken"}).run())
     for name, value in {"hook": hook, "at": at, "calls": 0}.items():
-        monkeypatch.setattr(Signals, name, value)
+        monkeypatch.setattr(Asks, name, value)
     with pytest.raises(StoppedError):
         GeneralTrainer(chosen).run()
     assert end(GeneralTrainer(chosen, resume="auto").run()) == expected
@@ -136,13 +164,71 @@ def test_a_validation_that_was_stopped_is_made_again_and_nothing_of_the_training
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"hook": "before_validation", "at": at, "calls": 0}.items():
-        monkeypatch.setattr(Signals, name, value)
+        monkeypatch.setattr(Asks, name, value)
     trainer = GeneralTrainer(config())
     with pytest.raises(StoppedError):
         trainer.run()
-    monkeypatch.setattr(Signals, "hook", "after_batch")
-    monkeypatch.setattr(Signals, "calls", 100)
+    monkeypatch.setattr(Asks, "hook", "after_batch")
+    monkeypatch.setattr(Asks, "calls", 100)
     batches = 14 - GeneralTrainer(config(), resume="auto").run()["train_state"]["iteration"]
     assert batches == 0
-    ran = Signals.calls - 100
+    ran = Asks.calls - 100
     assert ran < 14
+
+
+MOMENTS = [(hook, at) for hook, times in CALLS.items() for at in {1, times}]
+MOMENTS += [
+    ("before_batch", 6),
+    ("after_backward", 3),
+    ("after_update", 2),
+    ("on_print_interval", 3),
+    ("after_checkpoint_saved", 1),
+    ("after_checkpoint_saved", 2),
+]
+
+
+def stopped(hook: str, at: int, monkeypatch: pytest.MonkeyPatch) -> Context:
+    """A run that ``is_exit`` has ended at this call of a hook."""
+    for name, value in {"hook": hook, "at": at, "calls": 0, "ask": staticmethod(set_is_exit)}.items():
+        monkeypatch.setattr(Asks, name, value)
+    trainer = GeneralTrainer(config())
+    context = trainer.run()
+    assert Asks.calls >= at
+    assert (context["is_exit"], trainer.outcome) == (True, ExitCode.DONE)
+    return context
+
+
+@pytest.mark.parametrize(("hook", "at"), MOMENTS)
+def test_a_run_that_is_exit_ends_at_any_moment_goes_on_exactly(
+    hook: str, at: int, unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = stopped(hook, at, monkeypatch)["run_dir"]
+    status = json.loads((run_dir / "status.json").read_text(encoding="utf-8"))
+    assert (status["state"], status["exit_code"], status["resumable"]) == ("stopped", 0, True)
+    assert re.fullmatch(r"context\['is_exit'\] was set in runner \(test_stopped.py:\d+\) of t", status["reason"])
+    torch.manual_seed(at + 100)
+    context = GeneralTrainer(config(), resume="auto").run()
+    assert context["is_exit"] is False
+    assert end(context) == unbroken
+
+
+@pytest.mark.parametrize(
+    ("hook", "at", "iteration"),
+    [("before_epoch", 1, 0), ("before_epoch", 2, 7), ("before_batch", 5, 5), ("after_backward", 5, 5), ("after_batch", 5, 5),
+     ("after_validation", 1, 3), ("after_epoch", 1, 7)],
+)  # fmt: skip
+def test_is_exit_ends_the_training_at_the_next_boundary_between_two_steps_with_a_checkpoint(
+    hook: str, at: int, iteration: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = stopped(hook, at, monkeypatch)
+    assert context["train_state"]["iteration"] == iteration
+    assert context["checkpointer"].newest().name == f"step-{iteration:012d}"
+    results = json.loads((context["run_dir"] / "t" / "results.json").read_text(encoding="utf-8"))
+    assert results["train_state"]["iteration"] == iteration
+
+
+def test_an_is_exit_that_is_taken_back_ends_nothing(unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    take_back = staticmethod(lambda context: (set_is_exit(context), context.update(is_exit=False)))
+    for name, value in {"hook": "after_batch", "at": 5, "calls": 0, "ask": take_back}.items():
+        monkeypatch.setattr(Asks, name, value)
+    assert end(GeneralTrainer(config()).run()) == unbroken
