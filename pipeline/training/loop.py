@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+from pipeline.checkpoint.numbers import Iterations
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.snapshot import snapshot
 from pipeline.config.schema import PhaseSchema, RunnerSchema
@@ -72,7 +73,8 @@ class Training:
             return None
         state = saved.training["loop"]
         self.context["metrics"] = self.metrics = saved.training["metrics"]
-        self.iterations = saved.iterations
+        # A checkpoint of before has them beside its numbers alone.
+        self.iterations = state.get("iterations", saved.iterations)
         self.trained = state["trained"]
         self.validation.load_state_dict(state["validation"])
         random = saved.training["random"]
@@ -235,9 +237,21 @@ class Training:
             "pass": self.training._pass_state() if self.training else None,
             "trained": self.trained,
             "validation": self.validation.state_dict(),
+            "iterations": self.iterations,
         }
         training = snapshot(self.models, loop=loop, metrics=self.metrics)
-        self.checkpoints.save(self.state, self.metrics, training, self.iterations)
+        self.checkpoints.save(self.state, self.metrics, training, self.judged_iterations())
+
+    def judged_iterations(self) -> Iterations:
+        """The same, but this iteration for what a validation has said of weights that were not trained since."""
+        current = {name for name in self.validation.validated if self.models[name]["brain"] is not self.training}
+        return {
+            phase: {
+                name: self.state["iteration"] if phase in current and name.startswith("valid_") else iteration
+                for name, iteration in each.items()
+            }
+            for phase, each in self.iterations.items()
+        }
 
     def save_if(self, due: bool) -> None:
         """Save where it is due, where this is one of the best, or where the training is asked to end, which it then does.
