@@ -50,6 +50,7 @@ class ModelCheck:
             self.arguments(model, definition)
             self.loss(definition)
             self.brain(model, definition)
+            self.constructor(model, definition)
 
     def uncalled(self, model: Node, definition: source.Definition | None) -> None:
         """Methods of SpeechBrain's that a Brain defines and nobody calls, be it in the updater or the runner stage."""
@@ -153,6 +154,24 @@ class ModelCheck:
                 self.inspection.add(loss.key or loss.origin, address, message)
         elif is_brain is False:
             self.missing("loss", f"{name} is a plain module: add `loss: torch.nn.functional.…`")
+
+    def constructor(self, model: Node, definition: source.Definition) -> None:
+        """The constructor of a Brain calls the one above it."""
+        if not isinstance(definition.node, source.ClassNode) or not classes.is_subclass(definition, BRAIN):
+            return
+        above, complete = classes.ancestry(definition)
+        for each in above if complete else ():
+            if f"{each.module.name}:{each.name}" == BRAIN:
+                return
+            own, text = classes.methods(each).get("__init__"), ast.unparse(each.node)
+            if own and "super" not in text:
+                if ".__init__" not in text:
+                    what = (
+                        f"{each.name}.__init__ ({each.module.file.name}:{own.lineno}) does not call super().__init__()"
+                    )
+                    remedy = "call it first, with the modules: super().__init__({'net': net})"
+                    self.inspection.add(model.origin, f"{self.address}.model", f"{what}; {remedy}")
+                return
 
     def brain(self, model: Node, definition: source.Definition) -> None:
         """A Brain has to say what it computes, unless it makes its own steps."""

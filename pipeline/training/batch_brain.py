@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import fields
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from pipeline.context import Context
 from pipeline.data.batch import count_samples, split, uncountable
 from pipeline.data.position import place_of
 from pipeline.discovery import plain_callable
-from pipeline.errors import DataError, StageError
+from pipeline.errors import ConfigError, DataError, StageError
 from pipeline.training.average import MOST, Average, Averages
 from pipeline.training.divergence import refuse_divergence
 from pipeline.training.losses import Losses, named
@@ -29,6 +29,10 @@ from pipeline.training.run_options import RunOptions
 
 TRAIN = Stage.TRAIN
 """Of an enum, each use of a member is a call."""
+
+
+class ConstructorError(ConfigError, AttributeError):
+    """A Brain lacks an attribute, since its constructor was not called; ``hasattr`` still says no."""
 
 
 class BatchBrain:
@@ -90,6 +94,16 @@ class BatchBrain:
             or type(self).on_fit_batch_end is not BatchBrain.on_fit_batch_end
         )
         self._take_options(RunOptions.resolve(hparams, run_opts))
+
+    if not TYPE_CHECKING:  # which would take any misspelt attribute for one
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """What is not there; where a subclass leaves out the constructor above it, that is nearly everything."""
+            kind = type(self).__name__
+            if "_run_options" not in vars(self):
+                remedy = "call it first, with the modules: super().__init__({'net': net})"
+                raise ConstructorError(f"{kind}.__init__ has not called super().__init__(); {remedy}")
+            raise AttributeError(f"'{kind}' object has no attribute '{name}'", name=name, obj=self)
 
     def _take_options(self, options: RunOptions) -> None:
         """Take the options of a run; each is also an attribute of its name.

@@ -58,7 +58,7 @@ def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSch
         if isinstance(entry, Mapping) and isinstance(brain, Brain) and id(brain) not in begun:
             begun.add(id(brain))
             brain._take_options(options_of(runner, dict.__getitem__(context, "device")))
-            brain.bind(name, entry.get("optim_schedulers") or {}, context, runner.nonfinite_patience)
+            type(brain).bind(brain, name, entry.get("optim_schedulers") or {}, context, runner.nonfinite_patience)
             with belonging_to(f"phase.{name}"):
                 brain.on_fit_start()
 

@@ -39,16 +39,31 @@ class Model(Brain):
     def compute_objectives(self, predictions, batch, stage): ...
 
 class Own(Model):
-    def __init__(self, modules, depth): ...
+    def __init__(self, modules, depth): super().__init__(modules)
 
 class Alone(Model):
-    def __init__(self): ...
+    def __init__(self): Model.__init__(self)
 
 class Any(Model):
-    def __init__(self, **others): ...
+    def __init__(self, **others): super().__init__()
 
 class Plain(torch.nn.Module):
     def __init__(self, modules): ...
+
+class Forgetful(Model):
+    def __init__(self, modules): self.depth = 1
+
+class Middle(Forgetful):
+    def other(self): ...
+
+class Ends(Forgetful):
+    def __init__(self, modules): super().__init__(modules)
+
+class Recipe(Model):
+    def on_stage_end(self, stage, stage_loss, epoch=None): self.train_loss = self.total = self.options = stage_loss
+
+class Around(Forgetful):
+    def __init__(self, modules): Model.__init__(self, modules)
 """
 
 
@@ -72,6 +87,7 @@ def faults(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Faults:
         ("", ""),
         ('model: "{workspace}/own.py"', 'model: "{workspace}/own.py:Own"\n    model_args: {depth: 2}'),
         ('model: "{workspace}/own.py"', 'model: "{workspace}/own.py:Any"'),
+        ('model: "{workspace}/own.py"', 'model: "{workspace}/own.py:Recipe"'),
         ("class: Linear", "class: torch.nn.modules.linear:Linear"),
         ("own.py:Head", "own.py:make"),
     ],
@@ -124,6 +140,15 @@ def test_an_argument_that_a_module_needs_is_told_where_its_arguments_stand(fault
 def test_modules_go_to_a_brain_that_takes_them(faults: Faults, model: str, fault: str) -> None:
     loss = "\n    loss: torch.nn.MSELoss" if model == "Plain" else ""
     assert faults('"{workspace}/own.py"', f'"{{workspace}}/own.py:{model}"{loss}') == [fault]
+
+
+@pytest.mark.parametrize(
+    ("model", "told"), [("Forgetful", 1), ("Middle", 1), ("Ends", 1), ("Around", 0), ("Own", 0), ("Model", 0)]
+)
+def test_the_constructor_of_a_brain_calls_the_one_above_it(faults: Faults, model: str, told: int) -> None:
+    found = [each for each in faults("own.py", f"own.py:{model}") if "__init__" in each]
+    what = "Forgetful.__init__ (own.py:27) does not call super().__init__(); call it first, with the modules"
+    assert found == [f"config.yaml:7:12: phase.line.model: {what}: super().__init__({{'net': net}})"] * told
 
 
 def test_modules_are_given_once(faults: Faults) -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline import Brain, Context, Stage, hookspecs
+from pipeline import Brain, Context, GeneralTrainer, Stage, hookspecs
 from pipeline.data.batch import split
-from pipeline.errors import DataError, DivergedError, ExitCode, StageError
+from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode, StageError
 from pipeline.training.module_brain import ModuleBrain
 from pipeline.training.schedules import Constant
 
@@ -254,6 +254,42 @@ def test_more_losses_that_are_not_finite_than_patience_allows_end_the_training()
     with pytest.raises(DivergedError, match=message) as caught:
         brain.fit_batch(X)
     assert caught.value.exit_code == ExitCode.DIVERGED == 5
+
+
+class Forgetful(Brain):
+    """Its constructor does not call the one above it."""
+
+    def __init__(self) -> None:
+        self.net = nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda brain: brain.fit(range(1), [(X, Y)]),
+        lambda brain: brain.evaluate([(X, Y)]),
+        lambda brain: brain.fit_batch((X, Y)),
+        lambda brain: brain.evaluate_batch((X, Y), Stage.VALID),
+        lambda brain: brain.bind("line", {}),
+        lambda brain: brain.modules.net,
+    ],
+)
+def test_a_brain_whose_constructor_does_not_call_the_one_above_it_says_so(use: Callable[[Brain], object]) -> None:
+    message = r"Forgetful.__init__ has not called super\(\).__init__\(\); call it first, with the modules: super\(\)"
+    with pytest.raises(ConfigError, match=message):
+        use(Forgetful())
+    assert not hasattr(Forgetful(), "optimizer")
+
+
+def test_it_says_so_in_a_run_too(config: Callable[..., dict[str, Any]]) -> None:
+    phase = {"name": "line", "model": lambda: Forgetful(), "dataset_name": "data"}  # noqa: PLW0108 - no source to check
+    with pytest.raises(ConfigError, match=r"Forgetful.__init__ has not called super\(\).__init__\(\)"):
+        GeneralTrainer({**config(), "phase": [phase]}).run()
+
+
+def test_what_a_brain_does_not_have_is_told_as_python_tells_it() -> None:
+    with pytest.raises(AttributeError, match="'ModuleBrain' object has no attribute 'optimiser'"):
+        getattr(ModuleBrain(nn.Linear(1, 1), nn.functional.mse_loss), "optimiser")  # noqa: B009 - mypy knows it too
 
 
 def test_a_new_pass_starts_the_count_again() -> None:
