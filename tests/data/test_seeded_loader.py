@@ -129,7 +129,7 @@ TABLE, OWN, LIST = TensorDataset(torch.arange(6), torch.ones(6)), Own(torch.aran
 @pytest.mark.parametrize(
     "dataset",
     [TABLE, LIST, (*LIST,), Subset(TABLE, [4, 1]), Subset(LIST, range(3)), ConcatDataset([LIST, Subset(LIST, [0])])],
-    ids=str,
+    ids=["table", "list", "tuple", "subset", "subset of a list", "concatenated"],
 )
 def test_slices_of_tensors_are_fetched_with_the_generators_as_they_are(dataset: Any) -> None:
     expected = list(DataLoader(dataset, batch_size=2))
@@ -148,7 +148,7 @@ def test_slices_of_tensors_are_fetched_with_the_generators_as_they_are(dataset: 
         {"dataset": [(each,) for each in LIST]},
         {"dataset": TABLE, "collate_fn": list},
     ],
-    ids=str,
+    ids=["own", "subset", "concatenated", "tuples", "own collation"],
 )
 def test_what_may_draw_is_fetched_with_the_generators_seeded(arguments: dict[str, Any]) -> None:
     with Watch() as watch:
