@@ -164,7 +164,7 @@ class Checkpointer:
         return newest_valid(self._saver, self._disk)
 
     def add_recoverable(self, name: str, recoverable: Recoverable) -> None:
-        """Have the state of an object kept in each checkpoint, and given back to it when the run is resumed.
+        """Have the state of an object kept in each checkpoint, and given back to it when the run is resumed, or was.
 
         Raises:
             ConfigError: another has the name.
@@ -172,6 +172,9 @@ class Checkpointer:
         if name in self.recoverables:
             raise ConfigError(f"add_recoverable: '{name}' is taken; give each its own name")
         self.recoverables[name] = recoverable
+        states = self.resumed.training["recoverables"] if self.resumed and self.resumed.training else {}
+        if name in states:
+            recoverable.load_state_dict(states[name])
 
     def begin(self, models: Any) -> None:
         """Take note of the models as they are now: a resumed run comes here before it is given anything back.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol
 
 from loguru import logger
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.checkpoint import kept_config, parts, weights
 from pipeline.checkpoint.beginning import Beginning, restore_frozen
@@ -39,7 +39,7 @@ def snapshot(models: Models, **more: Any) -> dict[str, Any]:
     return {
         "updaters": {name: _state(entry["updater"], f"phase.{name}") for name, entry in models.items()},
         "optim_schedulers": {name: _schedulers(entry, f"phase.{name}") for name, entry in owners(models).items()},
-        "gradients": {name: _gradients(entry) for name, entry in owners(models).items()},
+        "gradients": {name: gradients_of(entry["brain"].modules) for name, entry in owners(models).items()},
         "random": random_state(),
         **more,
     }
@@ -76,9 +76,7 @@ def restore(
         states = saved.training["optim_schedulers"].get(name, {})
         kept_config.add_configured(states, entry["optim_schedulers"], name, saved.path, context)
         _load_schedulers(entry, states, f"{saved.path}: phase '{name}'")
-        for parameter, gradient in saved.training["gradients"].get(name, {}).items():
-            owner: Tensor = entry["brain"].modules.get_parameter(parameter)
-            owner.grad = gradient.to(owner.device)
+        restore_gradients(entry["brain"].modules, saved.training["gradients"].get(name, {}))
     if beginning:
         parts.restore(parts.parts_of(models), saved.training.get("parts", {}), beginning.options, f"{saved.path}")
         if "frozen" in saved.training:
@@ -141,9 +139,16 @@ def _load_schedulers(entry: Mapping[str, Any], states: Mapping[str, Any], where:
             raise CheckpointError(f"{where}: the state of '{name}' does not fit it ({error}); {_REMEDY}") from error
 
 
-def _gradients(entry: Mapping[str, Any]) -> dict[str, Tensor]:
+def gradients_of(module: nn.Module) -> dict[str, Tensor]:
     """Those of accumulation windows that are not closed yet."""
-    return {name: each.grad for name, each in entry["brain"].modules.named_parameters() if each.grad is not None}
+    return {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
+
+
+def restore_gradients(module: nn.Module, gradients: Mapping[str, Tensor]) -> None:
+    """Give them back to the parameters of these names."""
+    for name, gradient in gradients.items():
+        owner = module.get_parameter(name)
+        owner.grad = gradient.to(owner.device)
 
 
 def recover(recoverables: Mapping[str, Recoverable], states: Mapping[str, Any], where: str) -> None:
@@ -154,4 +159,6 @@ def recover(recoverables: Mapping[str, Recoverable], states: Mapping[str, Any], 
         else:
             logger.warning(f"{where}: knows nothing of '{name}', which begins anew")
     for name in states.keys() - recoverables.keys():
-        logger.warning(f"{where}: has a state of '{name}', which is not there any more; it is left out")
+        logger.warning(
+            f"{where}: has a state of '{name}', which is not there; it is left out unless add_recoverable names it yet"
+        )

@@ -11,7 +11,8 @@ from typing import Any
 from loguru import logger
 from torch.optim import Optimizer
 
-from pipeline.checkpoint import names, optimizer_state, saved, snapshot, weights
+from pipeline.checkpoint import names, optimizer_state, parts, saved, snapshot, weights
+from pipeline.checkpoint.beginning import restore_frozen
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.saved import Saved
 from pipeline.context import TRAIN_STATE, Context
@@ -122,7 +123,10 @@ class ExperimentBase(ExperimentSetup):
         self._next_epoch()
 
     def save(self) -> None:
-        """Save a checkpoint of this moment: everything that is needed to go on, with ``training_state``.
+        """Save a checkpoint of this moment: the model with its gradients, the counters, what ``training_state`` gives.
+
+        And whatever of torch's has a state and stands in an attribute, or in a list or dict in one: other optimizers and
+        modules, schedules, a GradScaler.
 
         Raises:
             ConfigError: by hand, the output folder has checkpoints of another run, which would be overwritten.
@@ -134,6 +138,8 @@ class ExperimentBase(ExperimentSetup):
             "data": self._batches.place(),
             "in_epoch": self._in_epoch,
             "numbers": self._numbers.state_dict(),
+            "attributes": parts.states_of(self._parts(), {}, self._options),
+            "gradients": {name: snapshot.gradients_of(each) for name, each in self._modules().items()},
         }
         if isinstance(self.visualizer, JsonLines):
             own["lines"] = self.visualizer.size
@@ -185,14 +191,22 @@ class ExperimentBase(ExperimentSetup):
         if training is None or "data" not in training:
             what = f"{found.path}: is not of an experiment, which could go on from it"
             raise CheckpointError(f"{what}; name a .safetensors file in it, for the weights alone")
-        weights.load(found.weights, self.context["model"], str(found.path))
+        where = str(found.path)
+        weights.forget(self.model, training.get("buffers", {}).get(PHASE, ()))
+        weights.load(found.weights, self.context["model"], where)
+        for name, module in self._modules().items():
+            snapshot.restore_gradients(module, training["gradients"].get(name, {}))
+        if "frozen" in training and self.checkpointer.beginning:
+            restore_frozen({PHASE: {"model": self.model}}, training["frozen"], self.checkpointer.beginning.frozen)
         self.set_state_dict(found.train_state)
         self.load_training_state(training)
+        parts.restore(self._parts(), training.get("attributes", {}), self._options, where)
         if "numbers" in training:
             self._numbers.load_state_dict(training["numbers"])
         self._interrupted = bool(training.get("in_epoch"))
         if self.alone:
-            snapshot.recover(self.checkpointer.recoverables, training["recoverables"], str(found.path))
+            snapshot.recover(self.checkpointer.recoverables, training["recoverables"], where)
+            self.checkpointer.resumed = found
             in_folder = found.path.resolve().parent == self.checkpointer.folder.resolve()
             self._newest = self.checkpointer.path_of(self.iteration) if in_folder else None
             if in_folder and isinstance(self.visualizer, JsonLines):

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pipeline import discovery
+from pipeline.checkpoint import parts
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.optimizer_state import options_of
 from pipeline.config import yaml_text
@@ -165,3 +166,16 @@ class ExperimentSetup(RunnerBase):
         self.context["model"] = {**models, PHASE: {"model": model}}
         optimizer = getattr(self, "optimizer", None)
         self._configured = options_of(optimizer) if isinstance(optimizer, Optimizer) else []
+        self._options = {name: options_of(each) for name, each in self._parts().items() if isinstance(each, Optimizer)}
+        self.checkpointer.begin(self.context["model"])
+
+    def _parts(self) -> dict[str, Any]:
+        """What stands in attributes beside model and optimizer and has a state of its own."""
+        found = parts.parts_of({PHASE: {"model": self.model, "updater": self}})
+        named = {place.removeprefix(f"phase.{PHASE}.updater."): each for place, each in found.items()}
+        return {f"self.{name}": each for name, each in named.items() if name != "optimizer"}
+
+    def _modules(self) -> dict[str, nn.Module]:
+        """The model, and those of the parts that are modules."""
+        others = {name: each for name, each in self._parts().items() if isinstance(each, nn.Module)}
+        return {PHASE: self.model, **others}

@@ -350,22 +350,39 @@ class KilledError(BaseException):
 
 
 class Noisy(Line):
-    """A model with dropout, Adam and a number of its own; ``at`` is the step before which the process ends."""
+    """Dropout, accumulation, a part that is trained from step 3 on, and attributes with a state of their own.
+
+    ``at`` is the step before which the process ends.
+    """
 
     at = 0
 
     def setup_model(self) -> None:
         super().setup_model()
-        self.model = nn.Sequential(self.model, nn.Dropout(0.5))
+        self.model = nn.Sequential(self.model, nn.Dropout(0.5), nn.Linear(1, 1))
+        self.model[2].requires_grad_(False)
         self.optimizer = torch.optim.Adam(self.model.parameters(), 0.1)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        self.head = nn.Linear(1, 1)
+        self.others = {"head": torch.optim.SGD(self.head.parameters(), 0.1, momentum=0.9)}
         self.count = Count()
         self.checkpointer.add_recoverable("count", self.count)
 
     def train_batch(self) -> None:
         if self.iteration == self.at:
             raise KilledError
+        if self.iteration == 3:
+            self.model[2].requires_grad_(True)
         self.count.number += 1
-        super().train_batch()
+        x, y = self.read_batch()
+        loss = mse(self.head(self.model(x)), y)
+        loss.backward()
+        if self.iteration % 2 == 0:
+            for optimizer in (self.optimizer, self.others["head"]):
+                optimizer.step()
+                optimizer.zero_grad()
+            self.schedule.step()
+        self.visualizer.add_scalar("loss", loss, self.iteration)
 
     def valid(self) -> None:
         self.visualizer.add_scalar("valid_loss", self.model[0].weight.norm() + torch.rand(()), self.iteration)
@@ -389,11 +406,13 @@ def written(output: str) -> dict[Path, bytes]:
 
 def end(experiment: Any, output: str) -> list[Any]:
     """The experiment that is through, and what it has written."""
-    state = experiment.model.state_dict(), experiment.optimizer.state_dict(), torch.get_rng_state()
+    parts = [experiment.model, experiment.optimizer, experiment.head, experiment.others["head"], experiment.schedule]
+    state = [*(each.state_dict() for each in parts), torch.get_rng_state()]
     return [repr(state), experiment.count.number, experiment.train_state, written(output)]
 
 
 NOISY = {"max_iteration": 8, "valid_interval": 5, "save_interval": [2, "1 epoch"]}
+"""Saved after 2, 3, 4, 6 and 8 steps, 3 of them to an epoch."""
 
 
 @pytest.fixture
@@ -434,6 +453,7 @@ def test_in_another_process_it_goes_on_likewise(tmp_path: Path) -> None:
 SCRIPT = """
 import os, random, signal, sys
 from types import SimpleNamespace
+import numpy
 import torch
 from torch import nn
 from pipeline import ExperimentBase
@@ -461,6 +481,7 @@ class Mine(ExperimentBase):
 
 torch.manual_seed(1)
 random.seed(1)
+numpy.random.seed(1)
 training = SimpleNamespace(max_iteration=8, valid_interval=3, save_interval=2)
 args = SimpleNamespace(device="cpu", nprocs=1, output=sys.argv[1], checkpoint_path=None)
 experiment = Mine(SimpleNamespace(training=training), args)

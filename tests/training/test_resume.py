@@ -311,6 +311,8 @@ class ByHand(ExperimentBase):
     def setup_model(self) -> None:
         self.model = Net()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 0.01)
+        self.kill = Kill()
+        self.checkpointer.add_recoverable("own", self.kill)
 
     def train_batch(self) -> None:
         if Kill.at and self.iteration == Kill.at:
@@ -321,6 +323,7 @@ class ByHand(ExperimentBase):
         torch.autograd.backward(loss)
         self.optimizer.step()
         self.visualizer.add_scalar("loss", loss, self.iteration)
+        self.kill.batches += 1
         self.sometimes("batch")
 
     def valid(self) -> None:
@@ -357,7 +360,8 @@ def reported(context: Context) -> list[Any]:
         (folder / name).read_text()
         for name in ("metrics.jsonl", "results.json", "checkpoints/step-000000000015/state.json")
     ]
-    return [repr(context["model"]["experiment"]["model"].state_dict()), context["metrics"], *files]
+    weights = repr(context["model"]["experiment"]["model"].state_dict())
+    return [weights, context["checkpointer"].recoverables["own"].batches, context["metrics"], *files]
 
 
 @pytest.fixture(scope="module")
