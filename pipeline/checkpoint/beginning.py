@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from pipeline.checkpoint import optimizer_state, parts
-from pipeline.checkpoint.weights import Models, buffers_of, kept_of, module_of
+from pipeline.checkpoint.weights import Models, buffers_of, is_extra, kept_of, module_of
 from pipeline.errors import CheckpointError
 
 Frozen = dict[str, list[str]]
@@ -69,7 +69,7 @@ class Beginning:
         return differing
 
 
-_ANY = "uninitialized"
+_ANY = "of any shape"
 
 
 def restore_frozen(models: Models, saved: Mapping[str, Frozen], beginning: Frozen) -> None:
@@ -91,7 +91,7 @@ def _frozen(models: Models) -> Frozen:
 
 def _described(module: nn.Module) -> dict[str, str]:
     """Name -> type and shape, of what has them."""
-    return {name: _describe(each) for name, each in module.state_dict().items()}
+    return {name: _ANY if is_extra(name) else _describe(each) for name, each in module.state_dict().items()}
 
 
 def _describe(value: Any) -> str:

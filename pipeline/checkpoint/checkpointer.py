@@ -257,7 +257,7 @@ class Checkpointer:
             file = f"{phase}{SUFFIX}"
             if file == TRAINING or not manifest.may_be(file):
                 raise CheckpointError(f"phase '{phase}': {file} cannot be the file of its weights; rename the phase")
-            contents[file] = tensors.pack(module_of(entry).state_dict(), buffer=named(file)).parts
+            contents[file] = tensors.pack(*state_tree.split(module_of(entry).state_dict()), named(file)).parts
         if training is not None:
             contents[TRAINING] = tensors.pack(*state_tree.flatten(training), named(TRAINING)).parts
         return {**contents, STATE: lambda: [state]}

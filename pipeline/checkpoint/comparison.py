@@ -100,8 +100,11 @@ def _of_sequences(one: Sequence[Any], other: Sequence[Any], place: str) -> Itera
 
 
 def _of_tensors(one: Tensor, other: Tensor, place: str) -> Iterator[Difference]:
-    if one.dtype != other.dtype or one.shape != other.shape:
+    if one.dtype != other.dtype or one.shape != other.shape or one.layout != other.layout:
         yield Difference(place, f"{_brief(one)} and {_brief(other)}")
+        return
+    if one.layout is torch.sparse_coo:
+        yield from _of_sequences(_entries(one), _entries(other), place)
         return
     bits, its = _bits(one), _bits(other)
     if torch.equal(bits, its):
@@ -112,6 +115,11 @@ def _of_tensors(one: Tensor, other: Tensor, place: str) -> Iterator[Difference]:
     yield Difference(
         place, f"{count} of {elements} elements, largest difference {largest:.3g}", count, elements, largest
     )
+
+
+def _entries(tensor: Tensor) -> list[Any]:
+    """What a sparse tensor consists of."""
+    return [tensor._indices(), tensor._values(), tensor.is_coalesced()]
 
 
 def _elements(tensor: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pipeline.checkpoint import files, saved, tensors
+from pipeline.checkpoint import files, saved, state_tree, tensors
 from pipeline.checkpoint.layout import SUFFIX
 from pipeline.checkpoint.saved import Saved
 from pipeline.errors import CheckpointError, ConfigError, StorageError, one_of
@@ -41,7 +41,7 @@ def export(checkpoint: Path, target: Path, phase: str | None = None, *, force: b
     # "format" is what others ask for; the step tells whence the weights are.
     metadata = {"format": "pt", "step": str(found.train_state["iteration"])}
     try:
-        files.replace(target, b"".join(tensors.pack(chosen, metadata).parts()))
+        files.replace(target, b"".join(tensors.pack(*state_tree.split(chosen, metadata)).parts()))
     except OSError as error:
         raise StorageError(
             f"{target}: cannot be saved: {error.strerror}; free or repair the storage, or use another path"

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pipeline.checkpoint import archive, regular, tensor_file
+from pipeline.checkpoint import archive, regular, state_tree, tensor_file
 from pipeline.errors import CheckpointError
 
 TORCH = (".pt", ".pth", ".bin")
@@ -39,7 +39,8 @@ def read(path: Path) -> dict[str, Tensor]:
     with regular.opened(real) as file:
         try:
             if path.suffix == ".safetensors":
-                return tensor_file.read(file, size).tensors
+                found = tensor_file.read(file, size)
+                return state_tree.join(found.tensors, found.metadata)
             return _torch_saved(file, size)
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error

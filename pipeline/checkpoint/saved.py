@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,7 +65,10 @@ def read(path: Path, with_training: bool = True) -> Saved:
         contents = pool.map(lambda name: _verified(path / name, files[name], tensor_file.read), chosen)
         tensors = dict(zip(chosen, contents, strict=True))
     training = tensors.pop(TRAINING, None)
-    weights = {name.removesuffix(SUFFIX): each.tensors for name, each in tensors.items()}
+    weights = {
+        name.removesuffix(SUFFIX): _located(path / name, partial(state_tree.join, each.tensors, each.metadata))
+        for name, each in tensors.items()
+    }
     restored = (
         _located(path / TRAINING, lambda: state_tree.restore(training.tensors, training.metadata)) if training else None
     )

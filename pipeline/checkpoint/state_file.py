@@ -21,8 +21,8 @@ def save_state(path: str | Path, state: Any) -> None:
 
     Args:
         path: the file; the folders above it are made.
-        state: None, truth values, integers, floats, strings, bytes, dense tensors, and lists, tuples, dicts with keys
-            that are strings or integers, OrderedDicts and Counters of them.
+        state: None, truth values, integers, floats, strings, bytes, tensors (dense, or sparse as COO), and lists, tuples,
+            dicts with keys that are strings or integers, OrderedDicts and Counters of them.
 
     Raises:
         CheckpointError: something in it is of another type.

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from pipeline.checkpoint.header import METADATA
 from pipeline.errors import CheckpointError
 
 FORMAT = "1"
@@ -23,6 +25,7 @@ MAX_VALUES = 2_000_000
 
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 _KINDS = {kind: name for name, kind in _MAPPINGS.items()}
+_SPARSE = ("indices", "values", "shape", "is_coalesced")
 _PLAIN = "numbers, strings, lists, tuples, dicts and tensors"
 
 
@@ -39,6 +42,48 @@ def flatten(state: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
     return found, {"state_format": FORMAT, "state": structure}
 
 
+def split(
+    state: Mapping[str, Any], metadata: Mapping[str, str] | None = None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a module's state by their names, and what no file of weights has a form for as texts of its header.
+
+    That is what ``get_extra_state`` returned, a sparse buffer, and one with the name of the header's own texts.
+
+    Args:
+        state: of the module.
+        metadata: other texts of the header.
+
+    Raises:
+        CheckpointError: something in it cannot be saved.
+    """
+    rest = {name: value for name, value in state.items() if not _is_plain(value) or name == METADATA}
+    if not rest:
+        return dict(state), dict(metadata or {})
+    found, texts = flatten(rest)
+    return {**{name: value for name, value in state.items() if name not in rest}, **found}, {
+        **(metadata or {}),
+        **texts,
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.layout is not torch.sparse_coo or value.is_meta)
+
+
+def join(found: dict[str, Tensor], metadata: dict[str, str]) -> dict[str, Any]:
+    """The state that ``split`` took apart; of weights that something else wrote, the tensors.
+
+    Raises:
+        CheckpointError: these are damaged.
+    """
+    if metadata.get("state_format") != FORMAT:
+        return dict(found)
+    rest = restore({name: value for name, value in found.items() if name.startswith("state[")}, metadata)
+    if not isinstance(rest, dict):
+        raise CheckpointError("is damaged: its structure is no state of a module; use another")
+    return {**{name: value for name, value in found.items() if not name.startswith("state[")}, **rest}
+
+
 def restore(found: dict[str, Tensor], metadata: dict[str, str]) -> Any:
     """The state that ``flatten`` took apart.
 
@@ -49,7 +94,7 @@ def restore(found: dict[str, Tensor], metadata: dict[str, str]) -> Any:
     structure = _structure(metadata)
     try:
         state = _restore(structure, left)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         raise CheckpointError(f"is damaged: its structure makes no sense ({error}); use another") from error
     if left:
         raise CheckpointError(f"is damaged: nothing in it uses the tensor {min(left)}; use another")
@@ -90,6 +135,14 @@ def _flatten(value: Any, where: str, found: dict[str, Tensor], depth: int = 0) -
         return value if math.isfinite(value) else {"float": repr(value)}
     if kind is bytes:
         return {"bytes": value.hex()}
+    if kind in {Tensor, nn.Parameter} and value.layout is torch.sparse_coo:
+        value = value.detach()
+        parts = [value._indices(), value._values(), list(value.shape), value.is_coalesced()]
+        return {
+            "sparse": [
+                _flatten(each, f"{where}.{name}", found, depth + 1) for name, each in zip(_SPARSE, parts, strict=True)
+            ]
+        }
     if kind in {Tensor, nn.Parameter}:
         found[where] = value
         return {"tensor": where}
@@ -143,6 +196,10 @@ def _restore(saved: Any, found: dict[str, Tensor]) -> Any:
         return tuple(_restore(each, found) for each in content)
     if kind in _SCALARS:
         return _SCALARS[kind](content)
+    if kind == "sparse":
+        indices, values, shape, is_coalesced = (_restore(each, found) for each in content)
+        # Whatever a file says: indices beyond the shape would be memory of others.
+        return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=is_coalesced, check_invariants=True)
     if kind == "state_dict":
         # What torch's modules put beside their tensors: the version of each, from which older states are converted.
         items, metadata = content

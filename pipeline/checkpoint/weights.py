@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from pipeline.checkpoint.patterns import covered, empty, near
 from pipeline.errors import CheckpointError, ConfigError
@@ -33,7 +34,7 @@ class Loaded:
     loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
-    reshaped: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    reshaped: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     frozen: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -89,6 +90,7 @@ def load(weights: Weights, models: Models, where: str) -> None:
     for phase, entry in models.items():
         _check(module_of(entry), chosen[phase], f"{where}: phase '{phase}'")
     for phase, entry in models.items():
+        _make_room(module_of(entry), chosen[phase])
         with torch.no_grad():
             module_of(entry).load_state_dict(dict(chosen[phase]))
 
@@ -193,8 +195,8 @@ def _compared(asked: list[str], saved: Mapping[str, Tensor], own: Mapping[str, T
             report.missing.append(name)
         elif name not in own:
             report.unused.append(name)
-        elif own[name].shape != saved[name].shape:
-            report.reshaped[name] = (tuple(saved[name].shape), tuple(own[name].shape))
+        elif not _fits(name, saved[name], own[name]):
+            report.reshaped[name] = (_shape(saved[name]), _shape(own[name]))
         else:
             report.loaded.append(name)
     return report
@@ -221,15 +223,56 @@ def _of_phase(weights: Weights, phase: str, models: int, where: str) -> Mapping[
     return found
 
 
-def _check(module: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
-    own = module.state_dict()
-    faults = [f"has no '{name}'" for name in own if name not in weights]
-    faults += [f"has '{name}', which the model does not" for name in weights if name not in own]
-    for name in own.keys() & weights.keys():
-        if own[name].shape != weights[name].shape:
-            faults.append(f"'{name}' has shape {tuple(weights[name].shape)}, the model's has {tuple(own[name].shape)}")
+def _check(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
+    own, room = module.state_dict(), _room(module)
+    faults = [f"has no '{name}'" for name in own if name not in weights and name not in room]
+    faults += [f"has '{name}', which the model does not" for name in weights if name not in own and name not in room]
+    for name in own.keys() & weights.keys() - room:
+        if not _fits(name, weights[name], own[name]):
+            faults.append(f"'{name}' has shape {_shape(weights[name])}, the model's has {_shape(own[name])}")
     if faults:
         more = f", and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise CheckpointError(
             f"{where}: does not fit the model: {'; '.join(sorted(faults)[:5])}{more}; load it into the model that it was saved from"
         )
+
+
+def is_extra(name: str) -> bool:
+    """Whether it is torch's name of what ``get_extra_state`` of a module returned."""
+    return name.rpartition(".")[2] == "_extra_state"
+
+
+def _fits(name: str, saved: Any, own: Any) -> bool:
+    """Whether a module takes a value: it judges its extra state itself, and what has no shape yet takes any."""
+    if is_extra(name):
+        return True
+    if not isinstance(saved, Tensor) or not isinstance(own, Tensor):
+        return False
+    return is_lazy(own) or (own.shape == saved.shape and own.layout is saved.layout)
+
+
+def _shape(value: Any) -> Any:
+    """Of what is no tensor, what it is."""
+    return tuple(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def _room(module: nn.Module) -> set[str]:
+    """The buffers that take a tensor of any shape, since they are None or empty."""
+    return {
+        name
+        for name, value in buffers_of(module).items()
+        if value is None or (not is_lazy(value) and not value.numel())
+    }
+
+
+def _make_room(module: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Make buffers what tensors can be copied to: of the right shape, and with memory for each number."""
+    own = module.state_dict(keep_vars=True)
+    device = next((each.device for each in own.values() if isinstance(each, Tensor)), torch.device("cpu"))
+    for name in _room(module) & weights.keys():
+        place, _, buffer = name.rpartition(".")
+        made = torch.empty_like(weights[name], device=own[name].device if name in own else device)
+        module.get_submodule(place)._buffers[buffer] = made
+    for value in own.values():
+        if isinstance(value, Tensor) and not is_lazy(value) and value.layout is torch.strided and 0 in value.stride():
+            value.data = value.data.clone(memory_format=torch.contiguous_format)

@@ -8,7 +8,7 @@ from typing import Any
 
 from loguru import logger
 
-from pipeline.checkpoint import files, location, tensors
+from pipeline.checkpoint import files, location, state_tree, tensors
 from pipeline.checkpoint.weights import kept_of, module_of
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context
@@ -99,7 +99,7 @@ class InferenceWeights:
         about = {"format": "pt", "step": str(state["iteration"]), "epoch": str(state["epoch"])}
         for phase, entry in self.models.items():
             file = self.folder / f"{phase}-{state['iteration']:012d}.safetensors"
-            _put(file, tensors.encode(module_of(entry).state_dict(), about))
+            _put(file, tensors.encode(*state_tree.split(module_of(entry).state_dict(), about)))
             if phase in self.calls:
                 self._export(phase, entry, file.with_suffix(".pt2"))
         self._saved = moment

@@ -18,6 +18,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 from pipeline.checkpoint import state_file, tensors
 from pipeline.checkpoint.state_file import load_state, save_state
+from pipeline.checkpoint.state_tree import flatten, restore
 from pipeline.errors import CheckpointError, ExitCode, StorageError
 
 
@@ -65,6 +66,20 @@ def test_tensors_come_back_as_they_were_wherever_they_are() -> None:
     state = {"a": [torch.arange(6).view(2, 3), (torch.tensor(1.5, dtype=torch.bfloat16),)], 3: torch.empty(0)}
     assert same(passed_through(state), state)
     assert same(passed_through(torch.tensor([True])), torch.tensor([True]))
+
+
+def test_sparse_tensors_come_back_with_their_entries_as_they_were() -> None:
+    doubled = torch.sparse_coo_tensor([[1, 1]], [1.0, 2.0], [3], check_invariants=True)
+    for each in (doubled, doubled.coalesce()):
+        back = passed_through([each])[0]
+        assert back.is_coalesced() is each.is_coalesced()
+        assert same([back._indices(), back._values(), back.shape], [each._indices(), each._values(), each.shape])
+
+
+def test_sparse_entries_outside_of_their_tensor_are_damage() -> None:
+    found, metadata = flatten(torch.sparse_coo_tensor([[1, 1]], [1.0, 2.0], [3], check_invariants=True))
+    with pytest.raises(CheckpointError, match="is damaged: its structure makes no sense"):
+        restore({**found, "state.indices": torch.tensor([[1, 3]])}, metadata)
 
 
 def test_a_parameter_comes_back_as_a_tensor_of_its_own() -> None:
@@ -182,7 +197,7 @@ def with_attribute() -> collections.OrderedDict[str, int]:
         ({(1, 2): 1}, r"^state: has the key \(1, 2\), a tuple, which"),
         (collections.defaultdict(int), r"^state: is a collections\.defaultdict, which"),
         ({"a": {"b": torch.zeros(1, dtype=torch.float8_e4m3fnuz)}}, r"state\['a'\]\['b'\]' has dtype torch.float8_e4m3fnuz, .*convert"),
-        ([torch.eye(2).to_sparse()], r"state\[0\]' is a tensor that is sparse or has no data, .* dense tensors"),
+        ([torch.empty(1).to_mkldnn()], r"state\[0\]' is a tensor that is sparse or has no data, .* dense tensors"),
         (with_attribute(), r"^state: has attributes \(note\), which cannot be saved; use a dict"),
         (nested(99), r"^state\[0\]\[0\].*…: more than 64 levels, or a value that holds itself; save less"),
         (holding_itself(), r"^state\['self'\]\['self'\].*…: more than 64 levels"),

@@ -274,3 +274,208 @@ def test_what_a_resumed_run_could_not_be_given_is_told_by_the_first_save() -> No
         CheckpointError, match=r"main had parameter groups of \[4\] when .* and has of \[4, 1\]: a resumed"
     ):
         GeneralTrainer(chosen).run()
+
+
+class Odd(nn.Module):
+    """A model with what few have; a subclass adds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+        self.add()
+
+    def add(self) -> None:
+        """What is odd of it."""
+
+    def factor(self, x: Tensor) -> Any:
+        """What comes of it."""
+        return 1.0
+
+    def forward(self, x: Tensor) -> Any:
+        return self.net(x) * self.factor(x)
+
+
+class Lazy(Odd):
+    def add(self) -> None:
+        self.net = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Linear(4, 1))
+
+
+class Expanded(Odd):
+    def add(self) -> None:
+        self.register_buffer("scale", torch.ones(1).expand(3))
+        self.scale: Tensor
+
+    def factor(self, x: Tensor) -> Any:
+        return self.scale.mean()
+
+
+class NoneAtFirst(Odd):
+    seen: Tensor | None
+
+    def add(self) -> None:
+        self.register_buffer("seen", None)
+
+    def factor(self, x: Tensor) -> Any:
+        self.seen = x.mean() + 1 if self.seen is None else 0.9 * self.seen + 0.1 * x.mean()
+        return self.seen
+
+
+class Growing(Odd):
+    seen: Tensor
+    start = 0
+
+    def add(self) -> None:
+        self.register_buffer("seen", torch.zeros(self.start, 3))
+
+    def factor(self, x: Tensor) -> Any:
+        self.seen = torch.cat([self.seen, x.detach().mean(0, keepdim=True)])
+        return 1 + self.seen.mean()
+
+
+class GrowingFromOne(Growing):
+    start = 1
+
+
+class Vanishing(Odd):
+    seen: Tensor | None
+
+    def add(self) -> None:
+        self.register_buffer("seen", torch.ones(2))
+
+    def factor(self, x: Tensor) -> Any:
+        self.seen, had = None, self.seen
+        return 1.0 if had is None else had.mean() + 1
+
+
+class Metadata(Odd):
+    def add(self) -> None:
+        self.register_buffer("__metadata__", torch.zeros(1))
+
+    def factor(self, x: Tensor) -> Any:
+        return 1 + self.get_buffer("__metadata__").add_(0.1)
+
+
+class Sparse(Odd):
+    def add(self) -> None:
+        self.register_buffer("seen", torch.eye(3).to_sparse())
+        self.seen: Tensor
+
+    def factor(self, x: Tensor) -> Any:
+        self.seen = self.seen * 1.1
+        return self.seen.to_dense().mean()
+
+
+class Extra(Odd):
+    """Counts where torch asks for what is no tensor."""
+
+    def add(self) -> None:
+        self.count, self.kept = 0, nn.Module()
+
+    def factor(self, x: Tensor) -> Any:
+        self.count += 1
+        return 1 + self.count / 10
+
+    def get_extra_state(self) -> Any:
+        return {"count": self.count, "tensor": torch.tensor([self.count])}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.count = state["count"]
+
+
+class Number(Extra):
+    def get_extra_state(self) -> Any:
+        return self.count
+
+    def set_extra_state(self, state: Any) -> None:
+        self.count = state
+
+
+ODD = [Lazy, Expanded, NoneAtFirst, Growing, GrowingFromOne, Vanishing, Metadata, Sparse, Extra, Number]
+
+
+@pytest.mark.parametrize("model", ODD)
+def test_a_model_is_resumed_whatever_its_state_is_made_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unlike(both(monkeypatch, config(model=model))) == []
+
+
+@pytest.mark.parametrize("model", [Lazy, NoneAtFirst, Growing, Metadata, Extra])
+def test_it_is_evaluated_too(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kill, "at", -1)
+    chosen = config(model=model)
+    infer = {"name": "i", "class": "infer", "device": "cpu"}
+    trainer = GeneralTrainer({**chosen, "runner": [*chosen["runner"], infer]})
+    weights = trainer.run()["model"]["p"]["model"].state_dict()
+    assert weights.keys() == trainer.contexts["t"]["model"]["p"]["model"].state_dict().keys()
+
+
+class Resized(Odd):
+    """Has a longer vector after the first batch."""
+
+    def add(self) -> None:
+        self.own = nn.Parameter(torch.ones(2))
+
+    def factor(self, x: Tensor) -> Any:
+        self.own.data = torch.ones(3)
+        return self.own.sum()
+
+
+class Added(Odd):
+    """Has another part after the first batch."""
+
+    def factor(self, x: Tensor) -> Any:
+        self.more = nn.Linear(1, 1)
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            Resized,
+            r"phase 'p': 'own' was float32 \[2\] when the training began, and is float32 \[3\]: a resumed run could not",
+        ),
+        (
+            Added,
+            r"phase 'p': 'more.weight' was not there when the training began, and is float32 \[1, 1\]: a resumed run",
+        ),
+    ],
+)
+def test_a_model_that_no_new_one_can_be_made_like_is_told_by_the_first_save(model: Any, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        GeneralTrainer(config({"max_steps": 1}, model=model)).run()
+
+
+class Words(nn.Module):
+    """An embedding whose gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.head = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.words((x[:, :2].abs() * 3).long()).mean(1))
+
+
+def test_sparse_gradients_of_an_open_window_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = config({"accum_grad": 3, "save_interval": 1}, model=Words)
+    chosen["hyper_parameters"] = {"optimizer": {"class": "SGD", "lr": 0.1}}
+    chosen["dataset"][0]["class_path"] = lambda: table(16)
+    assert unlike(both(monkeypatch, chosen)) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("kind", ["NAdam", "ASGD", "Adam"])
+def test_the_state_of_an_optimizer_keeps_its_types(
+    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loss(predictions: Tensor, target: Tensor) -> Tensor:
+        return mse(predictions.float(), target)
+
+    class Typed(Odd):
+        def forward(self, x: Tensor) -> Any:
+            return self.net(x.to(dtype))
+
+    chosen = config(model=lambda: Typed().to(dtype), loss=loss)
+    chosen["hyper_parameters"] = {"optimizer": {"class": kind, "lr": 0.01}}
+    assert unlike(both(monkeypatch, chosen)) == []
