@@ -17,6 +17,7 @@ from pipeline.checks.data_flow import DataFlow
 from pipeline.checks.experiment_check import check_experiment, experiment_of, with_experiment
 from pipeline.checks.flow_check import FlowCheck, is_untouched, runs_in_order
 from pipeline.checks.hook_check import definition_of, faults_of_hooks
+from pipeline.checks.hyper_parameter_check import HyperParameterCheck
 from pipeline.checks.init_check import InitCheck
 from pipeline.checks.inspection import Inspection, plain
 from pipeline.checks.named_class import given
@@ -79,6 +80,8 @@ def inspect(config: Source, overrides: Sequence[str] = (), *, in_order: bool = T
     if draft.tree is None:
         return Checked(draft.faults)
     inspection = Inspection(draft.tree, draft.workspace, draft.faults)
+    # What could not be made out may be what is referred to.
+    sound = not any(not each.address or each.address.startswith("hyper_parameters") for each in draft.faults)
     plugins = _check_plugins(inspection)
     runners = _runners(inspection)
     _check_folders(inspection, runners)
@@ -94,11 +97,14 @@ def inspect(config: Source, overrides: Sequence[str] = (), *, in_order: bool = T
         )
     if in_order and not any(each.is_open() for each in checks):
         inspection.faults += faults_of_hooks(plugins, list(flows.values()))
+    certain = sound and in_order and not isinstance(config, Mapping)
+    suspects = HyperParameterCheck(inspection, draft.used).all(certain=certain)
     # Two runners that share a phase share its faults.
     faults = sorted(dict.fromkeys(draft.faults), key=lambda fault: (fault.where, fault.line, fault.column))
     if draft.config:
         draft.config.sources = inspection.files
         draft.config.swaps = swap_report.text(flows)
+        draft.config.reads.suspects = suspects
     return Checked(faults, None if faults else draft.config, flows, inspection.files)
 
 

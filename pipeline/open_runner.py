@@ -93,11 +93,21 @@ class OpenRunner:
         self._note_own()
         place, built, method = self.place(stage), self.build(stage), METHODS[stage][1]
         contracts.check_reads(built, method, place, self.context)
+        if stage == "runner":
+            self.tell_unread()
         getattr(built, method)(self.context)
         self.check_own(place)
         # What the stage has saved is on disk before the next begins, or it is this stage that has failed.
         dict.__getitem__(self.context, "checkpointer").wait()
         contracts.check_writes(built, method, place, self.context)
+
+    def tell_unread(self) -> None:
+        """Before the first batch: log each hyper-parameter that nobody has read, and that no source names."""
+        config: Config = dict.__getitem__(self.context, "config")
+        # Of `env`, which is the whole config as plain data, nobody knows what was read.
+        if not any(each.key == "env" and each.stage != "trainer" for each in self.context.accesses):
+            for line in config.reads.unread_so_far(config.tree):
+                logger.warning(line)
 
     def _note_own(self) -> None:
         self._own = {key: dict.__getitem__(self.context, key) for key in OWN}

@@ -208,6 +208,7 @@ def test_environment_json_has_versions_hardware_and_only_the_listed_variables(
 
 def test_no_file_of_the_run_holds_a_secret_of_the_environment(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "s3cr3t-token")
+    (linear.parent / "report.py").write_text("token = None", encoding="utf-8")  # A program beside the config.
     context = GeneralTrainer(linear, ["hyper_parameters.token=${env:MY_TOKEN}"]).run()
     files = [each for each in context["run_dir"].rglob("*") if each.is_file()]
     assert context["hyper_parameters"]["token"] == "s3cr3t-token"

@@ -24,7 +24,7 @@ def readers(tree: Node, workspace: Path | None, address: str) -> list[str]:
     """``your_runner.py:17: the line`` of each place that reads the value at an address, the nearest to the user first."""
     own = {
         file: str(file.relative_to(workspace)) if workspace and file.is_relative_to(workspace) else file.name
-        for file in _files(tree, workspace)
+        for file in user_files(tree, workspace)
     }
     return [
         *_references(tree, address),
@@ -70,7 +70,7 @@ def _definition(path: Node, implied: str, workspace: Path | None) -> source.Defi
         return None
 
 
-def _files(tree: Node, workspace: Path | None) -> list[Path]:
+def user_files(tree: Node, workspace: Path | None) -> list[Path]:
     """The files of user code that the config names, and those that they import relatively."""
     plugins = tree.child("plugins")
     texts = [node.value for _, node in tree.walk()]

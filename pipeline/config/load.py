@@ -125,6 +125,7 @@ class Draft:
         tree: the merged and resolved tree, complete with defaults as far as it is valid; None if it could not be read.
         faults: what is wrong with it.
         config: the finished config; None while there are faults.
+        used: the addresses that values of the config refer to.
     """
 
     def __init__(self, source: Source, given: Sequence[str] = ()) -> None:
@@ -133,6 +134,7 @@ class Draft:
         self.path = None if isinstance(source, Mapping) else Path(source)
         self.workspace: Path | None = None
         self.config: Config | None = None
+        self.used: set[str] = set()
         try:
             self.tree = self._read(source)
         except ConfigError as error:
@@ -148,7 +150,7 @@ class Draft:
         if settings and not self.faults:
             self.config = Config(self.tree, settings, self.path, self.workspace)
             self.config.overrides = list(given)
-            self.config.reads.found |= self._used
+            self.config.reads.found |= self.used
 
     def _read(self, source: Source) -> Node:
         if isinstance(source, Mapping):
@@ -163,7 +165,7 @@ class Draft:
         references = References(tree)
         references.resolve(tree)
         self.faults += references.faults
-        self._used = references.used
+        self.used = references.used
         self.workspace = self._workspace(tree)
         for address, node in tree.walk():
             if isinstance(node.value, str):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.tree import DEFAULT, Node, Origin
+from pipeline.config import keys
+from pipeline.config.tree import DEFAULT, Node
 from pipeline.errors import nearest
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 
 _SECTIONS = ("dataset", "phase", "runner")
+_NEVER, _SO_FAR = "nobody read it, so it had no effect", "nobody has read it before the first batch"
+_REMEDY = "; take it out, or check its name"
 
 
 class Reads:
@@ -22,12 +25,22 @@ class Reads:
         found: what was read; reading a value reads all that is in it.
         missed: what was asked for and isn't there.
         everything: whether somebody had the whole config as plain data, of which nobody knows what was read.
+        suspects: the hyper-parameters that, as far as the source tells, nobody reads; filled in by the check.
     """
 
     def __init__(self) -> None:
         self.found: set[str] = set()
         self.missed: set[str] = set()
         self.everything = False
+        self.suspects: set[str] = set()
+        self._told: set[str] = set()
+
+    def unread_so_far(self, tree: Node) -> list[str]:
+        """A line for each hyper-parameter that nobody has read and no source names; each is told once."""
+        found = self._lines(tree.child("hyper_parameters"), "hyper_parameters", _SO_FAR)
+        told = {name: line for name, line in found.items() if name in self.suspects - self._told}
+        self._told |= set(told)
+        return list(told.values())
 
     def unread(self, tree: Node, runners: Collection[str]) -> list[str]:
         """A line for each thing that was written and not read; a whole item has one.
@@ -40,27 +53,28 @@ class Reads:
             return []
         sections = {name: list(node.children()) for name in _SECTIONS if (node := tree.child(name))}
         some_left_out = len(runners) < len(sections["runner"])
-        kept = {"optimizer"} if some_left_out else set()
-        node = tree.child("hyper_parameters")
-        lines = [line for name, line in self._lines(node, "hyper_parameters").items() if name not in kept]
+        found = self._lines(tree.child("hyper_parameters"), "hyper_parameters")
+        # What a source names may be for a runner that was left out.
+        kept = set(found) - self.suspects if some_left_out else set[str]()
+        lines = [line for name, line in found.items() if name not in self._told | kept]
         for section, items in sections.items():
             for name, item in items:
                 unread = self._lines(item, f"{section}.{name}")
-                is_whole = len(unread) == sum(_is_written(key, each) for key, each in item.children())
+                is_whole = len(unread) == len(_written(item, f"{section}.{name}"))
                 if section == "runner":
                     lines += unread.values() if name in runners else []
                 elif not is_whole:
                     lines += unread.values()
                 elif not some_left_out:
-                    lines.append(_line(f"{section}.{name}", item.origin, ""))
+                    lines.append(f"{item.origin}: {section}.{name}: {_NEVER}{_REMEDY}")
         return lines
 
-    def _lines(self, node: Node | None, address: str) -> dict[str, str]:
+    def _lines(self, node: Node | None, address: str, what: str = _NEVER) -> dict[str, str]:
         asked = [each.rpartition(".")[2] for each in self.missed | self.found if each.rpartition(".")[0] == address]
+        left = {name: each for name, each in _written(node, address).items() if not self._has(f"{address}.{name}")}
         return {
-            name: _line(f"{address}.{name}", each.key or each.origin, nearest(name, asked))
-            for name, each in (node.children() if node else ())
-            if _is_written(name, each) and not self._has(f"{address}.{name}")
+            name: f"{each.key or each.origin}: {address}.{name}: {what}{nearest(name, asked) or _REMEDY}"
+            for name, each in left.items()
         }
 
     def _has(self, address: str) -> bool:
@@ -122,9 +136,12 @@ class ReadDict(dict[str, Any]):
         return dict, (dict(self),)
 
 
-def _line(address: str, origin: Origin, hint: str) -> str:
-    return f"{origin}: {address}: nobody read it, so it had no effect{hint or '; take it out, or check its name'}"
-
-
-def _is_written(name: str, node: Node) -> bool:
-    return node.origin is not DEFAULT and name != "name"
+def _written(node: Node | None, address: str) -> dict[str, Node]:
+    """What the config says there, but for what it would be anyway."""
+    found = {}
+    for name, each in node.children() if node else ():
+        known = keys.key(f"{address}.{name}")
+        usual = known and not known.inside and each.plain() == known.info.get_default(call_default_factory=True)
+        if each.origin is not DEFAULT and name != "name" and not usual:
+            found[name] = each
+    return found

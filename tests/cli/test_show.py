@@ -49,9 +49,15 @@ def test_awkward_values_are_read_back_too_and_secrets_stay_unexpanded(
     monkeypatch.setenv("PIPELINE_SECRET", "hidden")
     text = linear.read_text(encoding="utf-8").replace("\nhyper_parameters:\n", AWKWARD)
     linear.write_text(text, encoding="utf-8")
-    done = pipeline("show", linear, "hyper_parameters.block=|\n  a\n  b")
+    (linear.parent / "model.py").write_text("from torch.nn import Linear\ndef Model(**anything): return Linear(1, 1)\n")
+    overrides = [
+        "hyper_parameters.block=|\n  a\n  b",
+        "phase.line.model={workspace}/model.py",
+        "phase.line.model_args={}",
+    ]
+    done = pipeline("show", linear, *overrides)
     shown = read_back(done.stdout)
-    assert shown == checked(linear, ["hyper_parameters.block=|\n  a\n  b"]).plain(expanded=False)
+    assert shown == checked(linear, overrides).plain(expanded=False)
     assert "hidden" not in done.stdout
 
 
@@ -59,10 +65,12 @@ def test_each_value_says_where_it_came_from(
     pipeline: Call, workspace: Callable[..., Path], linear: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(linear.parent)
-    Path("wide.yaml").write_text("_base_: config.yaml\nhyper_parameters:\n  width: 8\n", encoding="utf-8")
+    Path("wide.yaml").write_text(
+        "_base_: config.yaml\nhyper_parameters:\n  optimizer:\n    momentum: 0.5\n", encoding="utf-8"
+    )
     found = comments(pipeline("show", "wide.yaml", "runner.train_runner.seed=4").stdout)
     lines = linear.read_text(encoding="utf-8").splitlines()
-    assert found["width"] == "wide.yaml:3"
+    assert found["momentum"] == "wide.yaml:4"
     assert found["seed"] == "override 'runner.train_runner.seed=4'"
     assert found["max_stage_repeats"] == found["output_dir"] == "default"
     assert lines[int(found["loss"].removeprefix("config.yaml:")) - 1].strip().startswith("loss:")

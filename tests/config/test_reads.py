@@ -14,9 +14,9 @@ from pipeline.config.reads import ReadDict, Reads
 
 RUNNER = "runner.train_runner"
 OWN = """
-from pipeline import RunnerBase
+from pipeline import stages
 
-class Runner(RunnerBase):
+class Runner(stages.Runner):
     def run(self, context):
         {line}
 """
@@ -38,21 +38,56 @@ def test_a_config_that_is_read_whole_is_not_mentioned(linear: Path, log_lines: l
     assert unread(linear, log_lines) == []
 
 
-def test_a_hyper_parameter_without_effect_is_told_with_its_line(linear: Path, log_lines: list[str]) -> None:
+BATCHES = """
+from pipeline import hookimpl
+from loguru import logger
+
+class Plugin:
+    @hookimpl
+    def before_batch(self, context, batch):
+        logger.info("a batch")
+"""
+
+
+def test_a_hyper_parameter_without_effect_is_told_once_before_the_first_batch(
+    linear: Path, log_lines: list[str]
+) -> None:
+    (linear.parent / "my_plugin.py").write_text(BATCHES, encoding="utf-8")
     linear.write_text(linear.read_text().replace("hyper_parameters:\n", "hyper_parameters:\n  bais: false\n"))
-    GeneralTrainer(linear).run()
-    (line,) = [line for line in log_lines if "nobody" in line]
-    assert line == (
-        f"WARNING {linear}:3: hyper_parameters.bais: nobody read it, so it had no effect; did you mean 'bias'?\n"
-    )
+    GeneralTrainer(linear, ["plugins=['{workspace}/my_plugin.py']", with_runner(linear, "super().run(context)")]).run()
+    first, *others = [line for line in log_lines if "a batch" in line or "bais" in line]
+    message = "hyper_parameters.bais: nobody has read it before the first batch; did you mean 'bias'?"
+    assert first == f"WARNING {linear}:3: {message}\n"
+    assert set(others) == {"INFO a batch\n"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "context['hyper_parameters']['zz']; super().run(context)",
+        "super().run(context); context['hyper_parameters']['zz']",
+        "[context['hyper_parameters'][key] for key in context['hyper_parameters']]",
+        "context['env']",
+        "own(**context['hyper_parameters'])",
+    ],
+)
+def test_a_hyper_parameter_that_a_stage_reads_is_not_told(linear: Path, log_lines: list[str], line: str) -> None:
+    runner = with_runner(linear, f"own = lambda zz, optimizer: None; {line}")
+    assert not [each for each in unread(linear, log_lines, "hyper_parameters.zz=1", runner) if "zz" in each]
+
+
+def test_what_only_the_stage_of_a_runner_left_out_reads_is_not_told(linear: Path, log_lines: list[str]) -> None:
+    with_runner(linear, "context['hyper_parameters']['zz']")
+    second = "  - {name: second, class: train, epochs: 1, runner_class_path: '{workspace}/own.py'}\n"
+    linear.write_text(linear.read_text().replace("phase:\n", f"{second}phase:\n"))
+    assert unread(linear, log_lines, "mode=train_runner", "hyper_parameters.zz=1") == []
 
 
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("hyper_parameters.zz=1", ["hyper_parameters.zz; take it out, or check its name"]),
         ("hyper_parameters.bias=false", []),
-        (f"{RUNNER}.write_predictions=false", [f"{RUNNER}.write_predictions; take it out, or check its name"]),
+        (f"{RUNNER}.write_predictions=false", []),
         (f"{RUNNER}.seed=3", []),
     ],
 )

@@ -47,7 +47,7 @@ phase:
 DATA = """\
 open("imported", "w")
 class Line:
-    def __init__(self, size): ...
+    def __init__(self, size, seeds=()): ...
 """
 ENDLESS = "write a positive number of iterations, or '2 epoch', '30 second', '10 minute'; null for never"
 IN_LINE_3 = "more than 64 levels once its aliases are expanded; make the config smaller"
