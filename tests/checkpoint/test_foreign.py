@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_a_safetensors_file_loads_also_through_a_link(tmp_path: Path, model: nn.
         ([torch.ones(1)], "holds a list, and not tensors by name; save a state_dict"),
         (
             nn.Linear(1, 1),
-            r"its pickle does \w+, which|its pickle names 'torch.nn.modules.linear Linear', which weights do not need",
+            r"cannot be loaded as weights \(Unsupported global: GLOBAL torch.nn.modules.linear.Linear .*; save a state_dict",
         ),
         ({"a": torch.ones(4).expand(1000, 4)}, "'a' shows 16000 bytes of fewer; save contiguous tensors"),
     ],
@@ -82,9 +83,25 @@ def test_what_is_no_state_dict_is_refused_with_what_it_is(tmp_path: Path, conten
         foreign.read(tmp_path / "weights.pt")
 
 
-def test_an_old_file_of_torch_save_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_an_old_file_of_torch_save_loads_too(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1)}, tmp_path / "weights.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(
-        CheckpointError, match=r"is no zip file of torch.save, perhaps a pickle of an old one, .*; save a state"
-    ):
+    assert foreign.read(tmp_path / "weights.pt")["a"].tolist() == [1]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:torch.quantize_per_tensor", "ignore:The PyTorch API of nested", "ignore:TypedStorage"
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(2).to_sparse(),
+        lambda: torch.quantize_per_tensor(torch.ones(2), 1, 0, torch.qint8),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        lambda: torch.ones(2, device="meta"),
+    ],
+    ids=["sparse", "quantized", "nested", "meta"],
+)
+def test_tensors_that_are_not_dense_are_refused(tmp_path: Path, make: Callable[[], torch.Tensor]) -> None:
+    torch.save({"a": make()}, tmp_path / "weights.pt")
+    with pytest.raises(CheckpointError, match="'a' is a sparse, quantized, nested or meta tensor; save a dense one"):
         foreign.read(tmp_path / "weights.pt")

@@ -39,7 +39,7 @@ def run(name: str) -> dict[str, object]:
     return found
 
 
-def test_hostile_and_absurd_files_are_refused_within_little_memory_and_run_no_code() -> None:
+def test_hostile_and_absurd_files_are_refused_and_run_no_code_ours_within_little_memory() -> None:
     found = run("checkpoint_malicious.py")
     assert found["cases"] == found["refused"]
     assert found["code ran"] == 0
