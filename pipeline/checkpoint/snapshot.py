@@ -61,13 +61,15 @@ def restore(
     """
     models: Models = context["model"]
     kept = weights.kept_of(models)
-    if models and kept.keys() != saved.weights.keys():
+    # An experiment makes its model later, and goes on by itself.
+    later = {"experiment"} if "in_epoch" in (saved.training or {}) else set()
+    if models and kept.keys() | later != saved.weights.keys() | later:
         phases = f"has weights of the phases {', '.join(saved.weights)}, and the run has {', '.join(sorted(kept))}"
         raise CheckpointError(f"{saved.path}: {phases}; {_REMEDY}")
-    # An experiment makes its model later, and goes on by itself.
     if models:
         for name, buffers in (saved.training or {}).get("buffers", {}).items():
-            weights.forget(module_of(models[name]), buffers)
+            if name in models:
+                weights.forget(module_of(models[name]), buffers)
         weights.load(saved.weights, models, str(saved.path))
     context["train_state"].update(saved.train_state)
     if saved.training is None:

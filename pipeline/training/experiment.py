@@ -56,7 +56,7 @@ class ExperimentBase(ExperimentSetup):
         super().__init__(config, args)
         self._batches = Batches((), 0)
         self._in_epoch = self._interrupted = False
-        self._ended = 0
+        self._ended, self._validated = 0, -1
         self._newest: Path | None = None
         self._loaded = False
 
@@ -93,6 +93,7 @@ class ExperimentBase(ExperimentSetup):
         """Train on batch after batch, up to ``max_iteration``."""
         self._begin()
         self._heed()
+        self._validate(due=False)
         while self.iteration < self._limit:
             self.iteration += 1
             self.train_batch()
@@ -137,14 +138,16 @@ class ExperimentBase(ExperimentSetup):
         own: dict[str, Any] = {
             "data": self._batches.place(),
             "in_epoch": self._in_epoch,
+            "validated": self._validated,
             "numbers": self._numbers.state_dict(),
             "attributes": parts.states_of(self._parts(), {}, self._options),
-            "gradients": {name: snapshot.gradients_of(each) for name, each in self._modules().items()},
         }
         if isinstance(self.visualizer, JsonLines):
             own["lines"] = self.visualizer.size
         self._checkpoints.settle()
-        training = snapshot.snapshot({}, **own, **self.training_state())
+        phases = {name: entry for name, entry in self.context["model"].items() if "updater" in entry}
+        training = snapshot.snapshot(phases, **own, **self.training_state())
+        training["gradients"] |= {name: snapshot.gradients_of(each) for name, each in self._modules().items()}
         self._checkpoints.save(counters, metrics, training, {PHASE: self._numbers.iterations})
         self._newest = self.checkpointer.path_of(self.iteration)
 
@@ -203,7 +206,7 @@ class ExperimentBase(ExperimentSetup):
         parts.restore(self._parts(), training.get("attributes", {}), self._options, where)
         if "numbers" in training:
             self._numbers.load_state_dict(training["numbers"])
-        self._interrupted = bool(training.get("in_epoch"))
+        self._interrupted, self._validated = bool(training.get("in_epoch")), training.get("validated", -1)
         if self.alone:
             snapshot.recover(self.checkpointer.recoverables, training["recoverables"], where)
             self.checkpointer.resumed = found
@@ -278,9 +281,8 @@ class ExperimentBase(ExperimentSetup):
         ended, self._ended = self._ended, 0
         if self._printing.fires(self.iteration):
             self._numbers.print()
-        validating = self._validating.fires(self.iteration) or (ended and self._validating.fires_after(ended))
-        if validating or (self._validating.each and self.iteration >= self._limit):
-            self._validate(at_end=not validating)
+        due = self._validating.fires(self.iteration) or (ended and self._validating.fires_after(ended))
+        self._validate(due=bool(due))
         if over:
             self._end_epoch()
         if self._saving.fires(self.iteration) or (ended and self._saving.fires_after(ended)):
@@ -289,12 +291,17 @@ class ExperimentBase(ExperimentSetup):
         self._due = min(*looks, self._limit)
         self._heed()
 
-    def _validate(self, *, at_end: bool) -> None:
+    def _validate(self, *, due: bool) -> None:
+        """Once in an iteration; at the end also where it is not due."""
+        at_end = self._validating.each and self.iteration >= self._limit
+        if self._validated == self.iteration or not (due or at_end):
+            return
         random = random_state()
         with self._numbers.validating(), in_evaluation_mode(self.model):
             self.valid()
-        if at_end:
-            # At no interval: a training that goes on with a higher limit draws what it would have drawn.
+        self._validated = self.iteration
+        if not due:
+            # A training that goes on with a higher limit draws what it would have drawn.
             restore_random_state(random)
 
     def _heed(self) -> None:

@@ -404,6 +404,31 @@ def test_an_experiment_that_is_exit_ends_reports_the_same_numbers(
     assert reported(GeneralTrainer(by_hand(), resume="auto").run()) == unbroken_by_hand[ByHand]
 
 
+def test_an_experiment_beside_phases_is_resumed_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Both(ByHand):
+        def train_batch(self) -> None:
+            super().train_batch()
+            self.context["model"]["p"]["brain"].fit_batch(self.read_batch())
+
+    def ended(context: Context) -> str:
+        entry = context["model"]["p"]
+        return repr([reported(context), entry["model"].state_dict(), entry["optim_schedulers"]["main"].state_dict()])
+
+    chosen = {**config(), "runner": by_hand(Both)["runner"]}
+    expected = ended(GeneralTrainer({**chosen, "output_dir": "unbroken"}).run())
+    assert ended(interrupted(monkeypatch, [5], chosen)) == expected
+
+
+def test_a_limit_lowered_below_the_present_step_ends_an_experiment_validated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kill, "at", 11)
+    with pytest.raises(KilledError):
+        GeneralTrainer(by_hand()).run()
+    context = GeneralTrainer(by_hand(max_steps=9), resume="auto").run()
+    lines = (context["run_dir"] / "t" / "metrics.jsonl").read_text().splitlines()
+    validated = [json.loads(line)["iteration"] for line in lines if '"validate"' in line]
+    assert (context["train_state"]["iteration"], validated) == (10, [6, 10])
+
+
 def test_the_newest_and_the_best_are_kept_also_by_a_run_that_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = config(keep_last=2, keep_best={"metric": "valid_loss", "mode": "max"})
     context = interrupted(monkeypatch, [12], chosen)
