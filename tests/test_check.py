@@ -254,7 +254,7 @@ RUNNERS: list[tuple[list[str], list[str]]] = [
     ([f"{RUNNER}.epochs=null", f"{RUNNER}.max_steps=3"], []),
     ([f"{RUNNER}.write_predictions=true"],
      [f"{RUNNER}.write_predictions: would be ignored: a train runner writes no predictions; remove it"]),
-    ([*INFER, f"{RUNNER}.grad_clip=3", f"{RUNNER}.init_model_path=weights.safetensors"],
+    ([*INFER, f"{RUNNER}.grad_clip=3", f"{RUNNER}.init_model_path={{workspace}}/weights.safetensors"],
      [f"{RUNNER}.grad_clip: would be ignored: an infer runner makes one pass; remove it"]),
     (["dataset.train_data.timeout=5"],
      [("dataset.train_data.timeout: would be ignored: with num_workers: 0 no worker is waited for; "
@@ -271,11 +271,11 @@ RUNNERS: list[tuple[list[str], list[str]]] = [
     ([f"{RUNNER}.save_inference_interval=1", f"{RUNNER}.save_inference_path={{workspace}}/own.py"],
      [f"{RUNNER}.save_inference_path: '{{ws}}/own.py' is a file; name a folder"]),
     (INFER, [NO_WEIGHTS]),
-    ([f"{RUNNER}.init_model_path=gone.safetensors"],
+    ([f"{RUNNER}.init_model_path={{workspace}}/gone.safetensors"],
      [f"{RUNNER}.init_model_path: no such checkpoint: {{ws}}/gone.safetensors; check the path"]),
-    ([f"{RUNNER}.init_model_path=gone.safetensors", f"{RUNNER}.startup_class_path={{workspace}}/own.py"], []),
-    ([*INFER, f"{RUNNER}.init_model_path=weights.safetensors", "hyper_parameters={}"], []),
-    ([*INFER, f"{RUNNER}.epochs=2", f"{RUNNER}.init_model_path=weights.safetensors"],
+    ([f"{RUNNER}.init_model_path={{workspace}}/gone.safetensors", f"{RUNNER}.startup_class_path={{workspace}}/own.py"], []),
+    ([*INFER, f"{RUNNER}.init_model_path={{workspace}}/weights.safetensors", "hyper_parameters={}"], []),
+    ([*INFER, f"{RUNNER}.epochs=2", f"{RUNNER}.init_model_path={{workspace}}/weights.safetensors"],
      [f"{RUNNER}.epochs: would be ignored: an infer runner makes one pass; remove it"]),
     ([*INFER, f"{RUNNER}.startup_class_path={{workspace}}/own.py"], []),
     ([f"{RUNNER}.phases=[lime]"], [f"{RUNNER}.phases: there is no phase 'lime'; did you mean 'line'?"]),
@@ -436,9 +436,9 @@ def test_a_dataset_that_runs_has_no_faults(linear: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     "override",
-    ["phase.line.loss={workspace}/sub/loss.py:square", "phase.line.loss=sub/loss.py:square",
-     "phase.line.metrics={m: {class: '{workspace}/sub/loss.py'}}", "phase.line.metrics={m: {class: sub/loss.py:Metric}}",
-     "hyper_parameters.optimizer.class={workspace}/sub/loss.py:Slow", "hyper_parameters.optimizer.class=sub/loss.py:Slow"],
+    ["phase.line.loss={workspace}/sub/loss.py:square", "phase.line.metrics={m: {class: '{workspace}/sub/loss.py'}}",
+     "phase.line.metrics={m: {class: '{workspace}/sub/loss.py:Metric'}}",
+     "hyper_parameters.optimizer.class={workspace}/sub/loss.py:Slow"],
 )  # fmt: skip
 def test_loss_metric_and_optimizer_may_be_the_workspaces_own(linear: Path, override: str) -> None:
     (linear.parent / "sub").mkdir()
@@ -467,13 +467,13 @@ def test_a_file_that_derives_a_class_from_the_one_that_its_path_implies_must_say
     linear: Path, text: str, message: str | None
 ) -> None:
     (linear.parent / "own.py").write_text(text)
-    faults = check(linear, ["runner.train_runner.startup_class_path=own.py"])
+    faults = check(linear, ["runner.train_runner.startup_class_path={workspace}/own.py"])
     assert [message in fault.message for fault in faults if message] == ([True] if message else [])
-    assert check(linear, ["runner.train_runner.startup_class_path=own.py:Startup"]) == []
+    assert check(linear, ["runner.train_runner.startup_class_path={workspace}/own.py:Startup"]) == []
 
 
 def test_a_misspelt_model_argument_is_compared_with_those_that_hyper_parameters_fill_too(linear: Path) -> None:
     (linear.parent / "own.py").write_text("class Model:\n    def __init__(self, width): pass\n")
-    overrides = ["phase.line.model=own.py", "hyper_parameters.width=3", "phase.line.model_args={widht: 4}"]
+    overrides = ["phase.line.model={workspace}/own.py", "hyper_parameters.width=3", "phase.line.model_args={widht: 4}"]
     found = [fault.message for fault in check(linear, overrides) if fault.address.endswith("widht")]
     assert found == ["Model has no argument 'widht'; did you mean 'width'?"]

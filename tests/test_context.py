@@ -155,7 +155,7 @@ RUNNER = """
 def recorded(linear: Path) -> list[dict[str, str]]:
     """context.json of a run whose runner stage counts in ``visited``."""
     (linear.parent / "own.py").write_text(RUNNER.replace("\n    ", "\n"))
-    GeneralTrainer(linear, ["runner.train_runner.runner_class_path=own.py"]).run()
+    GeneralTrainer(linear, ["runner.train_runner.runner_class_path={workspace}/own.py"]).run()
     record: dict[str, list[dict[str, str]]] = json.loads(Path("runs/workspace/latest/context.json").read_text())
     return record["train_runner"]
 
@@ -181,7 +181,7 @@ def test_context_json_is_kept_of_a_failed_run_too(linear: Path) -> None:
         "    def startup(self, context):\n        context['eert'[::-1]]\n"  # so that the check can't tell
     )
     with pytest.raises(ContextError, match=r"context\['tree'\] was read by startup \(own\.py:4\)"):
-        GeneralTrainer(linear, ["runner.train_runner.startup_class_path=own.py"]).run()
+        GeneralTrainer(linear, ["runner.train_runner.startup_class_path={workspace}/own.py"]).run()
     record = json.loads(Path("runs/workspace/latest/context.json").read_text())["train_runner"]
     assert {"stage": "startup", "key": "tree", "action": "read", "where": "own.py:4"} in record
 
@@ -191,7 +191,7 @@ def test_the_trainer_writes_the_keys_of_the_table_before_the_first_stage(linear:
         "from pipeline import stages\nclass Instance(stages.Instance):\n"
         "    def instance(self, context):\n        context['found'] = list(context)\n        super().instance(context)\n"
     )
-    context = GeneralTrainer(linear, ["runner.train_runner.instance_class_path=own.py"]).run()
+    context = GeneralTrainer(linear, ["runner.train_runner.instance_class_path={workspace}/own.py"]).run()
     assert context["found"] == TRAINERS
 
 

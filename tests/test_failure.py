@@ -216,7 +216,7 @@ STARTUP = """
         def startup(self, context):
             helper()
 """
-OVERRIDE = ["runner.train_runner.startup_class_path=startup.py"]
+OVERRIDE = ["runner.train_runner.startup_class_path={workspace}/startup.py"]
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ def test_a_model_file_that_fails_to_import_is_told_with_the_users_own_traceback(
         "import torch\nwrong = torch.nn.Linear(1)\nclass Model(torch.nn.Linear): ..."
     )
     trainer = GeneralTrainer(
-        linear, ["phase.line.model=model.py", "phase.line.model_args={in_features: 1, out_features: 1}"]
+        linear, ["phase.line.model={workspace}/model.py", "phase.line.model_args={in_features: 1, out_features: 1}"]
     )
     with pytest.raises(
         ClassPathError, match=r"phase\.line\.model: .*model\.py:2: TypeError: .*out_features.*mend the file"
@@ -277,7 +277,7 @@ def test_a_class_that_cannot_be_loaded_once_stages_have_run_is_no_fault_of_the_c
     (linear.parent / "model.py").write_text(
         "import torch\nclass Model(torch.nn.Module): ...\nraise OSError('no weights here')"
     )
-    trainer = GeneralTrainer(linear, ["phase.line.model=model.py", "phase.line.model_args={}"])
+    trainer = GeneralTrainer(linear, ["phase.line.model={workspace}/model.py", "phase.line.model_args={}"])
     with pytest.raises(ClassPathError, match="no weights here"):
         trainer.run()
     assert trainer.outcome is ExitCode.FAILED
@@ -334,7 +334,7 @@ RUNNER = """
 
 def test_ctrl_c_leaves_130_and_a_closed_run(linear: Path, workspace: Workspace) -> None:
     workspace({"own.py": RUNNER})
-    paths = [f"runner.train_runner.{stage}_class_path=./own.py" for stage in ("runner", "terminal")]
+    paths = [f"runner.train_runner.{stage}_class_path={{workspace}}/own.py" for stage in ("runner", "terminal")]
     command = [sys.executable, "-m", "pipeline", "run", str(linear), *paths]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
     assert process.stdout is not None

@@ -37,7 +37,7 @@ def test_a_stage_that_forgets_the_status_is_followed_by_the_next(linear: Path) -
     # PaddleRec entered the same stage again, for ever.
     own(linear, "from pipeline import InstanceBase\nclass Instance(InstanceBase):\n"
                 "    def instance(self, context): context['times'] = context.get('times', 0) + 1\n")  # fmt: skip
-    assert GeneralTrainer(linear, ["runner.train_runner.instance_class_path=own.py"]).run()["times"] == 1
+    assert GeneralTrainer(linear, ["runner.train_runner.instance_class_path={workspace}/own.py"]).run()["times"] == 1
 
 
 def test_a_stage_that_always_names_itself_is_stopped(linear: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_stage_that_always_names_itself_is_stopped(linear: Path) -> None:
     own(linear, "from pipeline import InstanceBase\nclass Instance(InstanceBase):\n"
                 "    def instance(self, context): context['status'] = 'uninit'\n")  # fmt: skip
     with pytest.raises(StageError, match=r"instance \(own\.Instance, .*more than 100 times.*max_stage_repeats"):
-        GeneralTrainer(linear, ["runner.train_runner.instance_class_path=own.py"]).run()
+        GeneralTrainer(linear, ["runner.train_runner.instance_class_path={workspace}/own.py"]).run()
 
 
 def test_a_mistyped_status_is_an_error_at_once(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,14 +55,14 @@ def test_a_mistyped_status_is_an_error_at_once(linear: Path, monkeypatch: pytest
     own(linear, "from pipeline import InstanceBase\nclass Instance(InstanceBase):\n"
                 "    def instance(self, context): context['status'] = f'netwrok_{context[\"rank\"] or \"pass\"}'\n")  # fmt: skip
     with pytest.raises(StageError, match="'netwrok_pass', which is no status; did you mean 'network_pass'"):
-        GeneralTrainer(linear, ["runner.train_runner.instance_class_path=own.py"]).run()
+        GeneralTrainer(linear, ["runner.train_runner.instance_class_path={workspace}/own.py"]).run()
 
 
 def test_a_custom_terminal_runs_once(linear: Path) -> None:
     # PaddleRec called it twice.
     own(linear, "from pipeline import TerminalBase\nclass Terminal(TerminalBase):\n"
                 "    def terminal(self, context): context['times'] = context.get('times', 0) + 1\n")  # fmt: skip
-    assert GeneralTrainer(linear, ["runner.train_runner.terminal_class_path=own.py"]).run()["times"] == 1
+    assert GeneralTrainer(linear, ["runner.train_runner.terminal_class_path={workspace}/own.py"]).run()["times"] == 1
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_file_that_fails_to_import_says_why(linear: Path, code: str, message: 
     # PaddleRec printed the traceback, went on with None and died of "'NoneType' object is not callable".
     own(linear, f"from pipeline import stages\n{code}\nclass Startup(stages.Startup): ...\n")
     with pytest.raises(ClassPathError, match=message):
-        GeneralTrainer(linear, ["runner.train_runner.startup_class_path=own.py"]).run()
+        GeneralTrainer(linear, ["runner.train_runner.startup_class_path={workspace}/own.py"]).run()
     assert not Path("runs").exists()
 
 
@@ -85,7 +85,7 @@ def test_a_class_that_a_file_does_not_define_is_named(linear: Path) -> None:
     # PaddleRec died of "'NoneType' object is not callable".
     own(linear, "from pipeline import stages\nclass Startpu(stages.Startup): ...\n")
     with pytest.raises(ConfigError, match=r"own\.py defines no 'Startup'; it defines Startpu; did you mean 'Startpu'"):
-        GeneralTrainer(linear, ["runner.train_runner.startup_class_path=own.py"])
+        GeneralTrainer(linear, ["runner.train_runner.startup_class_path={workspace}/own.py"])
 
 
 @pytest.mark.parametrize("stage", METHODS)
@@ -95,7 +95,7 @@ def test_a_typo_in_a_class_path_key_is_an_error(linear: Path, stage: str) -> Non
     with pytest.raises(
         ConfigError, match=rf"runner\.train_runner\.{key}: unknown key; did you mean '{stage}_class_path'"
     ):
-        GeneralTrainer(linear, [f"runner.train_runner.{key}=own.py"])
+        GeneralTrainer(linear, [f"runner.train_runner.{key}={{workspace}}/own.py"])
 
 
 def test_phases_are_matched_by_whole_names(linear: Path) -> None:
@@ -129,7 +129,7 @@ def test_an_unknown_runner_in_mode_is_an_error_before_the_first_runs(two_runners
 def test_a_class_of_the_second_runner_that_cannot_be_loaded_is_told_before_the_first_runs(two_runners: Path) -> None:
     # PaddleRec loaded a class when its stage came: after the first runner had trained.
     own(two_runners, "from pipeline import stages\nraise OSError('no tree')\nclass Runner(stages.Runner): ...\n")
-    trainer = GeneralTrainer(two_runners, ["runner.second_runner.runner_class_path=own.py"])
+    trainer = GeneralTrainer(two_runners, ["runner.second_runner.runner_class_path={workspace}/own.py"])
     with pytest.raises(
         ClassPathError, match=r"runner\.second_runner\.runner_class_path: .*own\.py:2: OSError: no tree"
     ):
@@ -156,7 +156,7 @@ class Instance(stages.Instance):
 def test_two_runners_do_not_see_each_others_config_or_context(two_runners: Path) -> None:
     # PaddleRec kept the config in os.environ and in module globals: the second runner found the first one's values.
     own(two_runners, MUTATING)
-    paths = [f"runner.{name}.instance_class_path=own.py" for name in ("train_runner", "second_runner")]
+    paths = [f"runner.{name}.instance_class_path={{workspace}}/own.py" for name in ("train_runner", "second_runner")]
     trainer = GeneralTrainer(two_runners, paths)
     trainer.run()
     for context in trainer.contexts.values():
@@ -214,7 +214,7 @@ def test_a_stage_that_changes_the_current_folder_does_not_move_the_outputs(linea
     # PaddleRec's paths were relative to wherever the process happened to be.
     own(linear, f"import os\nfrom pipeline import stages\nclass Startup(stages.Startup):\n"
                 f"    def startup(self, context): os.chdir({str(tmp_path)!r})\n")  # fmt: skip
-    run = GeneralTrainer(linear, ["runner.train_runner.startup_class_path=own.py"]).run()["run_dir"]
+    run = GeneralTrainer(linear, ["runner.train_runner.startup_class_path={workspace}/own.py"]).run()["run_dir"]
     assert run.is_relative_to(tmp_path / "cwd")
     assert not (tmp_path / "runs").exists()
     assert (run / "train_runner" / "results.json").exists()
@@ -224,7 +224,7 @@ def test_nothing_is_put_on_the_search_path_for_modules(linear: Path) -> None:
     # PaddleRec appended a workspace's folder to sys.path: a file `model.py` of one hid that of another.
     own(linear, "from pipeline import stages\nclass Startup(stages.Startup): ...\n")
     before = (list(sys.path), {"own", "data"} & sys.modules.keys())
-    GeneralTrainer(linear, ["runner.train_runner.startup_class_path=own.py"]).run()
+    GeneralTrainer(linear, ["runner.train_runner.startup_class_path={workspace}/own.py"]).run()
     assert (sys.path, {"own", "data"} & sys.modules.keys()) == before
 
 
@@ -232,7 +232,14 @@ def test_a_failed_run_leaves_no_success_as_its_exit_code(linear: Path) -> None:
     # PaddleRec's multi-phase runners turned an exception into is_exit and left exit code 0.
     own(linear, "from pipeline import stages\nclass Runner(stages.Runner):\n"
                 "    def run(self, context): raise ValueError('lost')\n")  # fmt: skip
-    command = [sys.executable, "-m", "pipeline", "run", str(linear), "runner.train_runner.runner_class_path=own.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline",
+        "run",
+        str(linear),
+        "runner.train_runner.runner_class_path={workspace}/own.py",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("ValueError: lost") == 2  # the headline, and the end of the traceback

@@ -129,7 +129,7 @@ class Startup(stages.Startup):
 def test_what_a_stage_logs_in_any_way_is_in_the_runs_log(linear: Path) -> None:
     (linear.parent / "own.py").write_text(OWN)
     handlers = logging.root.handlers[:]
-    GeneralTrainer(linear, ["runner.train_runner.startup_class_path=own.py"]).run()
+    GeneralTrainer(linear, ["runner.train_runner.startup_class_path={workspace}/own.py"]).run()
     text = Path("runs/workspace/latest/log.txt").read_text()
     for each in ("mine: by logging", "root: by root", "by loguru", "UserWarning: by warnings"):
         assert each in text

@@ -96,7 +96,7 @@ def test_status_json_says_running_while_a_stage_runs(linear: Path) -> None:
         "import json\nfrom pipeline import stages\nclass Terminal(stages.Terminal):\n    def terminal(self, context):\n"
         "        context['found'] = json.loads((context['run_dir'] / 'status.json').read_text())\n"
     )
-    found = GeneralTrainer(linear, ["runner.train_runner.terminal_class_path=own.py"]).run()["found"]
+    found = GeneralTrainer(linear, ["runner.train_runner.terminal_class_path={workspace}/own.py"]).run()["found"]
     expected = {"state": "running", "exit_code": None, "reason": "", "resumable": True}
     assert found == expected | {"iteration": 12, "epoch": 2, "error": None}
 
@@ -107,7 +107,7 @@ def test_status_json_of_a_run_that_failed_late_keeps_its_counters(linear: Path) 
         "    def terminal(self, context):\n        raise OSError('full')\n"
     )
     with pytest.raises(OSError, match="full"):
-        GeneralTrainer(linear, ["runner.train_runner.terminal_class_path=own.py"]).run()
+        GeneralTrainer(linear, ["runner.train_runner.terminal_class_path={workspace}/own.py"]).run()
     left = read("status.json")
     assert (left["state"], left["exit_code"], left["iteration"], left["epoch"]) == ("failed", 1, 12, 2)
     assert left["error"] == "OSError: full"
@@ -149,8 +149,8 @@ def test_the_workspace_files_are_kept_with_what_they_import_relatively(linear: P
     }.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
-    own = "runner.train_runner.startup_class_path=own.py"
-    run = GeneralTrainer(linear, [own, "plugins=[./own.py]"]).run()["run_dir"]
+    own = "runner.train_runner.startup_class_path={workspace}/own.py"
+    run = GeneralTrainer(linear, [own, 'plugins=["{workspace}/own.py"]']).run()["run_dir"]
     kept = {str(each.relative_to(run / "workspace")) for each in (run / "workspace").rglob("*") if each.is_file()}
     assert kept == {"own.py", "data.py", "parts/tree.py", "leaves.py"}
     assert all((run / "workspace" / name).read_bytes() == (folder / name).read_bytes() for name in kept)
@@ -178,8 +178,8 @@ def test_the_workspace_files_are_kept_with_what_they_import_relatively(linear: P
 )
 def test_every_kind_of_user_file_is_kept(linear: Path, key: str, code: str) -> None:
     (linear.parent / "mine.py").write_text(code + "\n")
-    value = {"plugins": "[./mine.py]", "phase.line.metrics": "{mine: {class: '{workspace}/mine.py'}}"}.get(
-        key, "./mine.py"
+    value = {"plugins": '["{workspace}/mine.py"]', "phase.line.metrics": "{mine: {class: '{workspace}/mine.py'}}"}.get(
+        key, "{workspace}/mine.py"
     )
     run = GeneralTrainer(linear, [f"{key}={value}"]).run()["run_dir"]
     assert (run / "workspace" / "mine.py").read_text() == code + "\n"
@@ -350,7 +350,7 @@ def test_the_lock_is_held_while_stages_run_and_free_afterwards(linear: Path) -> 
         "                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
         "            except OSError:\n                context['was_locked'] = True\n"
     )
-    context = GeneralTrainer(linear, ["runner.train_runner.startup_class_path=own.py"]).run()
+    context = GeneralTrainer(linear, ["runner.train_runner.startup_class_path={workspace}/own.py"]).run()
     assert context["was_locked"]
     with held(context["run_dir"] / "lock"):
         pass

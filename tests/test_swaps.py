@@ -113,7 +113,9 @@ def weights(context: Context) -> list[torch.Tensor]:
 def replaced(config: Path, code: str, stages: tuple[str, ...]) -> Context:
     """Run the config with some stages taken from a workspace file."""
     (config.parent / "own.py").write_text(code, encoding="utf-8")
-    return GeneralTrainer(config, [f"runner.train_runner.{stage}_class_path=own.py" for stage in stages]).run()
+    return GeneralTrainer(
+        config, [f"runner.train_runner.{stage}_class_path={{workspace}}/own.py" for stage in stages]
+    ).run()
 
 
 @pytest.mark.parametrize("subset", SUBSETS, ids="+".join)
@@ -208,7 +210,7 @@ def test_the_config_of_the_seed_runs_as_written_without_dataset_and_phase(
 def test_one_file_may_hold_several_stages_under_names_of_their_own(linear: Path) -> None:
     code = SUBCLASSES.replace("class Startup(", "class Mine(")
     (linear.parent / "own.py").write_text(code, encoding="utf-8")
-    paths = ["startup_class_path=own.py:Mine", "terminal_class_path=own.py"]
+    paths = ["startup_class_path={workspace}/own.py:Mine", "terminal_class_path={workspace}/own.py"]
     context = GeneralTrainer(linear, [f"runner.train_runner.{path}" for path in paths]).run()
     assert (context["startup_ran"], context["terminal_ran"]) == (1, 1)
 
@@ -242,7 +244,7 @@ def test_a_startup_written_as_the_seeds_tree_example_gives_the_first_weights(
 ) -> None:
     (linear.parent / "startup.py").write_text(TDM.replace("\n    ", "\n"))
     budget = {"train": ["epochs=1", "grad_clip=1e-30"], "infer": ["epochs=null"]}[mode]
-    settings = ["startup_class_path=startup.py", f"class={mode}", *budget]
+    settings = ["startup_class_path={workspace}/startup.py", f"class={mode}", *budget]
     overrides = ["hyper_parameters.tree=2.0", *(f"runner.train_runner.{each}" for each in settings)]
     context = GeneralTrainer(linear, overrides).run()
     assert context["model"]["line"]["model"].weight.item() == value
@@ -252,7 +254,7 @@ def test_replaced_stages_of_a_train_runner_serve_an_infer_runner_too(linear: Pat
     infer = "      - {name: infer_runner, class: infer, device: cpu}\n"
     linear.write_text(linear.read_text().replace("phase:\n", f"{infer.replace('      -', '  -')}phase:\n"))
     (linear.parent / "own.py").write_text(BASES, encoding="utf-8")
-    trainer = GeneralTrainer(linear, ["runner.train_runner.instance_class_path=own.py"])
+    trainer = GeneralTrainer(linear, ["runner.train_runner.instance_class_path={workspace}/own.py"])
     trainer.run()
     trained, judged = (trainer.contexts[name]["metrics"]["line"] for name in ("train_runner", "infer_runner"))
     assert judged["loss"] == trained["valid_loss"]

@@ -244,7 +244,7 @@ def test_a_trainer_class_may_stand_in_a_workspace_file(workspace: Callable[..., 
             def startup(self, context):
                 context["status"] = "warm_pass"
     """})  # fmt: skip
-    paths = ["trainer_class=./trainer.py", "startup_class_path=./startup.py"]
+    paths = ["trainer_class={workspace}/trainer.py", "startup_class_path={workspace}/startup.py"]
     context = GeneralTrainer(linear, [f"runner.train_runner.{path}" for path in paths]).run()
     assert (context["warm"], context["train_state"]["iteration"]) == (True, 12)
 
@@ -406,7 +406,7 @@ def test_a_trainer_class_that_cannot_be_built_is_named_with_its_own_error_before
         r"runner.train_runner.trainer_class: Trainer\(config\) raised ZeroDivisionError: division by zero; mend it"
     )
     with pytest.raises(ClassPathError, match=message) as caught:
-        GeneralTrainer(linear, ["runner.train_runner.trainer_class=own.py"]).run()
+        GeneralTrainer(linear, ["runner.train_runner.trainer_class={workspace}/own.py"]).run()
     assert isinstance(caught.value.user_error, ZeroDivisionError)
     assert not Path("runs").exists()
 
@@ -417,7 +417,7 @@ def test_a_deterministic_runner_computes_so_until_its_end(linear: Path) -> None:
     )
     seen += "        context['seen'] = torch.are_deterministic_algorithms_enabled()\n"
     (linear.parent / "seeing.py").write_text(seen, encoding="utf-8")
-    keys = ["runner.train_runner.startup_class_path=seeing.py", "runner.train_runner.deterministic=true"]
+    keys = ["runner.train_runner.startup_class_path={workspace}/seeing.py", "runner.train_runner.deterministic=true"]
     assert GeneralTrainer(linear, keys).run()["seen"]
     assert not torch.are_deterministic_algorithms_enabled()
     assert not GeneralTrainer(linear, keys[:1]).run()["seen"]

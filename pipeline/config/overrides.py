@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from pipeline.config import aliases, yaml_text
 from pipeline.config.tree import MAX_DEPTH, Node, Origin
@@ -13,9 +14,9 @@ _PLACEHOLDER = re.compile(r"\{(workspace|run_dir)\}|\{\w+\}[^\s#]")
 
 
 def apply(override: str, tree: Node) -> list[Fault]:
-    """Set in ``tree`` what an override says, and what is wrong with it."""
+    """Set in ``tree`` what an override says, and what is wrong with it; a relative path in it belongs to where one types."""
     address, equals, text = override.partition("=")
-    origin = Origin(f"override '{override}'", tree.origin.folder)
+    origin = Origin(f"override '{override}'", Path())
     if not equals or not address:
         return [origin.fault("", "is no override; write KEY=VALUE, e.g. runner.train_runner.epochs=3")]
     if address.count(".") >= MAX_DEPTH:

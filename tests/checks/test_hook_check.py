@@ -15,12 +15,14 @@ STARTUP = "from pipeline import stages\nclass Startup(stages.Startup):\n    def 
 def faults(config: Path, body: str, hook: str = "before_epoch", *overrides: str) -> list[str]:
     name = ", name" if hook.endswith("_stage") else ""
     (config.parent / "mine.py").write_text(PLUGIN.format(hook=hook, name=name, body=body), encoding="utf-8")
-    return [f"{fault.address}: {fault.message}" for fault in check(config, ["plugins=[mine.py]", *overrides])]
+    return [
+        f"{fault.address}: {fault.message}" for fault in check(config, ['plugins=["{workspace}/mine.py"]', *overrides])
+    ]
 
 
 def startup(config: Path, body: str) -> str:
     (config.parent / "own.py").write_text(STARTUP.format(body), encoding="utf-8")
-    return "runner.train_runner.startup_class_path=own.py"
+    return "runner.train_runner.startup_class_path={workspace}/own.py"
 
 
 @pytest.mark.parametrize("hook", ["before_pipeline", "before_epoch", "after_batch", "after_stage", "after_pipeline"])
@@ -61,7 +63,10 @@ def test_what_another_plugin_writes_is_there(linear: Path) -> None:
     (linear.parent / "other.py").write_text(
         PLUGIN.format(hook="before_pipeline", name="", body="context['speed'] = 1"), encoding="utf-8"
     )
-    assert faults(linear, "context['speed']", "before_epoch", "plugins=[mine.py, other.py]") == []
+    assert (
+        faults(linear, "context['speed']", "before_epoch", 'plugins=["{workspace}/mine.py", "{workspace}/other.py"]')
+        == []
+    )
 
 
 @pytest.mark.parametrize(("body", "status", "hint"), [

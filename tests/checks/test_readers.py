@@ -34,7 +34,7 @@ def told(linear: Path, address: str, line: str = "pass", *overrides: str) -> lis
     """The readers of an address that are not ours, where the startup stage holds this line."""
     (linear.parent / "own.py").write_text(STAGES.format(line), encoding="utf-8")
     (linear.parent / "tree.py").write_text(TREE, encoding="utf-8")
-    path = "runner.train_runner.startup_class_path=own.py:Startup"
+    path = "runner.train_runner.startup_class_path={workspace}/own.py:Startup"
     draft = Draft(linear, [path, "hyper_parameters.depth=3", "hyper_parameters.o={a: {b: 1}}", *overrides])
     assert draft.tree is not None
     return [each for each in readers(draft.tree, draft.workspace, address) if not each.startswith("pipeline")]
@@ -143,7 +143,10 @@ def test_a_value_of_which_nothing_tells_has_no_reader(linear: Path) -> None:
 @pytest.mark.parametrize("path", ["own.py:(", "nowhere.py", "no.such:Name", "5"])
 def test_a_class_path_that_leads_nowhere_is_left_to_the_check(linear: Path, path: str) -> None:
     (linear.parent / "broken.py").write_text("def (", encoding="utf-8")
-    more = [f"runner.train_runner.network_class_path={path}", "runner.train_runner.terminal_class_path=broken.py"]
+    more = [
+        f"runner.train_runner.network_class_path={path}",
+        "runner.train_runner.terminal_class_path={workspace}/broken.py",
+    ]
     assert told(linear, "hyper_parameters.depth", "pass", *more) == [
         'tree.py:2: return context["hyper_parameters"]["depth"]'
     ]

@@ -186,13 +186,13 @@ def test_an_optimizer_whose_step_needs_a_closure_is_a_fault(linear: Path, overri
 
 BRAIN = "from pipeline import Brain, UpdaterBase\nfrom pipeline.stages.runner import Runner\nclass Model(Brain):\n"
 COMPUTED = "    def compute_forward(self, batch, stage): ...\n    def compute_objectives(self, predictions, batch, stage): {}\n"
-OWN = ["phase.line.model=own.py", "phase.line.model_args={}", "phase.line.loss=null"]
+OWN = ["phase.line.model={workspace}/own.py", "phase.line.model_args={}", "phase.line.loss=null"]
 
 
 @pytest.mark.parametrize(("text", "overrides"), [
     (f"{BRAIN}    def fit_batch(self, batch): ...\n    def evaluate_batch(self, batch, stage): ...\n", OWN),
-    (f"{BRAIN}    pass\nclass Updater(UpdaterBase):\n    def update(self, batch): ...\n", ["phase.line.updater={class_path: own.py}"]),
-    (f"{BRAIN}    pass\nclass Mine(Runner): ...\n", ["runner.train_runner.runner_class_path=own.py:Mine"]),
+    (f"{BRAIN}    pass\nclass Updater(UpdaterBase):\n    def update(self, batch): ...\n", ['phase.line.updater={class_path: "{workspace}/own.py"}']),
+    (f"{BRAIN}    pass\nclass Mine(Runner): ...\n", ["runner.train_runner.runner_class_path={workspace}/own.py:Mine"]),
 ])  # fmt: skip
 def test_who_steps_an_optimizer_himself_may_give_it_a_closure(linear: Path, text: str, overrides: list[str]) -> None:
     (linear.parent / "own.py").write_text(text, encoding="utf-8")
@@ -249,7 +249,7 @@ def test_a_plateau_on_a_number_that_nobody_reports_is_a_fault(linear: Path, metr
 
 @pytest.mark.parametrize(("metric", "overrides"), [
     ("valid_loss", []), ("valid_error", [MAE]), ("valid_mine", OWN),
-    ("valid_part", ["phase.line.loss=own.py:Losses"]), ("valid_plugged", ["plugins=[own.py:Hooks]"]),
+    ("valid_part", ["phase.line.loss={workspace}/own.py:Losses"]), ("valid_plugged", ['plugins=["{workspace}/own.py:Hooks"]']),
 ])  # fmt: skip
 def test_a_plateau_on_a_number_that_somebody_may_report_is_none(
     linear: Path, metric: str, overrides: list[str]

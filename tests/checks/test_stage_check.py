@@ -22,7 +22,7 @@ def messages(linear: Path, body: str, arguments: str = "{}", stage: str = "start
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     text = f"from pipeline import {name}Base, stages\nclass {name}(stages.{name}):\n{lines}"
     (linear.parent / "own.py").write_text(text, encoding="utf-8")
-    overrides = [f"{RUNNER}.{stage}_class_path=own.py", f"{RUNNER}.{stage}_args={arguments}"]
+    overrides = [f"{RUNNER}.{stage}_class_path={{workspace}}/own.py", f"{RUNNER}.{stage}_args={arguments}"]
     return [fault.message for fault in check(linear, overrides)]
 
 
@@ -59,7 +59,7 @@ def test_a_method_that_the_trainer_cannot_call_is_a_fault(linear: Path, body: st
 )
 def test_a_method_that_can_be_called_is_none_and_runs(linear: Path, body: str) -> None:
     assert messages(linear, body) == []
-    GeneralTrainer(linear, [f"{RUNNER}.startup_class_path=own.py"]).run()
+    GeneralTrainer(linear, [f"{RUNNER}.startup_class_path={{workspace}}/own.py"]).run()
 
 
 @pytest.mark.parametrize("name", ["reads", "writes"])
@@ -121,7 +121,7 @@ def test_a_key_that_a_stage_removes_is_named_with_that_stage(linear: Path) -> No
         "from pipeline import stages\nclass Startup(stages.Startup):\n    def startup(self, context):\n"
         "        del context['dataset']\n"
     )
-    (fault,) = check(linear, [f"{RUNNER}.startup_class_path=own.py"])
+    (fault,) = check(linear, [f"{RUNNER}.startup_class_path={{workspace}}/own.py"])
     removed = r"which startup \(own.py:2\) removes; leave it there, or write it again"
     assert re.fullmatch(rf"runner \(runner.py:\d+\) reads context\['dataset'\], {removed}", fault.message)
 
@@ -130,7 +130,7 @@ def test_a_stage_that_cannot_be_read_is_not_called_the_default(linear: Path) -> 
     (linear.parent / "own.py").write_text(
         "from pipeline import stages\ndef make(): return type('Startup', (stages.Startup,), {})\nStartup = make()\n"
     )
-    run = GeneralTrainer(linear, [f"{RUNNER}.startup_class_path=own.py"]).run()["run_dir"]
+    run = GeneralTrainer(linear, [f"{RUNNER}.startup_class_path={{workspace}}/own.py"]).run()["run_dir"]
     assert (run / "swaps.txt").read_text() == (
         "train_runner: startup is not the default, and what it is cannot be told from its source\n"
     )
@@ -140,5 +140,5 @@ def test_nothing_of_it_runs(linear: Path) -> None:
     (linear.parent / "own.py").write_text("from pipeline import stages\nclass Startup(stages.Startup):\n"
                                           "    async def startup(self, context): pass\n")  # fmt: skip
     with pytest.raises(ConfigError, match="is async"):
-        GeneralTrainer(linear, [f"{RUNNER}.startup_class_path=own.py"])
+        GeneralTrainer(linear, [f"{RUNNER}.startup_class_path={{workspace}}/own.py"])
     assert not Path("runs").exists()

@@ -104,7 +104,7 @@ def test_class_files_in_a_folder_of_the_workspace_are_followed(pipeline: Call, l
     folder = linear.parent / "deep" / "er"
     folder.mkdir(parents=True)
     (linear.parent / "data.py").rename(folder / "data.py")
-    path = "dataset.train_data.class_path=deep/er/data.py:Line"
+    path = "dataset.train_data.class_path={workspace}/deep/er/data.py:Line"
     assert pipeline("check", linear, path).exit_code == 0
     assert "did you mean 'Line'?" in pipeline("check", linear, path.replace(":Line", ":Lin")).stderr
 
@@ -175,7 +175,7 @@ def test_two_phases_with_the_model_of_one_file_are_noted_and_no_fault(
 
 def test_what_a_swap_changes_is_said_to_people(pipeline: Call, linear: Path) -> None:
     (linear.parent / "own.py").write_text(RUNNER)
-    own = "runner.train_runner.runner_class_path=own.py"
+    own = "runner.train_runner.runner_class_path={workspace}/own.py"
     assert pipeline("check", linear, own).stdout.startswith("train_runner: runner is own.py:Runner, in the place of ")
     assert pipeline("check", linear, own, "--json").stdout == "[]\n"
 
@@ -274,7 +274,10 @@ def test_steps_cuts_a_pass_without_training_short(pipeline: Call, linear: Path) 
     with open(linear.parent / "data.py", "a", encoding="utf-8") as file:
         file.write("\nclass Long(Line):\n    def __len__(self): return 10 ** 12\n"
                    "    def __getitem__(self, index): return super().__getitem__(index % 24)\n")  # fmt: skip
-    assert pipeline("check", "--steps", "2", linear, "dataset.train_data.class_path=data.py:Long").exit_code == 0
+    assert (
+        pipeline("check", "--steps", "2", linear, "dataset.train_data.class_path={workspace}/data.py:Long").exit_code
+        == 0
+    )
 
 
 def test_steps_goes_on_through_the_epochs_of_little_data(pipeline: Call, linear: Path) -> None:
@@ -288,8 +291,8 @@ FAILING = "from pipeline import stages\nclass Startup(stages.Startup):\n    def 
 
 def test_steps_that_do_not_go_through_are_a_fault_with_the_users_traceback(pipeline: Call, linear: Path) -> None:
     (linear.parent / "own.py").write_text(FAILING)
-    done = pipeline("check", "--steps", 1, linear, "runner.train_runner.startup_class_path=own.py")
-    place = "override 'runner.train_runner.startup_class_path=own.py'"
+    done = pipeline("check", "--steps", 1, linear, "runner.train_runner.startup_class_path={workspace}/own.py")
+    place = "override 'runner.train_runner.startup_class_path={workspace}/own.py'"
     assert done.exit_code == 2
     assert 'own.py", line 3, in startup' in done.stderr
     assert (
@@ -317,7 +320,7 @@ def test_steps_on_a_device_that_is_not_there_are_a_fault_at_its_line(pipeline: C
 
 def test_steps_says_which_runner_stage_it_cannot_bound(pipeline: Call, linear: Path) -> None:
     (linear.parent / "own.py").write_text(RUNNER)
-    override = "runner.train_runner.runner_class_path=own.py"
+    override = "runner.train_runner.runner_class_path={workspace}/own.py"
     done = pipeline("check", "--steps", 2, linear, override)
     own = "the runner stage of 'train_runner' is your own: it may go on beyond 2 steps"
     assert (done.exit_code, done.stderr.splitlines()[:2]) == (0, [f"override '{override}': {own}", "for people"])

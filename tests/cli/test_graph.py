@@ -43,7 +43,7 @@ def test_the_graph_is_text_on_stdout_without_colours(pipeline: Call) -> None:
 def test_an_override_changes_the_graph(pipeline: Call, linear: Path) -> None:
     assert "╭─ startup ─" in pipeline("graph", linear).stdout
     (linear.parent / "startup.py").write_text(READER.replace('context["weights"]', "pass"), encoding="utf-8")
-    done = pipeline("graph", linear, "runner.train_runner.startup_class_path=startup.py")
+    done = pipeline("graph", linear, "runner.train_runner.startup_class_path={workspace}/startup.py")
     assert "┏━ startup ━━━━━━━━━━━━━━━━━━ custom startup.py:4 ━┓" in done.stdout
 
 

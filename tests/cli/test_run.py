@@ -39,7 +39,7 @@ def test_a_run_that_is_done_exits_0_and_keeps_stdout_free(linear: Path) -> None:
 
 def test_a_stage_that_fails_exits_1_with_its_own_traceback(pipeline: Call, linear: Path) -> None:
     (linear.parent / "mine.py").write_text(FAILING.replace("\n    ", "\n"), encoding="utf-8")
-    done = pipeline("run", linear, "runner.train_runner.startup_class_path=mine.py")
+    done = pipeline("run", linear, "runner.train_runner.startup_class_path={workspace}/mine.py")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "ZeroDivisionError: mine" in done.stderr
     assert 'mine.py", line 6, in startup' in done.stderr

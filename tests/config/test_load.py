@@ -116,15 +116,14 @@ def test_a_workspace_that_is_not_there_is_named(faults: Faults) -> None:
         ("hyper_parameters.optimizer.class=my.py:Mine", "hyper_parameters.optimizer.class"),
     ],
 )
-def test_a_relative_path_of_the_command_line_belongs_to_the_config_not_to_the_current_folder(
-    draft: Callable[..., Draft], override: str, address: str, monkeypatch: pytest.MonkeyPatch
+def test_a_relative_path_of_an_override_belongs_to_where_it_is_typed_not_to_the_config(
+    draft: Callable[..., Draft], override: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = draft("mode: null").path
-    folder = Path.cwd()
-    monkeypatch.chdir("/")
-    found = Draft(folder / (path or ""), [override]).config
+    path = (draft("mode: null").path or Path()).resolve()
+    monkeypatch.chdir(tmp_path)
+    found = Draft(path, [override]).config
     assert found is not None
-    assert found.get(address) == str(folder / override.partition("=")[2])
+    assert found.get(address) == str(tmp_path / override.partition("=")[2])
 
 
 @pytest.mark.parametrize("path", ["package.module:Name", "package.module.Name", "/far/my.py:Name"])

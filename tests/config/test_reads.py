@@ -31,7 +31,7 @@ def unread(linear: Path, log_lines: list[str], *overrides: str) -> list[str]:
 
 def with_runner(linear: Path, line: str) -> str:
     (linear.parent / "own.py").write_text(OWN.format(line=line), encoding="utf-8")
-    return f"{RUNNER}.runner_class_path=own.py"
+    return f"{RUNNER}.runner_class_path={{workspace}}/own.py"
 
 
 def test_a_config_that_is_read_whole_is_not_mentioned(linear: Path, log_lines: list[str]) -> None:

@@ -151,7 +151,7 @@ def test_a_stage_whose_class_cannot_be_told_is_in_question(unclear: list[Graph])
 
 
 def test_a_fault_of_the_class_path_is_one_of_the_stage(staged: Staged, drawn: Drawn) -> None:
-    (graph,) = drawn(staged(), "runner.mine.startup_class_path=stages.py:Startpu")
+    (graph,) = drawn(staged(), "runner.mine.startup_class_path={workspace}/stages.py:Startpu")
     assert [(each.stage, each.caption) for each in graph.boxes if each.faults] == [("startup", "?")]
     assert box(graph, "startup").faults[0].endswith("did you mean 'Startup'?")
 

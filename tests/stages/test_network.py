@@ -186,7 +186,7 @@ def test_a_run_with_such_a_brain_ends_before_it_trains(linear: Path) -> None:
     text = "from torch import nn\nfrom pipeline import Brain\n\nclass Model(Brain):\n    def __init__(self):\n"
     rest = "    def compute_forward(self, batch, stage): ...\n    def compute_objectives(self, predictions, batch, stage): ...\n"
     (linear.parent / "net.py").write_text(text + "".join(f"        {line}\n" for line in lines) + rest)
-    overrides = ["phase.line.model=net.py", "phase.line.model_args={}", "phase.line.loss=null"]
+    overrides = ["phase.line.model={workspace}/net.py", "phase.line.model_args={}", "phase.line.loss=null"]
     with pytest.raises(ConfigError, match=r"Model keeps head outside its modules, .*; register it: super"):
         GeneralTrainer(linear, overrides).run()
 
@@ -388,9 +388,9 @@ def test_classes_of_modules_and_updaters_may_stand_in_files_beside_the_config(li
         "    def compute_objectives(self, predictions, batch, stage): return (predictions - batch[1]).square().mean()\n"
     )
     (linear.parent / "net.py").write_text(text, encoding="utf-8")
-    module = "{class: 'net.py:Net', args: {in_features: 1, out_features: 1}}"
-    overrides = ["phase.line.model=net.py", "phase.line.model_args={}", "phase.line.loss=null",
-                 f"phase.line.modules={{net: {module}}}", "phase.line.updater={class_path: net.py}"]  # fmt: skip
+    module = "{class: '{workspace}/net.py:Net', args: {in_features: 1, out_features: 1}}"
+    overrides = ["phase.line.model={workspace}/net.py", "phase.line.model_args={}", "phase.line.loss=null",
+                 f"phase.line.modules={{net: {module}}}", 'phase.line.updater={class_path: "{workspace}/net.py"}']  # fmt: skip
     context = GeneralTrainer(linear, overrides).run()
     assert type(context["model"]["line"]["brain"].modules.net).__name__ == "Net"
     again = GeneralTrainer(context["run_dir"] / "config.yaml").run()

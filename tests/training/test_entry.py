@@ -36,4 +36,4 @@ class Network(stages.Network):
 def test_what_the_network_stage_leaves_out_is_named(linear: Path, line: str, message: str) -> None:
     (linear.parent / "own.py").write_text(NETWORK.format(line=line), encoding="utf-8")
     with pytest.raises(ContextError, match=re.escape(message)):
-        GeneralTrainer(linear, ["runner.train_runner.network_class_path=own.py"]).run()
+        GeneralTrainer(linear, ["runner.train_runner.network_class_path={workspace}/own.py"]).run()

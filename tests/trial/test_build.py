@@ -30,8 +30,8 @@ MODEL = """
             {forward}
             return self.net(x)
 """
-OWN = ["phase.line.model=model.py", "phase.line.model_args={}"]
-DATASET = "dataset.train_data.class_path=data.py:Own"
+OWN = ["phase.line.model={workspace}/model.py", "phase.line.model_args={}"]
+DATASET = "dataset.train_data.class_path={workspace}/data.py:Own"
 BATCH = "train_data (inputs [4, 1], target [4, 1])"
 
 
@@ -69,7 +69,7 @@ def own_stage(config: Path, stage: str, body: str = "pass") -> str:
         f"from pipeline import {base}\nclass {stage.capitalize()}({base}):\n    def {method}(self, context): {body}\n"
     )
     (config.parent / f"{stage}.py").write_text(code, encoding="utf-8")
-    return f"runner.train_runner.{stage}_class_path={stage}.py"
+    return f"runner.train_runner.{stage}_class_path={{workspace}}/{stage}.py"
 
 
 def test_a_phase_is_told_with_its_size_and_what_becomes_of_a_batch(linear: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_sparse_buffer_takes_what_its_parts_do(linear: Path, layout: str, part
 def test_what_an_optimizer_takes_that_wants_something_else_is_left_open(linear: Path, optimizer: str) -> None:
     stepping = "from pipeline import UpdaterBase\nclass Updater(UpdaterBase):\n    def update(self, batch): ...\n"
     (linear.parent / "updater.py").write_text(stepping, encoding="utf-8")
-    updater = "phase.line.updater={class_path: updater.py}"
+    updater = 'phase.line.updater={class_path: "{workspace}/updater.py"}'
     done = build(linear, f"hyper_parameters.optimizer.class={optimizer}", updater)
     assert f"(8 B; with gradients 16 B; cannot tell for {optimizer})" in done.lines["line"]
     assert done.problems.found == []
@@ -148,7 +148,9 @@ def test_a_model_that_its_data_does_not_fit_is_a_fault_with_the_users_line(linea
     assert faults(done) == [
         f"phase.line.model: forward fails on a batch of {BATCH}: {what}; mend the model or the dataset"
     ]
-    assert str(done.problems.found[0].fault).startswith("override 'phase.line.model=model.py': phase.line.model: ")
+    assert str(done.problems.found[0].fault).startswith(
+        "override 'phase.line.model={workspace}/model.py': phase.line.model: "
+    )
 
 
 def test_a_fault_of_a_phase_is_at_the_line_of_the_config(linear: Path) -> None:
@@ -165,7 +167,7 @@ def test_a_loss_that_fails_is_a_fault(linear: Path) -> None:
 def test_a_loss_that_is_no_scalar_is_a_fault(linear: Path) -> None:
     (linear.parent / "loss.py").write_text("def error(predictions, target): return predictions - target\n")
     message = "phase.line: compute_objectives: the loss 'loss' has shape (4, 1); return a scalar, e.g. its mean()"
-    assert faults(build(linear, "phase.line.loss=loss.py:error")) == [message]
+    assert faults(build(linear, "phase.line.loss={workspace}/loss.py:error")) == [message]
 
 
 def test_a_brain_that_keeps_a_module_to_itself_is_a_fault(linear: Path) -> None:
@@ -216,7 +218,7 @@ def test_a_file_that_an_instance_stage_may_prepare_may_lack_when_the_model_is_bu
 
 def test_a_class_that_cannot_be_imported_has_no_such_excuse(linear: Path) -> None:
     (linear.parent / "own.py").write_text("class Own:\n    def __init__(self, size): pass\nraise OSError('mine')\n")
-    done = build(linear, own_stage(linear, "instance"), "dataset.train_data.class_path=own.py:Own")
+    done = build(linear, own_stage(linear, "instance"), "dataset.train_data.class_path={workspace}/own.py:Own")
     assert [each.split(": ")[0] for each in faults(done)] == ["dataset.train_data.class_path"]
 
 
@@ -298,9 +300,9 @@ def test_what_fails_in_several_places_is_told_all_at_once(linear: Path) -> None:
         "class Own:\n    update = compute = reset = None\nraise KeyError('mine')\n"
     )
     done = build(
-        linear, "runner.train_runner.startup_class_path=broken.py", "plugins=[broken.py]",
-        "hyper_parameters.optimizer.nesterov=true", "phase.line.metrics={own: {class: broken.py:Own}}",
-        "dataset.train_data.class_path=broken.py:Own", "dataset.train_data.args={}",
+        linear, "runner.train_runner.startup_class_path={workspace}/broken.py", 'plugins=["{workspace}/broken.py"]',
+        "hyper_parameters.optimizer.nesterov=true", 'phase.line.metrics={own: {class: "{workspace}/broken.py:Own"}}',
+        "dataset.train_data.class_path={workspace}/broken.py:Own", "dataset.train_data.args={}",
     )  # fmt: skip
     assert [each.fault.address for each in done.problems.found] == [
         "plugins", "runner.train_runner.startup_class_path", "dataset.train_data.class_path", "phase.line.metrics",
