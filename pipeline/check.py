@@ -18,7 +18,7 @@ from pipeline.checks.experiment_check import check_experiment, experiment_of, wi
 from pipeline.checks.flow_check import FlowCheck, is_untouched, runs_in_order
 from pipeline.checks.hook_check import definition_of, faults_of_hooks
 from pipeline.checks.hyper_parameter_check import HyperParameterCheck
-from pipeline.checks.init_check import InitCheck
+from pipeline.checks.init_check import InitCheck, absent
 from pipeline.checks.inspection import Inspection, plain
 from pipeline.checks.named_class import given
 from pipeline.checks.phase_check import PhaseCheck
@@ -56,26 +56,27 @@ def check(config: Source, overrides: Sequence[str] = ()) -> list[Fault]:
     return inspect(config, overrides).faults
 
 
-def checked(config: Source, overrides: Sequence[str] = (), *, in_order: bool = True) -> Config:
+def checked(config: Source, overrides: Sequence[str] = (), *, in_order: bool = True, resumes: bool = False) -> Config:
     """The resolved config.
 
     Args:
         config: a config file or dict.
         overrides: ``"runner.train_runner.epochs=3"`` and the like.
         in_order: whether the stages follow each other as the default trainer's do.
+        resumes: whether an earlier run may go on, which does not need its first weights any more.
 
     Raises:
         ConfigError: it has faults; all of them.
     """
-    found = inspect(config, overrides, in_order=in_order)
+    found = inspect(config, overrides, in_order=in_order, resumes=resumes)
     if found.config is None:
         raise ConfigError(found.faults)
     return found.config
 
 
 @unchanging()
-def inspect(config: Source, overrides: Sequence[str] = (), *, in_order: bool = True) -> Checked:
-    """Look at a config file or dict, and at all that it names."""
+def inspect(config: Source, overrides: Sequence[str] = (), *, in_order: bool = True, resumes: bool = False) -> Checked:
+    """Look at a config file or dict, and at all that it names; the arguments are those of ``checked``."""
     draft = Draft(config, overrides)
     if draft.tree is None:
         return Checked(draft.faults)
@@ -95,6 +96,8 @@ def inspect(config: Source, overrides: Sequence[str] = (), *, in_order: bool = T
         flows[address.partition(".")[2]] = checks[-1].all(
             [flow for _, flow in plugins], trained=trained, in_order=in_order
         )
+        if message := "" if resumes else absent(runner):
+            checks[-1].add("init_model_path", message)
     if in_order and not any(each.is_open() for each in checks):
         inspection.faults += faults_of_hooks(plugins, list(flows.values()))
     certain = sound and in_order and not isinstance(config, Mapping)

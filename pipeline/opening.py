@@ -18,17 +18,18 @@ from loguru import logger
 from pipeline import class_path, discovery, log, run_record, workspaces
 from pipeline.checkpoint import location
 from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checks.init_check import absent
 from pipeline.config import yaml_text
 from pipeline.config.load import Config
 from pipeline.config.reads import ReadDict
 from pipeline.context import TRAIN_STATE, Context, EngineMode
 from pipeline.distributed import launch
 from pipeline.distributed.determinism import deterministic
-from pipeline.errors import ExitCode
+from pipeline.errors import ConfigError, ExitCode
 from pipeline.loading import device, stage_classes_of, trainer_of
 from pipeline.open_runner import OpenRunner
 from pipeline.resuming import standing
-from pipeline.resuming.reopening import NEVER, bring_up_to_date, reopened
+from pipeline.resuming.reopening import NEVER, Earlier, as_begun, bring_up_to_date, refuse_copy, reopened
 from pipeline.run_directory import RunDirectory
 from pipeline.run_record import RunRecord
 from pipeline.stages.base import StageBase
@@ -140,10 +141,13 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
     discovery.load(config.tree, config.workspace)
     with _output_dir(config) as output_dir:
         earlier = reopened(output_dir, config, resume)
+        config = as_begun(config, earlier) if earlier else config
+        _refuse_absent(config, earlier)
         directory = earlier.directory if earlier else RunDirectory.new(output_dir, config.name)
         with directory.locked(), log.to_file(directory.path / "log.txt", rank=0):
             record = _record(config, directory, devices)
             if earlier:
+                refuse_copy(earlier, list(stage_classes))
                 bring_up_to_date(earlier, record, list(stage_classes))
             else:
                 record.keep(directory)
@@ -153,6 +157,22 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
                 if not standing.is_done(directory, runner.name):
                     location.place(directory.path, runner)
             yield OpenRun(in_run, directory, trainers, stage_classes, devices, resumed=earlier is not None)
+
+
+def _refuse_absent(config: Config, earlier: Earlier | None) -> None:
+    """See that the first weights of each runner are there, unless it goes on from a checkpoint of its own.
+
+    Raises:
+        ConfigError: they are not; nothing was made.
+    """
+    faults = []
+    for runner in config.runners:
+        address, node = f"runner.{runner.name}.init_model_path", config.tree.find(f"runner.{runner.name}")
+        begins = earlier is None or standing.begins(earlier.directory, runner.name)
+        if node and begins and (message := absent(node)):
+            faults.append(config.origin(address).fault(address, message))
+    if faults:
+        raise ConfigError(faults)
 
 
 @contextmanager
@@ -171,7 +191,14 @@ def _record(config: Config, directory: RunDirectory, devices: Mapping[str, torch
     hardware = {**launch.hardware(), "devices": {name: str(each) for name, each in devices.items()}}
     return RunRecord(
         yaml_text.dump(_writable(config.plain(expanded=False))),
-        run_record.command(config.path, config.settings.name, config.workspace, config.overrides),
+        run_record.command(
+            config.path,
+            config.workspace,
+            config.overrides,
+            run_dir=directory.path,
+            name=config.settings.name,
+            links=config.followed(),
+        ),
         run_record.environment(directory, config.workspace, hardware),
         config.swaps or "every stage is the default\n",
         run_record.sources(config.sources, config.workspace),

@@ -85,16 +85,24 @@ class RunRecord:
 
 
 def command(
-    config: Path | None, name: str | None, workspace: Path | None, overrides: Sequence[str] = ()
+    config: Path | None,
+    workspace: Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    run_dir: Path,
+    name: str | None = None,
+    links: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The ``command`` of a record; ``name``: the one that the config gives itself."""
+    """The ``command`` of a record; ``name``: the one that the config gives itself; ``links``: where its links lead."""
     return {
         "command": shlex.join(sys.argv),
         "folder": os.getcwd(),
+        "run_dir": str(run_dir),
         "config": str(config and config.resolve()),
         "name": name or "",
         "workspace": str(workspace),
         "overrides": json.dumps(list(overrides)),
+        "links": json.dumps(dict(links or {})),
     }
 
 

@@ -57,7 +57,9 @@ class GeneralTrainer:
             raise ConfigError("\n".join(left))
         # A subclass may order the stages otherwise.
         in_order = type(self) is GeneralTrainer
-        self.config = config if isinstance(config, Config) else checked(config, overrides, in_order=in_order)
+        if not isinstance(config, Config):
+            config = checked(config, overrides, in_order=in_order, resumes=resume != NEVER)
+        self.config = config
         self.resume = resume
         self.contexts: dict[str, Context] = {}
         self.outcome = ExitCode.USAGE

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from loguru import logger
 
-from pipeline.checkpoint import weights
+from pipeline.checkpoint import names, weights
 from pipeline.checkpoint.location import NAME
 from pipeline.checkpoint.named import Trained, first_valid, named, read, tried
 from pipeline.checkpoint.saved import Saved
@@ -44,7 +45,7 @@ def load(config: Config, runner_name: str, run_dir: Path, models: Models) -> Giv
         ConfigError: ``freeze`` or ``init_modules`` cannot be done.
     """
     runner, given = _runner(config, runner_name), Given({}, {})
-    if runner.init_model_path and models:
+    if runner.init_model_path and models and not _is_needless(runner, runner.init_model_path, run_dir):
         paths, found = _found(runner, runner.init_model_path, _trained_before(config, runner_name, run_dir))
         given = _give(runner, paths, found, models)
     if runner.freeze and models:
@@ -82,6 +83,16 @@ def load_another(path: Path, models: Models) -> dict[str, int] | None:
 
 def _runner(config: Config, name: str) -> RunnerSchema:
     return next(each for each in config.runners if each.name == name)
+
+
+def _is_needless(runner: RunnerSchema, path: str, run_dir: Path) -> bool:
+    """Whether weights that have gone need not be loaded: the run goes on from its own, and no stage of a user's sees them."""
+    default = RunnerSchema.model_fields["startup_class_path"].default
+    gone = os.path.isabs(path) and not os.path.exists(path) and runner.startup_class_path == default
+    needless = gone and runner.kind == "train" and bool(names.committed(run_dir / runner.name / NAME))
+    if needless:
+        logger.warning(f"{path}: is not there any more; the run goes on from its own checkpoints, and does without it")
+    return needless
 
 
 def _trained_before(config: Config, runner_name: str, run_dir: Path) -> Trained | None:

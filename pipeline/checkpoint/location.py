@@ -47,6 +47,27 @@ def place(run_dir: Path, runner: RunnerSchema) -> None:
         raise StorageError(f"{what}; free or repair the storage, or choose another save_checkpoint_path") from error
 
 
+def refuse_copy(run_dir: Path, original: Path, runner_name: str) -> None:
+    """See that a run directory is not the copy of another one whose checkpoints it would write into.
+
+    Args:
+        run_dir: the run directory.
+        original: where the run was when it last began or went on; the same, if nobody has moved or copied it.
+        runner_name: of the runner.
+
+    Raises:
+        StorageError: it is.
+    """
+    link, its = (each / runner_name / NAME for each in (run_dir, original))
+    if not (link.is_symlink() and its.exists()) or os.path.samefile(run_dir, original):
+        return
+    if link.exists() and os.path.samefile(link, its):
+        raise StorageError(
+            f"{link}: leads to {os.readlink(link)}, into which the run in {original} writes, and {run_dir} is a copy of "
+            f"that; go on with {original}, or put a copy of the folder in the place of the link"
+        )
+
+
 def _go_on(link: Path, wanted: Path | None, run: str) -> None:
     there = Path(os.readlink(link))
     if not link.is_dir():

@@ -46,8 +46,6 @@ class InitCheck:
             self.add("", f"has no weights to evaluate; {remedy}")
         if not self.path and plain(self.runner, "init_modules") is not None:
             self.add("init_modules", "would be ignored: there is no init_model_path; add it, or remove this")
-        if all(is_untouched(self.runner, stage) for stage in ("instance", "startup")):
-            self.file()
 
     def experiment(self, name: str) -> None:
         """An experiment makes its model, and loads its weights, when the startup stage is over."""
@@ -68,8 +66,12 @@ class InitCheck:
             remedy = f"add `keep_best: {{metric: valid_loss, mode: min}}` to {name}, or name `{LAST}`"
             self.add("init_model_path", f"is '{BEST}', and {name} keeps no best checkpoint; {remedy}")
 
-    def file(self) -> None:
-        """What is to be loaded has to be there, unless it is made by the run itself."""
-        # Of os.path, which says of a name too long that nothing is there.
-        if isinstance(self.path, str) and os.path.isabs(self.path) and not os.path.exists(self.path):
-            self.add("init_model_path", f"no such checkpoint: {self.path}; check the path")
+
+def absent(runner: Node) -> str:
+    """What is wrong where nothing is at a runner's ``init_model_path``, and no stage of its own may make it; else ``""``."""
+    path = plain(runner, "init_model_path")
+    # Of os.path, which says of a name too long that nothing is there.
+    there = not isinstance(path, str) or not os.path.isabs(path) or os.path.exists(path)
+    if there or not all(is_untouched(runner, stage) for stage in ("instance", "startup")):
+        return ""
+    return f"no such checkpoint: {path}; check the path"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pipeline.config import bases, overrides, schema
+from pipeline.config import aliases, bases, overrides, schema
 from pipeline.config.reads import Reads
 from pipeline.config.references import References
 from pipeline.config.tree import DEFAULT, Node, Origin, from_plain
@@ -41,6 +43,7 @@ class Config:
         sources: the files of user code that it names, and their neighbours; filled in by the check.
         swaps: what changes where a stage is not the default; filled in by the check.
         overrides: those that it was read with.
+        links: address -> the absolute path that was given there, where it leads over links; the tree has where it leads.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Config:
         self.sources: list[Path] = []
         self.swaps = ""
         self.overrides: list[str] = []
+        self.links: dict[str, str] = {}
         self._watch()
 
     @property
@@ -111,6 +115,19 @@ class Config:
         assert settings, "replacing a placeholder in strings keeps a config valid"
         return Config(tree, settings, self.path, self.workspace, self.reads)
 
+    def leading(self, links: Mapping[str, str]) -> Config:
+        """The same config, of which these links lead where they once led: path with links -> path without."""
+        config = copy.copy(self)
+        config.tree = self.tree.copy()
+        for address, path in self.links.items():
+            if (node := config.tree.find(address)) and path in links:
+                node.value = links[path]
+        return config
+
+    def followed(self) -> dict[str, str]:
+        """Each path that leads over links -> where it leads."""
+        return {path: str(node.value) for address, path in self.links.items() if (node := self.tree.find(address))}
+
     def _watch(self) -> None:
         """Have it noted what is read of the typed objects."""
         for section in schema.SECTIONS:
@@ -135,6 +152,7 @@ class Draft:
         self.workspace: Path | None = None
         self.config: Config | None = None
         self.used: set[str] = set()
+        self.links: dict[str, str] = {}
         try:
             self.tree = self._read(source)
         except ConfigError as error:
@@ -150,6 +168,7 @@ class Draft:
         if settings and not self.faults:
             self.config = Config(self.tree, settings, self.path, self.workspace)
             self.config.overrides = list(given)
+            self.config.links = self.links
             self.config.reads.found |= self.used
 
     def _read(self, source: Source) -> Node:
@@ -173,11 +192,23 @@ class Draft:
                 if _CLASS_KEYS.fullmatch(address):
                     node.value = _class_file(node.value, node.origin)
                 elif _FILE_KEYS.fullmatch(address) and not (_INITIAL.fullmatch(address) and node.value in (BEST, LAST)):
-                    node.value = _absolute(node.value, node.origin)
-                    if not Path(node.value).is_absolute() and not node.value.startswith("{"):
-                        relative = f"'{node.value}' is relative, and a dict has no folder; give an absolute path"
-                        self.faults.append(node.origin.fault(address, relative))
+                    self._file(address, node)
         self._plugin_keys(tree)
+
+    def _file(self, address: str, node: Node) -> None:
+        """A path, made absolute and without links: what leads there may lead elsewhere once the run has begun."""
+        path = _absolute(node.value, node.origin)
+        node.value = path
+        if path.startswith("{"):
+            return
+        if not Path(path).is_absolute():
+            relative = f"'{path}' is relative, and a dict has no folder; give an absolute path"
+            self.faults.append(node.origin.fault(address, relative))
+            return
+        with suppress(OSError):  # where no file can be, which is told when it is needed
+            node.value = str(resolved(Path(path)))
+        if node.value != path:
+            self.links[f"{address.rpartition('.')[0]}.{aliases.spellings(address)[0]}"] = path
 
     def _workspace(self, tree: Node) -> Path | None:
         given = tree.child("workspace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 from loguru import logger
 
-from pipeline.checkpoint import names
+from pipeline.checkpoint import location, names
 from pipeline.config.load import Config
 from pipeline.errors import ConfigError
 from pipeline.resuming.before import Before
@@ -60,6 +61,19 @@ def reopened(output_dir: Path, config: Config, resume: str | Path) -> Earlier | 
     return Earlier(newest) if newest else None
 
 
+def as_begun(config: Config, earlier: Earlier) -> Config:
+    """The config, its links leading where they led when the run was begun; the log says which lead elsewhere now."""
+    try:
+        before = json.loads(command(earlier.directory.path).get("links", "{}"))
+    except (ValueError, RecursionError):
+        before = {}
+    known = {path: led for path, led in before.items() if isinstance(led, str)} if isinstance(before, dict) else {}
+    for path, leads in config.followed().items():
+        if leads != known.get(path, leads):
+            logger.info(f"{path} leads to {leads} now; the run goes on with {known[path]}, to which it led")
+    return config.leading(known)
+
+
 def _is_run_of(config: Config, run_dir: Path) -> bool:
     """Whether a user has made a run with this very config file, or with a config of the same ``name``."""
     said, name = command(run_dir), config.settings.name
@@ -104,6 +118,19 @@ def parts(path: Path) -> tuple[Path, Path | None]:
     # What the run directory is called may be a link, and so may the folder of its checkpoints; that leads elsewhere.
     run_dir = path.parents[2].resolve()
     return run_dir, run_dir.joinpath(*path.parts[-3:])
+
+
+def refuse_copy(earlier: Earlier, runners: Sequence[str]) -> None:
+    """See that the run would not write among the checkpoints of another one, of whose directory this is a copy.
+
+    Raises:
+        StorageError: it would.
+    """
+    path = earlier.directory.path
+    original = Path(command(path).get("run_dir", path))
+    for runner in runners:
+        if earlier.checkpoint or not is_done(earlier.directory, runner):
+            location.refuse_copy(path, original, runner)
 
 
 def bring_up_to_date(earlier: Earlier, record: RunRecord, runners: Sequence[str]) -> None:

@@ -30,6 +30,11 @@ def is_done(directory: RunDirectory, runner: str) -> bool:
     return isinstance(noted, dict)
 
 
+def begins(directory: RunDirectory, runner: str) -> bool:
+    """Whether a runner begins at its beginning: it is not through, and has no checkpoint to go on from."""
+    return not is_done(directory, runner) and not names.committed(directory.path / runner / "checkpoints")
+
+
 def furthest(directory: RunDirectory, runners: Iterable[str]) -> dict[str, int]:
     """The counters of that of these runners which trained furthest; nothing where none is through."""
     noted = [_told(directory.path / runner / DONE) for runner in runners]

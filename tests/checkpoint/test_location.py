@@ -280,3 +280,44 @@ def test_a_path_that_cannot_be_is_told_before_any_stage_of_any_runner(tmp_path: 
     with pytest.raises(StorageError, match="the checkpoints cannot go there"):
         GeneralTrainer(chosen).run()
     assert list(Path("runs/config/latest/t").iterdir()) == []
+
+
+def copied(run_dir: Path) -> Path:
+    """A copy of a run directory that has its name, elsewhere."""
+    return shutil.copytree(run_dir, run_dir.parents[2] / "copied" / run_dir.name, symlinks=True)
+
+
+def test_a_copy_of_a_run_does_not_write_among_the_checkpoints_of_the_original(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(tmp_path / "far", monkeypatch)
+    original = Path("runs/config/latest").resolve()
+    copy = copied(original)
+    for _ in range(2):
+        with pytest.raises(StorageError, match=rf"and {copy} is a copy of that; go on with {original}, or put a copy"):
+            GeneralTrainer(config(tmp_path / "far"), resume=copy).run()
+    assert GeneralTrainer(config(tmp_path / "far"), resume=original).run()["run_dir"] == original
+
+
+def test_a_copy_of_a_run_goes_on_with_a_copy_of_its_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(tmp_path / "far", monkeypatch)
+    copy = copied(Path("runs/config/latest").resolve())
+    there = (copy / "t/checkpoints").resolve()
+    (copy / "t/checkpoints").unlink()
+    shutil.copytree(there, copy / "t/checkpoints")
+    before = names(there)
+    GeneralTrainer(config(tmp_path / "far"), resume=copy).run()
+    assert (names(copy / "t/checkpoints"), names(there)) == (STEPS, before)
+
+
+def test_a_run_that_was_moved_goes_on_where_its_checkpoints_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(tmp_path / "far", monkeypatch)
+    original = Path("runs/config/latest").resolve()
+    moved = copied(original)
+    shutil.rmtree(original)
+    GeneralTrainer(config(tmp_path / "far"), resume=moved).run()
+    assert names(tmp_path / "far" / moved.name / "t") == STEPS

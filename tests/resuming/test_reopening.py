@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from click.testing import CliRunner
 
 from pipeline import Context, GeneralTrainer
 from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.cli import group
 from pipeline.errors import ConfigError, ExitCode, NoCheckpointError
 from pipeline.resuming.reopening import parts
 from pipeline.run_directory import RunDirectory
@@ -343,3 +345,77 @@ def test_a_config_from_python_without_a_name_begins_a_new_run_and_says_why(linea
     assert any(
         "a config from Python is known by its `name:` alone, and this one has none" in line for line in log_lines
     )
+
+
+@pytest.fixture
+def first(linear: Path) -> Path:
+    """The directory of a run of the config, whose weights another one begins with."""
+    directory: Path = GeneralTrainer(linear, ["runner.train_runner.seed=5"]).run()["run_dir"]
+    return directory
+
+
+LATEST = "runner.train_runner.init_model_path=runs/workspace/latest"
+
+
+def test_latest_of_the_same_config_is_the_run_before(linear: Path, first: Path) -> None:
+    named = weights(GeneralTrainer(linear, [f"runner.train_runner.init_model_path={first}"]).run())
+    Path("runs/workspace/latest").unlink()
+    Path("runs/workspace/latest").symlink_to(first.name)
+    context = GeneralTrainer(linear, [LATEST]).run()
+    assert all(torch.equal(weights(context)[name], each) for name, each in named.items())
+    assert yaml.safe_load((context["run_dir"] / "config.yaml").read_text())["runner"][0]["init_model_path"] == str(
+        first
+    )
+
+
+def test_a_resumed_run_begins_again_with_what_latest_was_when_it_began(
+    linear: Path, first: Path, log_lines: list[str]
+) -> None:
+    run_dir = stop_at(linear, 1, [LATEST])
+    assert checkpoints(run_dir) == []
+    newer = GeneralTrainer(linear, ["runner.train_runner.seed=9"]).run()["run_dir"]
+    expected = weights(GeneralTrainer(linear, [f"runner.train_runner.init_model_path={first}", "name=named"]).run())
+    context = GeneralTrainer(linear, [LATEST], resume=run_dir).run()
+    assert all(torch.equal(weights(context)[name], each) for name, each in expected.items())
+    assert any(f"leads to {newer} now; the run goes on with {first}, to which it led" in line for line in log_lines)
+
+
+def test_first_weights_that_have_gone_refuse_no_resume_that_has_a_checkpoint(
+    linear: Path, first: Path, log_lines: list[str]
+) -> None:
+    begun = [*SAVING, f"runner.train_runner.init_model_path={first}"]
+    expected = weights(GeneralTrainer(linear, [*begun, "name=named"]).run())
+    run_dir = stop_at(linear, 8, begun)
+    shutil.rmtree(first)
+    context = GeneralTrainer(linear, begun, resume="auto").run()
+    assert context["run_dir"] == run_dir
+    assert all(torch.equal(weights(context)[name], each) for name, each in expected.items())
+    assert any(
+        f"{first}: is not there any more; the run goes on from its own checkpoints" in line for line in log_lines
+    )
+
+
+@pytest.mark.parametrize("resume", ["auto", "never", "directory"])
+def test_first_weights_that_have_gone_are_a_fault_where_they_are_needed(resume: str, linear: Path) -> None:
+    gone = ["runner.train_runner.init_model_path=gone.safetensors"]
+    Path("gone.safetensors").touch()
+    run_dir = stop_at(linear, 0, []) if resume == "directory" else None
+    Path("gone.safetensors").unlink()
+    with pytest.raises(ConfigError, match=rf"init_model_path: no such checkpoint: {Path.cwd()}/gone.safetensors"):
+        GeneralTrainer(linear, gone, resume=run_dir or resume).run()
+    assert run_dir or not Path("runs").exists()
+
+
+def test_a_path_on_the_command_line_means_the_same_file_when_the_run_is_resumed_from_elsewhere(
+    linear: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("own.py").write_text(
+        "from pipeline import stages\nclass Terminal(stages.Terminal):\n    def terminal(self, context):\n"
+        "        super().terminal(context)\n        (context['run_dir'] / 'own').touch()\n"
+    )
+    run_dir = stop_at(linear, 8, [*SAVING, "runner.train_runner.terminal_class_path=./own.py"])
+    monkeypatch.chdir("/")
+    stop = linear.parent / "stop.py"
+    stop.write_text(stop.read_text().replace("== 8", "== -1"))
+    assert CliRunner().invoke(group, ["resume", str(run_dir)]).exit_code == 0
+    assert (run_dir / "own").exists()
