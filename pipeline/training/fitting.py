@@ -69,6 +69,8 @@ class Fit:
         self.measured = 0
         self.epochs: list[int] = []
         self.last_end: Path | None = None
+        # Those of a window that an earlier fit was interrupted in.
+        brain.modules.zero_grad()
         self.restore()
         self.saving = Triggers(intervals if brain.checkpointer else [], brain._train_state["iteration"])
         self.updater.state.iteration = brain._train_state["iteration"]

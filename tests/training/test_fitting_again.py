@@ -102,6 +102,26 @@ def test_two_fits_are_one_in_a_process_and_in_two(tmp_path: Path, counter: Any, 
     assert getattr(epochs, "current", 4) == 4
 
 
+class Interrupted(Dropping):
+    """Ends once, before its fifth batch."""
+
+    at = 5
+
+    def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
+        self.at -= 1
+        if not self.at:
+            raise KeyboardInterrupt
+
+
+def test_a_fit_interrupted_in_a_window_goes_on_without_its_gradients(tmp_path: Path) -> None:
+    brain = Interrupted(tmp_path / "own", grad_accumulation_factor=2)
+    with pytest.raises(KeyboardInterrupt):
+        brain.fit(range(4), Batches(), Batches())
+    assert any(each.grad is not None for each in brain.modules.parameters())
+    brain.fit(range(4), Batches(), Batches())
+    assert not list(differences(unbroken(tmp_path, grad_accumulation_factor=2), state_of(brain)))
+
+
 def test_no_checkpoint_of_an_earlier_fit_is_written_again(tmp_path: Path) -> None:
     Dropping(tmp_path).fit(range(2), Batches())
     before = contents(tmp_path)
