@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+import torch
 from loguru import logger
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
-from pipeline.data.limits import Limited
-from pipeline.data.place import has_state, unknown_place
+from pipeline.data.limits import Limited, order_of
+from pipeline.data.place import has_state, state_of, unknown_place
 from pipeline.data.seeded_loader import SeededLoader
 from pipeline.data.share import has_shard
 from pipeline.errors import DataError
@@ -33,6 +35,9 @@ def after(loader: Any, taken: int, place: Mapping[str, Any] | None = None) -> An
     if isinstance(loader, Limited):
         return Limited(after(loader.loader, taken, place), max(0, loader.count - taken))
     if not isinstance(loader, SeededLoader):
+        if taken and place and has_state(loader):
+            loader.load_state_dict(place["loader"])
+            return loader
         return _ReadAgain(loader, taken) if taken else loader
     if not loader.streams:
         return loader.after(taken) if taken else loader
@@ -55,9 +60,35 @@ def place_of(loader: Any, taken: int) -> dict[str, Any] | None:
     """
     while isinstance(loader, Limited | _ReadAgain):
         loader = loader.loader
+    if not isinstance(loader, SeededLoader) and has_state(loader):
+        return {"loader": state_of(loader, "the training data")}
     if not isinstance(loader, SeededLoader) or not loader.streams:
         return None
     return loader.place.after(taken) if loader.place else unknown_place(loader.shares, loader.batch_size, taken)
+
+
+def order_drawn_by(loader: Any) -> str:
+    """What draws the order of a loader's samples anew in each epoch, so that no place in it can be gone on from.
+
+    Returns:
+        Its class; ``""`` where the order is that of the dataset or depends on the epoch alone, and for a loader with
+        ``state_dict`` and ``load_state_dict``. An order that is neither is taken to be drawn.
+    """
+    while isinstance(loader, Limited):
+        loader = loader.loader
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or has_state(loader):
+        return ""
+    order = order_of(loader)
+    certain = isinstance(order, SequentialSampler | list | tuple | range) or hasattr(order, "set_epoch")
+    return "" if certain else type(order).__name__
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """The random generators of a loader and its samplers, which it does not share with all else."""
+    batches = getattr(loader, "batch_sampler", None)
+    owners = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
+    found = {id(each): each for each in (getattr(owner, "generator", None) for owner in owners)}
+    return [each for each in found.values() if isinstance(each, torch.Generator)]
 
 
 def refuse_other_shares(loader: SeededLoader, place: Mapping[str, Any]) -> None:

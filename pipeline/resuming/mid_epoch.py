@@ -10,6 +10,7 @@ from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.limits import order_of
 from pipeline.data.order import EpochSampler
+from pipeline.data.position import generators_of
 from pipeline.data.seeded_loader import SeededLoader
 from pipeline.errors import CheckpointError
 from pipeline.resuming.changes import differences
@@ -33,12 +34,15 @@ class MidEpoch:
         self._was: Mapping[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What decides which samples are still to come, and which gradients belong together."""
+        """What decides which samples are still to come, in later epochs too, and which gradients belong together."""
         loaders: Mapping[str, Any] = dict.get(self.context, "dataset") or {}
         models: Mapping[str, Any] = dict.get(self.context, "model") or {}
         return {
             "phases": [phase.name for phase in self.phases],
             "dataset": {name: _order(loader) for name, loader in loaders.items()},
+            "generators": {
+                name: [each.get_state() for each in generators_of(loader)] for name, loader in loaders.items()
+            },
             "overfit_batches": self.settings.overfit_batches,
             "accum_grad": {name: _windows(entry) for name, entry in models.items()},
         }
@@ -50,6 +54,8 @@ class MidEpoch:
             sampler, order = order_of(loader), state["dataset"].get(name)
             if order and isinstance(sampler, EpochSampler) and loader.seed is None and order.get("seed") is not None:
                 sampler.seed = order["seed"]
+            for generator, drawn in zip(generators_of(loader), state.get("generators", {}).get(name, ()), strict=False):
+                generator.set_state(drawn)
 
     def check(self, saved: Saved) -> None:
         """See that the run can go on from a checkpoint whose state was given to it.

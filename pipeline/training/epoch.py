@@ -9,7 +9,8 @@ from pipeline.checkpoint.random_state import restore_random_state
 from pipeline.context import Context
 from pipeline.data.batch import on_device
 from pipeline.data.loader import set_epoch
-from pipeline.data.position import after
+from pipeline.data.place import has_state
+from pipeline.data.position import after, order_drawn_by
 from pipeline.data.workers import supervised
 from pipeline.errors import DataError
 from pipeline.stopping import STOP
@@ -65,7 +66,8 @@ def train_epoch(
     rest = after(loader, brain._batches_taken, begun["pass"]["data"] if begun else None)
     brain._pass_loader = rest
     batches: Iterator[Any] = iter(on_device(rest, brain.device))
-    if getattr(rest, "num_workers", 0):
+    # To end the wait for a batch may lose it, after which no other loader could go on.
+    if getattr(rest, "num_workers", 0) and not order_drawn_by(rest) and not has_state(rest):
         batches = STOP.waited_for(batches, lambda: on_due(state["iteration"]))
     if begun:
         # Only now: beginning to iterate draws a number, as it did when the pass began.

@@ -7,11 +7,14 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+from loguru import logger
+
 from pipeline.checkpoint.numbers import Iterations
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.snapshot import snapshot
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
+from pipeline.data.position import order_drawn_by
 from pipeline.errors import ConfigError, DataError, PipelineError
 from pipeline.stopping import STOP, ExitError, StoppedError, is_asked_to_end
 from pipeline.training.agenda import Agenda
@@ -42,6 +45,8 @@ class Training:
         inference: the weights alone, saved for whoever uses the models.
         training: the Brain whose pass is running; None between two passes.
         trained: whether the phase that is up has been trained in this epoch, and may still have to be validated.
+        undivided: whether the pass that runs has no place at which it could be gone on with; it is saved at its end.
+        postponed, ending: whether in such a pass a checkpoint was due, and it was told that it ends the training.
         begun: what a pass in whose middle the run was interrupted needs to go on; None once it does.
     """
 
@@ -60,7 +65,7 @@ class Training:
         self.metrics: dict[str, dict[str, float]] = {}
         self.iterations: dict[str, dict[str, int]] = {}
         self.training: Brain | None = None
-        self.trained = False
+        self.trained = self.undivided = self.postponed = self.ending = False
         for phase in self.phases:
             watch(entry_of(phase.name, context, "brain", "optim_schedulers", "updater")["optim_schedulers"], context)
         self.inference = InferenceWeights(self.runner, context)
@@ -85,6 +90,7 @@ class Training:
         """All epochs, and a checkpoint at the end; what ends it before is heeded where the state can be saved, not elsewhere."""
         self.context["metrics"] = self.metrics
         with STOP.deferred(_between_steps), suppress(ExitError):
+            self.tell_undivided()
             refuse_short_schedules(self.runner, self.phases, self.agenda.epochs, self.context)
             # That of the last one, in case there is none left.
             self.context["current_epoch"] = max(0, self.state["epoch"] - 1)
@@ -159,11 +165,12 @@ class Training:
         on_due = partial(self.on_due, phase, Report(self.context, phase.name, brain))
         updater.state.epoch = epoch
         begun, self.begun = self.begun, None
-        self.training = brain
+        loader = self.loader(phase.dataset_name)
+        self.training, self.undivided = brain, bool(order_drawn_by(loader))
         numbers = train_epoch(
             brain,
             updater,
-            self.loader(phase.dataset_name),
+            loader,
             epoch,
             self.agenda.next_look(self.state),
             on_due,
@@ -215,7 +222,8 @@ class Training:
         except (StoppedError, KeyboardInterrupt):
             # As it was before: a resumed run validates from the beginning.
             restore_random_state(random)
-            self.save()
+            if not (self.training and self.undivided):
+                self.save()
             self.checkpoints.finish()
             raise
         if last:
@@ -224,6 +232,18 @@ class Training:
         self.metrics[phase.name] = {**self.metrics.get(phase.name, {}), **numbers}
         own = dict.fromkeys(numbers, self.state["iteration"])
         self.iterations[phase.name] = {**self.iterations.get(phase.name, {}), **own}
+
+    def tell_undivided(self) -> None:
+        """Warn of data with which no run could go on in the middle of an epoch."""
+        for name in dict.fromkeys(phase.dataset_name or "" for phase in self.phases):
+            if sampler := order_drawn_by(self.loader(name)):
+                drawn = f"dataset.{name}: its order is drawn anew in each epoch, by a {sampler}, and no place in it is known"
+                when = "checkpoints, a signal's too, are saved at the ends of epochs alone"
+                best = ", so none is the best that was validated within one" if self.runner.keep_best else ""
+                remedy = (
+                    "make the loader with pipeline.data.loader.make_loader, or give it state_dict and load_state_dict"
+                )
+                logger.warning(f"{drawn}: {when}{best}; {remedy}")
 
     def loader(self, dataset: str | None) -> Any:
         """The batches of one pass over a dataset."""
@@ -254,12 +274,21 @@ class Training:
         }
 
     def save_if(self, due: bool) -> None:
-        """Save where it is due, where this is one of the best, or where the training is asked to end, which it then does.
+        """Save where it is due or one of the best, or where the training is asked to end, which it then does.
+
+        In an undivided pass all of that comes at its end.
 
         Raises:
             StoppedError, KeyboardInterrupt: a signal has asked for it.
             ExitError: ``is_exit`` has.
         """
+        if self.training and self.undivided:
+            if is_asked_to_end(self.context) and not self.ending:
+                logger.info("asked to end: the epoch is finished first, for no run could go on in the middle of it")
+                self.ending = True
+            self.postponed |= due or self.is_best_now
+            return
+        due, self.postponed = due or self.postponed, False
         asked = is_asked_to_end(self.context)
         if due or asked or self.is_best_now:
             self.save()
