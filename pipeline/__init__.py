@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipeline.checkpoint.checkpointer import Checkpointer as Checkpointer
     from pipeline.context import Context as Context
     from pipeline.context import EngineMode as EngineMode
     from pipeline.data.loader import make_loader as make_loader
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pipeline.training.updater import UpdaterState as UpdaterState
 
 _HOMES = {
+    "pipeline.checkpoint.checkpointer": ("Checkpointer",),
     "pipeline.context": ("Context", "EngineMode"),
     "pipeline.data.loader": ("make_loader",),
     "pipeline.data.randomness": ("sample_generator",),

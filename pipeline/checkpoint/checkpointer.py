@@ -49,18 +49,18 @@ class Checkpointer:
     """
 
     def __init__(
-        self, folder: Path, *, keep_last: int | None = None, asynchronous: bool = False, disk: Disk = DISK
+        self, folder: str | Path, *, keep_last: int | None = None, asynchronous: bool = False, disk: Disk = DISK
     ) -> None:
         if keep_last is not None and keep_last < FEWEST:
             raise ConfigError(
                 f"keep_last is {keep_last}; use {FEWEST} at least, so that there is another where one is damaged"
             )
-        self.folder = folder
+        self.folder = Path(folder)
         self.resumed: Saved | None = None
         self.beginning: Beginning | None = None
         self.recoverables: dict[str, Recoverable] = {}
         self.asynchronous = asynchronous
-        self._saver = Saver(folder, disk)
+        self._saver = Saver(self.folder, disk)
         self._retention = Retention(keep_last, disk)
         self._disk = disk
         self._background = Background()

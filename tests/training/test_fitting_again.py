@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from pipeline import Brain, Stage
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline import Brain, Checkpointer, Stage
 from pipeline.checkpoint.comparison import differences
 from pipeline.errors import CheckpointError
 
@@ -37,10 +36,10 @@ class Batches:
 class Dropping(Brain):
     """A model with dropout, so that its weights depend on the random generator, and Adam, which has a state."""
 
-    def __init__(self, folder: Path | Checkpointer, **options: Any) -> None:
+    def __init__(self, folder: str | Path | Checkpointer, **options: Any) -> None:
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))
-        checkpointer = Checkpointer(folder) if isinstance(folder, Path) else folder
+        checkpointer = folder if isinstance(folder, Checkpointer) else Checkpointer(folder)
         super().__init__({"net": net}, lambda each: Adam(each, 0.05), run_opts=options, checkpointer=checkpointer)
 
     def compute_forward(self, batch: Any, stage: Stage) -> Any:
@@ -122,6 +121,11 @@ def test_a_fit_interrupted_in_a_window_goes_on_without_its_gradients(tmp_path: P
     assert not list(differences(unbroken(tmp_path, grad_accumulation_factor=2), state_of(brain)))
 
 
+def test_the_folder_of_the_checkpoints_may_be_text(tmp_path: Path) -> None:
+    Dropping(f"{tmp_path}/own").fit(range(2), Batches())
+    assert steps(tmp_path / "own") == [3, 6]
+
+
 def test_no_checkpoint_of_an_earlier_fit_is_written_again(tmp_path: Path) -> None:
     Dropping(tmp_path).fit(range(2), Batches())
     before = contents(tmp_path)
@@ -133,7 +137,7 @@ def test_no_checkpoint_of_an_earlier_fit_is_written_again(tmp_path: Path) -> Non
 KILLED = """
 import os, sys
 from pathlib import Path
-from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline import Checkpointer
 from tests.training.test_fitting_again import Batches, Dropping
 
 class Killed(Dropping):
