@@ -228,7 +228,7 @@ def write(path: Path, content: bytes) -> Path:
     ("name", "content", "message"),
     [
         ("missing", None, "missing: no such checkpoint; check the path"),
-        ("weights.pt", b"PK", r"weights.pt: is no zip file of torch.save, perhaps a pickle .*; save a state_dict"),
+        ("weights.pt", b"PK", r"weights.pt: cannot be loaded as weights \(.*\); save a state_dict"),
         (
             "weights.h5",
             b"HDF",
