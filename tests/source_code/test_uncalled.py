@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,13 @@ def test_a_brain_alone_says_before_it_trains_what_nobody_calls() -> None:
         Mine().fit(range(1), [torch.ones(1)])
     with pytest.raises(ConfigError, match=r"Mine.update_average is called by nobody"):
         Mine().evaluate([torch.ones(1)])
+
+
+def test_what_the_classes_that_a_script_imports_call_is_not_called_by_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"{BRAIN}    def check_gradients(self): pass\nModel().fit(range(1), [])\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"^Model.check_gradients is called by nobody; set check_gradients: true"):
+        runpy.run_path(str(script))
 
 
 def test_a_brain_alone_whose_own_fit_batch_calls_such_a_method_trains_with_it() -> None:
