@@ -274,11 +274,12 @@ def test_a_finished_run_needs_its_disk_no_more(tmp_path: Path) -> None:
 
 
 def test_a_path_that_cannot_be_is_told_before_any_stage_of_any_runner(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("a file")
     chosen = config(None)
     chosen["runner"].append({**chosen["runner"][0], "name": "late", "save_checkpoint_path": str(tmp_path / "file")})
+    trainer = GeneralTrainer(chosen)
+    (tmp_path / "file").write_text("a file, which was not there when the config was checked")
     with pytest.raises(StorageError, match="the checkpoints cannot go there"):
-        GeneralTrainer(chosen).run()
+        trainer.run()
     assert list(Path("runs/config/latest/t").iterdir()) == []
 
 
