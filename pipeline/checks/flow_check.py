@@ -76,7 +76,8 @@ class FlowCheck:
         """What the default network does, under the names of the phases and datasets that the config has."""
         chosen, section = plain(self.runner, "phases"), self.inspection.section("dataset")
         wanted = {each for name in self.phases if facts for each in self.datasets(name, facts)}
-        if not facts or not wanted <= set(section) or (chosen and not set(chosen) <= set(self.phases)):
+        # Where a name stands for nothing, the config says so.
+        if not facts or not wanted <= set(section) or chosen not in (None, *self.phases, list(self.phases)):
             return flow
         names = {"model": list(self.phases), "dataset": sorted(wanted)}
 

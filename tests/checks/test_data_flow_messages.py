@@ -160,3 +160,10 @@ def test_every_missing_key_is_told_once_with_its_first_line(linear: Path) -> Non
 )
 def test_what_is_not_certain_is_no_fault(linear: Path, bodies: dict[str, str]) -> None:
     assert faults(linear, **bodies) == []
+
+
+@pytest.mark.parametrize("phases", ["0.5", "[line, {}]", "[lien]"])
+def test_phases_that_stand_for_nothing_are_one_fault(linear: Path, phases: str) -> None:
+    (linear.parent / "own.py").write_text("from pipeline import stages\nclass Startup(stages.Startup):\n    pass\n")
+    overrides = [f"{RUNNER}.phases={phases}", f"{RUNNER}.startup_class_path={{workspace}}/own.py"]
+    assert [fault.address.partition(".phases")[0] for fault in check(linear, overrides)] == [RUNNER]
