@@ -86,3 +86,10 @@ def test_it_is_saved_under_the_name_model_and_may_be_fitted_by_itself() -> None:
     brain.fit(range(1), [(torch.ones(3), torch.ones(1))])
     assert list(brain.modules) == ["model"]
     assert not torch.equal(brain.module.weight, before)
+
+
+def test_a_loss_that_is_a_module_goes_to_the_device_too() -> None:
+    brain = ModuleBrain(nn.Linear(3, 1), nn.CrossEntropyLoss(torch.ones(1)))
+    brain.device = torch.device("meta")
+    brain._place_modules()
+    assert {each.device.type for each in (*brain.module.parameters(), *brain.loss.buffers())} == {"meta"}
