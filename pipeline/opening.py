@@ -29,7 +29,7 @@ from pipeline.errors import ConfigError, ExitCode
 from pipeline.loading import device, stage_classes_of, trainer_of
 from pipeline.open_runner import OpenRunner
 from pipeline.resuming import standing
-from pipeline.resuming.reopening import NEVER, Earlier, as_begun, bring_up_to_date, refuse_copy, reopened
+from pipeline.resuming.reopening import NEVER, Earlier, as_begun, bring_up_to_date, reopened
 from pipeline.run_directory import RunDirectory
 from pipeline.run_record import RunRecord
 from pipeline.stages.base import StageBase
@@ -141,13 +141,11 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
     discovery.load(config.tree, config.workspace)
     with _output_dir(config) as output_dir:
         earlier = reopened(output_dir, config, resume)
-        config = as_begun(config, earlier) if earlier else config
-        _refuse_absent(config, earlier)
+        config = _with_first_weights(config, earlier)
         directory = earlier.directory if earlier else RunDirectory.new(output_dir, config.name)
         with directory.locked(), log.to_file(directory.path / "log.txt", rank=0):
             record = _record(config, directory, devices)
             if earlier:
-                refuse_copy(earlier, list(stage_classes))
                 bring_up_to_date(earlier, record, list(stage_classes))
             else:
                 record.keep(directory)
@@ -159,13 +157,13 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
             yield OpenRun(in_run, directory, trainers, stage_classes, devices, resumed=earlier is not None)
 
 
-def _refuse_absent(config: Config, earlier: Earlier | None) -> None:
-    """See that the first weights of each runner are there, unless it goes on from a checkpoint of its own.
+def _with_first_weights(config: Config, earlier: Earlier | None) -> Config:
+    """The config with its links as the run began with them; the first weights of each runner that needs them are there.
 
     Raises:
         ConfigError: they are not; nothing was made.
     """
-    faults = []
+    config, faults = as_begun(config, earlier) if earlier else config, []
     for runner in config.runners:
         address, node = f"runner.{runner.name}.init_model_path", config.tree.find(f"runner.{runner.name}")
         begins = earlier is None or standing.begins(earlier.directory, runner.name)
@@ -173,6 +171,7 @@ def _refuse_absent(config: Config, earlier: Earlier | None) -> None:
             faults.append(config.origin(address).fault(address, message))
     if faults:
         raise ConfigError(faults)
+    return config
 
 
 @contextmanager

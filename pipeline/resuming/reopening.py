@@ -120,7 +120,7 @@ def parts(path: Path) -> tuple[Path, Path | None]:
     return run_dir, run_dir.joinpath(*path.parts[-3:])
 
 
-def refuse_copy(earlier: Earlier, runners: Sequence[str]) -> None:
+def _refuse_copy(earlier: Earlier, runners: Sequence[str]) -> None:
     """See that the run would not write among the checkpoints of another one, of whose directory this is a copy.
 
     Raises:
@@ -143,9 +143,10 @@ def bring_up_to_date(earlier: Earlier, record: RunRecord, runners: Sequence[str]
 
     Raises:
         ConfigError, NoCheckpointError: the checkpoint cannot be gone on from; nothing has changed.
-        StorageError: the storage refuses.
+        StorageError: the storage refuses, or the directory is the copy of one whose checkpoints it would write among.
     """
     directory, checkpoint = earlier
+    _refuse_copy(earlier, runners)
     logger.info(f"going on in {directory.path}")
     before = Before(directory)
     if checkpoint:

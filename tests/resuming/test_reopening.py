@@ -419,3 +419,11 @@ def test_a_path_on_the_command_line_means_the_same_file_when_the_run_is_resumed_
     stop.write_text(stop.read_text().replace("== 8", "== -1"))
     assert CliRunner().invoke(group, ["resume", str(run_dir)]).exit_code == 0
     assert (run_dir / "own").exists()
+
+
+def test_a_run_of_the_version_before_whose_command_txt_says_less_is_taken_too(linear: Path) -> None:
+    run_dir = stop_at(linear, 8, SAVING)
+    file = run_dir / "command.txt"
+    kept = [line for line in file.read_text().splitlines() if not line.startswith(("name:", "links:", "run_dir:"))]
+    file.write_text("".join(f"{line}\n" for line in kept))
+    assert GeneralTrainer(linear, SAVING, resume="auto").run()["run_dir"] == run_dir
