@@ -5,6 +5,7 @@ The trainer calls this before it runs anything, and so does ``pipeline check``.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from pipeline.errors import ConfigError, Fault
 from pipeline.inference.flow import Flow
 from pipeline.inference.stage import flow_of_plugin
 from pipeline.source_code import classes, source, uncalled
-from pipeline.source_code.finder import unchanging
+from pipeline.source_code.finder import refusal, resolved, unchanging
 from pipeline.stages.base import METHODS
 
 
@@ -146,6 +147,9 @@ def _runners(inspection: Inspection) -> dict[str, Node]:
     return {f"runner.{name}": runners[name] for name in (named if certain else runners)}
 
 
+_IMPOSSIBLE = (errno.EINVAL, errno.ENAMETOOLONG)
+
+
 def _check_folders(inspection: Inspection, runners: Mapping[str, Node]) -> None:
     """Where a run writes: below a file there can be no folder."""
     places = {"output_dir": inspection.tree.child("output_dir")}
@@ -154,7 +158,18 @@ def _check_folders(inspection: Inspection, runners: Mapping[str, Node]) -> None:
     for address, node in places.items():
         if node is None or not isinstance(node.value, str):
             continue
-        path = os.path.abspath(node.value)
+        try:
+            resolved(Path(node.value))
+        except OSError as error:
+            if error.errno in _IMPOSSIBLE:
+                inspection.add(
+                    node.origin, address, f"'{node.value}' can be no folder: {error.strerror}; check the path"
+                )
+                continue
+        path = os.path.abspath(node.value.replace("{run_dir}", ""))
+        if refused := refusal(path):
+            inspection.add(node.origin, address, refused)
+            continue
         file = next((str(each) for each in (Path(path), *Path(path).parents) if os.path.isfile(each)), None)
         if file:
             where = "is a file" if file == path else f"lies below {file}, which is a file"

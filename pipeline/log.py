@@ -43,14 +43,20 @@ def to_stderr(level: str) -> None:
         _write_to_stderr,
         level=level,
         format=_STDERR_FORMAT,
-        colorize=sys.stderr.isatty(),
+        colorize=on_terminal(),
         diagnose=False,
         backtrace=False,
     )
 
 
+def on_terminal() -> bool:
+    """Whether stderr is a terminal; a program without a console has no stderr at all."""
+    return bool(sys.stderr and sys.stderr.isatty())
+
+
 def _write_to_stderr(line: str) -> None:
-    sys.stderr.write(line)
+    if sys.stderr:
+        sys.stderr.write(line)
 
 
 @contextmanager
@@ -100,7 +106,7 @@ class _LogFile:
         except OSError as error:
             if not self._refused:
                 lost = f"{self._path}: cannot be written: {error.strerror}; lines are missing in it"
-                sys.stderr.write(f"{lost}; free or repair the storage\n")
+                _write_to_stderr(f"{lost}; free or repair the storage\n")
             self._refused = True
         else:
             self._refused = False

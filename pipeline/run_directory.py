@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,10 +11,11 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from pipeline import run_lock, storage
-from pipeline.errors import ConfigError, StorageError
+from pipeline.errors import ConfigError, StageError, StorageError
 from pipeline.storage import storing
 
 _STAMP = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
@@ -79,7 +81,8 @@ class RunDirectory:
         Raises:
             ConfigError: it is none.
         """
-        if not (path / "lock").is_file() or not any((path / name).is_file() for name in _KEPT):
+        # Of os.path, which says of a name too long that nothing is there.
+        if not os.path.isfile(path / "lock") or not any(os.path.isfile(path / name) for name in _KEPT):
             what = "is no run directory, which has a config.yaml and a lock"
             raise ConfigError(f"{path}: {what}; check the path{_run_above(path)}")
         return cls(path.resolve())
@@ -157,13 +160,34 @@ class RunDirectory:
             raise StorageError(f"{self.path}: was removed or replaced while the run was going on; begin a new run")
 
 
-def finite(value: Any) -> Any:
-    """Plain data for JSON, which has no nan and no inf: those become null."""
+def finite(value: Any, where: str = "metrics") -> Any:
+    """Plain data for JSON, which has no nan and no inf: those become null.
+
+    Raises:
+        StageError: some of it is no plain data; ``where`` it is.
+    """
     if isinstance(value, dict):
-        return {name: finite(each) for name, each in value.items()}
+        return {name: finite(each, f"{where}[{name!r}]") for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [finite(each, where) for each in value]
+    number = as_number(value, where)
+    return None if isinstance(number, float) and not math.isfinite(number) else number
+
+
+def as_number(value: Any, where: str) -> Any:
+    """A number as a file keeps it: that of a tensor or an array with one element, as a plugin may report it.
+
+    Raises:
+        StageError: it has several, or is something else; ``where`` it is.
+    """
+    if type(value) in {float, int, str, bool, NoneType}:
+        return value
+    try:
+        return value.item()
+    except (AttributeError, RuntimeError, ValueError) as error:
+        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+        message = f"{where} is a {type(value).__name__}{shape}, which is no number; put a number there"
+        raise StageError(message) from error
 
 
 def _run_above(path: Path) -> str:

@@ -95,7 +95,7 @@ def command(
 ) -> dict[str, str]:
     """The ``command`` of a record; ``name``: the one that the config gives itself; ``links``: where its links lead."""
     return {
-        "command": shlex.join(sys.argv),
+        "command": shlex.join(getattr(sys, "argv", ())),
         "folder": os.getcwd(),
         "run_dir": str(run_dir),
         "config": str(config and config.resolve()),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from io import FileIO
@@ -14,6 +13,7 @@ from loguru import logger
 
 from pipeline import hookimpl
 from pipeline.context import Context
+from pipeline.run_directory import as_number, finite
 from pipeline.storage import no_link, refusal, storing
 
 _TIMINGS = {"samples_per_second"}
@@ -103,11 +103,7 @@ class MetricLog:
 
     def _record(self, file: FileIO, event: str, context: Context, values: dict[str, Any]) -> None:
         where = {"event": event, "epoch": context["current_epoch"], "iteration": context["train_state"]["iteration"]}
-        finite = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
-        line = memoryview((json.dumps({**where, **finite}) + "\n").encode())
+        line = memoryview((json.dumps({**where, **finite(values)}) + "\n").encode())
         try:
             while line:
                 line = line[file.write(line) :]
@@ -120,4 +116,7 @@ def _size(file: FileIO) -> int:
 
 
 def _line(metrics: dict[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+    numbers = {name: as_number(value, f"metrics['{name}']") for name, value in metrics.items()}
+    return "  ".join(
+        f"{name} {each:.4f}" if isinstance(each, float) else f"{name} {each}" for name, each in numbers.items()
+    )

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from pipeline import hookimpl
 from pipeline.context import Context
+from pipeline.log import on_terminal
 
 
 class ProgressBar:
@@ -22,7 +23,7 @@ class ProgressBar:
     """
 
     def __init__(self, live: bool | None = None) -> None:
-        self.live = sys.stderr.isatty() if live is None else live
+        self.live = on_terminal() if live is None else live
         self.progress: Progress | None = None
         self.task = TaskID(0)
         self.epoch, self.epoch_started_at = -1, 0
@@ -48,7 +49,7 @@ class ProgressBar:
             TextColumn("{task.description}"),
         )
         # What is printed goes above the bar; but where stdout is a file or a pipe, it must go there.
-        shared = sys.stdout.isatty()
+        shared = bool(sys.stdout and sys.stdout.isatty())
         self.progress = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=shared)
         self.task = self.progress.add_task("", total=_batches(context), epoch=context["current_epoch"])
         # A terminal that was closed shows nothing; the run is told of it by SIGHUP.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -21,6 +24,18 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "workspace_examples").glob("*/con
 STAGE = "from pipeline import StartupBase, stages\nclass Startup(StartupBase):\n    def startup(self, context): pass\n"
 RUNNER = "runner.train_runner"
 LATER = "  - {name: later, class: infer, device: cpu, startup_class_path: 'nowhere_at.all:S'}\nphase:\n"
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """A block in which root, who may read everything, is somebody else."""
+    own = os.geteuid()
+    try:
+        if own == 0:
+            os.seteuid(65534)
+        yield
+    finally:
+        os.seteuid(own)
 
 
 def messages(config: Path, *overrides: str) -> list[str]:
@@ -477,3 +492,15 @@ def test_a_misspelt_model_argument_is_compared_with_those_that_hyper_parameters_
     overrides = ["phase.line.model={workspace}/own.py", "hyper_parameters.width=3", "phase.line.model_args={widht: 4}"]
     found = [fault.message for fault in check(linear, overrides) if fault.address.endswith("widht")]
     assert found == ["Model has no argument 'widht'; did you mean 'width'?"]
+
+
+@pytest.mark.parametrize("name", ["startup.py", "part.py"])
+def test_a_file_that_may_not_be_read_is_a_fault(linear: Path, name: str) -> None:
+    files = {"config.yaml": linear.read_text(), "data.py": (linear.parent / "data.py").read_text(),
+             "startup.py": f"from .part import *\n{STAGE}", "part.py": ""}  # fmt: skip
+    with unprivileged(), TemporaryDirectory() as folder:
+        for file, text in files.items():
+            Path(folder, file).write_text(text, encoding="utf-8")
+            Path(folder, file).chmod(0 if file == name else 0o644)
+        (found,) = messages(Path(folder, "config.yaml"), f"{RUNNER}.startup_class_path={{workspace}}/startup.py")
+        assert found.endswith(f"startup.py': {folder}/{name}: cannot be read: Permission denied; check it")

@@ -58,6 +58,9 @@ def folders(path: Path) -> list[Path]:
         ConfigError: it is none of these.
         StorageError: it cannot be listed.
     """
+    # Of os.path, which says of a name too long that nothing is there.
+    if not os.path.exists(path):
+        raise ConfigError(f"{path}: does not exist; {_WHAT}")
     if path.name == FOLDER or _all(path):
         return [path]
     if (path / FOLDER).is_dir():
@@ -67,14 +70,14 @@ def folders(path: Path) -> list[Path]:
     # Where the checkpoints of a run go elsewhere, each runner has a folder of them there.
     found = [each for each in found if each.name == FOLDER or _all(each)]
     if not found and not (path / "lock").is_file():
-        what = "has no checkpoints" if path.is_dir() else "is no folder" if path.exists() else "does not exist"
+        what = "has no checkpoints" if path.is_dir() else "is no folder"
         raise ConfigError(f"{path}: {what}; {_WHAT}")
     return found
 
 
 def is_one(path: Path) -> bool:
     """Whether a path names a checkpoint, and not a folder of them."""
-    return (path / manifest.NAME).is_file() or (names.step_of(path) is not None and path.is_dir())
+    return os.path.isfile(path / manifest.NAME) or (names.step_of(path) is not None and path.is_dir())
 
 
 def chosen(path: Path) -> Path:

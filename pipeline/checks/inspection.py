@@ -93,7 +93,7 @@ class Inspection:
         """Keep a workspace file for the run directory."""
         try:
             module = source.read(path.module) if path.file else None
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, OSError):  # a fault of the class path
             return
         if module:
             self.modules[module.file] = module

@@ -6,7 +6,9 @@ import gc
 import os
 import sys
 import warnings
+from contextlib import suppress
 from importlib import import_module
+from io import TextIOWrapper
 from typing import NoReturn
 
 import click
@@ -71,6 +73,7 @@ def main() -> NoReturn:
     os.environ.setdefault("PYTHONWARNINGS", "ignore:Failed to initialize NumPy")
     # What is being imported is no garbage.
     gc.disable()
+    _use_streams()
     try:
         sys.exit(group(prog_name="pipeline", standalone_mode=False))
     except click.ClickException as error:
@@ -80,3 +83,32 @@ def main() -> NoReturn:
         # Ctrl-C while a command was still being imported, or before it had begun.
         click.echo("interrupted before anything was run", err=True)
         sys.exit(ExitCode.INTERRUPTED)
+    except OSError as error:
+        if error.filename is None:
+            sys.exit(_unwritten(error))
+        # What a command names and does not look at more closely itself.
+        click.echo(f"{error.filename}: {error.strerror}; check the path", err=True)
+        sys.exit(ExitCode.USAGE)
+
+
+def _use_streams() -> None:
+    """Standard streams that can be written: what is closed leads nowhere, and what one cannot encode comes as its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # The lowest number that is free: its own, which else the next file would get, and with it what C code writes.
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(nowhere, True)
+            setattr(sys, name, os.fdopen(nowhere, "w" if number else "r", encoding="utf-8"))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _unwritten(error: OSError) -> ExitCode:
+    """What a command says could not be written: a pipe that nobody reads any more needs no word."""
+    # What is left of it would be tried again at the end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if not isinstance(error, BrokenPipeError):
+        with suppress(OSError):
+            click.echo(f"stdout: cannot be written: {error.strerror}; free the storage, or write elsewhere", err=True)
+    return ExitCode.STORAGE

@@ -96,7 +96,7 @@ def command(folder: Path, kind: str | None, stages: Sequence[str], plugin: bool)
 def _workspace(folder: Path, kind: str) -> None:
     if kind not in KINDS:
         raise click.UsageError(f"there is no kind '{kind}'{one_of(kind, KINDS)}")
-    if folder.is_dir() and any(folder.iterdir()):
+    if os.path.isdir(folder) and any(folder.iterdir()):
         remedy = "name a new folder, or add to it with --stage or --plugin"
         raise click.UsageError(f"{folder}: is not empty; {remedy}")
     template = resources.files("pipeline") / "templates" / kind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
@@ -34,7 +35,7 @@ def command(output: str | None) -> None:
 
 def _refuse_another(file: Path) -> None:
     """Only a schema that this command has written is written anew."""
-    if not file.is_file():
+    if not os.path.isfile(file):  # of a name too long it says no
         return
     try:
         there = json.loads(file.read_text(encoding="utf-8"))

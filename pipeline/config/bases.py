@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.config import aliases, yaml_text
-from pipeline.config.tree import Node
+from pipeline.config.tree import Node, each_once
 from pipeline.errors import ConfigError, Fault
 from pipeline.source_code.finder import resolved
 
 
-def read(path: Path, faults: list[Fault], chain: tuple[Path, ...] = ()) -> Node:
+def read(path: Path, faults: list[Fault], chain: tuple[Path, ...] = (), known: dict[Path, Node] | None = None) -> Node:
     """The tree of a file, merged over the bases that it names.
 
     Two bases of a list may not set one thing to different values, unless the file says which it is to be.
@@ -20,6 +20,7 @@ def read(path: Path, faults: list[Fault], chain: tuple[Path, ...] = ()) -> Node:
         path: the file.
         faults: takes what is wrong in spite of which there is a tree.
         chain: the files that led here by inheriting from it.
+        known: the trees of the bases that were read so far; each is read once.
 
     Raises:
         ConfigError: one of the files cannot be read, or they inherit from each other in a circle.
@@ -28,8 +29,9 @@ def read(path: Path, faults: list[Fault], chain: tuple[Path, ...] = ()) -> Node:
     given = tree.value.pop("_base_", None)
     merged: Node | None = None
     clashes: list[tuple[str, Node, Node]] = []
+    known = {} if known is None else known
     for item in () if given is None else given.value if isinstance(given.value, list) else [given]:
-        parent = _base(item, path, faults, (*chain, path.resolve()))
+        parent = _base(item, path, faults, (*chain, path.resolve()), known)
         if merged:
             clashes += _clashes(merged, parent)
         merged = merge(merged, parent, faults) if merged else parent
@@ -40,8 +42,8 @@ def read(path: Path, faults: list[Fault], chain: tuple[Path, ...] = ()) -> Node:
     return merged
 
 
-def _base(item: Node, path: Path, faults: list[Fault], chain: tuple[Path, ...]) -> Node:
-    """The tree of one item of ``_base_``."""
+def _base(item: Node, path: Path, faults: list[Fault], chain: tuple[Path, ...], known: dict[Path, Node]) -> Node:
+    """The tree of one item of ``_base_``, for the caller alone."""
     if not isinstance(item.value, str):
         raise ConfigError([item.origin.fault("_base_", f"is {item.plain()!r}; name a file, or a list of files")])
     base = path.parent / item.value
@@ -56,7 +58,9 @@ def _base(item: Node, path: Path, faults: list[Fault], chain: tuple[Path, ...]) 
     if not base.is_file():
         remedy = yaml_text.neighbour(base) or f"; it is relative to {path.name}"
         raise ConfigError([item.origin.fault("_base_", f"no such file: {base}{remedy}")])
-    return read(base, faults, chain)
+    if file not in known:
+        known[file] = read(base, faults, chain, known)
+    return known[file].copy()
 
 
 def _clashes(first: Node, second: Node, address: str = "") -> Iterator[tuple[str, Node, Node]]:
@@ -90,7 +94,7 @@ def merge(base: Node, over: Node, faults: list[Fault], address: str = "") -> Nod
 
     ``_delete_: true`` in a mapping replaces the base's instead of merging into it.
     """
-    earlier = (*base.earlier, base, *over.earlier)
+    earlier = each_once(*base.earlier, base, *over.earlier)
     if isinstance(over.value, dict):
         replaces = _takes_mark(over, faults)
         if isinstance(base.value, dict) and not replaces:

@@ -15,7 +15,7 @@ from pipeline.config.reads import Reads
 from pipeline.config.references import References
 from pipeline.config.tree import DEFAULT, Node, Origin, from_plain
 from pipeline.errors import ConfigError, Fault, nearest
-from pipeline.source_code.finder import resolved
+from pipeline.source_code.finder import refusal, resolved
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 """A config as the user gives it: the path of a file, or a dict."""
@@ -176,7 +176,10 @@ class Draft:
             given = source.get("workspace")
             folder = Path(given) if isinstance(given, str) and Path(given).is_absolute() else None
             return from_plain(dict(source), Origin("dict", folder))
-        return bases.read(Path(source), self.faults)
+        tree = bases.read(Path(source), self.faults)
+        if refused := refusal(Path(source).resolve()):
+            raise ConfigError([Origin(str(source)).fault("", refused)])
+        return tree
 
     def _resolve(self, tree: Node) -> None:
         if self.path and tree.child("workspace") is None:
@@ -227,7 +230,9 @@ class Draft:
             message = f"'{given.value}' can be no folder: {error.strerror}; check the path"
             self.faults.append(given.origin.fault("workspace", message))
             return None
-        if not folder.is_dir():
+        if refused := refusal(folder):
+            self.faults.append(given.origin.fault("workspace", refused))
+        elif not folder.is_dir():
             self.faults.append(given.origin.fault("workspace", f"no such folder: {folder}; check the path"))
         given.value = str(folder)
         return folder

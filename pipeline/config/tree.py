@@ -115,12 +115,20 @@ class Node:
 
     def take_place_of(self, there: Node) -> Node:
         """This node in the place of ``there``, which it remembers; so does each value in it that was there too."""
-        self.earlier = (*there.earlier, there, *self.earlier)
+        self.earlier = each_once(*there.earlier, there, *self.earlier)
         before = dict(there.children())
         for part, child in self.children():
             if part in before:
                 child.take_place_of(before[part])
         return self
+
+
+def each_once(*nodes: Node) -> tuple[Node, ...]:
+    """The nodes, without those that were written where one before was: several bases may have one in common."""
+    kept: dict[Origin, Node] = {}
+    for each in nodes:
+        kept.setdefault(each.origin, each)
+    return tuple(kept.values())
 
 
 def from_plain(value: Any, origin: Origin, key: Origin | None = None, depth: int = 0) -> Node:

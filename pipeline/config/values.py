@@ -68,6 +68,16 @@ def _runner_class(value: Any) -> Any:
     return value.lower().removeprefix("single_") if isinstance(value, str) else value
 
 
+_LONGEST = 200
+"""Characters of a name that a file or folder is called after; file systems take 255 bytes, and more is added to it."""
+
+
+def _not_too_long(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > _LONGEST:
+        raise ValueError(f"has {len(value)} characters, and files are called so; write {_LONGEST} at the most")
+    return value
+
+
 def _folder_name(value: Any) -> Any:
     if value in ("lock", "workspace"):
         raise ValueError(f"is {value!r}, which the run directory uses itself; choose another name")
@@ -154,7 +164,7 @@ Intervals = Annotated[
          "anyOf": [_INTERVAL, {"type": "array", "items": _INTERVAL}, {"type": "null"}]}
     ),
 ]  # fmt: skip
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$"), BeforeValidator(_not_too_long)]
 RunnerName = Annotated[Name, BeforeValidator(_folder_name)]
 PhaseName = Annotated[Name, BeforeValidator(_file_name)]
 Device = Annotated[

@@ -6,6 +6,7 @@ The scalars are those of YAML 1.2's core schema: ``1e-3`` is a float; ``on``, ``
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -91,9 +92,13 @@ def read(path: Path, where: str, faults: list[Fault] | None = None) -> Node:
 
 def neighbour(path: Path) -> str:
     """The file nearest in name, as a remedy for a path to none."""
+    # Of os.path, which says of a name too long that nothing is there.
+    if not os.path.isdir(path.parent):
+        return ""
     # The suffix alone makes no two names alike.
     alike = [each.name for each in path.parent.glob("*.y*ml") if nearest(path.stem, [each.stem])]
-    return nearest(path.name, sorted(alike))
+    # One that is there, and cannot be read, is not misspelt.
+    return "" if path.name in alike else nearest(path.name, sorted(alike))
 
 
 def _decoded(content: bytes, origin: Origin) -> str:

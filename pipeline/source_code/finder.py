@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,15 @@ def resolved(path: Path) -> Path:
     except (RuntimeError, ValueError) as error:
         raise OSError(errno.EINVAL, str(error)) from error
     return found
+
+
+def refusal(path: Path | str) -> str:
+    """Why a folder or file cannot be used although it is there, with the remedy; ``""`` where it can."""
+    found = re.search(r"\$?\{[^/]*?\}|[\x00-\x1f]", str(path))
+    if found is None:
+        return ""
+    why = "cannot stand in a line" if found[0] < " " else "a config takes for another value"
+    return f"{str(path)!r} has {found[0]!r} in its name, which {why}; rename it"
 
 
 @contextmanager

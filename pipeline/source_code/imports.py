@@ -106,7 +106,8 @@ class _Trial:
             spec = find_spec(name)
             self.found.append(_Finding(wrong_import.no_python(error, str(spec and spec.origin))))
             return
-        except OSError:
+        except OSError as error:
+            self.found.append(_Finding(f"{error.filename}: cannot be read: {error.strerror}; check it"))
             return
         if module is None:
             return

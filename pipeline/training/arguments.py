@@ -44,7 +44,7 @@ def parse_arguments(arg_list: Sequence[str] | None = None) -> tuple[str, dict[st
     Raises:
         ConfigError: there is no file, or two; a name comes twice, a value is missing, or is not what the option takes.
     """
-    words = list(sys.argv[1:] if arg_list is None else arg_list)
+    words = list(getattr(sys, "argv", ())[1:] if arg_list is None else arg_list)
     if "--help" in words or "-h" in words:
         raise ConfigError(f"{_WHERE}: asks for help; {_USAGE}")
     files: list[str] = []

@@ -13,6 +13,7 @@ from pipeline.context import Context
 from pipeline.data.batch import on_device, shape_of
 from pipeline.data.workers import supervised
 from pipeline.errors import DataError
+from pipeline.run_directory import as_number
 from pipeline.stopping import STOP
 from pipeline.training.average import Averages
 from pipeline.training.metrics import Mean, Metric
@@ -127,4 +128,4 @@ def watched(
     with supervised(batches):
         numbers = evaluate(brain, batches, stage, metrics, observe, epoch)
     hooks.after_validation(context=context, phase=phase, metrics=numbers)
-    return numbers
+    return {name: as_number(value, f"metrics['{name}'] of phase '{phase}'") for name, value in numbers.items()}

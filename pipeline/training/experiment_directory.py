@@ -80,7 +80,7 @@ def create_experiment_directory(
     except OSError as error:
         what = f"{error.filename or folder}: cannot be read or written: {error.strerror}"
         raise StorageError(f"{what}; free or repair the storage, or choose another folder") from error
-    logger.info(f"experiment directory {folder}, made by {shlex.join(sys.argv)}")
+    logger.info(f"experiment directory {folder}, made by {shlex.join(getattr(sys, 'argv', ()))}")
 
 
 @atexit.register

@@ -16,6 +16,7 @@ from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.position import order_drawn_by
 from pipeline.errors import ConfigError, DataError, PipelineError
+from pipeline.run_directory import as_number
 from pipeline.stopping import STOP, ExitError, StoppedError, is_asked_to_end
 from pipeline.training.agenda import Agenda
 from pipeline.training.brain import Brain
@@ -259,6 +260,9 @@ class Training:
             "validation": self.validation.state_dict(),
             "iterations": self.iterations,
         }
+        for phase, numbers in self.metrics.items():
+            # A plugin may have put some there.
+            numbers.update({name: as_number(each, f"metrics['{phase}']['{name}']") for name, each in numbers.items()})
         training = snapshot(self.models, loop=loop, metrics=self.metrics)
         self.checkpoints.save(self.state, self.metrics, training, self.judged_iterations())
 

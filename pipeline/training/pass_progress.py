@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pipeline.log import on_terminal
 
 EVERY = 50
 """Batches between two movements of the bar."""
@@ -44,7 +45,7 @@ def pass_progress(title: str, batches: int | None, shown: bool | None) -> Iterat
         batches: how many there will be; None: that isn't known.
         shown: whether it is; None: where stderr is a terminal.
     """
-    if not (sys.stderr.isatty() if shown is None else shown):
+    if not (on_terminal() if shown is None else shown):
         yield PassProgress(None)
         return
     columns = (

@@ -166,13 +166,11 @@ def test_a_disk_that_is_full_is_exit_code_74_and_the_run_goes_on_with_more_space
     assert again.returncode == 0, again.stderr
 
 
-def test_an_output_dir_that_is_a_file_is_exit_code_74(linear: Path) -> None:
+def test_an_output_dir_that_is_a_file_is_told_before_anything_is_run(linear: Path) -> None:
     Path("runs").touch()
     done = pipeline("run", str(linear))
-    assert done.returncode == 74
-    assert done.stderr.splitlines()[-1].endswith(
-        "cannot be written: Not a directory; free or repair the storage, or set output_dir"
-    )
+    assert done.returncode == 2
+    assert "output_dir: 'runs' is a file; name a folder" in done.stderr
 
 
 REMOVE = """

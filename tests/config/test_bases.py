@@ -162,3 +162,35 @@ def test_save_intervals_under_different_names_add_up_across_files(config: Config
     base = "runner: [{name: r, class: train, save_step_interval: 7, save_interval: 9}]"
     text = "_base_: base.yaml\nrunner: [{name: r, save_checkpoint_interval: 2, save_interval: 8}]"
     assert config(text, files={"base.yaml": base}).get("runner.r.save_interval") == [8, "2 epoch", 7]
+
+
+LEVELS = 40
+
+
+def test_a_base_that_is_named_again_and_again_is_read_once(config: Configs) -> None:
+    files = {
+        f"{level}.yaml": f"_base_: [{level - 1}.yaml, {level - 1}.yaml]\nhyper_parameters: {{l{level}: 1}}"
+        for level in range(1, LEVELS)
+    }
+    found = config(
+        f"_base_: [{LEVELS - 1}.yaml, {LEVELS - 1}.yaml]\n{RUNNER}",
+        files={"0.yaml": "hyper_parameters: {x: 0}", **files},
+    )
+    assert found.get("hyper_parameters") == {"x": 0} | {f"l{level}": 1 for level in range(1, LEVELS)}
+
+
+def test_two_bases_that_have_two_in_common_that_have_two_in_common_take_no_longer_each_time(config: Configs) -> None:
+    both = "_base_: [a{0}.yaml, b{0}.yaml]\n"
+    files = {f"{name}{level}.yaml": both.format(level - 1) for level in range(1, LEVELS) for name in "ab"}
+    last = {"a0.yaml": "hyper_parameters: {x: 0, y: [1]}", "b0.yaml": "hyper_parameters: {z: {a: 2}}"}
+    found = config(both.format(LEVELS - 1) + RUNNER, files={**last, **files})
+    assert found.get("hyper_parameters") == {"x": 0, "y": [1], "z": {"a": 2}}
+    assert all(len(each.earlier) < 5 * LEVELS for _, each in found.tree.walk())
+
+
+def test_what_one_heir_of_a_base_changes_another_does_not_see(config: Configs) -> None:
+    files = {"one.yaml": "_base_: base.yaml\nhyper_parameters: {optimizer: {class: SGD}}",
+             "two.yaml": "_base_: base.yaml\nhyper_parameters: {depth: 3}", "base.yaml": BASE}  # fmt: skip
+    found = config("_base_: [one.yaml, two.yaml]", files=files)
+    assert found.get("hyper_parameters.optimizer") == {"class": "SGD", "learning_rate": 0.1}
+    assert found.get("hyper_parameters.depth") == 3

@@ -2,8 +2,8 @@
 
 The disk is full before the run, at a save, at a number that is written, at the end; it is a tmpfs of a few MB where this may
 mount one, else files may not grow. The run directory cannot be written, becomes read-only, or is removed; output_dir is a
-file. Each time the run leaves with 74, before the first step where that can be known, and says in one line which path,
-why, and what to do; with ``on_save_error: warn`` it goes on, and the last save decides. Resumed once there is space, it
+file. Each time the run leaves with 74 (with 2 where the config shows it), before the first step where that can be known, and
+says in one line which path, why, and what to do; with ``on_save_error: warn`` it goes on, and the last save decides. Resumed once there is space, it
 comes bit for bit to the end of a run that met no such thing. Prints what does not hold, and a line of counts.
 """
 
@@ -172,8 +172,9 @@ ANYWHERE = {
     "a file in the place of the checkpoints": Case(
         {"6": "rm -rf $RUN_DIR/train/checkpoints && touch $RUN_DIR/train/checkpoints"}, ("checkpoints", "Not a directory|File exists"),
         mend="rm $RUN_DIR/train/checkpoints"),
-    "output_dir is a file": Case({}, ("Not a directory|File exists",), before="touch $DISK/runs", mend=None),
-    "output_dir is below a file": Case({}, ("Not a directory",), before="touch $DISK/file", overrides=("output_dir=file/runs",), mend=None),
+    "output_dir is a file": Case({}, ("is a file; name a folder",), before="touch $DISK/runs", code=2, mend=None),
+    "output_dir is below a file": Case(
+        {}, ("lies below .*, which is a file; name a folder",), before="touch $DISK/file", overrides=("output_dir=file/runs",), code=2, mend=None),
 }  # fmt: skip
 AS_ROOT = {
     "output_dir belongs to somebody else": Case({}, (FORBIDDEN,), before="chmod 755 $DISK", mend=None, user=NOBODY),
@@ -262,7 +263,7 @@ def told(case: Case, run: ForkedRun, at: Place) -> Iterator[str]:
     """What does not hold of what a run said, and when."""
     text = run.told()
     # That lines of log.txt are lost is said beside the error.
-    kept = re.compile(r" INFO |lines are missing in it" if case.code else " INFO ")
+    kept = re.compile(r" INFO |lines are missing in it|^1 fault; nothing was run" if case.code else " INFO ")
     lines = [line for line in text.splitlines() if not kept.search(line)]
     if run.code != case.code:
         yield f"left with {run.code}: {text[-1500:]}"

@@ -14,7 +14,8 @@ import pytest
 from pipeline_plugins.metric_log import MetricLog
 
 from pipeline import Context, GeneralTrainer
-from pipeline.errors import StorageError
+from pipeline.checkpoint import listing
+from pipeline.errors import StageError, StorageError
 
 
 def lines(context: Context, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
@@ -170,3 +171,36 @@ def test_a_file_that_has_lost_lines_is_told_of_and_gets_no_zeros(
         "metrics: has 18 bytes, and had 27 when the checkpoint was saved; the last lines before it are lost"
         in log_lines[0]
     )
+
+
+def reporting(linear: Path, hook: str, line: str) -> Path:
+    """The config with a plugin that puts something into the metrics."""
+    arguments = "context, metrics" if hook == "after_validation" else "context"
+    code = f"import torch\nfrom pipeline import hookimpl\nclass Plugin:\n    @hookimpl\n    def {hook}(self, {arguments}):\n        {line}\n"
+    (linear.parent / "mine.py").write_text(code, encoding="utf-8")
+    linear.write_text(
+        textwrap.dedent(linear.read_text(encoding="utf-8")) + 'plugins: ["{workspace}/mine.py"]\n', encoding="utf-8"
+    )
+    return linear
+
+
+@pytest.mark.parametrize(("hook", "line", "name"), [
+    ("after_validation", "metrics['mine'] = torch.tensor(1.5)", "valid_mine"),
+    ("after_epoch", "context['metrics']['line']['mine'] = torch.tensor([1.5])", "mine"),
+])  # fmt: skip
+def test_a_tensor_with_one_number_that_a_plugin_reports_is_that_number(
+    linear: Path, hook: str, line: str, name: str
+) -> None:
+    context = GeneralTrainer(reporting(linear, hook, line)).run()
+    (kept,) = {each.metrics["line"][name] for each in listing.listed(context["checkpointer"].folder)}
+    results = json.loads((context["run_dir"] / "train_runner" / "results.json").read_text(encoding="utf-8"))
+    assert (results["metrics"]["line"][name], kept) == (1.5, 1.5)
+
+
+@pytest.mark.parametrize("hook", ["after_validation", "after_epoch"])
+def test_what_is_no_number_is_told_with_its_name(linear: Path, hook: str) -> None:
+    config = reporting(linear, hook, "context['metrics'].setdefault('line', {})['mine'] = torch.ones(2)")
+    with pytest.raises(
+        StageError, match=r"\['mine'\] is a Tensor of shape \(2,\), which is no number; put a number there"
+    ):
+        GeneralTrainer(config).run()

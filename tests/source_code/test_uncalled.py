@@ -147,6 +147,7 @@ def test_a_brain_alone_whose_own_fit_batch_calls_such_a_method_trains_with_it() 
             super().init_optimizers()
             called.append("init_optimizers")
 
+        @torch.enable_grad()
         def fit_batch(self, batch: Any) -> Any:
             self.check_gradients()
             return super().fit_batch(batch)
