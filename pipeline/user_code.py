@@ -17,6 +17,7 @@ from pipeline.source_code.finder import find_spec
 
 _ROOT = len(workspaces.__name__.split(".")) + 1
 _OURS = f"{Path(__file__).parent}{os.sep}"
+_LOADING = ("<frozen importlib", str(workspaces.__file__))
 
 
 def no_module(text: str, module: str) -> str:
@@ -99,7 +100,9 @@ def user_frames(trace: TracebackType | None, *, only: bool = False) -> Traceback
     """
     frames = []
     while trace:
-        frames.append(trace)
+        # How a file is imported, by Python and by our loader, is nobody's.
+        if not trace.tb_frame.f_code.co_filename.startswith(_LOADING):
+            frames.append(trace)
         trace = trace.tb_next
     theirs = [each for each in frames if not _is_ours(each)]
     if theirs and not only and _is_ours(frames[-1]):
@@ -112,7 +115,7 @@ def user_frames(trace: TracebackType | None, *, only: bool = False) -> Traceback
 
 def _is_ours(trace: TracebackType) -> bool:
     file = trace.tb_frame.f_code.co_filename
-    return file.startswith((_OURS, "<frozen importlib")) or any(each in file for each in ("/importlib/", "/pluggy/"))
+    return file.startswith(_OURS) or any(each in file for each in ("/importlib/", "/pluggy/"))
 
 
 @contextmanager
