@@ -83,8 +83,8 @@ def fail_with_two_arguments() -> None:
         (kill, "was killed by SIGKILL at {}; most often the memory was full: use fewer num_workers or smaller"),
         (lambda: os._exit(3), "left with exit code 3 at {}; something in the dataset ends the process; set num_work"),
         (
-            lambda: os.kill(os.getpid(), signal.SIGHUP),
-            "was killed by SIGHUP at {}; it crashed; set num_workers: 0 to see where",
+            lambda: os.kill(os.getpid(), signal.SIGUSR2),
+            "was killed by SIGUSR2 at {}; it crashed; set num_workers: 0 to see where",
         ),
         (
             lambda: os.kill(os.getpid(), signal.SIGBUS),

@@ -124,10 +124,11 @@ def acting(config: Config, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dic
     return make
 
 
-def test_a_folder_that_cannot_be_made_is_told_before_the_first_step(config: Config, run: Run, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_told_before_the_first_step(config: Config, tmp_path: Path) -> None:
+    trainer = GeneralTrainer(config(save_inference_interval=1, save_inference_path=str(tmp_path / "file")))
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StorageError, match=r"file/.*/train: cannot be saved: .*; free or repair the storage"):
-        run(config(save_inference_interval=1, save_inference_path=str(tmp_path / "file")))
+        trainer.run()
     assert '"iteration": 0' in Path("runs/config/latest/status.json").read_text(encoding="utf-8")
 
 
