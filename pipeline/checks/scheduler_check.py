@@ -28,7 +28,7 @@ class Around:
         stepped: whether it certainly is ours that steps it.
         batches: how many it trains on, where the config says so.
         accum_grad: how many make a window, where it does not say so itself.
-        epochs: how many it trains for, where the config says so.
+        epochs: how many it trains for, where the config says so, right or wrong.
     """
 
     judged: str | set[str] | None
@@ -36,7 +36,7 @@ class Around:
     stepped: bool
     batches: int | None
     accum_grad: Any
-    epochs: int | None
+    epochs: Any
 
 
 def check_optim_scheduler(inspection: Inspection, address: str, node: Node, around: Around) -> None:
@@ -105,7 +105,7 @@ def _check_length(inspection: Inspection, address: str, arguments: Node, around:
         return
     per_epoch = plain(arguments, "per") == "epoch"
     needed = around.epochs if per_epoch else around.batches and -(-around.batches // accum_grad)
-    if needed is not None and needed > total:
+    if isinstance(needed, int) and needed > total:
         node = arguments.child("args") or arguments
         inspection.add(node.origin, f"{address}.args.args", too_short(name, total, needed, per_epoch=per_epoch))
 

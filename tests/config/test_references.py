@@ -151,9 +151,13 @@ def test_a_reference_sees_the_workspace_that_is_not_written(config: Configs) -> 
     assert config('hyper_parameters: {a: "${workspace}/x"}').get("hyper_parameters.a") == f"{Path.cwd()}/x"
 
 
-def test_a_folder_called_like_a_reference_is_none(workspace: Callable[..., Path]) -> None:
+def test_a_folder_called_like_a_reference_is_taken_for_none_and_refused(workspace: Callable[..., Path]) -> None:
     folder = workspace({"config.yaml": RUNNER}, "${x}")
-    assert Draft(folder / "config.yaml").workspace == folder
+    (fault,) = Draft(folder / "config.yaml").faults
+    assert (
+        fault.message
+        == f"'{folder}/config.yaml' has '${{x}}' in its name, which a config takes for another value; rename it"
+    )
 
 
 @pytest.mark.parametrize(
