@@ -116,7 +116,7 @@ def test_a_reference_reads_what_it_takes(linear: Path, target: str) -> None:
 @pytest.mark.parametrize(
     ("address", "file", "words"),
     [
-        ("runner.train_runner.epochs", "pipeline/training/agenda.py", "runner.epochs"),
+        ("runner.train_runner.epochs", "pipeline/training/agenda.py", "min(runner.epochs or NEVER"),
         ("runner.train_runner.save_interval", "pipeline/training/agenda.py", "runner.intervals"),
         ("runner.train_runner.class", "pipeline/opening.py", 'settings.kind == "infer"'),
         ("runner.train_runner.seed", "pipeline/stages/instance.py", ".seed"),
