@@ -160,17 +160,26 @@ class RunDirectory:
             raise StorageError(f"{self.path}: was removed or replaced while the run was going on; begin a new run")
 
 
-def finite(value: Any, where: str = "metrics") -> Any:
+def finite(value: Any, where: str = "") -> Any:
     """Plain data for JSON, which has no nan and no inf: those become null.
 
+    Args:
+        value: what is to be written.
+        where: it stands, for the error; ``""`` leaves what is no plain data as it is.
+
     Raises:
-        StageError: some of it is no plain data; ``where`` it is.
+        StageError: some of it is none.
     """
     if isinstance(value, dict):
-        return {name: finite(each, f"{where}[{name!r}]") for name, each in value.items()}
+        return {name: finite(each, where and f"{where}[{name!r}]") for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [finite(each, where) for each in value]
-    number = as_number(value, where)
+    try:
+        number = as_number(value, where)
+    except StageError:
+        if where:
+            raise
+        return value
     return None if isinstance(number, float) and not math.isfinite(number) else number
 
 

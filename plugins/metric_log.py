@@ -103,7 +103,7 @@ class MetricLog:
 
     def _record(self, file: FileIO, event: str, context: Context, values: dict[str, Any]) -> None:
         where = {"event": event, "epoch": context["current_epoch"], "iteration": context["train_state"]["iteration"]}
-        line = memoryview((json.dumps({**where, **finite(values)}) + "\n").encode())
+        line = memoryview((json.dumps({**where, **finite(values, "metrics")}) + "\n").encode())
         try:
             while line:
                 line = line[file.write(line) :]
