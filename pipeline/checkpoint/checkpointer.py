@@ -13,9 +13,9 @@ from loguru import logger
 
 from pipeline.checkpoint import foreign, manifest, names, numbers, saved, snapshot, state_tree, tensors, weights
 from pipeline.checkpoint.background import Background
-from pipeline.checkpoint.beginning import Beginning
 from pipeline.checkpoint.buffers import Buffers
 from pipeline.checkpoint.files import DISK, Buffer, Disk
+from pipeline.checkpoint.initial_models import InitialModels
 from pipeline.checkpoint.layout import STATE, SUFFIX, TRAINING
 from pipeline.checkpoint.numbers import Iterations
 from pipeline.checkpoint.quarantine import newest_valid
@@ -42,7 +42,7 @@ class Checkpointer:
     Attributes:
         recoverables: name -> object whose state is kept too.
         resumed: the checkpoint from which the run goes on; None for one that begins.
-        beginning: the models as they were then, before anything was restored; None while there are none.
+        initial: the models as they were then, before anything was restored; None while there are none.
 
     Raises:
         ConfigError: ``keep_last`` is less than 2.
@@ -57,7 +57,7 @@ class Checkpointer:
             )
         self.folder = Path(folder)
         self.resumed: Saved | None = None
-        self.beginning: Beginning | None = None
+        self.initial: InitialModels | None = None
         self.recoverables: dict[str, Recoverable] = {}
         self.asynchronous = asynchronous
         self._saver = Saver(self.folder, disk)
@@ -97,7 +97,7 @@ class Checkpointer:
         self.wait()
         if training is not None:
             recoverables = {name: each.state_dict() for name, each in self.recoverables.items()}
-            changes = self.beginning.changes(models) if self.beginning else {}
+            changes = self.initial.changes(models) if self.initial else {}
             training = {**training, "recoverables": recoverables, **changes}
         final = self.path_of(train_state["iteration"])
         counted = {
@@ -182,7 +182,7 @@ class Checkpointer:
         What is no entry of a phase, as a network stage of one's own may leave it, nobody saves.
         """
         entries = models.items() if isinstance(models, Mapping) else ()
-        self.beginning = Beginning({phase: entry for phase, entry in entries if weights.is_entry(entry)})
+        self.initial = InitialModels({phase: entry for phase, entry in entries if weights.is_entry(entry)})
 
     def restore(self, context: Context) -> bool:
         """Go on from the newest valid checkpoint: weights, optimizers, counters, random generators, recoverables.
@@ -200,7 +200,7 @@ class Checkpointer:
         found = self.newest_valid()
         if found is None:
             return False
-        snapshot.restore(found, context, self.recoverables, self.beginning)
+        snapshot.restore(found, context, self.recoverables, self.initial)
         self.resumed = found
         logger.info(f"going on after iteration {found.train_state['iteration']}, from {found.path}")
         return True

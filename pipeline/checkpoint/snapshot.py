@@ -9,7 +9,7 @@ from loguru import logger
 from torch import Tensor, nn
 
 from pipeline.checkpoint import kept_config, parts, weights
-from pipeline.checkpoint.beginning import Beginning, restore_frozen
+from pipeline.checkpoint.initial_models import InitialModels, restore_frozen
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.saved import Saved
 from pipeline.checkpoint.weights import Models, module_of
@@ -46,7 +46,7 @@ def snapshot(models: Models, **more: Any) -> dict[str, Any]:
 
 
 def restore(
-    saved: Saved, context: Context, recoverables: Mapping[str, Recoverable], beginning: Beginning | None = None
+    saved: Saved, context: Context, recoverables: Mapping[str, Recoverable], initial: InitialModels | None = None
 ) -> None:
     """Give a run the state of a checkpoint, once its models are built.
 
@@ -54,7 +54,7 @@ def restore(
         saved: the checkpoint.
         context: of the run.
         recoverables: name -> object whose state it keeps too.
-        beginning: of the models, as they are now; None: they are no part of the context yet.
+        initial: of the models, as they are now; None: they are no part of the context yet.
 
     Raises:
         CheckpointError: the run has other phases, modules or optimizers than the one that saved it.
@@ -79,10 +79,10 @@ def restore(
         kept_config.add_configured(states, entry["optim_schedulers"], name, saved.path, context)
         _load_schedulers(entry, states, f"{saved.path}: phase '{name}'")
         restore_gradients(entry["brain"].modules, saved.training["gradients"].get(name, {}))
-    if beginning:
-        parts.restore(parts.parts_of(models), saved.training.get("parts", {}), beginning.options, f"{saved.path}")
+    if initial:
+        parts.restore(parts.parts_of(models), saved.training.get("parts", {}), initial.options, f"{saved.path}")
         if "frozen" in saved.training:
-            restore_frozen(models, saved.training["frozen"], beginning.frozen)
+            restore_frozen(models, saved.training["frozen"], initial.frozen)
     for name, entry in models.items():
         entry["updater"].set_state_dict(saved.training["updaters"][name])
     recover(recoverables, saved.training["recoverables"], f"{saved.path}")

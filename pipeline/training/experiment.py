@@ -12,7 +12,7 @@ from loguru import logger
 from torch.optim import Optimizer
 
 from pipeline.checkpoint import names, optimizer_state, parts, saved, snapshot, weights
-from pipeline.checkpoint.beginning import restore_frozen
+from pipeline.checkpoint.initial_models import restore_frozen
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.saved import Saved
 from pipeline.context import TRAIN_STATE, Context
@@ -199,8 +199,8 @@ class ExperimentBase(ExperimentSetup):
         weights.load(found.weights, self.context["model"], where)
         for name, module in self._modules().items():
             snapshot.restore_gradients(module, training["gradients"].get(name, {}))
-        if "frozen" in training and self.checkpointer.beginning:
-            restore_frozen({PHASE: {"model": self.model}}, training["frozen"], self.checkpointer.beginning.frozen)
+        if "frozen" in training and self.checkpointer.initial:
+            restore_frozen({PHASE: {"model": self.model}}, training["frozen"], self.checkpointer.initial.frozen)
         self.set_state_dict(found.train_state)
         self.load_training_state(training)
         parts.restore(self._parts(), training.get("attributes", {}), self._options, where)

@@ -94,8 +94,8 @@ class Fit:
     def _go_on(self, found: Saved) -> None:
         context = Context(model=self.models, train_state=self.brain._train_state)
         checkpointer = self.brain.checkpointer
-        recoverables, beginning = (checkpointer.recoverables, checkpointer.beginning) if checkpointer else ({}, None)
-        snapshot.restore(found, context, recoverables, beginning)
+        recoverables, initial = (checkpointer.recoverables, checkpointer.initial) if checkpointer else ({}, None)
+        snapshot.restore(found, context, recoverables, initial)
         self.last_end = found.path
         if found.training is None:
             old = f"{found.path}: an earlier version saved weights and counters alone; the optimizers begin anew"

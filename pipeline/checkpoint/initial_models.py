@@ -17,7 +17,7 @@ Frozen = dict[str, list[str]]
 """Phase -> the names of the parameters that are not trained."""
 
 
-class Beginning:
+class InitialModels:
     """What a checkpoint is compared with.
 
     Args:
@@ -72,11 +72,11 @@ class Beginning:
 _ANY = "of any shape"
 
 
-def restore_frozen(models: Models, saved: Mapping[str, Frozen], beginning: Frozen) -> None:
+def restore_frozen(models: Models, saved: Mapping[str, Frozen], initial: Frozen) -> None:
     """Train again what was trained, where config and code have not changed that: else they win."""
     for phase, entry in kept_of(models).items():
         was, now = set(saved["begun"].get(phase, ())), set(saved["now"].get(phase, ()))
-        fresh = set(beginning.get(phase, was))
+        fresh = set(initial.get(phase, was))
         for name, each in module_of(entry).named_parameters():
             if (name in was) == (name in fresh):
                 each.requires_grad_(name not in now)
