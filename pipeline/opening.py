@@ -222,8 +222,7 @@ def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:
     # A config of its own: what a runner does to the arguments that it is given, the next does not see.
     config = run.config.in_run(run.directory.path)
     settings = next(runner for runner in config.runners if runner.name == name)
-    plugins = discovery.manager()
-    folder = run.directory.path / name
+    plugins, folder = discovery.manager(), run.directory.path / name / "checkpoints"
     env = copy.deepcopy(config.plain())
     written = {phase["name"]: phase for phase in env["phase"]}
     env["phase"] = [written[phase.name] for phase in config.phases(settings)]
@@ -246,7 +245,7 @@ def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:
         world_size=1,
         hooks=plugins.hook,
         run_dir=run.directory.path,
-        checkpointer=Checkpointer(folder / "checkpoints", keep_last=settings.keep_last, asynchronous=True),
+        checkpointer=Checkpointer(folder, keep_last=settings.keep_last, asynchronous=True),
         train_state=dict.fromkeys(TRAIN_STATE, 0),
         checkpoints={},
         resources=resources,
