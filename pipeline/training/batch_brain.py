@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import fields
@@ -321,11 +322,25 @@ class BatchBrain:
         """Report a number with those of the pass, averaged by samples; it stays on its device until it is read.
 
         Args:
-            name: how it is reported; in a validation pass with ``valid_`` before it.
+            name: how it is reported; in a validation pass with ``valid_`` before it. That of a metric, and ``loss``, are
+                taken, but by an updater that returns no loss.
             value: a scalar that is a mean over the samples.
             batch_size: how many these are; None: those of the batch.
         """
         self._pass_numbers.log(name, value, batch_size)
+
+    def _with_logged(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """The numbers of a pass, and those that were logged in it.
+
+        Raises:
+            ConfigError: one that was logged has the name of another.
+        """
+        logged = self._pass_numbers.means()
+        # Of an updater that returns nothing there is no other loss than the one that it logs.
+        for name in (each for each in logged if not math.isnan(numbers.get(each, math.nan))):
+            replaced = f"{self._where}log('{name}', …) would replace the {'loss' if name == 'loss' else 'metric'}"
+            raise ConfigError(f"{replaced} of the pass, which is reported by that name; give it another")
+        return {**numbers, **logged}
 
     def _refuse_divergence(self) -> None:
         """Read the losses so far, and end the training if too many batches were not finite.

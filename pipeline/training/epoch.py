@@ -85,4 +85,4 @@ def train_epoch(
     brain._end_pass()
     loss = brain._pass_loss.mean()
     brain.on_stage_end(Stage.TRAIN, loss, epoch)
-    return {"loss": loss, **brain._pass_numbers.means()}
+    return brain._with_logged({"loss": loss})

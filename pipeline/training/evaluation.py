@@ -98,7 +98,7 @@ def evaluate(
         mean = loss.compute()
         judged = {name: _number(metric.compute(), name, metric) for name, metric in metrics.items()}
         brain.on_stage_end(stage, mean, epoch)
-        return {"loss": mean, **judged, **brain._pass_numbers.means()}
+        return brain._with_logged({"loss": mean, **judged})
 
 
 def _number(value: Any, name: str, metric: Metric) -> float:

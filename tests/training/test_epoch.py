@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,11 +12,11 @@ from torch import Tensor, nn
 
 from pipeline import Brain, Stage
 from pipeline.context import Context
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 from pipeline.training.epoch import train_epoch
 from pipeline.training.module_brain import ModuleBrain
 from pipeline.training.schedules import Constant
-from pipeline.training.updater import Updater
+from pipeline.training.updater import Updater, UpdaterBase
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Context]
@@ -118,6 +119,18 @@ def test_its_numbers_are_the_mean_loss_and_what_was_logged() -> None:
     numbers = train_epoch(brain, Updater(brain), DATA, 0, 99, lambda iteration: 0)
     x, y = (torch.cat(parts) for parts in zip(*DATA, strict=True))
     assert numbers == {"loss": pytest.approx(mse(brain.module(x), y).item(), rel=1e-6), "first": 1.0}
+
+
+@pytest.mark.parametrize("returned", [True, False])
+def test_what_is_logged_replaces_no_loss_but_that_of_an_updater_without_one(returned: bool) -> None:
+    class Logging(UpdaterBase):
+        def update(self, batch: Any) -> Any:
+            self.log("loss", 7.0)
+            return torch.tensor(1.0) if returned else None
+
+    brain = bound()
+    with pytest.raises(ConfigError, match="would replace the loss") if returned else nullcontext():
+        assert train_epoch(brain, Logging(), DATA, 0, 99, lambda iteration: 0) == {"loss": 7.0}
 
 
 def test_an_epoch_without_a_batch_is_refused_by_the_name_of_its_data() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pipeline import Brain, GeneralTrainer, Stage, hookimpl
 from pipeline.context import Context
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 from pipeline.training.evaluation import evaluate, evaluating
 from pipeline.training.metrics import Accuracy
 from pipeline.training.module_brain import ModuleBrain
@@ -50,6 +50,27 @@ def test_modules_and_what_was_logged_are_as_they_were_even_after_an_error() -> N
     assert brain.modules.net.training
     assert torch.is_grad_enabled()
     assert brain._pass_numbers.means() == {"loss": 1.0}
+
+
+class Logging(ModuleBrain):
+    """Logs a number under each of some names."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(nn.Linear(1, 2), nn.functional.cross_entropy)
+        self.names = names
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        for name in self.names:
+            self.log(name, 1.0)
+        return super().compute_forward(batch, stage)
+
+
+@pytest.mark.parametrize(("name", "replaced"), [("loss", "loss"), ("share", "metric")])
+def test_what_is_logged_does_not_replace_the_loss_or_a_metric(name: str, replaced: str) -> None:
+    batches = [(torch.ones(2, 1), torch.ones(2, dtype=torch.long))]
+    with pytest.raises(ConfigError, match=rf"log\('{name}', …\) would replace the {replaced} .*; give it another"):
+        evaluate(Logging("other", name), batches, Stage.VALID, {"share": Accuracy()})
+    assert evaluate(Logging("other"), batches, Stage.VALID, {"share": Accuracy()})["other"] == 1.0
 
 
 class Stepping(ModuleBrain):
