@@ -373,7 +373,7 @@ def test_a_missing_key_in_a_plugin_before_the_first_stage_names_the_plugin(
     plugged: Plugged, log_lines: list[str]
 ) -> None:
     reading = RAISING.replace("def before_pipeline", "def before_stage").format(
-        hook="before_pipeline", statement="context['optimiser']"
+        hook="before_pipeline", statement="context['optimiser'.lower()]"
     )
     with pytest.raises(KeyError, match=r"context\['optimiser'\] was read by trainer \(faulty.py:12\)"):
         GeneralTrainer(plugged("[faulty.py]", faulty=reading)).run()

@@ -102,7 +102,7 @@ PATH = "phase.line.metrics.m.class: '{ws}/own.py:"
 )  # fmt: skip
 def test_a_metric_has_the_three_methods(linear: Path, change: tuple[str, str], name: str, expected: list[str]) -> None:
     (linear.parent / "own.py").write_text(textwrap.dedent(METRIC.replace(*change) if change[0] else METRIC))
-    assert messages(linear, f"phase.line.metrics={{m: {{class: 'own.py:{name}'}}}}") == expected
+    assert messages(linear, f"phase.line.metrics={{m: {{class: '{{workspace}}/own.py:{name}'}}}}") == expected
 
 
 def test_a_metric_may_not_have_the_name_under_which_the_loss_is_reported(linear: Path) -> None:

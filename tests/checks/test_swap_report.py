@@ -98,7 +98,7 @@ def test_with_the_default_left_out_its_keys_are_named(linear: Path) -> None:
     ("body", "expected"),
     [
         ("context['points'] = 1", "also writes: points (read by no later stage)"),
-        ("context['is_exit'] = True", "also writes: is_exit (read by the trainer)"),
+        ("context['is_exit'] = True", "also writes: is_exit (needed by terminal)"),
         ("context['metrics'] = {}", "also writes: metrics (may be read by terminal)"),
     ],
 )
