@@ -68,7 +68,7 @@ class Inspection:
         if not isinstance(node.value, str):
             if module and not callable(node.value):  # elsewhere the schema says so
                 self.add(
-                    node.origin, address, f"is {node.value!r}; write the name of a class in {module}, or a class path"
+                    node.origin, address, f"is {node.plain()!r}; write the name of a class in {module}, or a class path"
                 )
             return None
         if "{workspace}" in node.value or "${" in node.value:  # stands for nothing: the config says so

@@ -16,6 +16,7 @@ from pipeline.source_code.classes import Parameters
 
 SCHEDULES = "pipeline.training.schedules"
 OPTIM_SCHEDULER = "pipeline.training.optim_scheduler:OptimScheduler"
+LR_SCHEDULERS = "torch.optim.lr_scheduler"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def check_optim_scheduler(inspection: Inspection, address: str, node: Node, arou
     if found.module.name == SCHEDULES and found.name == "Plateau":
         _check_metric(inspection, address, written, arguments, around)
     elif found.module.name == SCHEDULES and found.name == "TorchSchedule":
+        _check_schedule(inspection, address, arguments)
         _check_length(inspection, address, arguments, around)
 
 
@@ -90,6 +92,17 @@ def _check_metric(inspection: Inspection, address: str, written: Node, arguments
     if around.judged and node and isinstance(node.value, str) and node.value not in around.judged:
         message = f"nothing reports '{node.value}'{one_of(node.value, around.judged)}"
         inspection.add(node.origin, f"{address}.args.metric", message)
+
+
+def _check_schedule(inspection: Inspection, address: str, arguments: Node) -> None:
+    """The schedule of torch's that is named, and its arguments; its first is the optimizer, which is ours."""
+    name, given = arguments.child("schedule"), arguments.child("args")
+    place, base = f"{address}.args", f"{LR_SCHEDULERS}:LRScheduler"
+    found = inspection.find_class(name, f"{place}.schedule", "Schedule", base, LR_SCHEDULERS) if name else None
+    taken = classes.parameters(found) if found else None
+    if found and taken:
+        written = given if given and given.value is not None else Node({}, arguments.origin)
+        inspection.check_arguments(taken.without_first(), written, f"{place}.args", found.name)
 
 
 def _check_length(inspection: Inspection, address: str, arguments: Node, around: Around) -> None:

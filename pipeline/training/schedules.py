@@ -13,10 +13,9 @@ from torch.optim import lr_scheduler
 from pipeline import class_path
 from pipeline.checkpoint import optimizer_state
 from pipeline.checkpoint.comparison import differences
+from pipeline.checks.scheduler_check import LR_SCHEDULERS
 from pipeline.errors import ConfigError
 from pipeline.training.optim_scheduler import OptimScheduler
-
-LR_SCHEDULERS = "torch.optim.lr_scheduler"
 
 
 class Constant(OptimScheduler):

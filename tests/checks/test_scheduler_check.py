@@ -162,6 +162,20 @@ def test_a_cycle_that_is_over_before_the_data_are_is_told_before_the_first_step(
     assert json.loads((run / "status.json").read_text(encoding="utf-8"))["iteration"] == 0
 
 
+@pytest.mark.parametrize(("given", "message"), [
+    ("schedule: StepRL, args: {step_size: 2}", "schedule: 'StepRL': torch.optim.lr_scheduler has no 'StepRL'; did you mean 'StepLR'?"),
+    ("schedule: {class: StepLR}", "schedule: is {'class': 'StepLR'}; write the name of a class in torch.optim.lr_scheduler, or a class path"),
+    ("schedule: torch.nn.Linear", "schedule: 'torch.nn.Linear': Linear does not derive from torch.optim.lr_scheduler:LRScheduler"),
+    ("schedule: StepLR", "args: StepLR needs the argument step_size; add it"),
+    ("schedule: StepLR, args: {stepsize: 2, step_size: 3}", "args.stepsize: StepLR has no argument 'stepsize'; did you mean 'step_size'?"),
+    ("schedule: StepLR, args: {step_size: two}", "args.step_size: StepLR's argument step_size is 'two', a string; write an integer"),
+])  # fmt: skip
+def test_a_wrong_schedule_of_torchs_is_told_before_anything_runs(linear: Path, given: str, message: str) -> None:
+    main = f"{{class: torch_schedule, args: {{optim_type: SGD, optim_conf: {{lr: 0.1}}, {given}}}}}"
+    (fault,) = check(linear, [f"{ADDRESS}={{main: {main}}}", NO_OPTIMIZER])
+    assert f"{fault.address}: {fault.message}".startswith(f"{ADDRESS}.main.args.{message}")
+
+
 @pytest.mark.parametrize("overrides", [
     one_cycle("total_steps: 12"), [*one_cycle("total_steps: 20"), *STEPS], one_cycle("total_steps: 2", "per: epoch, "),
     one_cycle("total_steps: 4", "accum_grad: 4, "),
