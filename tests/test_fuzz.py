@@ -56,3 +56,8 @@ def test_a_base_that_can_be_no_file_is_named(workspace: Workspace, base: str, me
     config = workspace({"config.yaml": f"_base_: {base}\n"}) / "config.yaml"
     (config.parent / "loop.yaml").symlink_to("loop.yaml")
     assert [fault.address for fault in check(config) if message in fault.message] == ["_base_"]
+
+
+def test_a_config_that_can_be_no_file_is_named() -> None:
+    (fault,) = check(Path("a\0b.yaml"))
+    assert fault.message == "cannot be read: embedded null byte; check the path"
