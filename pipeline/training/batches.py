@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from loguru import logger
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from pipeline.data.loader import set_epoch
 from pipeline.data.position import after, place_of
@@ -74,8 +74,9 @@ class Batches:
 
     def _opened(self) -> Iterator[Any]:
         if self._rest is None:
-            if self.taken and isinstance(getattr(self.loader, "sampler", None), RandomSampler):
-                other = "its RandomSampler draws another order than the one that was left"
+            sampler = getattr(self.loader, "sampler", None)
+            if self.taken and isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
+                other = f"its {type(sampler).__name__} draws another order than the one that was left"
                 logger.warning(f"train_loader: {other}; make it with pipeline.data.loader.make_loader to go on exactly")
             ours = isinstance(self.loader, SeededLoader)
             self._reading = after(self.loader, self.taken, self._place) if ours else self.loader

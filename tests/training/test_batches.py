@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from pipeline.data.batch import count_samples
 from pipeline.data.loader import make_loader
@@ -138,11 +138,14 @@ def test_a_batch_sampler_without_a_length_is_no_obstacle() -> None:
     assert [each.tolist() for each in rest(batches)] == [[0, 1], [2, 3]]
 
 
-def test_an_order_that_cannot_be_drawn_again_is_warned_of(log_lines: list[str]) -> None:
-    rest(Batches(DataLoader(list(range(5)), None, shuffle=True), 1))
+@pytest.mark.parametrize(
+    "sampler", [RandomSampler(range(5)), SubsetRandomSampler(range(5)), WeightedRandomSampler([1.0] * 5, 5)]
+)
+def test_an_order_that_cannot_be_drawn_again_is_warned_of(sampler: Any, log_lines: list[str]) -> None:
+    rest(Batches(DataLoader(list(range(5)), None, sampler=sampler), 1))
     assert log_lines == []
-    rest(Batches(DataLoader(list(range(5)), None, shuffle=True), 1, 2))
-    assert "another order than the one that was left; make it with pipeline.data.loader.make_loader" in log_lines[0]
+    rest(Batches(DataLoader(list(range(5)), None, sampler=sampler), 1, 2))
+    assert f"its {type(sampler).__name__} draws another order than the one that was left; make it with" in log_lines[0]
 
 
 @pytest.mark.parametrize(
