@@ -70,7 +70,8 @@ class Reads:
         return lines
 
     def _lines(self, node: Node | None, address: str, what: str = _NEVER) -> dict[str, str]:
-        asked = [each.rpartition(".")[2] for each in self.missed | self.found if each.rpartition(".")[0] == address]
+        # A key that is there, by default too, is not what another was meant to be.
+        asked = [each.rpartition(".")[2] for each in self.missed if each.rpartition(".")[0] == address]
         left = {name: each for name, each in _written(node, address).items() if not self._has(f"{address}.{name}")}
         return {
             name: f"{each.key or each.origin}: {address}.{name}: {what}{nearest(name, asked) or _REMEDY}"

@@ -119,6 +119,11 @@ def test_what_a_stage_of_ones_own_ignores_is_told(
     assert [each.split(";")[0] for each in found] == [f"{RUNNER}.{key}" for key in ignored]
 
 
+def test_a_key_that_has_its_default_is_no_hint_for_another(linear: Path, log_lines: list[str]) -> None:
+    told = unread(linear, log_lines, with_runner(linear, "context['config'].runners[0].debug_epochs"))
+    assert f"{RUNNER}.epochs; take it out, or check its name" in told
+
+
 PHASE = "  - {name: other, model: torch.nn.Linear, loss: torch.nn.functional.l1_loss, dataset_name: train_data}\n"
 
 
