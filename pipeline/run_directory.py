@@ -19,6 +19,8 @@ from pipeline.errors import ConfigError, StageError, StorageError
 from pipeline.storage import storing
 
 _STAMP = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
+_PLAIN = frozenset({int, str, bool, NoneType})
+"""What JSON has a form for, beside floats."""
 _KEPT = ("config.yaml", "command.txt", "environment.json", "status.json")
 """By one of these, and its lock, a run directory is known: if one is damaged, there are the others."""
 MADE_BY = "made_by.txt"
@@ -170,6 +172,12 @@ def finite(value: Any, where: str = "") -> Any:
     Raises:
         StageError: some of it is none.
     """
+    # The usual cases, on the way of every printed step.
+    kind = type(value)
+    if kind is float:
+        return value if math.isfinite(value) else None
+    if kind in _PLAIN:
+        return value
     if isinstance(value, dict):
         return {name: finite(each, where and f"{where}[{name!r}]") for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -189,7 +197,7 @@ def as_number(value: Any, where: str) -> Any:
     Raises:
         StageError: it has several, or is something else; ``where`` it is.
     """
-    if type(value) in {float, int, str, bool, NoneType}:
+    if type(value) is float or type(value) in _PLAIN:
         return value
     try:
         return value.item()
