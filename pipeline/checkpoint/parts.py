@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +16,16 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from pipeline import workspaces
 from pipeline.checkpoint import optimizer_state
 from pipeline.checkpoint.optimizer_state import Options
 from pipeline.checkpoint.weights import Models, module_of
 from pipeline.errors import CheckpointError
+
+_OTHERS = {*sys.stdlib_module_names, "torch", "pipeline", "pipeline_plugins", "loguru", "numpy"}
+"""Packages whose objects are not looked into; the standard library is among them."""
+_MOST = 1000
+"""Items of a list or dict that is looked through."""
 
 
 def parts_of(models: Models) -> dict[str, Any]:
@@ -72,16 +80,33 @@ def _known(entry: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Attributes with a state, also those of ``hparams``, and the items of lists and dicts."""
+    """What has a state in the attributes of an object, and in the lists, dicts and objects of the user's own in these."""
+    seen = {id(owner)}
     for name, value in getattr(owner, "__dict__", {}).items():
-        if _has_state(value):
-            yield name, value
-            continue
-        inner = vars(value) if isinstance(value, SimpleNamespace) else value
-        inner = dict(enumerate(inner)) if isinstance(inner, list | tuple) else inner
-        for key, each in inner.items() if isinstance(inner, dict) else ():
-            if _has_state(each):
-                yield f"{name}.{key}", each
+        yield from _within(value, name, seen)
+
+
+def _within(value: Any, place: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    if _has_state(value):
+        yield place, value
+    elif id(value) not in seen:
+        seen.add(id(value))
+        for key, each in _items(value):
+            yield from _within(each, f"{place}.{key}", seen)
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    """What a list, a dict or an object of the user's own holds; data is long, and nobody looks through it."""
+    if isinstance(value, list | tuple) and len(value) <= _MOST:
+        return enumerate(value)
+    if type(value) in {dict, OrderedDict, defaultdict}:
+        return list(value.items()) if len(value) <= _MOST else ()
+    module = type(value).__module__
+    if module.partition(".")[0] in _OTHERS and not module.startswith(f"{workspaces.__name__}."):
+        return () if type(value) is not SimpleNamespace else vars(value).items()
+    slots = [name for cls in type(value).__mro__ for name in vars(cls).get("__slots__", ())]
+    held = {name: getattr(value, name) for name in slots if isinstance(name, str) and hasattr(value, name)}
+    return list({**held, **getattr(value, "__dict__", {})}.items())
 
 
 def _has_state(value: Any) -> bool:

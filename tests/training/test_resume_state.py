@@ -181,6 +181,29 @@ class Alternating(UpdaterBase):
         return loss
 
 
+class Kit:
+    """An object of the user's own, with its attributes in slots."""
+
+    __slots__ = ("deep", "others")
+
+    def __init__(self, first: Any, others: Any) -> None:
+        self.deep, self.others = {"list": [first]}, others
+
+
+class Nested(Alternating):
+    """Keeps them deep in an object."""
+
+    def __init__(self, brain: Brain, optim_schedulers: Any) -> None:
+        super().__init__(brain, optim_schedulers)
+        self.kit = Kit(vars(self).pop("first"), vars(self).pop("others"))
+
+    def update(self, batch: Any) -> Tensor:
+        self.first, self.others = self.kit.deep["list"][0], self.kit.others
+        loss = super().update(batch)
+        del self.first, self.others
+        return loss
+
+
 class Covering(Alternating):
     """The same, with the state of one of them in its own."""
 
@@ -192,7 +215,7 @@ class Covering(Alternating):
         self.first.load_state_dict(state_dict["first"])
 
 
-@pytest.mark.parametrize("updater", [Alternating, Covering])
+@pytest.mark.parametrize("updater", [Alternating, Nested, Covering])
 def test_an_updaters_own_optimizers_and_their_schedules_are_resumed(
     updater: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
