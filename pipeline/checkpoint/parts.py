@@ -24,7 +24,7 @@ from pipeline.errors import CheckpointError
 
 _OTHERS = {*sys.stdlib_module_names, "torch", "pipeline", "pipeline_plugins", "loguru", "numpy"}
 """Packages whose objects are not looked into; the standard library is among them."""
-_MOST = 1000
+_MOST = 100
 """Items of a list or dict that is looked through."""
 
 
@@ -96,7 +96,7 @@ def _within(value: Any, place: str, seen: set[int]) -> Iterator[tuple[str, Any]]
 
 
 def _items(value: Any) -> Iterable[tuple[Any, Any]]:
-    """What a list, a dict or an object of the user's own holds; data is long, and nobody looks through it."""
+    """What a list, a dict or an object of the user's own holds; nobody looks through data, which is long or iterable."""
     if isinstance(value, list | tuple) and len(value) <= _MOST:
         return enumerate(value)
     if type(value) in {dict, OrderedDict, defaultdict}:
@@ -104,6 +104,8 @@ def _items(value: Any) -> Iterable[tuple[Any, Any]]:
     module = type(value).__module__
     if module.partition(".")[0] in _OTHERS and not module.startswith(f"{workspaces.__name__}."):
         return () if type(value) is not SimpleNamespace else vars(value).items()
+    if hasattr(value, "__iter__") or hasattr(value, "__getitem__"):
+        return ()
     slots = [name for cls in type(value).__mro__ for name in vars(cls).get("__slots__", ())]
     held = {name: getattr(value, name) for name in slots if isinstance(name, str) and hasattr(value, name)}
     return list({**held, **getattr(value, "__dict__", {})}.items())
