@@ -237,14 +237,18 @@ class Training:
     def tell_undivided(self) -> None:
         """Warn of data with which no run could go on in the middle of an epoch."""
         for name in dict.fromkeys(phase.dataset_name or "" for phase in self.phases):
-            if sampler := order_drawn_by(self.loader(name)):
+            loader = self.loader(name)
+            if sampler := order_drawn_by(loader):
                 drawn = f"dataset.{name}: its order is drawn anew in each epoch, by a {sampler}, and no place in it is known"
                 when = "checkpoints, a signal's too, are saved at the ends of epochs alone"
                 best = ", so none is the best that was validated within one" if self.runner.keep_best else ""
+                # torch draws a number where a loader begins, which one that stays does but once.
+                stays = getattr(loader, "persistent_workers", False)
+                other = "; with its persistent_workers a resumed run has another order nevertheless" if stays else ""
                 remedy = (
                     "make the loader with pipeline.data.loader.make_loader, or give it state_dict and load_state_dict"
                 )
-                logger.warning(f"{drawn}: {when}{best}; {remedy}")
+                logger.warning(f"{drawn}: {when}{best}{other}; {remedy}")
 
     def loader(self, dataset: str | None) -> Any:
         """The batches of one pass over a dataset."""
