@@ -19,25 +19,10 @@ from pipeline.checkpoint.saved import read
 from pipeline.checkpoint.state_tree import flatten
 from pipeline.checkpoint.tensors import encode
 from pipeline.training.schedules import Constant
-from tests.training.conftest import mse, table
+from tests.training.conftest import Kill, KilledError, mse, table
 
 STEPS, EPOCH, AT = 12, 6, 5
 Options = dict[str, Any]
-
-
-class KilledError(BaseException):
-    """Stands for the end of the process."""
-
-
-class Kill:
-    """A plugin that ends the run before a batch."""
-
-    at = AT
-
-    @hookimpl
-    def before_batch(self, context: Context) -> None:
-        if context["train_state"]["iteration"] == self.at:
-            raise KilledError
 
 
 def net() -> nn.Module:

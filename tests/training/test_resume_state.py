@@ -13,25 +13,10 @@ from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.saved import read
 from pipeline.errors import CheckpointError
 from pipeline.stages.base import RunnerBase
-from tests.training.conftest import mse, table
+from tests.training.conftest import Kill, KilledError, mse, table
 
 AT = 5
 Options = dict[str, Any]
-
-
-class KilledError(BaseException):
-    """Stands for the end of the process."""
-
-
-class Kill:
-    """A plugin that ends the run before a batch."""
-
-    at = AT
-
-    @hookimpl
-    def before_batch(self, context: Context) -> None:
-        if context["train_state"]["iteration"] == self.at:
-            raise KilledError
 
 
 def net() -> nn.Module:
