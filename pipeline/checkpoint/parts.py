@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,18 +97,24 @@ def _within(value: Any, place: str, seen: set[int]) -> Iterator[tuple[str, Any]]
 
 def _items(value: Any) -> Iterable[tuple[Any, Any]]:
     """What a list, a dict or an object of the user's own holds; nobody looks through data, which is long or iterable."""
-    if isinstance(value, list | tuple) and len(value) <= _MOST:
-        return enumerate(value)
-    if type(value) in {dict, OrderedDict, defaultdict}:
-        return list(value.items()) if len(value) <= _MOST else ()
-    module = type(value).__module__
+    kind = type(value)
+    if isinstance(value, list | tuple):
+        return () if _is_long(value) else enumerate(value)
+    if kind in {dict, OrderedDict, defaultdict}:
+        return () if _is_long(value.values()) else list(value.items())
+    module = kind.__module__
     if module.partition(".")[0] in _OTHERS and not module.startswith(f"{workspaces.__name__}."):
-        return () if type(value) is not SimpleNamespace else vars(value).items()
-    if hasattr(value, "__iter__") or hasattr(value, "__getitem__"):
+        return vars(value).items() if kind is SimpleNamespace else ()
+    if hasattr(kind, "__iter__") or hasattr(kind, "__getitem__"):
         return ()
-    slots = [name for cls in type(value).__mro__ for name in vars(cls).get("__slots__", ())]
+    slots = [name for cls in kind.__mro__ for name in vars(cls).get("__slots__", ())]
     held = {name: getattr(value, name) for name in slots if isinstance(name, str) and hasattr(value, name)}
     return list({**held, **getattr(value, "__dict__", {})}.items())
+
+
+def _is_long(values: Collection[Any]) -> bool:
+    """Whether there are many, unless they are what is looked for."""
+    return len(values) > _MOST and not _has_state(next(iter(values)))
 
 
 def _has_state(value: Any) -> bool:
