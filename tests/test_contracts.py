@@ -230,7 +230,11 @@ class Polite(Reader):
 
 
 @pytest.mark.parametrize("stage", [Silent, Polite])
-def test_a_stage_is_held_to_what_a_base_declares_whose_method_it_has_or_calls(stage: type[Reader]) -> None:
+def test_a_stage_is_held_to_what_a_base_declares_whose_method_it_has_or_calls(
+    stage: type[Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that the source of this file is found by its name.
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
     with pytest.raises(ContextError, match=r"declares that it writes context\['weights'\] but did not"):
         contracts.check_writes(stage(Context()), "startup", "startup", Context())
 
