@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,14 @@ from loguru import logger
 
 REPOSITORY = Path(__file__).parents[1]
 Workspace = Callable[..., Path]
+
+# Each process of the tests computes on one core; read when torch is imported, by programs that a test starts too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """A few files are quicker in one process: only all tests together are shared out."""
+    return None if config.args_source is pytest.Config.ArgsSource.TESTPATHS else 0
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ PROGRAM = Path(__file__).parent / "faults" / "fuzz.py"
 Workspace = Callable[..., Path]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_10000_mutated_configs_are_answered_with_faults_alone() -> None:
     count = os.environ.get("FUZZ_CONFIGS", "10000")

@@ -141,7 +141,7 @@ def test_ci_runs_the_two_commands_of_the_readme() -> None:
     first, second = (block.strip() for block in blocks("sh")[1:3])
     script = (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
     assert first.replace("pip install", "pip install --quiet") in script
-    assert script.strip().endswith(second.replace("pip install", "pip install --quiet"))
+    assert script.strip().endswith(second.replace("pip install", "pip install --quiet") + " -m 'slow or not slow'")
 
 
 def test_the_example_config_is_that_of_first_steps() -> None:

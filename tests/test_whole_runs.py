@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 FAULTS = Path(__file__).parent / "faults"
+pytestmark = pytest.mark.slow
 
 
 def counts(script: str, *arguments: object) -> dict[str, Any]:

@@ -16,6 +16,8 @@ sys.path.insert(0, str(FAULTS))
 import checkpoint_kills as kills  # noqa: E402 - tests/ is no package
 import checkpoint_syscalls as syscalls  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def test_whatever_a_process_reported_before_it_was_killed_is_there(tmp_path: Path) -> None:
     counts = kills.experiment(tmp_path / "checkpoints", kills=5)
