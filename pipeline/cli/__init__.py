@@ -1,7 +1,25 @@
-"""The command line: one module per command, loaded when it is called."""
+"""The command line: one module per command, loaded when it is called.
+
+A package adds a command through the entry-point group ``pipeline.commands``, in its ``setup.cfg``::
+
+    [options.entry_points]
+    pipeline.commands =
+        report = my_package.report:command
+
+``command`` is a click command, at the top level of its module::
+
+    @click.command()
+    @click.argument("run_dir")
+    def command(run_dir: str) -> None:
+        '''Write a report of a run.'''
+
+The package is imported only when its command is called. ``pipeline --help`` lists the command with the first line of its
+docstring, which is read from the source.
+"""
 
 from __future__ import annotations
 
+import ast
 import gc
 import os
 import sys
@@ -13,7 +31,7 @@ from typing import NoReturn
 
 import click
 
-from pipeline.errors import ExitCode, one_of
+from pipeline.errors import ClassPathError, ExitCode, one_of
 
 COMMANDS = {
     "check": "Name every mistake of a config, without running anything.",
@@ -30,6 +48,8 @@ COMMANDS = {
     "stages": "List the stages: base classes, shipped ones, arguments, keys.",
 }
 """Command -> what it does; each is in the module of its name, with ``_`` for ``-``."""
+GROUP = "pipeline.commands"
+"""The entry-point group in which installed packages offer theirs."""
 LONG = ("resume", "run")
 """Those that import much, and turn the garbage collector on once they have: looking at it all takes as long as a tenth of it."""
 
@@ -38,12 +58,15 @@ class _Commands(click.Group):
     """A group that imports a command only to run it, so that ``--help`` is quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return sorted({*COMMANDS, *_package_commands()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name in COMMANDS:
+            command: click.Command = import_module(f"pipeline.cli.{cmd_name.replace('-', '_')}").command
+        elif packages := _package_commands().get(cmd_name):
+            command = _load(cmd_name, packages)
+        else:
             return None
-        command: click.Command = import_module(f"pipeline.cli.{cmd_name.replace('-', '_')}").command
         if cmd_name not in LONG:
             gc.enable()
         return command
@@ -52,12 +75,62 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            ctx.fail(f"there is no command '{args[0]}'{one_of(args[0], COMMANDS)}")
+            names = self.list_commands(ctx)
+            if args[0] not in names:
+                ctx.fail(f"there is no command '{args[0]}'{one_of(args[0], names)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        packages = [(name, _help(name, offers)) for name, offers in _package_commands().items()]
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl(sorted([*COMMANDS.items(), *packages], key=lambda row: row[0]))
+
+
+def _package_commands() -> dict[str, dict[str, str]]:
+    """Command -> package -> class path, for the commands of installed packages; more than one package is a conflict."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - takes 10 ms; our own commands do without
+
+    commands: dict[str, dict[str, str]] = {}
+    for point in entry_points(group=GROUP):
+        assert point.dist, "only an entry point made by hand has none"
+        commands.setdefault(point.name, {})[point.dist.name] = point.value
+    return commands
+
+
+def _conflict(name: str, packages: dict[str, str]) -> str:
+    """Why nobody can call the command that packages offer under this name; ``""`` where one can."""
+    several = " and ".join(map(repr, sorted(packages)))
+    if name in COMMANDS:
+        return f"also offered by {several}, which nobody can call; give it another name there"
+    return f"offered by {several}; uninstall one of them" if len(packages) > 1 else ""
+
+
+def _help(name: str, packages: dict[str, str]) -> str:
+    """The line about a package's command: the first of its docstring."""
+    from pipeline.source_code import source  # noqa: PLC0415 - takes 10 ms; only --help needs it
+
+    home, _, function = next(iter(packages.values())).partition(":")
+    module = source.quiet_read(home)
+    node = module.bindings.get(function) if module else None
+    text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) else None
+    return _conflict(name, packages) or (text or f"{home}:{function}, which has no docstring.").splitlines()[0]
+
+
+def _load(name: str, packages: dict[str, str]) -> click.Command:
+    """Import the command of a package."""
+    from pipeline import class_path  # noqa: PLC0415 - takes 20 ms; only a package needs it
+
+    if conflict := _conflict(name, packages):
+        raise click.UsageError(f"the command '{name}' is {conflict}")
+    [(package, path)] = packages.items()
+    try:
+        command = class_path.load(class_path.parse(path))
+    except ClassPathError as error:
+        raise click.UsageError(f"the command '{name}' of the package '{package}': {error}") from error
+    if not isinstance(command, click.Command):
+        wrong = f"'{path}' is no click command; write @click.command() above it"
+        raise click.UsageError(f"the command '{name}' of the package '{package}': {wrong}")
+    return command
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
