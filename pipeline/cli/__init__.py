@@ -38,7 +38,7 @@ COMMANDS = {
     "checkpoint": "List, show, verify, compare and export checkpoints.",
     "convert": "Turn a PaddleRec 1.8.5 config into one of ours.",
     "explain": "Say what a config value means, and what set it.",
-    "graph": "Draw the five stages with the keys that flow between them.",
+    "graph": "Print the five stages with the keys that flow between them, as a table or as Mermaid.",
     "new": "Write a workspace to edit, or a stage or plugin to add to one.",
     "resume": "Go on with a run that was interrupted.",
     "resume-test": "Kill a run, resume it, and compare it with one that nothing interrupts.",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -53,3 +54,13 @@ def refuse(error: ConfigError, outcome: str = "nothing was run") -> ExitCode:
     count = len(error.faults)
     click.echo(f"{count} fault{'s' if count > 1 else ''}; {outcome}", err=True)
     return ExitCode.USAGE
+
+
+def print_tables(tables: Iterable[Any]) -> None:
+    """Print rich tables, and what else rich can print, on stdout."""
+    from rich.console import Console  # noqa: PLC0415 - most commands print no table
+
+    # Elsewhere than in a terminal a line is as long as it has to be.
+    console = Console(width=None if sys.stdout.isatty() else 1000, markup=False, highlight=False, emoji=False)
+    for table in tables:
+        console.print(table)

@@ -3,46 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import click
 
 from pipeline.check import inspect
 from pipeline.cli import COMMANDS
-from pipeline.cli.arguments import refuse, split
+from pipeline.cli.arguments import config_and_overrides, print_tables, refuse, split
 from pipeline.errors import ConfigError
-from pipeline.graph.edges import Graph, graphs
+from pipeline.graph.edges import graphs
 from pipeline.graph.mermaid import mermaid
-from pipeline.graph.svg import svg
-from pipeline.graph.text import text
-
-_FORMS: dict[str, Callable[[Sequence[Graph]], str]] = {".svg": svg, ".mmd": mermaid}
+from pipeline.graph.text import table
 
 
 @click.command("graph", help=COMMANDS["graph"])
-@click.argument("words", nargs=-1, metavar="CONFIG [KEY=VALUE]…")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Draw it into a .svg or .mmd file."
-)
-def command(words: Sequence[str], output: Path | None) -> None:
-    """As text on stdout, or into a file; faults go to stderr, and what can be drawn is drawn all the same."""
-    if output and output.suffix not in _FORMS:
-        raise click.UsageError(f"{output}: a graph cannot be drawn as '{output.suffix}'; write {' or '.join(_FORMS)}")
-    path, overrides = split(None, words, ())
-    checked = inspect(path, overrides)
+@config_and_overrides
+@click.option("--mermaid", "as_mermaid", is_flag=True, help="Print it as Mermaid, which GitHub and many editors draw.")
+def command(config: str | None, words: Sequence[str], options: Sequence[str], as_mermaid: bool) -> None:
+    """On stdout; faults go to stderr, and what can be told is printed all the same."""
+    checked = inspect(*split(config, words, options))
     drawn = graphs(checked.flows, checked.faults)
-    if drawn and output:
-        _write(output, _FORMS[output.suffix](drawn))
-    elif drawn:
-        click.echo(text(drawn), nl=False)
+    if drawn and as_mermaid:
+        click.echo(mermaid(drawn), nl=False)
+    else:
+        print_tables(map(table, drawn))
     if checked.faults:
         sys.exit(refuse(ConfigError(checked.faults)))
-
-
-def _write(output: Path, drawing: str) -> None:
-    try:
-        output.write_text(drawing, encoding="utf-8")
-    except OSError as error:
-        raise click.UsageError(f"{output}: cannot be written: {error.strerror}; check the path") from error
-    click.echo(f"{output} written", err=True)

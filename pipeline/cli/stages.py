@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from pipeline import class_path, contracts
 from pipeline.checks.data_flow import GIVEN, default_definition
 from pipeline.cli import COMMANDS
+from pipeline.cli.arguments import print_tables
 from pipeline.context import KEYS, ContextKey
 from pipeline.errors import one_of
 from pipeline.source_code import classes, source
@@ -27,10 +26,7 @@ def command(name: str | None) -> None:
     """On stdout, from source alone: one stage in full, or a line for each."""
     if name is not None and name not in METHODS:
         raise click.UsageError(no_stage(name))
-    # Elsewhere than in a terminal a line is as long as it has to be.
-    console = Console(width=None if sys.stdout.isatty() else 1000, markup=False, highlight=False, emoji=False)
-    for table in _one(Stage(name)) if name else [_all()]:
-        console.print(table)
+    print_tables(_one(Stage(name)) if name else [_all()])
 
 
 def no_stage(name: str) -> str:

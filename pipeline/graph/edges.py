@@ -1,26 +1,27 @@
-"""What a picture of a runner shows: five boxes, and the keys that go from one to another."""
+"""What a picture of a runner shows: its five stages, and the keys that go from one to another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.checks.data_flow import GIVEN, DataFlow, StageFlow
+from pipeline.checks.data_flow import GIVEN, DataFlow, Missing, StageFlow
 from pipeline.errors import Fault
-from pipeline.inference.flow import Flow, Path, shown
+from pipeline.inference.flow import Flow, shown
 
-_MORE = "may do more"
+Keys = dict[str, list[str]]
+"""Keys of one stage, by who else has to do with them: ``{"from the trainer": ["config", "device"]}``."""
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A key that goes from the stage that writes it to one that reads it; ``sure``: that one fails without it."""
+    """The keys that go from the stage that writes them to one that reads them; ``sure``: that one fails without them."""
 
-    key: str
     writer: str
     reader: str
     sure: bool
+    keys: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,19 @@ class Box:
         stage: which of the five.
         kind: whether its class stands in the place of the default; ``unknown`` where it cannot be told.
         place: ``file.py:14``, where its class stands.
-        notes: what else there is to say of its keys: ``{"from the trainer": ["config", "device"]}``.
+        reads: the keys that it has from elsewhere than another stage.
+        writes: the keys that no other stage reads.
+        doubts: what cannot be told of it.
         missing: the keys that it reads and nobody writes.
-        faults: what is wrong with its class path and its arguments.
+        faults: what is wrong with its class path and its arguments, or with its keys.
     """
 
     stage: str
     kind: Literal["default", "custom", "unknown"]
-    place: str
-    notes: Mapping[str, Sequence[str]]
+    place: str = ""
+    reads: Keys = field(default_factory=dict)
+    writes: Keys = field(default_factory=dict)
+    doubts: Keys = field(default_factory=dict)
     missing: Sequence[str] = ()
     faults: Sequence[str] = ()
 
@@ -57,10 +62,6 @@ class Graph:
     boxes: Sequence[Box]
     edges: Sequence[Edge]
 
-    def position(self, stage: str) -> int:
-        """Which box it is, counted from 0."""
-        return [box.stage for box in self.boxes].index(stage)
-
 
 def graphs(flows: Mapping[str, DataFlow], faults: Sequence[Fault]) -> list[Graph]:
     """A graph for each runner.
@@ -69,92 +70,82 @@ def graphs(flows: Mapping[str, DataFlow], faults: Sequence[Fault]) -> list[Graph
         flows: runner name -> how the keys flow through its stages.
         faults: what a check found; a key is missing if it is among them.
     """
-    return [_Tracing(runner, flow, faults).graph() for runner, flow in flows.items()]
+    return [_graph(runner, flow, faults) for runner, flow in flows.items()]
 
 
-class _Tracing:
-    """Follows the keys of one runner from stage to stage."""
-
-    def __init__(self, runner: str, flow: DataFlow, faults: Sequence[Fault]) -> None:
-        self.runner = runner
-        self.stages = flow.stages
-        self.plugins = [plugin for plugin in flow.plugins if plugin]
-        self.faults = [fault for fault in faults if f"{fault.address}.".startswith(f"runner.{runner}.")]
-        wrong = {fault.message for fault in self.faults}
-        self.missing = [each for each in flow.missing() if each.message in wrong]
-
-    def graph(self) -> Graph:
-        """The whole picture."""
-        edges = [edge for stage in self.stages.values() if stage for edge in self.into(stage)]
-        boxes = [self.box(name, stage, edges) for name, stage in self.stages.items()]
-        return Graph(_printable(self.runner), boxes, edges)
-
-    def into(self, stage: StageFlow) -> Iterator[Edge]:
-        """What a stage reads of the stages before it."""
-        needed = {use.key for use in stage.flow.demands()}
-        for key in stage.flow.reads():
-            if not _is_made_first(stage.flow, key):
-                for writer in reversed(self.writers(key, stage.stage)):
-                    yield Edge(_printable(key), writer, stage.stage, key in needed)
-
-    def writers(self, key: str, reader: str) -> list[str]:
-        """The stages from which a reader may have a key, the last first: behind one that always writes it is no other."""
-        found = []
-        for name in reversed(list(self.stages)[: list(self.stages).index(reader)]):
-            flow = stage.flow if (stage := self.stages[name]) else Flow()
-            if key in flow.removed():
-                break
-            if key in flow.writes():
-                found.append(name)
-            if any(use.path == (key,) and use.action == "write" and use.sure for use in flow.uses):
-                break
-        return found
-
-    def box(self, name: str, stage: StageFlow | None, edges: Sequence[Edge]) -> Box:
-        """A stage, with the keys that no edge shows."""
-        address = f"runner.{self.runner}.{name}"
-        own = (f"{address}_class_path", f"{address}_args")
-        faults = [fault.message for fault in self.faults if fault.address.startswith(own)]
-        if stage is None:
-            return Box(name, "unknown", "", {_MORE: ["its class cannot be told"]}, faults=faults)
-        notes: dict[str, list[str]] = {}
-        for label, key in [*self.origins(stage, edges), *self.ends(stage, edges)]:
-            notes.setdefault(label, []).append(_printable(key))
-        if stage.flow.unknown:
-            notes[_MORE] = [f"{_printable(stage.flow.unknown)} cannot be followed"]
-        lost = [_printable(shown(path)) for path in self.lost(stage)]
-        kind: Literal["default", "custom"] = "custom" if stage.custom else "default"
-        return Box(name, kind, _printable(stage.definition.place), notes, lost, faults)
-
-    def lost(self, stage: StageFlow) -> list[Path]:
-        """What it reads and nobody writes."""
-        return [each.use.path for each in self.missing if each.reader is stage]
-
-    def origins(self, stage: StageFlow, edges: Sequence[Edge]) -> Iterator[tuple[str, str]]:
-        """Where else than from another stage it has its keys."""
-        drawn = {edge.key for edge in edges if edge.reader == stage.stage}
-        written = {key for plugin in self.plugins for key in plugin.writes()}
-        lost = self.lost(stage)
-        for key in stage.flow.reads():
-            if (
-                _printable(key) not in drawn
-                and (key,) not in lost
-                and not _is_made_first(stage.flow, key, surely=False)
-            ):
-                given = "the trainer" if key in GIVEN else "plugins" if key in written else "nobody known"
-                yield f"from {given}", key
-
-    def ends(self, stage: StageFlow, edges: Sequence[Edge]) -> Iterator[tuple[str, str]]:
-        """Where else than to another stage its keys go."""
-        drawn = {edge.key for edge in edges if edge.writer == stage.stage}
-        read = {key for plugin in self.plugins for key in plugin.reads()}
-        for key in stage.flow.writes():
-            if _printable(key) not in drawn:
-                taken = "the trainer" if key in GIVEN else "plugins" if key in read else "nobody known"
-                yield f"to {taken}", key
+def _graph(runner: str, flow: DataFlow, faults: Sequence[Fault]) -> Graph:
+    edges = [edge for stage in flow.stages.values() if stage for edge in _edges_into(stage, flow)]
+    messages = {fault.message for fault in faults if f"{fault.address}.".startswith(f"runner.{runner}.")}
+    missing = [each for each in flow.missing() if each.message in messages]
+    boxes = []
+    for name, stage in flow.stages.items():
+        own = (f"runner.{runner}.{name}_class_path", f"runner.{runner}.{name}_args")
+        wrong = [fault.message for fault in faults if fault.address.startswith(own)]
+        if stage:
+            boxes.append(_box(stage, flow, edges, [each for each in missing if each.reader is stage], wrong))
+        else:
+            boxes.append(Box(name, "unknown", doubts={"may do more": ["its class cannot be told"]}, faults=wrong))
+    return Graph(_printable(runner), boxes, edges)
 
 
-def _is_made_first(flow: Flow, key: str, *, surely: bool = True) -> bool:
+def _edges_into(stage: StageFlow, flow: DataFlow) -> Iterator[Edge]:
+    """What a stage reads of the stages before it."""
+    needed = {use.key for use in stage.flow.demands()}
+    groups: dict[tuple[str, bool], list[str]] = {}
+    for key in stage.flow.reads():
+        if not _writes_first(stage.flow, key):
+            for writer in reversed(_writers(key, stage.stage, flow)):
+                groups.setdefault((writer, key in needed), []).append(_printable(key))
+    return (Edge(writer, stage.stage, sure, keys) for (writer, sure), keys in groups.items())
+
+
+def _writers(key: str, reader: str, flow: DataFlow) -> list[str]:
+    """The stages from which a reader may have a key, the last first: behind one that always writes it is no other."""
+    writers = []
+    for name in reversed(list(flow.stages)[: list(flow.stages).index(reader)]):
+        earlier = stage.flow if (stage := flow.stages[name]) else Flow()
+        if key in earlier.removed():
+            break
+        if key in earlier.writes():
+            writers.append(name)
+        if any(use.path == (key,) and use.action == "write" and use.sure for use in earlier.uses):
+            break
+    return writers
+
+
+def _box(
+    stage: StageFlow, flow: DataFlow, edges: Sequence[Edge], missing: Sequence[Missing], faults: Sequence[str]
+) -> Box:
+    """A stage, with the keys that no edge shows."""
+    plugins = [plugin for plugin in flow.plugins if plugin]
+    lost = {each.use.key for each in missing if len(each.use.path) == 1}
+    own = {key for key in stage.flow.reads() if key in lost or _writes_first(stage.flow, key, surely=False)}
+    read = [key for edge in edges if edge.reader == stage.stage for key in edge.keys]
+    written = [key for edge in edges if edge.writer == stage.stage for key in edge.keys]
+    unknown = stage.flow.unknown
+    return Box(
+        stage.stage,
+        "custom" if stage.custom else "default",
+        _printable(stage.definition.place),
+        _by_owner("from", stage.flow.reads(), {*own, *read}, {key for each in plugins for key in each.writes()}),
+        _by_owner("to", stage.flow.writes(), written, {key for each in plugins for key in each.reads()}),
+        {"may do more": [f"{_printable(unknown)} cannot be followed"]} if unknown else {},
+        [_printable(shown(each.use.path)) for each in missing],
+        faults,
+    )
+
+
+def _by_owner(word: str, keys: Iterable[str], drawn: Collection[str], of_plugins: Collection[str]) -> Keys:
+    """The keys that are not drawn, by who else has to do with them."""
+    groups: Keys = {}
+    for key in keys:
+        if key not in drawn and _printable(key) not in drawn:
+            owner = "the trainer" if key in GIVEN else "plugins" if key in of_plugins else "nobody known"
+            groups.setdefault(f"{word} {owner}", []).append(_printable(key))
+    return groups
+
+
+def _writes_first(flow: Flow, key: str, *, surely: bool = True) -> bool:
     """Whether a stage writes a key itself before it reads it."""
     first = next(use for use in flow.uses if use.key == key)
     return first.action == "write" and first.path == (key,) and (first.sure or not surely)

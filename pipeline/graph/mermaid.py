@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from pipeline.graph.bundles import bundles
 from pipeline.graph.edges import Graph
 
 _CLASSES = (
@@ -30,14 +29,18 @@ def mermaid(graphs: Sequence[Graph]) -> str:
             red += [links] if lost else []
             links += 1
         lines.append("  end")
-    lines += [f"  {each}" for each in _CLASSES]
+    lines += [f"  {line}" for line in _CLASSES]
     lines += [f"  linkStyle {','.join(map(str, red))} stroke:#dc2626,color:#dc2626"] if red else []
     return "\n".join(lines) + "\n"
 
 
 def _nodes(graph: Graph, prefix: str) -> Iterator[str]:
     for box in graph.boxes:
-        notes = (f"{_escaped(label)}: {_listed(keys)}" for label, keys in box.notes.items())
+        notes = (
+            f"{label}: {_listed(keys)}"
+            for group in (box.reads, box.writes, box.doubts)
+            for label, keys in group.items()
+        )
         text = "<br>".join([f"<b>{box.stage}</b>", _escaped(box.caption), *notes])
         yield f'{prefix}_{box.stage}["{text}"]:::{"fault" if box.faults else box.kind}'
         for number, _ in enumerate(box.missing):
@@ -47,8 +50,9 @@ def _nodes(graph: Graph, prefix: str) -> Iterator[str]:
 def _links(graph: Graph, prefix: str) -> Iterator[tuple[str, bool]]:
     """The links, each with whether it is of a missing key; those of ``~~~`` are not seen and keep the stages in order."""
     names = [f"{prefix}_{box.stage}" for box in graph.boxes]
-    for each in bundles(graph):
-        yield f'{names[each.first]} {"-->" if each.sure else "-.->"}|"{_listed(each.keys)}"| {names[each.last]}', False
+    for edge in graph.edges:
+        arrow = "-->" if edge.sure else "-.->"
+        yield f'{prefix}_{edge.writer} {arrow}|"{_listed(edge.keys)}"| {prefix}_{edge.reader}', False
     for box in graph.boxes:
         for number, key in enumerate(box.missing):
             yield f"{prefix}_{box.stage}_missing{number} -->|{_quoted(key)}| {prefix}_{box.stage}", True
@@ -66,4 +70,4 @@ def _quoted(text: str) -> str:
 
 def _escaped(text: str) -> str:
     """With entities, ``#34;``, for what Mermaid or HTML would take for more than a letter."""
-    return re.sub(r"[^\w\s.,:…?/-]", lambda found: f"#{ord(found[0])};", text)
+    return re.sub(r"[^\w\s.,:…?/-]", lambda match: f"#{ord(match[0])};", text)

@@ -14,13 +14,18 @@ Drawn = Callable[..., list[Graph]]
 
 
 def edges(graph: Graph) -> list[str]:
-    """``network model startup`` for each edge, with a ``?`` behind where it is only perhaps read."""
-    return [f"{each.writer} {each.key} {each.reader}{'' if each.sure else '?'}" for each in graph.edges]
+    """``network model startup`` for each key of an edge, with a ``?`` behind where it is only perhaps read."""
+    return [f"{each.writer} {key} {each.reader}{'' if each.sure else '?'}" for each in graph.edges for key in each.keys]
 
 
 def box(graph: Graph, stage: str) -> Box:
     """The box of a stage."""
-    return graph.boxes[graph.position(stage)]
+    return next(each for each in graph.boxes if each.stage == stage)
+
+
+def notes(box: Box) -> dict[str, list[str]]:
+    """All that is said of a box beside its edges."""
+    return {**box.reads, **box.writes, **box.doubts}
 
 
 DEFAULT = [
@@ -68,7 +73,7 @@ def test_each_box_says_whose_class_it_is(drawn: Drawn) -> None:
 
 def test_the_other_keys_are_noted_in_the_boxes(drawn: Drawn) -> None:
     (graph,) = drawn("five_stages")
-    assert {each.stage: each.notes for each in graph.boxes} == {
+    assert {each.stage: notes(each) for each in graph.boxes} == {
         "instance": {},
         "network": {"from the trainer": ["device"]},
         "startup": {"from the trainer": ["engine"], "to the trainer": ["status"]},
@@ -103,7 +108,7 @@ def test_it_comes_from_the_last_stage_that_always_writes_it_and_from_those_behin
 
 
 @pytest.mark.parametrize(
-    ("body", "notes"),
+    ("body", "expected"),
     [
         ("context['rank']", {"from the trainer": ["rank"]}),
         ("context.get('x')", {"from nobody known": ["x"]}),
@@ -116,20 +121,22 @@ def test_it_comes_from_the_last_stage_that_always_writes_it_and_from_those_behin
         ("getattr(json, 'dumps')(context)", {"may do more": ["stages.py:10 cannot be followed"]}),
     ],
 )
-def test_a_key_without_an_edge_is_noted(staged: Staged, drawn: Drawn, body: str, notes: dict[str, list[str]]) -> None:
+def test_a_key_without_an_edge_is_noted(
+    staged: Staged, drawn: Drawn, body: str, expected: dict[str, list[str]]
+) -> None:
     (graph,) = drawn(staged(startup=body, top='plugins: ["{workspace}/plugin.py"]'))
-    assert box(graph, "startup").notes == notes
+    assert notes(box(graph, "startup")) == expected
 
 
 def test_a_key_that_nobody_writes_is_missing_and_its_stage_at_fault(missing: list[Graph]) -> None:
     runner = box(missing[0], "runner")
-    assert (runner.missing, runner.notes) == (["optimizer"], {})
+    assert (runner.missing, notes(runner)) == (["optimizer"], {})
     assert [fault.partition(";")[0] for fault in runner.faults] == ["runner (stages.py:13) reads context['optimizer']"]
 
 
 def test_a_key_that_is_written_only_after_it_was_read_is_missing_too(staged: Staged, drawn: Drawn) -> None:
     (graph,) = drawn(staged(network="context['x']\ncontext['x'] = 1"))
-    assert (box(graph, "network").missing, box(graph, "network").notes) == (["x"], {"to nobody known": ["x"]})
+    assert (box(graph, "network").missing, notes(box(graph, "network"))) == (["x"], {"to nobody known": ["x"]})
 
 
 def test_a_key_within_a_key_may_be_missing(staged: Staged, drawn: Drawn) -> None:
@@ -140,14 +147,14 @@ def test_a_key_within_a_key_may_be_missing(staged: Staged, drawn: Drawn) -> None
 def test_what_is_no_fault_is_not_missing(staged: Staged, drawn: Drawn) -> None:
     # A trainer of one's own may write it, and may run the stages in another order.
     (graph,) = drawn(staged(runner="context['x']", more=", trainer_class: pipeline.trainer:GeneralTrainer"))
-    assert (box(graph, "runner").missing, box(graph, "runner").notes) == ([], {"from nobody known": ["x"]})
+    assert (box(graph, "runner").missing, notes(box(graph, "runner"))) == ([], {"from nobody known": ["x"]})
 
 
 def test_a_stage_whose_class_cannot_be_told_is_in_question(unclear: list[Graph]) -> None:
     startup = box(unclear[0], "startup")
-    assert (startup.caption, startup.notes) == ("?", {"may do more": ["its class cannot be told"]})
+    assert (startup.caption, notes(startup)) == ("?", {"may do more": ["its class cannot be told"]})
     assert startup.faults == []
-    assert box(unclear[0], "runner").notes == {"from nobody known": ["optimizer"]}
+    assert notes(box(unclear[0], "runner")) == {"from nobody known": ["optimizer"]}
 
 
 def test_a_fault_of_the_class_path_is_one_of_the_stage(staged: Staged, drawn: Drawn) -> None:
