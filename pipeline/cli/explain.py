@@ -8,7 +8,7 @@ from functools import partial
 
 import click
 
-from pipeline.checks.readers import readers
+from pipeline.checks.readers import usages
 from pipeline.cli import COMMANDS
 from pipeline.cli.arguments import config_and_overrides, refuse, split
 from pipeline.config import aliases, keys, yaml_text
@@ -17,8 +17,6 @@ from pipeline.config.load import Draft
 from pipeline.config.references import REFERENCE
 from pipeline.config.tree import DEFAULT, Node
 from pipeline.errors import ConfigError, ExitCode, nearest
-
-_NOBODY = "nothing that can be told from the source"
 
 
 @click.command("explain", help=COMMANDS["explain"])
@@ -49,7 +47,7 @@ def command(config: str | None, words: Sequence[str], options: Sequence[str]) ->
         "same as": [", ".join(names[1:])] if names[1:] else [],
         "value": [_value(node)],
         "set by": list(_places(draft.tree, node, {canonical})),
-        "read by": readers(draft.tree, draft.workspace, canonical) or [_NOBODY],
+        "used by": usages(draft.tree, draft.workspace, canonical),
     }
     for title, lines in rows.items():
         for index, line in enumerate(lines):
