@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import workspaces
@@ -25,22 +24,6 @@ _MOVES = re.compile(
     r"|findspark|pyximport|jpype|\bclr\b"
 )
 """Ways to change where Python looks for modules, or what there is to find."""
-_END = (sys.maxsize, 0)
-
-
-@dataclass(frozen=True)
-class _Finding:
-    """Something that fails, as it seems.
-
-    Attributes:
-        message: what is wrong.
-        unless: what must stand in none of the workspace's files, for that to be certain.
-        circle: the modules that import each other.
-    """
-
-    message: str
-    unless: re.Pattern[str] | None = None
-    circle: tuple[str, ...] = ()
 
 
 @once
@@ -51,24 +34,7 @@ def wrong_imports(module: str) -> list[str]:
         module: its dotted name.
     """
     trial = _Trial(module)
-    return [each.message for each in trial.found if _is_certain(each, trial)]
-
-
-def _is_certain(finding: _Finding, trial: _Trial) -> bool:
-    if finding.unless:
-        root = workspaces.folder_of(trial.package)
-        files = {*trial.files, *(root.glob("*.py") if root else ()), *(root.glob("*/*.py") if root else ())}
-        return not any(finding.unless.search(_text(file)) for file in files)
-    # Whichever of a circle some class path imports first: it has to fail for each.
-    return all(any(each.circle for each in _Trial(member).found) for member in finding.circle)
-
-
-def _text(file: Path) -> str:
-    """What stands in a file; nothing in one that is gone or may not be read, which cannot be imported either."""
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return [message for message, unless in trial.findings if not (unless and trial.mentions(unless))]
 
 
 class _Trial:
@@ -76,19 +42,27 @@ class _Trial:
 
     Attributes:
         package: the package that stands for the workspace.
-        found: what fails.
-        files: those that would be run.
+        findings: why it fails, each with what must stand in none of the workspace's files for that to be certain.
+        modules: the modules that would be run; None for one that cannot be read.
     """
 
     def __init__(self, module: str) -> None:
         self.package = ".".join(module.split(".")[:_ROOT])
-        self.found: list[_Finding] = []
-        self.files: list[Path] = []
-        self._running: list[str] = []
-        self._reached: dict[str, tuple[int, int]] = {}
-        self._modules: dict[str, source.Module] = {}
+        self.findings: list[tuple[str, re.Pattern[str] | None]] = []
+        self.modules: dict[str, source.Module | None] = {}
+        self._depth = 0
         self._called = False
         self._enter(module)
+
+    def mentions(self, pattern: re.Pattern[str]) -> bool:
+        """Whether something stands in a file that would be run, or in the workspace."""
+        root = workspaces.folder_of(self.package)
+        files = {module.file for module in self.modules.values() if module}
+        files |= {*root.glob("*.py"), *root.glob("*/*.py")} if root else set()
+        return any(pattern.search(_text(file)) for file in files)
+
+    def _note(self, message: str, unless: re.Pattern[str] | None = None) -> None:
+        self.findings.append((message, unless))
 
     def _enter(self, name: str) -> None:
         """Import a module, after the packages that it lies in."""
@@ -97,28 +71,24 @@ class _Trial:
             self._run(".".join(parts[:depth]))
 
     def _run(self, name: str) -> None:
-        if name in self._reached or len(self._running) > _DEPTH:
+        if name in self.modules or self._depth > _DEPTH:
             return
-        self._reached[name] = _END
+        self.modules[name] = None
         try:
             module = source.read(name)
         except SyntaxError as error:
             spec = find_spec(name)
-            self.found.append(_Finding(wrong_import.no_python(error, str(spec and spec.origin))))
+            self._note(wrong_import.no_python(error, str(spec and spec.origin)))
             return
         except OSError as error:
-            self.found.append(_Finding(f"{error.filename}: cannot be read: {error.strerror}; check it"))
+            self._note(f"{error.filename}: cannot be read: {error.strerror}; check it")
             return
-        if module is None:
-            return
-        self.files.append(module.file)
-        self._modules[name] = module
-        self._running.append(name)
-        for statement in module.body:
-            self._reached[name] = (statement.lineno, statement.col_offset)
-            self._step(module, statement)
-        self._running.pop()
-        self._reached[name] = _END
+        if module:
+            self.modules[name] = module
+            self._depth += 1
+            for statement in module.body:
+                self._step(module, statement)
+            self._depth -= 1
 
     def _step(self, module: source.Module, statement: ast.stmt) -> None:
         if isinstance(statement, ast.ImportFrom) and statement.level:
@@ -133,9 +103,9 @@ class _Trial:
         home, place = module.absolute(statement), f"{module.file}:{statement.lineno}"
         written = "." * statement.level + (statement.module or "")
         if not f"{home}.".startswith(f"{self.package}."):
-            self.found.append(_Finding(wrong_import.leads_out(place, written)))
-        elif home not in self._modules and find_spec(home) is None:
-            self.found.append(_Finding(wrong_import.not_there(place, written, home), _MOVES))
+            self._note(wrong_import.leads_out(place, written))
+        elif self.modules.get(home) is None and find_spec(home) is None:
+            self._note(wrong_import.not_there(place, written, home), _MOVES)
         else:
             self._enter(home)
             for alias in statement.names:
@@ -143,7 +113,7 @@ class _Trial:
                     self._name(place, written, home, alias.name)
 
     def _name(self, place: str, written: str, home: str, name: str) -> None:
-        target = self._modules.get(home)
+        target = self.modules.get(home)
         if (target is None or target.is_package) and find_spec(f"{home}.{name}"):
             if target is None or name not in target.bindings:
                 self._enter(f"{home}.{name}")
@@ -152,14 +122,10 @@ class _Trial:
             # A folder; what is compiled cannot be told.
             if spec and spec.origin is None:
                 dotted = f"{written}{name}" if written.endswith(".") else f"{written}.{name}"
-                self.found.append(_Finding(wrong_import.not_there(place, dotted, f"{home}.{name}"), _MOVES))
+                self._note(wrong_import.not_there(place, dotted, f"{home}.{name}"), _MOVES)
         elif not _has(target, name):
             message = wrong_import.not_defined(place, name, str(target.file), source.names(target))
-            self.found.append(_Finding(message, _set_from_outside(name)))
-        elif home in self._running and _binds_later(target, name, self._reached[home]):
-            members = tuple(self._running[self._running.index(home) :])
-            files = [Path(str(spec.origin)).name for each in (*members, home) if (spec := find_spec(each))]
-            self.found.append(_Finding(wrong_import.in_a_circle(place, name, files), circle=members))
+            self._note(message, _set_from_outside(name))
 
     def _absolute(self, module: source.Module, statement: ast.Import | ast.ImportFrom) -> None:
         place = f"{module.file}:{statement.lineno}"
@@ -172,18 +138,26 @@ class _Trial:
                 dots = wrong_import.neighbour(module.file.parent, self.package, top)
                 relative = _relatively(statement, each, dots or "")
                 message = wrong_import.absolute(place, top, relative) if dots else wrong_import.no_package(place, top)
-                self.found.append(_Finding(message, _MOVES))
+                self._note(message, _MOVES)
 
     def _of_ours(self, place: str, dotted: str, statement: ast.ImportFrom) -> None:
         """What our own modules have is known, though their names are imported lazily."""
         module = source.quiet_read(dotted)
         known = source.names(module) if module else []
         if find_spec(dotted) is None:
-            self.found.append(_Finding(wrong_import.no_module(place, dotted)))
+            self._note(wrong_import.no_module(place, dotted))
         for name in [alias.name for alias in statement.names] if module else ():
             if not (name in known or name.startswith("_") or name == "*" or find_spec(f"{dotted}.{name}")):
                 public = [each for each in known if not each.startswith("_")]
-                self.found.append(_Finding(wrong_import.not_defined(place, name, dotted, public)))
+                self._note(wrong_import.not_defined(place, name, dotted, public))
+
+
+def _text(file: Path) -> str:
+    """What stands in a file; nothing in one that is gone or may not be read, which cannot be imported either."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _is_there(top: str) -> bool:
@@ -203,14 +177,6 @@ def _has(module: source.Module, name: str) -> bool:
 def _set_from_outside(name: str) -> re.Pattern[str]:
     """How another module may give a module a name."""
     return re.compile(rf"\.{name}\b\s*[:=]|setattr\(|__dict__|sys\.modules")
-
-
-def _binds_later(module: source.Module, name: str, reached: tuple[int, int]) -> bool:
-    """Whether a module that has run up to a statement certainly has no such name yet."""
-    if module.stars or not module.complete:
-        return False
-    binding = [each for each, _ in source.top_level(module.body) if name in source.bound_names(each)]
-    return bool(binding) and all((each.lineno, each.col_offset) >= reached for each in binding)
 
 
 def _relatively(statement: ast.Import | ast.ImportFrom, dotted: str, dots: str) -> str:

@@ -74,12 +74,6 @@ def not_defined(place: str, name: str, home: str, known: Iterable[str]) -> str:
     return f"{place} imports '{name}' from {home}, which does not define it{remedy}"
 
 
-def in_a_circle(place: str, name: str, files: Iterable[str]) -> str:
-    """An import of a name that is defined only after the import that led here."""
-    remedy = "move what they share into a file of its own"
-    return f"{place} imports '{name}' in a circle: {' -> '.join(files)}; {remedy}"
-
-
 def neighbour(folder: Path, package: str, name: str) -> str | None:
     """The dots with which a file in ``folder`` reaches a module of the workspace ``package``; None if there is none."""
     root, above = workspaces.folder_of(package), [folder, *folder.parents]
