@@ -23,7 +23,7 @@ from pipeline.stages.runner import Runner
 from pipeline.trainer import GeneralTrainer
 from pipeline.training.brain import Stage
 from pipeline.training.metrics import build_metrics
-from pipeline.trial.phase_build import CPU, PhaseBuild, Size, batch_shapes
+from pipeline.trial.phase_build import CPU, PhaseBuild, batch_shapes
 from pipeline.trial.problems import CannotTellError, Problems
 
 StageClasses = dict[str, type]
@@ -142,27 +142,15 @@ class Build:
         return "" if stage is Stage.VALID else f"batch {batch_shapes(batch)} -> {gone}"
 
     def size(self, built: PhaseBuild) -> str:
-        """How large a model is, and in training."""
+        """How large a model is; for a train runner its optimizers are built too."""
         try:
-            size = built.size()
+            parameters, trained, weights = built.size()
         except CannotTellError as error:
             return str(error)
-        frozen = "" if size.trained == size.parameters else f", {size.trained:,} of them trained"
-        memory = _human(size.weights)
         if built.runner.kind == "train":
-            memory += self.training(built, size)
-        return f"{built.name}, {size.parameters:,} parameters{frozen} ({memory})"
-
-    def training(self, built: PhaseBuild, size: Size) -> str:
-        """What training adds to the weights."""
-        optimizer = self.problems.attempt("hyper_parameters.optimizer", lambda: built.tried(built.optimizer))
-        if optimizer is None:
-            return ""
-        name, total = type(optimizer).__name__, size.weights + size.gradients
-        try:
-            return f"; with gradients and {name} {_human(total + built.tried(built.optimizer_bytes))}"
-        except Exception:  # one that wants other gradients, or a closure
-            return f"; with gradients {_human(total)}; cannot tell for {name}"
+            self.problems.attempt("hyper_parameters.optimizer", lambda: built.tried(built.optimizers))
+        frozen = "" if trained == parameters else f", {trained:,} of them trained"
+        return f"{built.name}, {parameters:,} parameters{frozen} ({_human(weights)})"
 
 
 @contextmanager

@@ -10,13 +10,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
 
 from pipeline import discovery
 from pipeline.config.load import Config
@@ -32,23 +30,6 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 LARGE = 2**31
 """Bytes of weights beyond which nothing is tried for real."""
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Size:
-    """How large a model is.
-
-    Attributes:
-        parameters: how many numbers it has.
-        trained: how many of them are trained.
-        weights: bytes of its parameters and buffers.
-        gradients: bytes of the gradients in training.
-    """
-
-    parameters: int
-    trained: int
-    weights: int
-    gradients: int
 
 
 class PhaseBuild:
@@ -113,8 +94,8 @@ class PhaseBuild:
         modules: nn.Module = next(iter(self.built.values()))["brain"].modules
         return modules
 
-    def size(self) -> Size:
-        """How large the model is.
+    def size(self) -> tuple[int, int, int]:
+        """How large the model is: (numbers in its parameters, those that are trained, bytes with its buffers).
 
         Raises:
             CannotTellError: a module takes its shape from its first batch, and there was none.
@@ -122,13 +103,8 @@ class PhaseBuild:
         parameters = list(self.modules.parameters())
         if any(map(is_lazy, parameters)):
             raise CannotTellError("a lazy module takes its shape from the first batch")
-        trained = [each for each in parameters if each.requires_grad]
-        return Size(
-            parameters=sum(each.numel() for each in parameters),
-            trained=sum(each.numel() for each in trained),
-            weights=_bytes(self.modules),
-            gradients=sum(map(_stored, trained)),
-        )
+        trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+        return sum(parameter.numel() for parameter in parameters), trained, _bytes(self.modules)
 
     def forward(self, batch: Any, stage: Stage, device: torch.device) -> str:
         """The shape of the predictions for a batch."""
@@ -147,28 +123,10 @@ class PhaseBuild:
         with _making(device), nullcontext() if stage is Stage.TRAIN else evaluating(brain):
             yield brain
 
-    def optimizers(self, device: torch.device) -> list[Optimizer]:
-        """The optimizers of the phase."""
+    def optimizers(self, device: torch.device) -> None:
+        """Build the optimizers of the phase."""
         context, brain = self.context(device), self.entry(device)["brain"]
-        built = Network(context).build_optim_schedulers(self.owner, brain, self.runner, context)
-        return [each.optimizer for each in built.values()]
-
-    def optimizer(self, device: torch.device) -> Optimizer:
-        """The first of them."""
-        return self.optimizers(device)[0]
-
-    def optimizer_bytes(self, device: torch.device) -> int:
-        """Bytes that the optimizers keep after a step."""
-        return sum(_kept(each) for each in self.optimizers(device))
-
-
-def _kept(optimizer: Optimizer) -> int:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    kept = [each for state in optimizer.state.values() for each in state.values()]
-    return sum(_stored(each) for each in kept if isinstance(each, Tensor))
+        Network(context).build_optim_schedulers(self.owner, brain, self.runner, context)
 
 
 def _making(device: torch.device) -> AbstractContextManager[Any]:
@@ -177,24 +135,9 @@ def _making(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def _bytes(modules: nn.Module) -> int:
-    """What parameters and buffers take; a lazy one, which has no shape yet, takes nothing."""
-    return sum(_stored(each) for each in (*modules.parameters(), *modules.buffers()) if not is_lazy(each))
-
-
-_BY_ROW, _BY_COLUMN = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
-_PARTS = {
-    torch.sparse_coo: ("_indices", "_values"),
-    torch.sparse_csr: _BY_ROW,
-    torch.sparse_bsr: _BY_ROW,
-    torch.sparse_csc: _BY_COLUMN,
-    torch.sparse_bsc: _BY_COLUMN,
-}
-
-
-def _stored(tensor: Tensor) -> int:
-    """The bytes of a tensor; of a sparse one, those of its parts."""
-    parts = [getattr(tensor, part)() for part in _PARTS.get(tensor.layout, ())]
-    return sum(each.nbytes for each in parts or [tensor])
+    """What parameters and buffers take: of a sparse one its values, of a lazy one, which has no shape yet, nothing."""
+    tensors = [tensor for tensor in (*modules.parameters(), *modules.buffers()) if not is_lazy(tensor)]
+    return sum((t.numel() if t.layout is torch.strided else t._nnz()) * t.element_size() for t in tensors)
 
 
 def batch_shapes(value: Any) -> str:

@@ -188,7 +188,7 @@ def test_build_tells_of_each_phase_in_a_line(pipeline: Call, linear: Path) -> No
     phase = text.partition("phase:\n")[2]
     linear.write_text(text + phase.replace("name: line", "name: longer").replace("features: 1", "features: 1"))
     done = pipeline("check", linear, "--build")
-    said = "Linear, 2 parameters (8 B; with gradients and SGD 16 B); batch (inputs [4, 1], target [4, 1]) -> [4, 1]"
+    said = "Linear, 2 parameters (8 B); batch (inputs [4, 1], target [4, 1]) -> [4, 1]"
     lines = [f"line:   {said}", f"longer: {said}", f"{linear}: no faults"]
     assert (done.exit_code, done.stdout.splitlines(), done.stderr) == (0, lines, "")
 
@@ -217,7 +217,7 @@ def test_build_shows_what_user_code_raised_and_names_the_fault(pipeline: Call, l
     said = f'Traceback (most recent call last):\n  File "{linear.parent}/data.py", line 4, in <module>\n    1 / 0\n'
     assert (done.exit_code, done.stdout.splitlines()[:1]) == (
         2,
-        ["line: Linear, 2 parameters (8 B; with gradients and SGD 16 B)"],
+        ["line: Linear, 2 parameters (8 B)"],
     )
     assert done.stderr.partition("hi\n")[2].startswith(said)
     assert f"{linear}:5:36: dataset.train_data.class_path: " in done.stderr
