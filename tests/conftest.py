@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forked_runs import Zygote
 from loguru import logger
 
 REPOSITORY = Path(__file__).parents[1]
 Workspace = Callable[..., Path]
+Process = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # Each process of the tests computes on one core; read when torch is imported, by programs that a test starts too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -52,6 +55,31 @@ def log_lines() -> Iterator[list[str]]:
     sink = logger.add(lambda line: lines.append(str(line)), level="DEBUG", format="{level} {message}")
     yield lines
     logger.remove(sink)
+
+
+@pytest.fixture(scope="session")
+def _zygote() -> Iterator[Zygote]:
+    with Zygote() as zygote:
+        yield zygote
+
+
+@pytest.fixture
+def process(_zygote: Zygote, tmp_path: Path) -> Process:
+    """A command in a process and a group of its own: ``process("run", path)``.
+
+    The process is forked from one that has imported torch, which takes a new one two seconds.
+    """
+    output, errors = tmp_path / "stdout", tmp_path / "stderr"
+
+    def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [str(argument) for argument in arguments]
+        output.write_bytes(b"")
+        errors.write_bytes(b"")
+        code = _zygote.start(Path.cwd(), command, errors, os.environ | environment, output).wait()
+        assert code is not None
+        return subprocess.CompletedProcess(command, code, output.read_text("utf-8"), errors.read_text("utf-8"))
+
+    return run
 
 
 LINEAR = """

@@ -9,12 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import failing_workspace
 import pytest
 
 FAULTS = Path(__file__).parent / "faults"
-sys.path.insert(0, str(FAULTS))
-
-import failing_workspace  # noqa: E402 - tests/ is no package
 
 POINTS = (
     "Startup.startup at first raise",

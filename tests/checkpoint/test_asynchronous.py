@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-
 from checkpoint_disks import Failing, Recorder
 from checkpoint_power import models, number_of
+from torch import nn
 
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.files import Buffer, Disk, Written

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
+import checkpoint_corruption as corruption
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-
-import checkpoint_corruption as corruption
 from checkpoint_disks import Recorder
 from checkpoint_power import models, number_of
 

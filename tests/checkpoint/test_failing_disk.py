@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-
 from checkpoint_disks import Failing, Recorder, Stopped
 from checkpoint_power import models, number_of
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from pathlib import Path
 
 import pytest
+from checkpoint_disks import Recorder
 
 from pipeline.checkpoint import files
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-
-from checkpoint_disks import Recorder
 
 
 def test_a_written_file_has_its_content(tmp_path: Path) -> None:

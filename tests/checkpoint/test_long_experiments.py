@@ -8,14 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import checkpoint_kills as kills
+import checkpoint_syscalls as syscalls
 import pytest
 
 FAULTS = Path(__file__).parents[1] / "faults"
-sys.path.insert(0, str(FAULTS))
-
-import checkpoint_kills as kills  # noqa: E402 - tests/ is no package
-import checkpoint_syscalls as syscalls  # noqa: E402
-
 pytestmark = pytest.mark.slow
 
 

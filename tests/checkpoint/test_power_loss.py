@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-
 import checkpoint_power as power
+import pytest
 
 
 def test_after_power_is_lost_at_any_moment_nothing_reported_is_lost_and_nothing_wrong_is_loaded(tmp_path: Path) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-
 from checkpoint_disks import Recorder
 from checkpoint_power import models
 

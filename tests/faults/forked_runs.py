@@ -115,7 +115,14 @@ class Zygote:
         with self._process:
             pass
 
-    def start(self, folder: Path, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> Forked:
+    def start(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        output: Path | None = None,
+    ) -> Forked:
         """Begin ``pipeline ARGUMENTS``.
 
         Args:
@@ -123,11 +130,12 @@ class Zygote:
             arguments: without the name of the command.
             log: what it prints is added to that file.
             environment: variables that it has besides.
+            output: what it prints to stdout is added to that file; None: to the log.
         """
         orders, answers = self._process.stdin, self._process.stdout
         assert orders
         assert answers
-        orders.write(json.dumps([str(folder), list(arguments), str(log), dict(environment)]) + "\n")
+        orders.write(json.dumps([str(folder), list(arguments), str(log), dict(environment), str(output or log)]) + "\n")
         return Forked(int(answers.readline()), answers)
 
 
@@ -166,13 +174,13 @@ def serve() -> bool:
     return False
 
 
-def _become(folder: str, arguments: list[str], log: str, environment: dict[str, str]) -> None:
+def _become(folder: str, arguments: list[str], log: str, environment: dict[str, str], output: str) -> None:
     """Be like a process that was started with these."""
     os.setsid()
     os.chdir(folder)
-    nothing, printed = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    for descriptor, source in enumerate((nothing, printed, printed)):
-        os.dup2(source, descriptor)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for descriptor, path in ((1, output), (2, log)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), descriptor)
     os.environ.update(environment)
     sys.argv = ["pipeline", *arguments]
 
