@@ -109,7 +109,7 @@ def test_a_failure_in_the_background_is_raised_wherever_one_asks_next(tmp_path: 
 
 UNASKED = """
 import sys
-sys.path.insert(0, {faults!r})
+sys.path[:0] = {folders!r}
 from test_asynchronous import failing, save
 from pipeline.checkpoint.checkpointer import Checkpointer
 checkpointer = Checkpointer(__import__("pathlib").Path({folder!r}), asynchronous=True, disk=failing())
@@ -124,7 +124,8 @@ if {asked}:
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_failure_that_nobody_asks_for_is_logged_when_the_process_ends(tmp_path: Path, asked: bool) -> None:
-    code = UNASKED.format(faults=str(Path(__file__).parent), folder=str(tmp_path / "c"), asked=asked)
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "faults")]
+    code = UNASKED.format(folders=folders, folder=str(tmp_path / "c"), asked=asked)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     told = "in the background: " in done.stderr and "cannot be saved: No space left on device" in done.stderr
     assert told == (not asked)
