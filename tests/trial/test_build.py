@@ -300,7 +300,7 @@ def test_the_optimizers_that_a_phase_names_are_built(linear: Path) -> None:
 
 def test_a_phase_of_a_train_and_an_infer_runner_is_told_once_and_its_optimizer_built(linear: Path) -> None:
     infer = "  - {name: infer_runner, class: infer, device: cpu}\nphase:"
-    linear.write_text(f"{linear.read_text().replace('phase:', infer, 1)}\nmode: [infer_runner, train_runner]\n")
+    linear.write_text(f"{linear.read_text().replace('phase:', infer, 1)}\nmode: [train_runner, infer_runner]\n")
     done = build(linear, "hyper_parameters.optimizer.nesterov=true")
     assert (list(done.lines), [each.fault.address for each in done.problems.found]) == (
         ["line"],
