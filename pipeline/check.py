@@ -27,12 +27,12 @@ from pipeline.checks.runner_check import RunnerCheck
 from pipeline.config.load import Config, Draft, Source
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.tree import DEFAULT, Node
+from pipeline.context import STAGES, base_of
 from pipeline.errors import ConfigError, Fault
 from pipeline.inference.flow import Flow
 from pipeline.inference.stage import flow_of_plugin
 from pipeline.source_code import classes, source, uncalled
 from pipeline.source_code.finder import refusal, resolved, unchanging
-from pipeline.stages.base import METHODS
 
 
 @dataclass
@@ -203,7 +203,7 @@ class _RunnerCheck:
         Returns:
             How the keys of the context flow through the stages.
         """
-        definitions = {stage: self.stage(stage) for stage in METHODS}
+        definitions = {stage: self.stage(stage) for stage in STAGES}
         trainer = self.runner.child("trainer_class")
         if trainer and trainer.origin is not DEFAULT:
             self.trainer(trainer)
@@ -245,10 +245,10 @@ class _RunnerCheck:
 
     def stage(self, stage: str) -> source.Definition | None:
         """The class of a stage, checked with its arguments; None: it cannot be told which."""
-        key, base = f"{stage}_class_path", METHODS[stage][0]
+        key = f"{stage}_class_path"
         node = self.runner.child(key) or Node(RunnerSchema.model_fields[key].default, DEFAULT)
         address, name = f"{self.address}.{key}", stage.capitalize()
-        definition = self.inspection.find_class(node, address, name, class_path.describe(base))
+        definition = self.inspection.find_class(node, address, name, base_of(stage))
         for message in stage_check.faults_of(definition, stage) if definition else ():
             self.add(key, message)
         arguments = self.runner.child(f"{stage}_args")

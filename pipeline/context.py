@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from pipeline.errors import ContextError, nearest
 
@@ -16,6 +16,32 @@ class EngineMode(Enum):
     SINGLE = 1
     CLUSTER = 2
     LOCAL_CLUSTER = 3
+
+
+STAGES = {
+    "instance": "instance",
+    "network": "build_network",
+    "startup": "startup",
+    "runner": "run",
+    "terminal": "terminal",
+}
+"""Stage -> the method that the trainer calls, in the order in which they run."""
+
+
+class PipelineStage(Protocol):
+    """What the trainer knows of a stage; the base classes are in ``stages/base.py``."""
+
+    reads: ClassVar[tuple[str, ...]]
+    writes: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def from_context(cls, context: Context, **args: Any) -> Self:
+        """Build the stage; ``args`` are the ``<stage>_args`` of the runner."""
+
+
+def base_of(stage: str) -> str:
+    """The class path of a stage's base class."""
+    return f"pipeline.stages.base:{stage.capitalize()}Base"
 
 
 class ContextKey(NamedTuple):

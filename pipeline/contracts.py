@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 
 from pipeline import class_path
-from pipeline.context import Context
+from pipeline.context import STAGES, Context, PipelineStage
 from pipeline.errors import ClassPathError, ContextError, nearest
 from pipeline.inference.flow import ANY, Flow, Use
 from pipeline.inference.frame import is_ours
@@ -16,10 +16,9 @@ from pipeline.inference.members import declared
 from pipeline.inference.stage import flow_of
 from pipeline.source_code import classes, source
 from pipeline.source_code.supers import calls_super
-from pipeline.stages.base import METHODS, StageBase
 
 
-def check_reads(stage: StageBase, method: str, place: str, context: Context) -> None:
+def check_reads(stage: PipelineStage, method: str, place: str, context: Context) -> None:
     """Before a stage runs its method: what it declares to read must be there.
 
     Raises:
@@ -35,7 +34,7 @@ def check_reads(stage: StageBase, method: str, place: str, context: Context) -> 
         )
 
 
-def check_writes(stage: StageBase, method: str, place: str, context: Context) -> None:
+def check_writes(stage: PipelineStage, method: str, place: str, context: Context) -> None:
     """After a stage has run its method: what it declares to write must be there.
 
     Raises:
@@ -49,7 +48,7 @@ def check_writes(stage: StageBase, method: str, place: str, context: Context) ->
         )
 
 
-def _held_to(stage: StageBase, method: str, attribute: str) -> tuple[str, ...]:
+def _held_to(stage: PipelineStage, method: str, attribute: str) -> tuple[str, ...]:
     """What the stage declares, or a base whose method it certainly calls."""
     for each in (stage, *type(stage).__mro__):
         if attribute in vars(each):
@@ -83,9 +82,9 @@ def flow_of_stage(
         facts: keys of the context whose value is known before anything runs.
     """
     if definition.module.name.startswith("pipeline.stages.") and not arguments:
-        inferred = _of_ours(definition, METHODS[stage][1], frozenset((facts or {}).items()))
+        inferred = _of_ours(definition, STAGES[stage], frozenset((facts or {}).items()))
     else:
-        inferred = flow_of(definition, METHODS[stage][1], arguments, facts)
+        inferred = flow_of(definition, STAGES[stage], arguments, facts)
     promised = [] if tells_all(definition, stage, inferred) else _unseen(definition, stage, inferred)
     found = {use.key for use in inferred.demands()}
     owed = [key for key in _promises(definition, stage, "reads", inferred) if key not in found]
@@ -113,7 +112,7 @@ def _unseen(definition: source.Definition, stage: str, flow: Flow) -> list[str]:
 
 def _promises(definition: source.Definition, stage: str, attribute: str, flow: Flow) -> tuple[str, ...]:
     """What a class declares, or a base whose method it certainly calls."""
-    method, (above, _) = METHODS[stage][1], classes.ancestry(definition)
+    method, (above, _) = STAGES[stage], classes.ancestry(definition)
     runs = any(is_ours(each.module) and f"{each.name}.{method}" in flow.runs for each in above)
     for each in above:
         if attribute in classes.own_names(each):
@@ -125,7 +124,7 @@ def _promises(definition: source.Definition, stage: str, attribute: str, flow: F
 
 def tells_all(definition: source.Definition, stage: str, flow: Flow) -> bool:
     """Whether all that a stage writes stands in source of the user's own, and was followed."""
-    method, (above, complete) = METHODS[stage][1], classes.ancestry(definition)
+    method, (above, complete) = STAGES[stage], classes.ancestry(definition)
     home = next((each for each in above if method in classes.methods(each)), None)
     if (
         home is None

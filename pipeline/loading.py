@@ -9,9 +9,9 @@ import torch
 from pipeline import class_path
 from pipeline.config.load import Config
 from pipeline.config.schema import RunnerSchema
+from pipeline.context import STAGES, PipelineStage, base_of
 from pipeline.distributed import launch
 from pipeline.errors import ClassPathError, ConfigError
-from pipeline.stages.base import METHODS, StageBase
 from pipeline.user_code import user_frames
 
 
@@ -46,16 +46,22 @@ def trainer_of(config: Config, runner: RunnerSchema, present: Any, base: type) -
         raise ClassPathError(f"{message}; mend it", user_error) from error
 
 
-def stage_classes_of(config: Config, runner: RunnerSchema) -> dict[str, type[StageBase]]:
-    """Stage -> class.
+def stage_classes_of(config: Config, runner: RunnerSchema) -> dict[str, type[PipelineStage]]:
+    """PipelineStage -> class.
 
     Raises:
         ClassPathError: one cannot be loaded.
     """
     return {
-        stage: load_class(config, runner, f"{stage}_class_path", stage.capitalize(), base)
-        for stage, (base, _) in METHODS.items()
+        stage: load_class(config, runner, f"{stage}_class_path", stage.capitalize(), base_class(stage))
+        for stage in STAGES
     }
+
+
+def base_class(stage: str) -> type:
+    """The base class of a stage."""
+    base: type = class_path.load(class_path.parse(base_of(stage)))
+    return base
 
 
 def load_class(config: Config, runner: RunnerSchema, key: str, name: str, base: type) -> Any:

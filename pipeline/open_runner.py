@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +13,17 @@ from loguru import logger
 from pipeline import contracts, discovery
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.config.load import Config
-from pipeline.config.schema import RunnerSchema
-from pipeline.context import Context
+from pipeline.config.schema import PhaseSchema, RunnerSchema
+from pipeline.context import STAGES, Context, PipelineStage
 from pipeline.discovery import Plugin
 from pipeline.errors import ContextError
 from pipeline.resuming import mid_epoch
 from pipeline.resuming.mid_epoch import MidEpoch
 from pipeline.resuming.standing import is_resumable
 from pipeline.run_directory import RunDirectory
-from pipeline.stages.base import METHODS, StageBase
-from pipeline.training.configured import begin_fit
 
+BeginFit = Callable[[Context, list[PhaseSchema], RunnerSchema], None]
+"""Has the Brains of some phases begin their training."""
 OWN = ("config", "runner_name", "hooks", "run_dir", "checkpointer", "train_state", "resources")
 """Context keys whose objects the trainer itself goes on with."""
 
@@ -43,11 +44,13 @@ class OpenRunner:
         stopped: whether ``is_exit`` has ended it before its terminal stage: it is not through.
         resumes: whether it goes on from a checkpoint, once it comes to the runner stage.
         trains: whether it has come to the runner stage.
+        begin_fit: has the Brains begin their training.
     """
 
+    begin_fit: BeginFit
     settings: RunnerSchema
     context: Context
-    classes: dict[str, type[StageBase]]
+    classes: dict[str, type[PipelineStage]]
     plugins: pluggy.PluginManager
     chosen: list[Plugin]
     directory: RunDirectory
@@ -75,7 +78,7 @@ class OpenRunner:
             if hasattr(plugin, "state_dict") and hasattr(plugin, "load_state_dict"):
                 checkpointer.add_recoverable(f"plugin:{name}", plugin)
 
-    def build(self, stage: str) -> StageBase:
+    def build(self, stage: str) -> PipelineStage:
         """The stage, built with its ``<stage>_args``."""
         arguments: dict[str, Any] = getattr(self.settings, f"{stage}_args")
         return self.classes[stage].from_context(self.context, **arguments)
@@ -91,7 +94,7 @@ class OpenRunner:
             self.begin()
         # Plugins may have put theirs there.
         self._note_own()
-        place, built, method = self.place(stage), self.build(stage), METHODS[stage][1]
+        place, built, method = self.place(stage), self.build(stage), STAGES[stage]
         contracts.check_reads(built, method, place, self.context)
         if stage == "runner":
             self.tell_unread()
@@ -136,7 +139,7 @@ class OpenRunner:
         """Have the Brains begin; then, of a run that is resumed, everything is as it was."""
         if self.settings.kind == "train":
             config: Config = dict.__getitem__(self.context, "config")
-            begin_fit(self.context, config.phases(self.settings), self.settings)
+            self.begin_fit(self.context, config.phases(self.settings), self.settings)
             checkpointer: Checkpointer = dict.__getitem__(self.context, "checkpointer")
             checkpointer.begin(dict.get(self.context, "model"))
         if self.resumes:

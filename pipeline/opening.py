@@ -22,17 +22,16 @@ from pipeline.checks.init_check import absent
 from pipeline.config import yaml_text
 from pipeline.config.load import Config
 from pipeline.config.reads import ReadDict
-from pipeline.context import TRAIN_STATE, Context, EngineMode
+from pipeline.context import TRAIN_STATE, Context, EngineMode, PipelineStage
 from pipeline.distributed import launch
 from pipeline.distributed.determinism import deterministic
 from pipeline.errors import ConfigError, ExitCode
 from pipeline.loading import device, stage_classes_of, trainer_of
-from pipeline.open_runner import OpenRunner
+from pipeline.open_runner import BeginFit, OpenRunner
 from pipeline.resuming import standing
 from pipeline.resuming.reopening import NEVER, Earlier, as_begun, bring_up_to_date, reopened
 from pipeline.run_directory import RunDirectory
 from pipeline.run_record import RunRecord
-from pipeline.stages.base import StageBase
 
 
 @dataclass
@@ -53,7 +52,7 @@ class OpenRun:
     config: Config
     directory: RunDirectory
     trainers: dict[str, Any]
-    stage_classes: dict[str, dict[str, type[StageBase]]]
+    stage_classes: dict[str, dict[str, type[PipelineStage]]]
     devices: dict[str, torch.device]
     record: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     resumed: bool = False
@@ -217,8 +216,15 @@ def _writable(value: Any) -> Any:
     return value if plain else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
-def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:
-    """Choose the plugins of a runner and fill its context with what the trainer writes."""
+def open_runner(name: str, run: OpenRun, resources: ExitStack, begin_fit: BeginFit) -> OpenRunner:
+    """Choose the plugins of a runner and fill its context with what the trainer writes.
+
+    Args:
+        name: of the runner.
+        run: that it is part of.
+        resources: what is closed at its end.
+        begin_fit: has the Brains begin their training.
+    """
     # A config of its own: what a runner does to the arguments that it is given, the next does not see.
     config = run.config.in_run(run.directory.path)
     settings = next(runner for runner in config.runners if runner.name == name)
@@ -253,7 +259,9 @@ def open_runner(name: str, run: OpenRun, resources: ExitStack) -> OpenRunner:
     resources.callback(dict.__getitem__(context, "checkpointer").wait)
     chosen = discovery.load(config.tree, config.workspace)
     resumes = run.resumed and settings.kind == "train"
-    runner = OpenRunner(settings, context, run.stage_classes[name], plugins, chosen, run.directory, resumes=resumes)
+    runner = OpenRunner(
+        begin_fit, settings, context, run.stage_classes[name], plugins, chosen, run.directory, resumes=resumes
+    )
     if settings.threads:
         resources.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(settings.threads)

@@ -23,6 +23,7 @@ from pipeline.opening import OpenRun
 from pipeline.resuming.reopening import NEVER
 from pipeline.source_code import uncalled
 from pipeline.stopping import STOP, StoppedError
+from pipeline.training.configured import begin_fit
 
 
 class GeneralTrainer:
@@ -103,7 +104,7 @@ class GeneralTrainer:
     def run_runner(self, name: str, run: OpenRun) -> Context:
         """Take one runner through its stages; its resources are closed whatever happens, last opened first."""
         resources = ExitStack()
-        runner = opening.open_runner(name, run, resources)
+        runner = opening.open_runner(name, run, resources, begin_fit)
         try:
             runner.build_plugins()
             runner.hooks.before_pipeline(context=runner.context)

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from pipeline import class_path, plugin_hooks
 from pipeline.checks.data_flow import DataFlow
 from pipeline.config.tree import DEFAULT
-from pipeline.context import KEYS
+from pipeline.context import KEYS, STAGES
 from pipeline.discovery import Plugin
 from pipeline.errors import ClassPathError, Fault, nearest
 from pipeline.inference.flow import Flow, Use
 from pipeline.inference.stage import reads_of_hook
 from pipeline.source_code import source
-from pipeline.stages.base import METHODS
 
 _OF_A_STAGE = ("before_stage", "after_stage")
 """The hooks that are called with the name of each stage."""
@@ -59,6 +58,6 @@ def definition_of(plugin: Plugin) -> source.Definition | None:
 
 def _reads(definition: source.Definition, hook: str, plugin: Plugin) -> list[Use]:
     """What a hook reads each time that it is called; of one that is called for each stage, for any of them."""
-    names = [{"name": stage} for stage in METHODS] if hook in _OF_A_STAGE else [{}]
+    names = [{"name": stage} for stage in STAGES] if hook in _OF_A_STAGE else [{}]
     found = [use for given in names for use in reads_of_hook(definition, hook, plugin.args, given)]
     return list({use.path: use for use in found}.values())

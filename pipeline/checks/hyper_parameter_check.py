@@ -16,11 +16,11 @@ from pipeline.checks.model_check import MODULE
 from pipeline.checks.optimizer_check import OPTIMIZERS, optimizer_name
 from pipeline.checks.readers import user_files
 from pipeline.config.tree import DEFAULT, Node
+from pipeline.context import STAGES
 from pipeline.errors import ClassPathError, one_of
 from pipeline.inference.frame import is_ours
 from pipeline.source_code import classes, source
 from pipeline.source_code.uncalled import BRAIN
-from pipeline.stages.base import METHODS
 
 _WHOLE = {"hyper_parameters", "env", "config", "config_yaml", "yaml"}
 """Words of code that may read any of them."""
@@ -90,7 +90,7 @@ class HyperParameterCheck:
     def is_default(self, files: Collection[Path]) -> bool:
         """Whether just the default stages and plugins, and code whose files are looked at, come to the context."""
         for runner in self.inspection.section("runner").values():
-            if not runs_in_order(runner) or not all(is_untouched(runner, stage) for stage in METHODS):
+            if not runs_in_order(runner) or not all(is_untouched(runner, stage) for stage in STAGES):
                 return False
         phases = self.inspection.section("phase").values()
         updaters = [self.define(path, "Updater") for each in phases if (path := each.find("updater.class_path"))]

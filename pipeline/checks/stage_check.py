@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from pipeline.context import STAGES
 from pipeline.source_code import classes, source
-from pipeline.stages.base import METHODS
 
 EXPERIMENT = "pipeline.training.experiment:ExperimentBase"
 STEPS = ("train_batch", "valid", "setup_dataloader", "setup_model")
@@ -31,7 +31,7 @@ def parameters_given(definition: source.Definition) -> dict[str, str]:
 
 def faults_of(definition: source.Definition, stage: str) -> Iterator[str]:
     """What makes a class unfit, each as a message."""
-    called = {METHODS[stage][1]: ("context",)} | (dict.fromkeys(STEPS, ()) if is_experiment(definition) else {})
+    called = {STAGES[stage]: ("context",)} | (dict.fromkeys(STEPS, ()) if is_experiment(definition) else {})
     above = classes.ancestry(definition)[0]
     for each in above:
         for node in each.node.body:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from pipeline.checks.data_flow import DataFlow, StageFlow, default_definition
 from pipeline.checks.stage_check import parameters_given
-from pipeline.context import KEYS
+from pipeline.context import KEYS, STAGES
 from pipeline.source_code import classes, source
-from pipeline.stages.base import METHODS
 
 
 def text(flows: Mapping[str, DataFlow]) -> str:
@@ -78,7 +77,7 @@ def _arguments(definition: source.Definition) -> str:
 
 def _methods(stage: StageFlow) -> Iterator[str]:
     """What the class makes of the methods of the default and of the base."""
-    method, default = METHODS[stage.stage][1], default_definition(stage.stage)
+    method, default = STAGES[stage.stage], default_definition(stage.stage)
     inherits = classes.is_subclass(stage.definition, f"{default.module.name}:{default.name}")
     above, _ = classes.ancestry(stage.definition)
     own = {name: node for each in reversed(above) if _is_users(each) for name, node in classes.methods(each).items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from functools import lru_cache
 
+from pipeline.context import STAGES
 from pipeline.inference.account import Account
 from pipeline.inference.builtin_calls import lost
 from pipeline.inference.containers import Entries, Items
@@ -17,10 +18,9 @@ from pipeline.inference.reach import matters, reachable
 from pipeline.inference.scopes import defaults, parameters, scope_of
 from pipeline.inference.values import NOTHING, Function, Ref, Value
 from pipeline.source_code import source
-from pipeline.stages.base import METHODS
 
 _DEEPEST = 30
-_ENTRIES = {method for _, method in METHODS.values()}
+_ENTRIES = set(STAGES.values())
 """The methods of the stages that the trainer calls."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from pipeline.checkpoint.saved import Saved
 from pipeline.config.schema import PhaseSchema, RunnerSchema
@@ -14,7 +14,6 @@ from pipeline.data.position import generators_of
 from pipeline.data.seeded_loader import SeededLoader
 from pipeline.errors import CheckpointError
 from pipeline.resuming.changes import differences
-from pipeline.training.optim_scheduler import OptimScheduler
 
 NAME = "mid_epoch"
 """Under which checkpoints keep it."""
@@ -105,10 +104,21 @@ def _order(loader: Any) -> dict[str, Any] | None:
     }
 
 
-def _schedulers(entry: Any) -> dict[str, OptimScheduler]:
+class _Windowed(Protocol):
+    """An OptimScheduler: how many batches make a window, and how many the open one has."""
+
+    accum_grad: int
+    batches: int
+
+
+def _schedulers(entry: Any) -> dict[str, _Windowed]:
     """Those of a phase; a network stage of one's own may have put there anything."""
-    found = entry.get("optim_schedulers") if isinstance(entry, Mapping) else None
-    return {name: each for name, each in (found or {}).items() if isinstance(each, OptimScheduler)}
+    schedulers = entry.get("optim_schedulers") if isinstance(entry, Mapping) else None
+    return {
+        name: scheduler
+        for name, scheduler in (schedulers or {}).items()
+        if hasattr(scheduler, "accum_grad") and hasattr(scheduler, "batches")
+    }
 
 
 def _windows(entry: Any) -> dict[str, int]:

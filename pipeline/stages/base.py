@@ -12,10 +12,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
-if TYPE_CHECKING:
-    from pipeline.context import Context
+from pipeline.context import STAGES, Context
 
 
 class StageBase(ABC):
@@ -94,11 +93,6 @@ class TerminalBase(StageBase):
         """Finish the run."""
 
 
-METHODS = {
-    "instance": (InstanceBase, "instance"),
-    "network": (NetworkBase, "build_network"),
-    "startup": (StartupBase, "startup"),
-    "runner": (RunnerBase, "run"),
-    "terminal": (TerminalBase, "terminal"),
-}
+_BASES = (InstanceBase, NetworkBase, StartupBase, RunnerBase, TerminalBase)
+METHODS = {stage: (base, method) for (stage, method), base in zip(STAGES.items(), _BASES, strict=True)}
 """Stage -> its base class and the method that the trainer calls; in the order in which they run."""

@@ -264,6 +264,12 @@ class BatchBrain:
     def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Tensor, should_step: bool) -> None:
         """A training batch has been used; ``loss`` is detached, and on its device."""
 
+    def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
+        """A pass begins; ``epoch`` is None in a test."""
+
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        """A pass is over; ``stage_loss`` is its mean loss over samples."""
+
     def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
         """The loss of one batch, without training."""
         return self._reported_loss(self._compute_batch(batch, stage)[1])
@@ -349,9 +355,8 @@ class BatchBrain:
             DivergedError: more than ``nonfinite_patience`` of this pass.
         """
         if self._loss_patience is not None:
-            refuse_divergence(
-                self._pass_loss, self._optim_schedulers, self._loss_patience, self._where, self._pass_began
-            )
+            guards = [scheduler.guard for scheduler in self._optim_schedulers]
+            refuse_divergence(self._pass_loss, guards, self._loss_patience, self._where, self._pass_began)
 
     @property
     def _in_run(self) -> bool:

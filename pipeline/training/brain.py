@@ -182,12 +182,6 @@ class Brain(BatchBrain):
             schedulers[name].check_gradients = options.skip_nonfinite_grads
         type(self).bind(self, "", schedulers, patience=options.nonfinite_patience)
 
-    def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
-        """A pass begins; ``epoch`` is None in a test."""
-
-    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
-        """A pass is over; ``stage_loss`` is its mean loss over samples."""
-
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
         """Take the weights of the best checkpoint, or of the newest where no number is named."""
         if max_key and min_key:

@@ -6,19 +6,17 @@ from collections.abc import Sequence
 
 from pipeline.errors import DivergedError
 from pipeline.training.average import Average
-from pipeline.training.optim_scheduler import OptimScheduler
+from pipeline.training.guard import Guard
 
 ADVICE = "lower the learning rate, set grad_clip, or check the data; none of these batches changed the weights"
 
 
-def refuse_divergence(
-    losses: Average, optim_schedulers: Sequence[OptimScheduler], patience: int, where: str, began: int
-) -> None:
-    """Read the losses of a pass, and what the guards of its schedulers have counted; a GPU makes this wait.
+def refuse_divergence(losses: Average, guards: Sequence[Guard], patience: int, where: str, began: int) -> None:
+    """Read the losses of a pass, and what the guards of its optimizers have counted; a GPU makes this wait.
 
     Args:
         losses: those of the pass.
-        optim_schedulers: that descend them.
+        guards: of the optimizers that descend them.
         patience: how many batches may be other than finite.
         where: what messages begin with.
         began: the iteration before the pass.
@@ -27,10 +25,10 @@ def refuse_divergence(
         DivergedError: there were more.
     """
     losses.read()
-    bad = losses.nonfinite + sum(each.guard.read() for each in optim_schedulers)
+    bad = losses.nonfinite + sum(guard.read() for guard in guards)
     if bad <= patience:
         return
-    names = [each.guard.parameter for each in optim_schedulers if each.guard.parameter]
+    names = [guard.parameter for guard in guards if guard.parameter]
     parameter = f", the first that of '{names[0]}'" if names else ""
     if losses.first:
         batch, value = losses.first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.checkpoint.random_state import restore_random_state
 from pipeline.context import Context
@@ -14,16 +14,14 @@ from pipeline.data.position import after, order_drawn_by
 from pipeline.data.workers import supervised
 from pipeline.errors import DataError
 from pipeline.stopping import STOP
+from pipeline.training.batch_brain import BatchBrain
 from pipeline.training.passes import Due, Stage, length, train_pass
 from pipeline.training.updater import UpdaterBase
 from pipeline.training.updates import update_of
 
-if TYPE_CHECKING:
-    from pipeline.training.brain import Brain
-
 
 def train_epoch(
-    brain: Brain,
+    brain: BatchBrain,
     updater: UpdaterBase,
     loader: Iterable[Any],
     epoch: int,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,12 +16,9 @@ from pipeline.errors import DataError
 from pipeline.run_directory import as_number
 from pipeline.stopping import STOP
 from pipeline.training.average import Averages
+from pipeline.training.batch_brain import BatchBrain
 from pipeline.training.metrics import Mean, Metric
 from pipeline.training.passes import Stage
-
-if TYPE_CHECKING:
-    from pipeline.training.batch_brain import BatchBrain
-    from pipeline.training.brain import Brain
 
 Observer = Callable[[Any, Any], None]
 """Called with (predictions, target) of each evaluated batch."""
@@ -53,7 +50,7 @@ def evaluating(brain: BatchBrain) -> Iterator[None]:
 
 
 def evaluate(
-    brain: Brain,
+    brain: BatchBrain,
     batches: Iterable[Any],
     stage: Stage,
     metrics: Mapping[str, Metric],
@@ -112,7 +109,7 @@ def _number(value: Any, name: str, metric: Metric) -> float:
 def watched(
     context: Context,
     phase: str,
-    brain: Brain,
+    brain: BatchBrain,
     loader: Any,
     stage: Stage,
     metrics: Mapping[str, Metric],

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loguru import logger
 
@@ -17,6 +17,7 @@ from pipeline.context import Context
 from pipeline.data.batch import on_device
 from pipeline.data.limits import limited
 from pipeline.errors import CheckpointError
+from pipeline.training.batch_brain import BatchBrain
 from pipeline.training.epoch import train_epoch
 from pipeline.training.evaluation import evaluate
 from pipeline.training.pass_progress import PassProgress, pass_progress
@@ -24,9 +25,6 @@ from pipeline.training.passes import Stage, length
 from pipeline.training.triggers import NEVER, Triggers
 from pipeline.training.updater import Updater
 from pipeline.training.updates import is_plain
-
-if TYPE_CHECKING:
-    from pipeline.training.brain import Brain
 
 NAME = "brain"
 """The phase under which a Brain that runs by itself saves and reports."""
@@ -51,7 +49,9 @@ class Fit:
         CheckpointError: the checkpoints are not of this Brain.
     """
 
-    def __init__(self, brain: Brain, train: Iterable[Any], valid: Iterable[Any] | None, shown: bool | None) -> None:
+    def __init__(
+        self, brain: BatchBrain, train: Iterable[Any], valid: Iterable[Any] | None, shown: bool | None
+    ) -> None:
         options = brain._run_options
         self.brain, self.options, self.shown = brain, options, shown
         most = options.debug_batches if options.debug else None

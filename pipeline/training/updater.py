@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from pipeline.checkpoint.state_file import load_state, save_state
 from pipeline.errors import CheckpointError
 from pipeline.training.average import Averages
-
-if TYPE_CHECKING:
-    from pipeline.training.brain import Brain
+from pipeline.training.batch_brain import BatchBrain
 
 
 @dataclass
@@ -94,7 +92,7 @@ class UpdaterBase:
 class Updater(UpdaterBase):
     """The default: what the Brain does with a batch."""
 
-    def __init__(self, brain: Brain) -> None:
+    def __init__(self, brain: BatchBrain) -> None:
         super().__init__()
         self.brain = brain
 

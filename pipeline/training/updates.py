@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.context import Context
 from pipeline.discovery import plain_callable
@@ -15,16 +15,13 @@ from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.precision import autocast
 from pipeline.training.updater import Updater, UpdaterBase
 
-if TYPE_CHECKING:
-    from pipeline.training.brain import Brain
 
-
-def is_plain(brain: Brain, updater: UpdaterBase) -> bool:
+def is_plain(brain: BatchBrain, updater: UpdaterBase) -> bool:
     """Whether an update is what ``Brain.fit_batch`` does, and nothing else."""
     return type(updater) is Updater and updater.brain is brain and type(brain).fit_batch is BatchBrain.fit_batch
 
 
-def update_of(brain: Brain, updater: UpdaterBase, context: Context | None) -> Callable[[Any], Any]:
+def update_of(brain: BatchBrain, updater: UpdaterBase, context: Context | None) -> Callable[[Any], Any]:
     """What trains on one batch; for the plain case nothing stands between it and the Brain."""
     return brain.fit_batch if is_plain(brain, updater) else OwnUpdate(brain, updater, context)
 
@@ -38,7 +35,7 @@ class OwnUpdate:
         context: the run's; None: there are no plugins.
     """
 
-    def __init__(self, brain: Brain, updater: UpdaterBase, context: Context | None) -> None:
+    def __init__(self, brain: BatchBrain, updater: UpdaterBase, context: Context | None) -> None:
         self.brain, self.updater, self.context = brain, updater, context
         hooks = context["hooks"] if context is not None else None
         self.before = plain_callable(hooks, "before_batch") if hooks else None
@@ -89,12 +86,12 @@ class OwnUpdate:
         return {name: each.detach() for name, each in losses.items()}
 
 
-def _gathered(brain: Brain) -> int:
+def _gathered(brain: BatchBrain) -> int:
     """How many losses of the pass the Brain has."""
     return brain._pass_loss.batches + len(brain._pass_loss.waiting)
 
 
-def _windows(brain: Brain) -> list[tuple[int, int]]:
+def _windows(brain: BatchBrain) -> list[tuple[int, int]]:
     """Of each scheduler, how many windows are closed, and how many batches are in the open one."""
     return [(each.real_step, each.batches) for each in brain._optim_schedulers]
 
