@@ -9,8 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click import Context
+from click.testing import CliRunner, Result
 from forked_runs import Zygote
 from loguru import logger
+
+from pipeline.cli import COMMANDS, group
 
 REPOSITORY = Path(__file__).parents[1]
 Workspace = Callable[..., Path]
@@ -46,6 +50,26 @@ def workspace(tmp_path: Path) -> Workspace:
         return folder
 
     return write
+
+
+@pytest.fixture
+def pipeline() -> Callable[..., Result]:
+    """Calls a command in this process: ``pipeline("check", path)``."""
+
+    def call(*arguments: object) -> Result:
+        return CliRunner().invoke(group, [str(argument) for argument in arguments], prog_name="pipeline")
+
+    return call
+
+
+def command_texts() -> dict[str, str]:
+    """Every command, in order, and what it does: ours by our table, one of a package by the help that click shows of it."""
+    context = Context(group)
+    texts = {}
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        texts[name] = COMMANDS.get(name) or str(command and command.help).splitlines()[0]
+    return texts
 
 
 @pytest.fixture

@@ -23,9 +23,10 @@ def lines(section: str, option: str) -> list[str]:
 
 
 def test_setup_lists_every_package() -> None:
-    found = [path.parent.relative_to(REPOSITORY) for path in REPOSITORY.glob("pipeline/**/__init__.py")]
+    paths = [path for folder in ("pipeline", "plugins") for path in REPOSITORY.glob(f"{folder}/**/__init__.py")]
+    names = [".".join(path.parent.relative_to(REPOSITORY).parts) for path in paths]
     assert sorted(lines("options", "packages")) == sorted(
-        [*(".".join(each.parts) for each in found), "pipeline_plugins"]
+        re.sub("^plugins", "pipeline_plugins", name) for name in names
     )
 
 
@@ -61,6 +62,12 @@ def test_every_plugin_that_comes_along_is_offered_as_an_entry_point() -> None:
     assert all(
         isinstance(getattr(import_module(path.split(":")[0]), path.split(":")[1]), type) for path in offered.values()
     )
+
+
+def test_every_plugin_with_a_command_offers_it_as_an_entry_point() -> None:
+    folders = [path.parent.name for path in REPOSITORY.glob("plugins/*/command.py")]
+    offered = [line.split(" = ")[1] for line in lines("options.entry_points", "pipeline.commands")]
+    assert sorted(offered) == sorted(f"pipeline_plugins.{folder}.command:command" for folder in folders)
 
 
 def test_every_module_has_its_layer() -> None:

@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 
 from pipeline import Brain, GeneralTrainer, RunOptions, hookspecs
 from pipeline.checks.scheduler_check import schedule_name
-from pipeline.cli import COMMANDS, group
+from pipeline.cli import group
 from pipeline.cli.new import KINDS
 from pipeline.config.aliases import RUNNER_ALIASES
 from pipeline.config.schema import ConfigSchema, DatasetSchema, PhaseSchema, RunnerSchema
@@ -33,6 +33,7 @@ from pipeline.plugin_hooks import HOOKS
 from pipeline.stages.base import METHODS
 from pipeline.training import metrics, schedules
 from pipeline.training.option_rules import DEPRECATED
+from tests.conftest import command_texts
 
 REPOSITORY = Path(__file__).parents[1]
 EXAMPLES = REPOSITORY / "workspace_examples"
@@ -60,7 +61,7 @@ def key_rows(schema: type[BaseModel]) -> Iterable[str]:
 
 
 ROWS = {
-    "COMMANDS": [f"| `{name}` | {text} |" for name, text in COMMANDS.items()],
+    "COMMANDS": [f"| `{name}` | {text} |" for name, text in command_texts().items()],
     "EXIT_CODES": [f"| {code.value} | {code.meaning} |" for code in ExitCode],
     "CONFIG_KEYS": list(key_rows(ConfigSchema)),
     "RUNNER_KEYS": list(key_rows(RunnerSchema)),

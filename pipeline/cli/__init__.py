@@ -13,6 +13,7 @@ A package adds a command through the entry-point group ``pipeline.commands``, in
     def command(run_dir: str) -> None:
         '''Write a report of a run.'''
 
+A PipelineError that it raises is shown without a traceback, and the process leaves with the error's exit code.
 The package is imported only when its command is called. ``pipeline --help`` lists the command with the first line of its
 docstring, which is read from the source.
 """
@@ -27,11 +28,12 @@ import warnings
 from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from pipeline.errors import ClassPathError, ExitCode, one_of
+from pipeline.cli.arguments import refuse
+from pipeline.errors import ClassPathError, ExitCode, PipelineError, one_of
 
 COMMANDS = {
     "check": "Name every mistake of a config, without running anything.",
@@ -41,7 +43,6 @@ COMMANDS = {
     "graph": "Print the five stages with the keys that flow between them, as a table or as Mermaid.",
     "new": "Write a workspace to edit, or a stage or plugin to add to one.",
     "resume": "Go on with a run that was interrupted.",
-    "resume-test": "Kill a run, resume it, and compare it with one that nothing interrupts.",
     "run": "Run a config.",
     "schema": "Write a JSON Schema, with which editors complete and check a config.",
     "show": "Print the resolved config, each value with where it came from.",
@@ -79,6 +80,13 @@ class _Commands(click.Group):
             if args[0] not in names:
                 ctx.fail(f"there is no command '{args[0]}'{one_of(args[0], names)}")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error of ours that ends it is shown without a traceback, and leaves its exit code."""
+        try:
+            return super().invoke(ctx)
+        except PipelineError as error:
+            sys.exit(refuse(error))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         packages = [(name, _help(name, offers)) for name, offers in _package_commands().items()]

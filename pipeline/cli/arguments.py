@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from pipeline.errors import ConfigError, ExitCode
+from pipeline.errors import ConfigError, ExitCode, PipelineError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -48,12 +48,13 @@ def split(config: str | None, words: Sequence[str], options: Sequence[str]) -> t
     return named[0], overrides + list(options)
 
 
-def refuse(error: ConfigError, outcome: str = "nothing was run") -> ExitCode:
-    """Show the faults on stderr, and what came of them; the exit code for them."""
+def refuse(error: PipelineError, outcome: str = "nothing was run") -> ExitCode:
+    """Show an error on stderr, and after the faults of a config what came of them; the exit code for it."""
     click.echo(str(error), err=True)
-    count = len(error.faults)
-    click.echo(f"{count} fault{'s' if count > 1 else ''}; {outcome}", err=True)
-    return ExitCode.USAGE
+    if isinstance(error, ConfigError):
+        count = len(error.faults)
+        click.echo(f"{count} fault{'s' if count > 1 else ''}; {outcome}", err=True)
+    return error.exit_code
 
 
 def print_tables(tables: Iterable[Any]) -> None:

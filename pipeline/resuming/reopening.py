@@ -104,7 +104,7 @@ def _has_lost_its_config(run_dir: Path) -> bool:
 def _whose(run_dir: Path) -> str:
     """What a run is one of, in words."""
     if (run_dir / MADE_BY).exists():
-        return "was made by resume-test"
+        return f"was made by {(run_dir / MADE_BY).read_text(encoding='utf-8').strip()}"
     path = command(run_dir).get("config", "a config that its command.txt does not name")
     lost = ", which is not there any more" if _has_lost_its_config(run_dir) else ""
     return f"is a run of {'a config from Python' if path == 'None' else path}{lost}"

@@ -12,23 +12,23 @@ import click
 
 from pipeline import log
 from pipeline.check import checked
-from pipeline.cli import COMMANDS
-from pipeline.cli.arguments import config_and_overrides, refuse, split
-from pipeline.errors import ConfigError, ExitCode, PipelineError
-from pipeline.resume_trial.trial import Ended, Kill, Trial, iterations
-from pipeline.resume_trial.verdict import BEFORE, Finding, findings
+from pipeline.cli.arguments import config_and_overrides, split
+from pipeline.errors import ConfigError, ExitCode
 
-_CHANCE = """\
+from .compare import BEFORE, Finding, compare
+from .runs import FinishedRun, Runs, iterations
+
+_NOT_REPEATABLE = """\
 The run does not repeat itself, even where nothing has interrupted it. Usual causes: `seed: null`, randomness from
 outside of the generators of python, numpy and torch, operations without a fixed order (`deterministic: true` finds
 them), the time."""
-_LOST = """\
+_STATE_LOST = """\
 Usual causes: state that no checkpoint holds (an attribute of the model that is no buffer, a counter of a dataset;
 keep it with context["checkpointer"].add_recoverable), randomness from outside of the generators of python, numpy
 and torch, the time."""
 
 
-@click.command("resume-test", help=COMMANDS["resume-test"])
+@click.command("resume-test")
 @config_and_overrides
 @click.option(
     "--at",
@@ -43,18 +43,15 @@ and torch, the time."""
 def command(
     config: str | None, words: Sequence[str], options: Sequence[str], kills: Sequence[int], keep: Path | None
 ) -> None:
-    """Exit 0 if the resumed run is bit for bit the straight one, 1 if not."""
+    """Kill a run, resume it, and compare it with one that nothing interrupts.
+
+    Exit 0 if the resumed run is bit for bit the straight one, 1 if not.
+    """
     path, overrides = split(config, words, options)
     log.to_stderr("WARNING")
     try:
         with _folder(keep) as folder:
-            trial = Trial(checked(path, overrides), folder)
-            same = _report(trial, sorted(set(kills)))
-    except ConfigError as error:
-        sys.exit(refuse(error))
-    except PipelineError as error:
-        click.echo(str(error), err=True)
-        sys.exit(error.exit_code)
+            same = _report(Runs(checked(path, overrides), folder), sorted(set(kills)))
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
     sys.exit(ExitCode.DONE if same else ExitCode.FAILED)
@@ -75,50 +72,42 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     click.echo(f"both runs are kept in {keep}", err=True)
 
 
-def _report(trial: Trial, kills: Sequence[int]) -> bool:
-    """Run, compare, and say on stdout what came of it; whether all is the same."""
-    straight = trial.straight()
-    interrupted = trial.interrupted(_moments(trial, straight, kills))
-    every = []
-    for runner in trial.runners:
-        found = findings(straight, interrupted, runner)
-        every += found
+def _report(runs: Runs, kills: Sequence[int]) -> bool:
+    """Run, compare, and print on stdout what came of it; whether all is the same."""
+    straight = runs.straight()
+    interrupted = runs.interrupted(_kills(runs, straight, kills))
+    differing: list[Finding] = []
+    for runner in runs.runners:
+        findings = compare(straight, interrupted, runner)
+        differing += [finding for finding in findings if finding.differs]
         click.echo(runner)
         for kill in interrupted.kills:
             if kill.runner == runner:
-                click.echo(f"  {_history(kill)}")
-        for each in found:
-            click.echo(f"  {each.part:<18}  {'DIFFERS  ' if each.differs else ''}{each.what}")
-    return _conclude([each for each in every if each.differs])
+                click.echo(f"  {kill}")
+        for part, text, differs in findings:
+            click.echo(f"  {part:<18}  {'DIFFERS  ' if differs else ''}{text}")
+    return _conclude(differing)
 
 
-def _moments(trial: Trial, straight: Ended, kills: Sequence[int]) -> list[tuple[str, int]]:
+def _kills(runs: Runs, straight: FinishedRun, kills: Sequence[int]) -> list[tuple[str, int]]:
     """Every runner is killed at each of the iterations that it comes to.
 
     Raises:
         ConfigError: none comes so far.
     """
-    ends = {runner: iterations(straight.directory, runner) for runner in trial.runners}
-    for at in kills:
-        if at > max(ends.values()):
+    ends = {runner: iterations(straight.directory, runner) for runner in runs.runners}
+    for kill in kills:
+        if kill > max(ends.values()):
             lengths = ", ".join(f"{runner} ends after {end} iterations" for runner, end in ends.items())
-            raise ConfigError(f"--at {at}: {lengths}; choose one before that")
-    return [(runner, at) for runner, end in ends.items() for at in kills if at <= end]
-
-
-def _history(kill: Kill) -> str:
-    """Where the run was killed, and where it went on."""
-    if kill.left is not None:
-        return f"killed after iteration {kill.at}, resumed after iteration {kill.left}"
-    anew = "no checkpoint was saved before, so it began anew; with a shorter save_interval it goes on"
-    return f"killed after iteration {kill.at}; {anew}"
+            raise ConfigError(f"--at {kill}: {lengths}; choose one before that")
+    return [(runner, kill) for runner, end in ends.items() for kill in kills if kill <= end]
 
 
 def _conclude(differing: Sequence[Finding]) -> bool:
     if not differing:
         click.echo("equal, bit for bit")
         return True
-    first = differing[0]
-    click.echo(f"NOT equal; first, in {first.part}: {first.what}")
-    click.echo(_CHANCE if first.part == BEFORE else _LOST)
+    part, text, _ = differing[0]
+    click.echo(f"NOT equal; first, in {part}: {text}")
+    click.echo(_NOT_REPEATABLE if part == BEFORE else _STATE_LOST)
     return False

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from pipeline.resume_trial.digest import digest
+from pipeline_plugins.resume_test.recorder import batch_hash
 
 Pair = namedtuple("Pair", "x y")
 
@@ -25,9 +24,9 @@ def batch() -> Any:
     return {"x": torch.arange(6.0).view(2, 3), "rest": [("a", 1, None, 2.5, b"z"), Sample(1.0), torch.zeros(0)]}
 
 
-def test_the_same_content_has_the_same_digest_wherever_it_lies() -> None:
-    assert digest(batch()) == digest(batch())
-    assert digest(torch.arange(6).view(2, 3).t()) == digest(torch.arange(6).view(2, 3).t().contiguous())
+def test_the_same_content_has_the_same_hash_wherever_it_lies() -> None:
+    assert batch_hash(batch()) == batch_hash(batch())
+    assert batch_hash(torch.arange(6).view(2, 3).t()) == batch_hash(torch.arange(6).view(2, 3).t().contiguous())
 
 
 @pytest.mark.parametrize(
@@ -47,5 +46,5 @@ def test_the_same_content_has_the_same_digest_wherever_it_lies() -> None:
     ],
 )
 def test_another_number_type_shape_or_order_has_another(one: Any, other: Any) -> None:
-    assert digest(one) == digest(one)
-    assert digest(one) != digest(other)
+    assert batch_hash(one) == batch_hash(one)
+    assert batch_hash(one) != batch_hash(other)

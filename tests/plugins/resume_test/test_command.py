@@ -75,6 +75,7 @@ def parts(done: Result) -> dict[str, str]:
     return {name: rest.strip() for name, _, rest in lines if rest}
 
 
+@pytest.mark.slow
 def test_a_run_that_can_be_resumed_is_equal_bit_for_bit(pipeline: Call, workspace: Workspace) -> None:
     folder = workspace({"config.yaml": CONFIG, "data.py": LINE, "plugin.py": PLUGIN})
     elsewhere = ("output_dir=elsewhere", f"runner.second.save_checkpoint_path={folder / 'elsewhere'}")
@@ -100,6 +101,7 @@ def test_a_run_that_can_be_resumed_is_equal_bit_for_bit(pipeline: Call, workspac
     assert len({*Path("kept/straight/workspace").iterdir()} - kept) == 1
 
 
+@pytest.mark.slow
 def test_a_state_that_no_checkpoint_holds_is_found_where_it_first_shows(pipeline: Call, linear: Path) -> None:
     (linear.parent / "model.py").write_text("\n".join(line[4:] for line in COUNTING.splitlines()), encoding="utf-8")
     text = linear.read_text(encoding="utf-8").replace("torch.nn.Linear", '"{workspace}/model.py"')
@@ -117,6 +119,7 @@ def test_a_state_that_no_checkpoint_holds_is_found_where_it_first_shows(pipeline
     assert "Usual causes: state that no checkpoint holds (an attribute of the model that is no buffer" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_run_that_never_repeats_itself_is_not_blamed_on_resuming(pipeline: Call, linear: Path) -> None:
     (linear.parent / "data.py").write_text("\n".join(line[4:] for line in RANDOM.splitlines()), encoding="utf-8")
     linear.write_text(linear.read_text(encoding="utf-8").replace("args: {size: 24}, ", ""), encoding="utf-8")

@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from pipeline_plugins.resume_test.compare import Finding, compare
+from pipeline_plugins.resume_test.runs import FinishedRun
 from torch import nn
 
 from pipeline.checkpoint.checkpointer import Checkpointer
-from pipeline.resume_trial.trial import Ended
-from pipeline.resume_trial.verdict import Finding, findings
 
 LINES = [{"event": "train", "iteration": 3, "loss": 0.5}, {"event": "epoch", "iteration": 4, "loss": 0.25}]
 
 
-def ended(folder: Path, *batches: str, lines: Any = LINES, step: int = 4, bias: float = 0.0, **training: Any) -> Ended:
+def finished(
+    folder: Path, *batches: str, lines: Any = LINES, step: int = 4, bias: float = 0.0, **training: Any
+) -> FinishedRun:
     """A run that was in as many processes as there are batches of them; a letter stands for a batch."""
     runner = folder / "run" / "t"
     runner.mkdir(parents=True)
@@ -31,24 +33,24 @@ def ended(folder: Path, *batches: str, lines: Any = LINES, step: int = 4, bias: 
     for count, each in enumerate(batches):
         noted = [{"runner": "t", "iteration": at, "batch": batch} for at, batch in enumerate(each, 1) if batch != " "]
         (folder / f"{count}.jsonl").write_text("\n".join(map(json.dumps, noted)), encoding="utf-8")
-    return Ended(folder / "run", [folder / f"{count}.jsonl" for count in range(len(batches))])
+    return FinishedRun(folder / "run", [folder / f"{count}.jsonl" for count in range(len(batches))])
 
 
 def found(tmp_path: Path, *batches: str, **how: Any) -> dict[str, Finding]:
-    straight = ended(tmp_path / "straight", "abcd")
-    interrupted = ended(tmp_path / "interrupted", *(batches or ("abc", "  cd")), **how)
-    return {each.part: each for each in findings(straight, interrupted, "t")}
+    straight = finished(tmp_path / "straight", "abcd")
+    interrupted = finished(tmp_path / "interrupted", *(batches or ("abc", "  cd")), **how)
+    return {each.part: each for each in compare(straight, interrupted, "t")}
 
 
 def test_equal_runs_differ_in_nothing(tmp_path: Path) -> None:
     said = found(tmp_path)
     assert [each.differs for each in said.values()] == [False] * 6
-    assert said["batches and losses"].what == "the same in 4 iterations"
-    assert said["metrics.jsonl"].what == "the same 2 lines"
+    assert said["batches and losses"].text == "the same in 4 iterations"
+    assert said["metrics.jsonl"].text == "the same 2 lines"
 
 
 def test_a_run_that_does_not_repeat_itself_is_told_from_one_that_cannot_be_resumed(tmp_path: Path) -> None:
-    assert found(tmp_path, "aXc", "  cd")["before the kill"].what == "the batch of iteration 2"
+    assert found(tmp_path, "aXc", "  cd")["before the kill"].text == "the batch of iteration 2"
 
 
 def test_what_differs_only_after_the_kill_is_no_chance(tmp_path: Path) -> None:
@@ -58,10 +60,10 @@ def test_what_differs_only_after_the_kill_is_no_chance(tmp_path: Path) -> None:
 
 
 def test_without_batches_that_is_said(tmp_path: Path) -> None:
-    straight, interrupted = ended(tmp_path / "straight", ""), ended(tmp_path / "interrupted", "", "")
-    first = findings(straight, interrupted, "t")[0]
+    straight, interrupted = finished(tmp_path / "straight", ""), finished(tmp_path / "interrupted", "", "")
+    first = compare(straight, interrupted, "t")[0]
     assert not first.differs
-    assert first.what == "not looked at: this runner stage tells no plugin of them, as an experiment does not"
+    assert first.text == "not looked at: this runner stage tells no plugin of them, as an experiment does not"
 
 
 def test_of_the_metrics_the_first_line_that_differs_is_told(tmp_path: Path) -> None:
@@ -70,12 +72,12 @@ def test_of_the_metrics_the_first_line_that_differs_is_told(tmp_path: Path) -> N
 
 
 def test_a_line_of_the_metrics_that_is_missing_is_told(tmp_path: Path) -> None:
-    assert found(tmp_path, lines=LINES[:1])["metrics.jsonl"].what == "line 2: only the straight run has it"
+    assert found(tmp_path, lines=LINES[:1])["metrics.jsonl"].text == "line 2: only the straight run has it"
 
 
 def test_weights_are_told_by_the_first_and_the_largest_difference(tmp_path: Path) -> None:
     said = found(tmp_path, bias=1e-3)
-    assert said["weights"].what == "weights p: bias: 1 of 1 elements, largest difference 0.001"
+    assert said["weights"].text == "weights p: bias: 1 of 1 elements, largest difference 0.001"
     assert [part for part, each in said.items() if each.differs] == ["weights"]
 
 
@@ -93,7 +95,7 @@ def test_each_part_of_the_training_state_is_compared(
 ) -> None:
     said = found(tmp_path, **training)
     assert [name for name, each in said.items() if each.differs] == [part]
-    assert said[part].what.startswith(what)
+    assert said[part].text.startswith(what)
 
 
 def test_runs_of_another_length_are_not_compared_further(tmp_path: Path) -> None:
@@ -102,4 +104,4 @@ def test_runs_of_another_length_are_not_compared_further(tmp_path: Path) -> None
 
 
 def test_a_missing_checkpoint_is_a_difference(tmp_path: Path) -> None:
-    assert found(tmp_path, step=0)["last checkpoint"].what == "that of iteration 4 and None"
+    assert found(tmp_path, step=0)["last checkpoint"].text == "that of iteration 4 and None"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from pipeline_plugins.resume_test.recorder import Counters
 from torch import nn
 
 from pipeline.checkpoint.checkpointer import Checkpointer
-from pipeline.resume_trial.witness import Counters
 
 
 def status(folder: Path, iteration: int) -> int:
