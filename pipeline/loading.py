@@ -47,7 +47,7 @@ def trainer_of(config: Config, runner: RunnerSchema, present: Any, base: type) -
 
 
 def stage_classes_of(config: Config, runner: RunnerSchema) -> dict[str, type[PipelineStage]]:
-    """PipelineStage -> class.
+    """Stage -> class.
 
     Raises:
         ClassPathError: one cannot be loaded.

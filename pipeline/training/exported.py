@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 # How torch.export itself takes arguments apart; there is no public name for it.
-from torch.utils import _pytree as pytree
+from torch.utils import _pytree as torch_pytree
 
 from pipeline.data.batch import count_samples, split, to_device
 from pipeline.training.evaluation import in_evaluation_mode
@@ -38,7 +38,7 @@ class Caller(ModuleBrain):
         """The call for a batch; of one sample there are two, since torch.export takes a size of 1 for a constant."""
         samples = count_samples(batch)
         if samples == 1:
-            batch, samples = pytree.tree_map_only(Tensor, _doubled, batch), 2
+            batch, samples = torch_pytree.tree_map_only(Tensor, _doubled, batch), 2
         inputs, _ = split(batch)
         if isinstance(inputs, Mapping):
             return Call((), dict(self._by_name(inputs, batch)), samples)
@@ -59,7 +59,7 @@ def exported(module: nn.Module, call: Call, device: torch.device) -> bytes:
     positional, named = to_device((call.positional, call.named), device)
     rows = {0: torch.export.Dim("batch")}
     arguments = inspect.signature(module.forward).bind(*positional, **named).arguments
-    shapes = pytree.tree_map(lambda value: rows if _rows_of(value) == call.samples else None, arguments)
+    shapes = torch_pytree.tree_map(lambda value: rows if _rows_of(value) == call.samples else None, arguments)
     with in_evaluation_mode(module):
         program = torch.export.export(module, positional, named, dynamic_shapes=shapes, strict=False)
     content = io.BytesIO()
