@@ -82,24 +82,22 @@ def log_lines() -> Iterator[list[str]]:
 
 
 @pytest.fixture(scope="session")
-def _zygote() -> Iterator[Zygote]:
+def zygote() -> Iterator[Zygote]:
+    """Forks processes from one that has imported torch, which takes a new one two seconds."""
     with Zygote() as zygote:
         yield zygote
 
 
 @pytest.fixture
-def process(_zygote: Zygote, tmp_path: Path) -> Process:
-    """A command in a process and a group of its own: ``process("run", path)``.
-
-    The process is forked from one that has imported torch, which takes a new one two seconds.
-    """
+def process(zygote: Zygote, tmp_path: Path) -> Process:
+    """A command in a process and a group of its own: ``process("run", path)``."""
     output, errors = tmp_path / "stdout", tmp_path / "stderr"
 
     def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [str(argument) for argument in arguments]
         output.write_bytes(b"")
         errors.write_bytes(b"")
-        code = _zygote.start(Path.cwd(), command, errors, os.environ | environment, output).wait()
+        code = zygote.start(Path.cwd(), command, errors, os.environ | environment, output).wait()
         assert code is not None
         return subprocess.CompletedProcess(command, code, output.read_text("utf-8"), errors.read_text("utf-8"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,8 @@ asked = [True]
 
 def ask():
     if not asked:
-        asked.append(os.killpg(0, signal.{name}))
+        asked.append(True)  # Before the signal, which may end this function.
+        os.killpg(0, signal.{name})
 
 os.register_at_fork(after_in_parent=ask)
 
@@ -41,38 +42,38 @@ class Plugin:
 """
 
 
-def run(config: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pipeline", "run", str(config), *more]
-    return subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
+Process = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGINT", 130)])
-def test_a_signal_before_the_first_stage_ends_the_run_with_its_code(linear: Path, name: str, code: int) -> None:
+def test_a_signal_before_the_first_stage_ends_the_run_with_its_code(
+    process: Process, linear: Path, name: str, code: int
+) -> None:
     (linear.parent / "ask.py").write_text(AT_IMPORT.format(name=name), encoding="utf-8")
-    done = run(linear, 'plugins=["{workspace}/ask.py"]')
+    done = process("run", linear, 'plugins=["{workspace}/ask.py"]')
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGINT", 130)])
 def test_a_signal_to_the_group_while_workers_are_started_is_the_runs_to_heed(
-    linear: Path, name: str, code: int
+    process: Process, linear: Path, name: str, code: int
 ) -> None:
     (linear.parent / "ask.py").write_text(AT_FORK.format(name=name), encoding="utf-8")
     workers = "dataset.train_data.num_workers=2"
-    done = run(linear, 'plugins=["{workspace}/ask.py"]', workers)
+    done = process("run", linear, 'plugins=["{workspace}/ask.py"]', workers)
     assert done.returncode == code, done.stderr
     assert json.loads(Path("runs/workspace/latest/status.json").read_bytes())["exit_code"] == code
 
 
 def test_a_run_that_was_killed_right_before_it_said_that_it_is_done_says_so_when_resumed(
-    linear: Path,
+    process: Process, linear: Path
 ) -> None:
-    assert run(linear).returncode == 0
+    assert process("run", linear).returncode == 0
     status = Path("runs/workspace/latest/status.json")
     done = status.read_bytes()
     status.write_bytes(done.replace(b'"done"', b'"running"'))
-    assert run(linear, "--resume", "auto").returncode == 0
+    assert process("run", linear, "--resume", "auto").returncode == 0
     assert status.read_bytes() == done
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import failing_workspace
@@ -65,9 +65,10 @@ def test_storage_that_refuses_is_told_in_one_line_and_nothing_is_lost() -> None:
         ("import.stages|raise|0", 2, r"config\.yaml:14: runner\.train\.instance_class_path: .+: fault in import\.stages; mend the file"),
     ],
 )  # fmt: skip
-def test_the_command_itself_says_so_and_leaves_with_the_code(fault: str, code: int, told: str) -> None:
+def test_the_command_itself_says_so_and_leaves_with_the_code(
+    process: Callable[..., subprocess.CompletedProcess[str]], fault: str, code: int, told: str
+) -> None:
     config = failing_workspace.write(Path.cwd())
-    command = [sys.executable, "-m", "pipeline", "run", str(config)]
-    done = subprocess.run(command, env={**os.environ, "FAULT": fault}, capture_output=True, text=True, check=False)
+    done = process("run", config, FAULT=fault)
     assert (done.returncode, done.stdout) == (code, "")
     assert re.search(told, done.stderr), done.stderr

@@ -228,18 +228,12 @@ def test_nothing_is_put_on_the_search_path_for_modules(linear: Path) -> None:
     assert (sys.path, {"own", "data"} & sys.modules.keys()) == before
 
 
-def test_a_failed_run_leaves_no_success_as_its_exit_code(linear: Path) -> None:
+def test_a_failed_run_leaves_no_success_as_its_exit_code(
+    process: Callable[..., subprocess.CompletedProcess[str]], linear: Path
+) -> None:
     # PaddleRec's multi-phase runners turned an exception into is_exit and left exit code 0.
     own(linear, "from pipeline import stages\nclass Runner(stages.Runner):\n"
                 "    def run(self, context): raise ValueError('lost')\n")  # fmt: skip
-    command = [
-        sys.executable,
-        "-m",
-        "pipeline",
-        "run",
-        str(linear),
-        "runner.train_runner.runner_class_path={workspace}/own.py",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = process("run", linear, "runner.train_runner.runner_class_path={workspace}/own.py")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("ValueError: lost") == 2  # the headline, and the end of the traceback

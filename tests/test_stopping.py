@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from forked_runs import Zygote
 
 from pipeline.stopping import Stop, StoppedError
 
+Done = subprocess.CompletedProcess[str]
+Run = Callable[..., Done]
 PLUGIN = """
 import os, signal, time
 from pathlib import Path
@@ -39,12 +41,15 @@ class Plugin:
 """
 
 
-def run(config: Path, *more: str, **plugin: object) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def run(process: Callable[..., Done], linear: Path) -> Callable[..., Done]:
     """A run in a process group of its own, to which the plugin sends signals once, before the batch ``at``."""
-    (config.parent / "signals.py").write_text(PLUGIN, encoding="utf-8")
-    plugins = json.dumps([{"{workspace}/signals.py": plugin}])
-    command = [sys.executable, "-m", "pipeline", "run", str(config), f"plugins={plugins}", *more]
-    return subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
+
+    def run(*more: str, **plugin: object) -> Done:
+        (linear.parent / "signals.py").write_text(PLUGIN, encoding="utf-8")
+        return process("run", linear, "plugins=" + json.dumps([{"{workspace}/signals.py": plugin}]), *more)
+
+    return run
 
 
 def status() -> dict[str, object]:
@@ -60,8 +65,8 @@ def steps() -> list[str]:
     ("name", "code", "state"),
     [("SIGTERM", 75, "stopped"), ("SIGUSR1", 75, "stopped"), ("SIGHUP", 75, "stopped"), ("SIGINT", 130, "interrupted")],
 )
-def test_a_signal_lets_the_step_be_finished_and_saved(linear: Path, name: str, code: int, state: str) -> None:
-    done = run(linear, signals=[name], at=7)
+def test_a_signal_lets_the_step_be_finished_and_saved(run: Run, name: str, code: int, state: str) -> None:
+    done = run(signals=[name], at=7)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     assert steps() == ["06", "08"]
@@ -69,14 +74,13 @@ def test_a_signal_lets_the_step_be_finished_and_saved(linear: Path, name: str, c
     assert (told["state"], told["exit_code"], told["resumable"], told["iteration"]) == (state, code, True, 8)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("at", [0, 5, 6, 10])
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(linear: Path, at: int, workers: int) -> None:
+@pytest.mark.parametrize(("at", "workers"), [(0, 0), (5, 2), (6, 0), (10, 2)])
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(run: Run, at: int, workers: int) -> None:
     loaders = f"dataset.train_data.num_workers={workers}"
-    assert run(linear, loaders, signals=["SIGTERM"], at=at, to_group=True).returncode == 75
-    resumed = run(linear, loaders, "--resume", "auto", signals=["SIGTERM"], at=at, to_group=True)
+    assert run(loaders, signals=["SIGTERM"], at=at, to_group=True).returncode == 75
+    resumed = run(loaders, "--resume", "auto", signals=["SIGTERM"], at=at, to_group=True)
     assert resumed.returncode == 0, resumed.stderr
-    whole = run(linear, loaders, "output_dir=whole", signals=[], at=-1)
+    whole = run(loaders, "output_dir=whole", signals=[], at=-1)
     assert whole.returncode == 0, whole.stderr
     for file in ("metrics.jsonl", "checkpoints/step-000000000012/line.safetensors"):
         ours, theirs = (Path(each, "workspace/latest/train_runner", file).read_bytes() for each in ("runs", "whole"))
@@ -84,28 +88,27 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(linear: Path, at: int, worke
 
 
 @pytest.mark.parametrize(("names", "code"), [(["SIGTERM", "SIGTERM"], 143), (["SIGTERM", "SIGINT"], 130)])
-def test_a_second_signal_ends_the_process_at_once(linear: Path, names: list[str], code: int) -> None:
-    assert run(linear, signals=names, at=7).returncode == code
+def test_a_second_signal_ends_the_process_at_once(run: Run, names: list[str], code: int) -> None:
+    assert run(signals=names, at=7).returncode == code
     # What was being written at that moment may not be there; the step is not finished and saved.
     assert steps() in ([], ["06"])
 
 
-def test_a_second_sighup_is_none_since_a_terminal_that_is_closed_sends_two(linear: Path) -> None:
-    assert run(linear, signals=["SIGHUP", "SIGHUP"], at=7).returncode == 75
+def test_a_second_sighup_is_none_since_a_terminal_that_is_closed_sends_two(run: Run) -> None:
+    assert run(signals=["SIGHUP", "SIGHUP"], at=7).returncode == 75
     assert steps() == ["06", "08"]
 
 
-@pytest.mark.parametrize("name", ["HUP", "INT"])
-def test_a_signal_that_the_caller_has_set_to_be_ignored_stays_ignored(linear: Path, name: str) -> None:
+def test_a_signal_that_the_caller_has_set_to_be_ignored_stays_ignored(linear: Path) -> None:
     (linear.parent / "signals.py").write_text(PLUGIN, encoding="utf-8")
-    plugins = json.dumps([{"{workspace}/signals.py": {"signals": [f"SIG{name}"], "at": 7}}])
-    command = ["sh", "-c", f"trap '' {name}; exec \"$@\"", "sh", sys.executable, "-m", "pipeline", "run", str(linear)]
+    plugins = json.dumps([{"{workspace}/signals.py": {"signals": ["SIGHUP", "SIGINT"], "at": 7}}])
+    command = ["sh", "-c", "trap '' HUP INT; exec \"$@\"", "sh", sys.executable, "-m", "pipeline", "run", str(linear)]
     assert subprocess.run([*command, f"plugins={plugins}"], check=False).returncode == 0
     assert (status()["state"], status()["iteration"]) == ("done", 12)
 
 
-def test_a_step_that_takes_longer_than_the_grace_is_not_waited_for(linear: Path) -> None:
-    done = run(linear, signals=["SIGTERM"], at=7, grace=0.2, pause=60)
+def test_a_step_that_takes_longer_than_the_grace_is_not_waited_for(run: Run) -> None:
+    done = run(signals=["SIGTERM"], at=7, grace=0.2, pause=60)
     assert done.returncode == 75
     assert steps() == ["06"]
 
@@ -147,44 +150,62 @@ class Slow(Dataset):
 """
 
 
+TRAINED = """
+from pathlib import Path
+from pipeline import hookimpl
+
+class Plugin:
+    @hookimpl
+    def after_batch(self, context):
+        Path(f"trained {context['train_state']['iteration']}").touch()
+"""
+
+
 def slow(config: Path, at: int, *more: str) -> list[str]:
-    """The command of a run whose workers come to a sample that takes ten minutes, once."""
+    """The arguments of a run whose workers come to a sample that takes ten minutes, once."""
     (config.parent / "slow.py").write_text(SLOW, encoding="utf-8")
-    dataset = ["dataset.train_data.class_path={workspace}/slow.py:Slow", f"dataset.train_data.args={{at: {at}}}"]
-    dataset += [
+    (config.parent / "trained.py").write_text(TRAINED, encoding="utf-8")
+    return [
+        "run",
+        str(config),
+        "dataset.train_data.class_path={workspace}/slow.py:Slow",
+        f"dataset.train_data.args={{at: {at}}}",
         "dataset.train_data.num_workers=2",
         "runner.train_runner.save_interval=null",
         "phase.line.valid_dataset_name=null",
+        'plugins=["{workspace}/trained.py"]',
+        *more,
     ]
-    return [sys.executable, "-m", "pipeline", "run", str(config), *dataset, *more]
 
 
-def stopped_while_it_waits(command: list[str], number: int) -> subprocess.Popen[bytes]:
-    """A run that gets a signal once a worker has come to that sample, and nothing else is to be done."""
-    process = subprocess.Popen(command, start_new_session=True)
-    while not Path("waiting").exists():
-        time.sleep(0.05)
-    # The batches before it are trained on meanwhile.
-    time.sleep(3)
-    os.killpg(process.pid, number)
-    process.wait()
-    return process
+def stopped_while_it_waits(zygote: Zygote, command: list[str], batches: int, number: signal.Signals) -> int | None:
+    """What a run leaves with that gets a signal once it has trained on the batches before that sample."""
+    process = zygote.start(Path.cwd(), command, Path("printed"), {})
+    trained = Path(f"trained {batches}")
+    while not (Path("waiting").exists() and (trained.exists() or not batches)):
+        time.sleep(0.01)
+    # It is about to wait for the next batch.
+    time.sleep(0.3)
+    process.send(number, to_group=True)
+    return process.wait()
 
 
 @pytest.mark.parametrize(("at", "batch"), [(1, 0), (13, 3)])
-def test_a_wait_for_workers_is_ended_by_a_signal_with_all_steps_saved(linear: Path, at: int, batch: int) -> None:
-    assert stopped_while_it_waits(slow(linear, at), signal.SIGTERM).returncode == 75
+def test_a_wait_for_workers_is_ended_by_a_signal_with_all_steps_saved(
+    zygote: Zygote, process: Callable[..., Done], linear: Path, at: int, batch: int
+) -> None:
+    assert stopped_while_it_waits(zygote, slow(linear, at), batch, signal.SIGTERM) == 75
     assert (steps(), status()["iteration"]) == ([f"{batch:02}"], batch)
-    resumed = subprocess.run(slow(linear, at, "--resume", "auto"), capture_output=True, text=True, check=False)
-    assert resumed.returncode == 0, resumed.stderr
-    subprocess.run(slow(linear, at, "output_dir=whole"), check=True)
+    for more in (["--resume", "auto"], ["output_dir=whole"]):
+        done = process(*slow(linear, at, *more))
+        assert done.returncode == 0, done.stderr
     for file in ("metrics.jsonl", "checkpoints/step-000000000012/line.safetensors"):
         ours, theirs = (Path(each, "workspace/latest/train_runner", file).read_bytes() for each in ("runs", "whole"))
         assert ours == theirs
 
 
-def test_ctrl_c_ends_the_wait_too(linear: Path) -> None:
-    assert stopped_while_it_waits(slow(linear, 13), signal.SIGINT).returncode == 130
+def test_ctrl_c_ends_the_wait_too(zygote: Zygote, linear: Path) -> None:
+    assert stopped_while_it_waits(zygote, slow(linear, 13), 3, signal.SIGINT) == 130
     assert steps() == ["03"]
 
 
