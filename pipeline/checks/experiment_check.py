@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 from pipeline.checks.data_flow import DataFlow, StageFlow
-from pipeline.checks.inspection import Inspection, plain
+from pipeline.checks.init_check import kind
+from pipeline.checks.inspection import Setting
 from pipeline.checks.stage_check import EXPERIMENT, is_experiment
-from pipeline.config.tree import Node
 from pipeline.inference.flow import Flow, Use
 from pipeline.source_code import source
 
@@ -19,7 +17,7 @@ _UNREAD = ("save_inference_interval", "save_inference_path", "save_inference_exp
 """Keys of the runner that only the default runner stage reads."""
 
 
-def experiment_of(runner: Node, definition: source.Definition | None) -> str | None:
+def experiment_of(runner: Setting, definition: source.Definition | None) -> str | None:
     """The name of the experiment that is a runner's runner stage; ``""``: it certainly is none; None: cannot tell.
 
     Args:
@@ -28,41 +26,27 @@ def experiment_of(runner: Node, definition: source.Definition | None) -> str | N
     """
     if definition:
         return definition.name if is_experiment(definition) else ""
-    given = plain(runner, "runner_class_path")
+    given = runner["runner_class_path"].value
     if not isinstance(given, type):
         return None
     above = {f"{each.__module__}:{each.__qualname__}" for each in given.__mro__}
     return given.__name__ if EXPERIMENT in above else ""
 
 
-def check_experiment(name: str, inspection: Inspection, runner: Node, add: Callable[[str, str], None]) -> None:
-    """The faults of a runner whose runner stage is an experiment.
-
-    Args:
-        name: of its class.
-        inspection: where faults of the ``hyper_parameters`` go.
-        runner: the runner.
-        add: notes a fault at one of the runner's keys.
-    """
-    kind = str(plain(runner, "class")).lower().removeprefix("single_")
-    if kind == "infer":
-        add("class", f"is infer, and {name} is an experiment, which trains; write train")
-    elif kind == "train" and plain(runner, "epochs") is None and plain(runner, "max_steps") is None:
-        add("", "does not say how long to train; add `epochs:` or `max_steps:`")
+def check_experiment(name: str, runner: Setting) -> None:
+    """The faults of a runner whose runner stage is an experiment; ``name``: of its class."""
+    if kind(runner) == "infer":
+        runner.fault_at("class", f"is infer, and {name} is an experiment, which trains; write train")
+    elif kind(runner) == "train" and runner["epochs"].value is None and runner["max_steps"].value is None:
+        runner.fault("does not say how long to train; add `epochs:` or `max_steps:`")
     for key in _UNREAD:
-        if plain(runner, key) not in (None, False):
-            add(key, f"would be ignored: {name} is an experiment, which saves its weights itself; remove it")
-    for key, node in _training(inspection):
+        if runner[key].value not in (None, False):
+            why = f"{name} is an experiment, which saves its weights itself; remove it"
+            runner.fault_at(key, f"would be ignored: {why}")
+    training = runner.inspection.setting("hyper_parameters")["training"]
+    for key, setting in training.entries():
         if key in _SAID:
-            message = f"would be ignored: the runner's `{_SAID[key]}` says it; write it there"
-            inspection.add(node.key or node.origin, f"hyper_parameters.training.{key}", message)
-
-
-def _training(inspection: Inspection) -> Iterator[tuple[str, Node]]:
-    parameters = inspection.tree.child("hyper_parameters")
-    training = parameters.child("training") if parameters else None
-    if training and isinstance(training.value, dict):
-        yield from training.children()
+            setting.fault(f"would be ignored: the runner's `{_SAID[key]}` says it; write it there", of_key=True)
 
 
 def with_experiment(flow: DataFlow, definition: source.Definition | None) -> DataFlow:

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
-from pipeline.checks.inspection import Inspection, plain
-from pipeline.config.tree import Node
-from pipeline.source_code import classes, source
-from pipeline.source_code.uncalled import BRAIN
+from pipeline.checks.inspection import Setting
+from pipeline.checks.model_check import is_brain
 
 
-def check_inference(inspection: Inspection, runner: Node, add: Callable[[str, str], None], *, whole: bool) -> None:
+def check_inference(runner: Setting, phases: dict[str, Setting], *, whole: bool) -> None:
     """The faults of a train runner's ``save_inference_…`` keys.
 
     Args:
-        inspection: has the phases.
         runner: the runner.
-        add: notes a fault at one of its keys.
+        phases: name -> phase, those that it runs.
         whole: whether network and runner are the defaults themselves, so that it is known what is exported.
     """
-    if plain(runner, "save_inference_interval") in (None, []):
+    if runner["save_inference_interval"].value in (None, []):
         for key in ("save_inference_path", "save_inference_export"):
-            if plain(runner, key) not in (None, False):
-                add(key, "would be ignored: save_inference_interval is null; set it, or remove this")
-    elif whole and plain(runner, "save_inference_export") is True:
-        for phase, model in _brains(inspection, runner):
-            message = f"the model of phase '{phase}', {model}, is a Brain, which has no forward to export"
-            add("save_inference_export", f"{message}; remove this, or name an nn.Module and a loss there")
-
-
-def _brains(inspection: Inspection, runner: Node) -> Iterator[tuple[str, str]]:
-    """The phases of a runner whose model certainly is a Brain, each with the name of that."""
-    given = plain(runner, "phases")
-    chosen = [given] if isinstance(given, str) else given
-    for name, phase in inspection.section("phase").items():
-        model = phase.child("model") if chosen is None or name in chosen else None
-        found = inspection.find_class(model, f"phase.{name}.model", "Model") if model and model.value else None
-        if found and isinstance(found.node, source.ClassNode) and classes.is_subclass(found, BRAIN):
-            yield name, found.name
+            if runner[key].value not in (None, False):
+                runner.fault_at(key, "would be ignored: save_inference_interval is null; set it, or remove this")
+    elif whole and runner["save_inference_export"].value is True:
+        for name, phase in phases.items():
+            if model := is_brain(phase) and phase["model"].find_class("Model"):
+                message = f"the model of phase '{name}', {model.name}, is a Brain, which has no forward to export"
+                remedy = "remove this, or name an nn.Module and a loss there"
+                runner.fault_at("save_inference_export", f"{message}; {remedy}")

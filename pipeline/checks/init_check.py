@@ -3,68 +3,57 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from pipeline.checks.flow_check import is_untouched
-from pipeline.checks.inspection import plain
+from pipeline.checks.inspection import Setting, plain
 from pipeline.config.load import BEST, LAST
 from pipeline.config.tree import Node
 
 
-class InitCheck:
-    """The check of what one runner says of its first weights.
+def check_init(runner: Setting, trained: Mapping[str, Setting], default: set[str], experiment: str | None) -> None:
+    """What a runner says of its first weights.
 
     Args:
         runner: the runner.
-        kind: ``train`` or ``infer``.
         trained: name -> runner, for the train runners before it, in order.
-        add: notes a fault at one of its keys.
+        default: the stages that are the default, or derive from it.
+        experiment: the name of the experiment that is the runner stage; ``""``: it is none; None: cannot tell.
     """
-
-    def __init__(self, runner: Node, kind: str, trained: Mapping[str, Node], add: Callable[[str, str], None]) -> None:
-        self.runner = runner
-        self.kind = kind
-        self.trained = trained
-        self.add = add
-        self.path = plain(runner, "init_model_path")
-
-    def all(self, default: set[str], experiment: str | None) -> None:
-        """Check everything.
-
-        Args:
-            default: the stages that are the default, or derive from it.
-            experiment: the name of the experiment that is the runner stage; ``""``: it is none; None: cannot tell.
-        """
-        if "startup" not in default:
-            return
-        if experiment:
-            self.experiment(experiment)
-        elif self.path in (BEST, LAST):
-            self.word()
-        elif self.kind == "infer" and "network" in default and not self.trained and not self.path:
-            remedy = "add `init_model_path:`, or name a train runner before it in `mode`"
-            self.add("", f"has no weights to evaluate; {remedy}")
-        if not self.path and plain(self.runner, "init_modules") is not None:
-            self.add("init_modules", "would be ignored: there is no init_model_path; add it, or remove this")
-
-    def experiment(self, name: str) -> None:
-        """An experiment makes its model, and loads its weights, when the startup stage is over."""
+    path = runner["init_model_path"].value
+    if "startup" not in default:
+        return
+    if experiment:
+        # An experiment makes its model, and loads its weights, when the startup stage is over.
         for key in ("init_modules", "freeze"):
-            if plain(self.runner, key) is not None:
-                self.add(key, f"would be ignored: {name} is an experiment, which loads all weights itself; remove it")
-        if self.path in (BEST, LAST):
-            self.add("init_model_path", f"is '{self.path}', and {name} is an experiment; name a checkpoint or a file")
+            if runner[key].value is not None:
+                why = f"{experiment} is an experiment, which loads all weights itself; remove it"
+                runner.fault_at(key, f"would be ignored: {why}")
+        if path in (BEST, LAST):
+            message = f"is '{path}', and {experiment} is an experiment; name a checkpoint or a file"
+            runner.fault_at("init_model_path", message)
+    elif path in (BEST, LAST):
+        _check_best_or_last(runner["init_model_path"], trained)
+    elif "network" in default and not trained and not path and kind(runner) == "infer":
+        runner.fault("has no weights to evaluate; add `init_model_path:`, or name a train runner before it in `mode`")
+    if not path and runner["init_modules"].value is not None:
+        runner.fault_at("init_modules", "would be ignored: there is no init_model_path; add it, or remove this")
 
-    def word(self) -> None:
-        """``best`` and ``last`` are of the train runner before; ``best`` only if that keeps the best."""
-        if not self.trained:
-            remedy = "name a checkpoint, or a train runner before it in `mode`"
-            self.add("init_model_path", f"is '{self.path}', and no train runner comes before this one; {remedy}")
-            return
-        name, before = list(self.trained.items())[-1]
-        if self.path == BEST and plain(before, "keep_best") is None:
-            remedy = f"add `keep_best: {{metric: valid_loss, mode: min}}` to {name}, or name `{LAST}`"
-            self.add("init_model_path", f"is '{BEST}', and {name} keeps no best checkpoint; {remedy}")
+
+def _check_best_or_last(path: Setting, trained: Mapping[str, Setting]) -> None:
+    """``best`` and ``last`` are of the train runner before; ``best`` only if that keeps the best."""
+    name, before = list(trained.items())[-1] if trained else ("", None)
+    if before is None:
+        remedy = "name a checkpoint, or a train runner before it in `mode`"
+        path.fault(f"is '{path.value}', and no train runner comes before this one; {remedy}")
+    elif path.value == BEST and before["keep_best"].value is None:
+        remedy = f"add `keep_best: {{metric: valid_loss, mode: min}}` to {name}, or name `{LAST}`"
+        path.fault(f"is '{BEST}', and {name} keeps no best checkpoint; {remedy}")
+
+
+def kind(runner: Setting) -> str:
+    """``train`` or ``infer``; anything else is a fault of the schema's."""
+    return str(runner["class"].value).lower().removeprefix("single_")
 
 
 def absent(runner: Node) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from pipeline import class_path
-from pipeline.checks.inspection import Inspection, plain
-from pipeline.checks.named_class import class_of, given
+from pipeline.checks.flow_check import is_untouched
+from pipeline.checks.inspection import Setting
 from pipeline.config.load import Config
-from pipeline.config.schema import DEFAULT_PLUGINS, PhaseSchema, RunnerSchema
+from pipeline.config.schema import DEFAULT_PLUGINS, PhaseSchema
 from pipeline.config.tree import Node
 from pipeline.errors import ClassPathError, nearest
 from pipeline.source_code import classes, source, uncalled
@@ -19,213 +19,165 @@ from pipeline.source_code.uncalled import BRAIN
 MODULE = "torch.nn.modules.module:Module"
 MODULES = "torch.nn"
 """Where the class of a module is looked up that has only a name."""
+_COMPUTING, _STEPPING = ("compute_forward", "compute_objectives"), ("fit_batch", "evaluate_batch")
 
 
-class ModelCheck:
-    """The checks of the model of one phase.
+def check_model(runner: Setting, phase: Setting) -> None:
+    """The model of a phase, with its arguments, its modules and its loss.
 
     Args:
-        inspection: where the faults go.
         runner: the runner that it is built for.
-        address: the phase's.
         phase: the phase.
     """
+    for name, module in phase["modules"].entries():
+        if module.is_mapping:
+            _check_module(name, module)
+    model = phase["model"]
+    if model.value is None:
+        model.fault("required key is missing; add `model:`, the class of the model")
+        return
+    definition = model.find_class("Model")
+    _check_uncalled(runner, phase, definition)
+    if definition:
+        _check_arguments(phase, definition)
+        _check_loss(phase, definition)
+        if classes.is_subclass(definition, BRAIN):
+            _check_brain(runner, model, definition)
 
-    def __init__(self, inspection: Inspection, runner: Node, address: str, phase: Node) -> None:
-        self.inspection = inspection
-        self.runner = runner
-        self.address = address
-        self.phase = phase
 
-    def all(self) -> None:
-        """Check the model, its arguments, its modules and its loss."""
-        model = self.phase.child("model")
-        self.modules()
-        if model is None or model.value is None:
-            self.missing("model", "add `model:`, the class of the model")
+def _check_module(name: str, module: Setting) -> None:
+    """One of the modules that the config names, with its arguments."""
+    if not name.isidentifier():
+        remedy = "use letters, digits and '_', as in self.modules.encoder"
+        module.fault(f"'{name}' is no name of a module; {remedy}", of_key=True)
+    path = module.class_of("{class: Linear, args: {in_features: 8, out_features: 1}}")
+    definition = path.find_class("Module", module=MODULES)
+    if definition and classes.is_subclass(definition, MODULE) is False:
+        name = definition.name
+        path.fault(f"{name} is not a torch.nn.Module; write `class {name}(torch.nn.Module)`")
+    elif definition:
+        written = module["args"].or_empty(path.origin)
+        written.check_arguments(classes.parameters(definition), definition.name)
+
+
+def _check_uncalled(runner: Setting, phase: Setting, definition: source.Definition | None) -> None:
+    """Methods of SpeechBrain's that a Brain defines and nobody calls, be it in the updater or the runner stage."""
+    updater, own_runner = phase["updater"]["class_path"], runner["runner_class_path"]
+    callers = [updater.find_class("Updater"), own_runner.find_class("Runner")]
+    if any(path.node and not caller for path, caller in zip((updater, own_runner), callers, strict=True)):
+        return
+    model, infers = phase["model"], str(runner["class"].value).lower().endswith("infer")
+    remedies = uncalled.OF_A_BRAIN if infers else uncalled.IN_A_CONFIG
+    messages: list[str] = []
+    if definition and isinstance(definition.node, source.ClassNode):
+        modules = [*phase.inspection.modules.values(), *(caller.module for caller in callers if caller)]
+        messages = uncalled.in_source(definition, BRAIN, remedies, modules)
+    elif isinstance(model.value, type):
+        messages = uncalled.in_class(model.value, BRAIN, remedies)
+    for message in messages:
+        model.fault(message)
+
+
+def _check_arguments(phase: Setting, definition: source.Definition) -> None:
+    """The model's parameters: from ``modules`` and ``model_args``, else by name from ``hyper_parameters``."""
+    taken, model = classes.parameters(definition), phase["model"]
+    written = phase["model_args"].or_empty(model.origin)
+    if taken is None or not written.is_mapping:
+        return
+    if phase["modules"].value:
+        _check_modules(phase, definition, taken, written)
+        taken = taken.without(["modules"])
+    hyper_parameters = phase.inspection.setting("hyper_parameters")
+    values = {name: setting.node for name, setting in hyper_parameters.entries() if name in taken.names}
+    filled = {name: node for name, node in values.items() if name not in written.value}
+    # What hyper_parameters fill need not be given, but may be.
+    written.check_arguments(replace(taken, required=taken.without(list(filled)).required), definition.name)
+    filling = replace(hyper_parameters, node=Node(filled, model.origin))
+    filling.check_arguments(replace(taken, required=()), definition.name)
+
+
+def _check_modules(phase: Setting, definition: source.Definition, taken: classes.Parameters, written: Setting) -> None:
+    """Modules that the config names go to a Brain, as the argument ``modules`` of its constructor."""
+    name, modules = definition.name, phase["modules"]
+    if isinstance(definition.node, source.ClassNode) and classes.is_subclass(definition, BRAIN) is False:
+        remedy = f"write `class {name}(Brain)`, or remove them"
+        modules.fault(f"are given to a Brain, and {name} is none; {remedy}", of_key=True)
+    elif "modules" not in taken.names and not taken.any_name:
+        remedy = f"write `def __init__(self, modules)` in {definition.module.file.name}, or remove them"
+        modules.fault(f"are given to {name} as `modules`, which it does not take; {remedy}", of_key=True)
+    elif "modules" in written.value:
+        message = f"{name} is given the phase's own `modules`; keep one of the two"
+        written["modules"].fault(message, of_key=True)
+
+
+def _check_loss(phase: Setting, definition: source.Definition) -> None:
+    """A plain module needs a loss; a Brain brings its own."""
+    loss, name, is_brain = phase["loss"], definition.name, classes.is_subclass(definition, BRAIN)
+    if is_brain is False and classes.is_subclass(definition, MODULE) is False:
+        phase["model"].fault(f"{name} is neither a torch.nn.Module nor a Brain; write `class {name}(torch.nn.Module)`")
+    elif loss.value is not None:
+        loss.find_class("Loss")
+        if is_brain:
+            loss.fault(f"would be ignored: {name} is a Brain and computes its own; remove it", of_key=True)
+    elif is_brain is False:
+        loss.fault(f"required key is missing; {name} is a plain module: add `loss: torch.nn.functional.…`")
+
+
+def _check_brain(runner: Setting, model: Setting, definition: source.Definition) -> None:
+    """A Brain says what it computes, unless it makes its own steps; its constructor calls the one above it."""
+    left = classes.undefined(definition, (*_COMPUTING, *_STEPPING), BRAIN)
+    if set(_STEPPING) <= set(left):
+        refuse_undefined(runner, model, definition, [name for name in _COMPUTING if name in left])
+    above, complete = classes.ancestry(definition)
+    for each in above if complete else ():
+        constructor, text = classes.methods(each).get("__init__"), ast.unparse(each.node)
+        if f"{each.module.name}:{each.name}" == BRAIN:
             return
-        definition = self.inspection.find_class(model, f"{self.address}.model", "Model")
-        self.uncalled(model, definition)
-        if definition:
-            self.arguments(model, definition)
-            self.loss(definition)
-            self.brain(model, definition)
-            self.constructor(model, definition)
-
-    def uncalled(self, model: Node, definition: source.Definition | None) -> None:
-        """Methods of SpeechBrain's that a Brain defines and nobody calls, be it in the updater or the runner stage."""
-        updater, runner = self.phase.find("updater.class_path"), self.runner.child("runner_class_path")
-        callers = [
-            node and self.inspection.find_class(node, address, name)
-            for node, address, name in (
-                (updater, f"{self.address}.updater.class_path", "Updater"),
-                (runner, f"runner.{self.runner.name}.runner_class_path", "Runner"),
-            )
-        ]
-        if any(node and not caller for node, caller in zip((updater, runner), callers, strict=True)):
+        if constructor and "super" not in text:
+            if ".__init__" not in text:
+                place = f"{each.name}.__init__ ({each.module.file.name}:{constructor.lineno})"
+                remedy = "call it first, with the modules: super().__init__({'net': net})"
+                model.fault(f"{place} does not call super().__init__(); {remedy}")
             return
-        infers = str(plain(self.runner, "class")).lower().endswith("infer")
-        remedies = uncalled.OF_A_BRAIN if infers else uncalled.IN_A_CONFIG
-        found: list[str] = []
-        if definition and isinstance(definition.node, source.ClassNode):
-            modules = [*self.inspection.modules.values(), *(each.module for each in callers if each)]
-            found = uncalled.in_source(definition, BRAIN, remedies, modules)
-        elif isinstance(model.value, type):
-            found = uncalled.in_class(model.value, BRAIN, remedies)
-        for message in found:
-            self.inspection.add(model.origin, f"{self.address}.model", message)
-
-    def missing(self, key: str, remedy: str) -> None:
-        """A fault for a key that the default network needs."""
-        self.inspection.add(self.phase.origin, f"{self.address}.{key}", f"required key is missing; {remedy}")
-
-    def modules(self) -> None:
-        """The modules that the config names, each with its arguments."""
-        for name, module in _children(self.phase.child("modules")):
-            address = f"{self.address}.modules.{name}"
-            if not name.isidentifier():
-                remedy = "use letters, digits and '_', as in self.modules.encoder"
-                self.inspection.add(module.key or module.origin, address, f"'{name}' is no name of a module; {remedy}")
-            path = class_of(
-                self.inspection, address, module, "{class: Linear, args: {in_features: 8, out_features: 1}}"
-            )
-            found = self.inspection.find_class(path, f"{address}.class", "Module", module=MODULES) if path else None
-            if path is None or found is None:
-                continue
-            if isinstance(found.node, source.ClassNode) and classes.is_subclass(found, MODULE) is False:
-                message = f"{found.name} is not a torch.nn.Module; write `class {found.name}(torch.nn.Module)`"
-                self.inspection.add(path.origin, f"{address}.class", message)
-                continue
-            written = given(module.child("args"), path)
-            self.inspection.check_arguments(classes.parameters(found), written, f"{address}.args", found.name)
-
-    def arguments(self, model: Node, definition: source.Definition) -> None:
-        """The model's parameters: from ``modules`` and ``model_args``, else by name from ``hyper_parameters``."""
-        taken = classes.parameters(definition)
-        written = given(self.phase.child("model_args"), model)
-        if taken is None or not isinstance(written.value, dict):
-            return
-        modules = self.phase.child("modules")
-        if modules is not None and modules.value:
-            self.takes_modules(modules, definition, taken, written)
-            taken = taken.without(["modules"])
-        hyper_parameters = self.inspection.tree.child("hyper_parameters")
-        filled = {
-            name: node
-            for name, node in (hyper_parameters.children() if hyper_parameters else ())
-            if name in taken.names and name not in written.value
-        }
-        # What hyper_parameters fill need not be given, but may be.
-        free = replace(taken, required=taken.without(list(filled)).required)
-        self.inspection.check_arguments(free, written, f"{self.address}.model_args", definition.name)
-        free = replace(taken, required=())
-        self.inspection.check_arguments(free, Node(filled, model.origin), "hyper_parameters", definition.name)
-
-    def takes_modules(
-        self, modules: Node, definition: source.Definition, taken: classes.Parameters, written: Node
-    ) -> None:
-        """Modules that the config names go to a Brain, as the argument ``modules`` of its constructor."""
-        name, address = definition.name, f"{self.address}.modules"
-        place = modules.key or modules.origin
-        is_brain = not isinstance(definition.node, source.ClassNode) or classes.is_subclass(definition, BRAIN)
-        if is_brain is False:
-            message = f"are given to a Brain, and {name} is none; write `class {name}(Brain)`, or remove them"
-            self.inspection.add(place, address, message)
-        elif "modules" not in taken.names and not taken.any_name:
-            remedy = f"write `def __init__(self, modules)` in {definition.module.file.name}, or remove them"
-            self.inspection.add(place, address, f"are given to {name} as `modules`, which it does not take; {remedy}")
-        elif twice := written.value.get("modules"):
-            message = f"{name} is given the phase's own `modules`; keep one of the two"
-            self.inspection.add(twice.key or twice.origin, f"{self.address}.model_args.modules", message)
-
-    def loss(self, definition: source.Definition) -> None:
-        """A plain module needs a loss; a Brain brings its own."""
-        loss, address, name = self.phase.child("loss"), f"{self.address}.loss", definition.name
-        is_class = isinstance(definition.node, source.ClassNode)
-        is_brain = classes.is_subclass(definition, BRAIN) if is_class else None
-        if is_brain is False and classes.is_subclass(definition, MODULE) is False:
-            message = f"{name} is neither a torch.nn.Module nor a Brain; write `class {name}(torch.nn.Module)`"
-            self.inspection.add((self.phase.child("model") or self.phase).origin, f"{self.address}.model", message)
-            return
-        if loss and loss.value is not None:
-            self.inspection.find_class(loss, address, "Loss")
-            if is_brain:
-                message = f"would be ignored: {name} is a Brain and computes its own; remove it"
-                self.inspection.add(loss.key or loss.origin, address, message)
-        elif is_brain is False:
-            self.missing("loss", f"{name} is a plain module: add `loss: torch.nn.functional.…`")
-
-    def constructor(self, model: Node, definition: source.Definition) -> None:
-        """The constructor of a Brain calls the one above it."""
-        if not isinstance(definition.node, source.ClassNode) or not classes.is_subclass(definition, BRAIN):
-            return
-        above, complete = classes.ancestry(definition)
-        for each in above if complete else ():
-            if f"{each.module.name}:{each.name}" == BRAIN:
-                return
-            own, text = classes.methods(each).get("__init__"), ast.unparse(each.node)
-            if own and "super" not in text:
-                if ".__init__" not in text:
-                    what = (
-                        f"{each.name}.__init__ ({each.module.file.name}:{own.lineno}) does not call super().__init__()"
-                    )
-                    remedy = "call it first, with the modules: super().__init__({'net': net})"
-                    self.inspection.add(model.origin, f"{self.address}.model", f"{what}; {remedy}")
-                return
-
-    def brain(self, model: Node, definition: source.Definition) -> None:
-        """A Brain has to say what it computes, unless it makes its own steps."""
-        computed, steps = ("compute_forward", "compute_objectives"), ("fit_batch", "evaluate_batch")
-        if not isinstance(definition.node, source.ClassNode) or not classes.is_subclass(definition, BRAIN):
-            return
-        left = classes.undefined(definition, (*computed, *steps), BRAIN)
-        if set(steps) <= set(left):
-            missing = [name for name in computed if name in left]
-            undefined(self.inspection, self.runner, f"{self.address}.model", model, definition, missing)
 
 
-def undefined(
-    inspection: Inspection, runner: Node, address: str, path: Node, definition: source.Definition, left: list[str]
-) -> None:
+def refuse_undefined(runner: Setting, path: Setting, definition: source.Definition, left: list[str]) -> None:
     """A fault for methods that the default runner calls and nobody defines."""
     if left and has_default_runner(runner):
         hint = nearest(left[0], classes.methods(definition))
-        message = class_path.left_abstract(str(path.value), definition.name, left) + hint
-        inspection.add(path.origin, address, message)
+        path.fault(class_path.left_abstract(str(path.value), definition.name, left) + hint)
 
 
-def has_default_runner(runner: Node) -> bool:
+def has_default_runner(runner: Setting) -> bool:
     """Whether the runner stage is the default itself."""
-    default = RunnerSchema.model_fields["runner_class_path"].default
-    return plain(runner, "runner_class_path") in (None, default)
+    return runner.node is not None and is_untouched(runner.node, "runner")
 
 
-def loss_names(inspection: Inspection, runner: Node, address: str, phase: Node) -> set[str] | None:
-    """The names of the losses that drive the optimizers of a phase, where it is ours that does; None: cannot tell.
+def is_brain(phase: Setting) -> bool | None:
+    """Whether the model of a phase is a Brain; None: cannot tell."""
+    definition = phase["model"].find_class("Model")
+    return classes.is_subclass(definition, BRAIN) if definition else None
 
-    Args:
-        inspection: finds the classes.
-        runner: the runner that trains it.
-        address: the phase's.
-        phase: the phase.
-    """
-    model, loss = phase.child("model"), plain(phase, "loss")
-    found = inspection.find_class(model, f"{address}.model", "Model") if model and model.value is not None else None
-    if not found or not isinstance(found.node, source.ClassNode) or not is_stepped(found, runner, phase):
+
+def loss_names(runner: Setting, phase: Setting) -> set[str] | None:
+    """The names of the losses that drive the optimizers of a phase, where it is ours that does; None: cannot tell."""
+    definition = phase["model"].find_class("Model")
+    if not definition or not is_stepped(runner, phase):
         return None
-    above, complete = classes.ancestry(found)
-    if classes.is_subclass(found, BRAIN) is False:
-        return {"loss"} if isinstance(loss, str) and loss.startswith("torch.") else None
-    defining = [each for each in above if "compute_objectives" in classes.methods(each)]
-    return _returned_keys(classes.methods(defining[0])["compute_objectives"]) if defining and complete else None
+    if not classes.is_subclass(definition, BRAIN):
+        return {"loss"} if _is_torchs(phase["loss"]) else None
+    above, complete = classes.ancestry(definition)
+    methods = [each for each in map(classes.methods, above) if "compute_objectives" in each]
+    return _returned_keys(methods[0]["compute_objectives"]) if methods and complete else None
 
 
-def is_stepped(model: source.Definition, runner: Node, phase: Node) -> bool:
+def is_stepped(runner: Setting, phase: Setting) -> bool:
     """Whether it certainly is ours that steps the optimizers of a phase: no updater, Runner or ``fit_batch`` of the user's."""
-    if not has_default_runner(runner) or plain(phase, "updater") is not None:
+    definition = phase["model"].find_class("Model")
+    if not definition or not has_default_runner(runner) or phase["updater"].value is not None:
         return False
-    is_brain = classes.is_subclass(model, BRAIN)
-    return is_brain is False or bool(is_brain and classes.undefined(model, ("fit_batch",), BRAIN))
+    derives = classes.is_subclass(definition, BRAIN)
+    return derives is False or bool(derives and classes.undefined(definition, ("fit_batch",), BRAIN))
 
 
 def _returned_keys(function: source.FunctionNode) -> set[str] | None:
@@ -249,34 +201,29 @@ def _returned(node: ast.AST) -> Iterator[ast.expr | None]:
             yield from _returned(each)
 
 
-def may_report(inspection: Inspection, phases: Mapping[str, Node]) -> bool:
+def may_report(phases: Collection[Setting]) -> bool:
     """Whether a validation of these phases may report other numbers than their losses and metrics.
 
     A Brain or a plugin of the user's may, and so may a loss of the user's that gives several.
     """
-    section = inspection.section("phase")
-    for name in {str(plain(phase, "model_of") or name) for name, phase in phases.items()} & set(section):
-        loss = plain(section[name], "loss")
-        is_plain = is_plain_module(inspection, f"phase.{name}", section[name])
-        if not (is_plain and isinstance(loss, str) and loss.startswith("torch.")):
+    for phase in phases:
+        owner = phase.inspection.settings("phase").get(str(phase["model_of"].value), phase)
+        if is_brain(owner) is not False or not _is_torchs(owner["loss"]):
             return True
-    plugins = inspection.tree.child("plugins")
-    items = [item for _, item in plugins.children()] if plugins else []
-    names = [name for each in items for name in (each.value if isinstance(each.value, dict) else [each.value])]
-    return any(name not in DEFAULT_PLUGINS for name in names)
+        plugins = phase.inspection.setting("plugins").value or []
+        names = [name for plugin in plugins for name in (plugin if isinstance(plugin, dict) else [plugin])]
+        if any(name not in DEFAULT_PLUGINS for name in names):
+            return True
+    return False
 
 
-def reported(phase: Node) -> set[str]:
+def _is_torchs(loss: Setting) -> bool:
+    return isinstance(loss.value, str) and loss.value.startswith("torch.")
+
+
+def reported(phase: Setting) -> set[str]:
     """The names of the numbers that the loss and the metrics of a phase give in a validation."""
-    metrics = phase.child("metrics")
-    return {"valid_loss", *(f"valid_{name}" for name, _ in (metrics.children() if metrics else ()))}
-
-
-def is_plain_module(inspection: Inspection, address: str, phase: Node) -> bool:
-    """Whether the model of a phase is certainly no Brain of the user's, which may log numbers of its own."""
-    model = phase.child("model")
-    found = inspection.find_class(model, f"{address}.model", "Model") if model and model.value is not None else None
-    return bool(found and isinstance(found.node, source.ClassNode) and classes.is_subclass(found, BRAIN) is False)
+    return {"valid_loss", *(f"valid_{name}" for name, _ in phase["metrics"].entries())}
 
 
 def notes(config: Config) -> list[str]:
@@ -301,10 +248,3 @@ def _twins(phases: list[PhaseSchema], config: Config) -> Iterator[str]:
             address = f"phase.{phase.name}.model"
             what = f"'{path.file.name}' is the model of phase '{other}' too, and each gets one of its own"
             yield f"{config.origin(address)}: {address}: {what}; to share one, write `model_of: {other}`"
-
-
-def _children(node: Node | None) -> Iterator[tuple[str, Node]]:
-    """The items of a mapping that are mappings themselves; the schema speaks of others."""
-    for name, child in node.children() if node and isinstance(node.value, dict) else ():
-        if isinstance(child.value, dict):
-            yield name, child

@@ -5,62 +5,55 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pipeline.checks.inspection import Inspection
-from pipeline.config.tree import Node
+from pipeline.checks.inspection import Setting
 from pipeline.source_code import classes, source
 from pipeline.source_code.annotations import shown
 
 OPTIMIZERS = "torch.optim"
 
 
-ADDRESS = "hyper_parameters.optimizer"
-
-
-def check_short_form(inspection: Inspection, runner: Node, *, needed: bool, stepped: bool) -> None:
+def check_short_form(runner: Setting, *, needed: bool, stepped: bool) -> None:
     """``hyper_parameters.optimizer``, of which every phase without ``optim_schedulers`` makes its own.
 
     Args:
-        inspection: where the faults go.
         runner: the runner.
         needed: whether some phase does so.
         stepped: whether it certainly is ours that steps that of some phase.
     """
-    node = inspection.tree.find(ADDRESS)
+    optimizer = runner.inspection.setting("hyper_parameters")["optimizer"]
     if not needed:
-        if node is not None and node.value is not None:
+        if optimizer.value is not None:
             message = "would be ignored: every phase of this runner has optim_schedulers; remove one or the other"
-            inspection.add(node.key or node.origin, ADDRESS, message)
-        return
-    if node is None or not isinstance(node.value, dict) or "class" not in node.value:
-        place = node.origin if node else runner.origin
+            optimizer.fault(message, of_key=True)
+    elif optimizer["class"].node is None:
         remedy = "add `optimizer: {class: Adam, learning_rate: 0.001}` to hyper_parameters"
-        inspection.add(place, ADDRESS, f"training needs an optimizer; {remedy}")
+        place = optimizer if optimizer.node else replace(optimizer, above=runner.origin)
+        place.fault(f"training needs an optimizer; {remedy}")
     else:
-        check_optimizer(inspection, ADDRESS, node, stepped=stepped)
+        check_optimizer(optimizer, optimizer["class"], stepped=stepped)
 
 
-def check_optimizer(inspection: Inspection, address: str, node: Node, *, stepped: bool) -> None:
-    """An optimizer's ``class``, and the keys beside it, which are its own; ``stepped``: certainly by ours."""
-    if {"learning_rate", "lr"} <= set(node.value):
-        message = "means the same as 'learning_rate', which is set too; keep one"
-        inspection.add(node.value["lr"].key or node.origin, f"{address}.lr", message)
-    written = node.value["class"]
-    path = Node(optimizer_name(written.value), written.origin, written.key)
-    definition = inspection.find_class(path, f"{address}.class", "Optimizer", module=OPTIMIZERS)
+def check_optimizer(settings: Setting, named: Setting, *, stepped: bool) -> None:
+    """An optimizer's class, and its own keys; ``stepped``: certainly by ours."""
+    if settings["learning_rate"].node and settings["lr"].node:
+        settings["lr"].fault("means the same as 'learning_rate', which is set too; keep one", of_key=True)
+    path = named.with_value(optimizer_name(named.value), f"{settings.address}.class")
+    definition = path.find_class("Optimizer", module=OPTIMIZERS)
     taken = classes.parameters(definition) if definition else None
     if taken and definition:
-        given = {("lr" if key == "learning_rate" else key): each for key, each in node.value.items()}
-        given.pop("class")
+        given = {
+            ("lr" if key == "learning_rate" else key): each.node for key, each in settings.entries() if key != "class"
+        }
         # The first are the parameters to optimize, which the network stage gives.
         free = taken.without_first()
-        named = replace(free, names=(*free.names, "learning_rate")) if "lr" in free.names else free
-        inspection.check_arguments(named, Node(given, node.origin), address, definition.name)
+        if "lr" in free.names:
+            free = replace(free, names=(*free.names, "learning_rate"))
+        settings.with_value(given).check_arguments(free, definition.name)
     if definition and stepped and (argument := _step_needs(definition)):
-        needs = f"{definition.name}.step needs a {argument}, and nobody gives it one"
         remedy = "write an updater or a Runner of your own, or name another optimizer"
-        inspection.add(written.origin, f"{address}.class", f"{needs}; {remedy}")
+        path.fault(f"{definition.name}.step needs a {argument}, and nobody gives it one; {remedy}")
     if definition and definition.module.name.startswith(f"{OPTIMIZERS}."):
-        _check_rate(inspection, address, node)
+        _check_rate(settings)
 
 
 def _step_needs(definition: source.Definition) -> str:
@@ -71,14 +64,13 @@ def _step_needs(definition: source.Definition) -> str:
     return required[0].arg if required else ""
 
 
-def _check_rate(inspection: Inspection, address: str, node: Node) -> None:
+def _check_rate(settings: Setting) -> None:
     """Every optimizer of torch refuses a rate below 0, and takes a Tensor too, so that its annotation says nothing."""
-    for key in {"learning_rate", "lr"} & set(node.value):
-        rate = node.value[key]
-        certain = rate.value is None or isinstance(rate.value, str | int | float | dict | list)
-        if certain and not (isinstance(rate.value, int | float) and rate.value >= 0):
-            message = f"is {shown(rate.plain())}; write a number of at least 0, such as 0.001"
-            inspection.add(rate.origin, f"{address}.{key}", message)
+    for rate in (settings["learning_rate"], settings["lr"]):
+        value = rate.value
+        certain = rate.node and (value is None or isinstance(value, str | int | float | dict | list))
+        if certain and not (isinstance(value, int | float) and value >= 0):
+            rate.fault(f"is {shown(value)}; write a number of at least 0, such as 0.001")
 
 
 def optimizer_name(name: Any) -> Any:

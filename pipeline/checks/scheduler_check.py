@@ -6,10 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.checks.inspection import Inspection, plain
-from pipeline.checks.named_class import class_of
+from pipeline.checks.inspection import Setting
 from pipeline.checks.optimizer_check import check_optimizer
-from pipeline.config.tree import Node
 from pipeline.errors import one_of
 from pipeline.source_code import classes, source
 from pipeline.source_code.classes import Parameters
@@ -40,87 +38,72 @@ class Around:
     epochs: Any
 
 
-def check_optim_scheduler(inspection: Inspection, address: str, node: Node, around: Around) -> None:
+def check_optim_scheduler(scheduler: Setting, around: Around) -> None:
     """One of ``optim_schedulers``: ``{class, args}``.
 
     Args:
-        inspection: where the faults go.
-        address: its address.
-        node: what is written there.
+        scheduler: what is written there.
         around: the run that it is part of.
     """
-    written = class_of(inspection, address, node, "{class: noam, args: {optim_type: Adam, …}}")
-    if written is None:
+    written = scheduler.class_of("{class: noam, args: {optim_type: Adam, …}}")
+    if written.node is None:
         return
-    path = Node(schedule_name(written.value), written.origin, written.key)
-    found = inspection.find_class(path, f"{address}.class", "OptimScheduler", OPTIM_SCHEDULER, SCHEDULES)
-    arguments = node.child("args") or Node({}, written.origin)
-    if not found or not isinstance(arguments.value, dict):
+    path = written.with_value(schedule_name(written.value))
+    definition = path.find_class("OptimScheduler", OPTIM_SCHEDULER, SCHEDULES)
+    arguments = scheduler["args"].or_empty(written.origin)
+    if not definition or not arguments.is_mapping:
         return
-    inspection.check_arguments(_taken(found), arguments, f"{address}.args", found.name)
-    optimizer, settings = arguments.child("optim_type"), arguments.child("optim_conf")
-    if optimizer and settings and isinstance(settings.value, dict):
-        whole = Node({**settings.value, "class": optimizer}, settings.origin, settings.key)
-        applies = not classes.undefined(found, ("apply",), OPTIM_SCHEDULER)
-        check_optimizer(inspection, f"{address}.args.optim_conf", whole, stepped=around.stepped and not applies)
-    _check_loss(inspection, address, written, arguments, around)
-    if found.module.name == SCHEDULES and found.name == "Plateau":
-        _check_metric(inspection, address, written, arguments, around)
-    elif found.module.name == SCHEDULES and found.name == "TorchSchedule":
-        _check_schedule(inspection, address, arguments)
-        _check_length(inspection, address, arguments, around)
+    arguments.check_arguments(_taken(definition), definition.name)
+    optimizer, settings = arguments["optim_type"], arguments["optim_conf"]
+    if optimizer.node and settings.is_mapping:
+        applies = not classes.undefined(definition, ("apply",), OPTIM_SCHEDULER)
+        check_optimizer(settings, optimizer, stepped=around.stepped and not applies)
+    _check_loss(arguments["optim_loss"], around)
+    if (definition.module.name, definition.name) == (SCHEDULES, "Plateau"):
+        _check_metric(path, arguments["metric"], around)
+    elif (definition.module.name, definition.name) == (SCHEDULES, "TorchSchedule"):
+        _check_schedule(arguments)
+        _check_length(arguments, around)
 
 
-def _check_loss(inspection: Inspection, address: str, written: Node, arguments: Node, around: Around) -> None:
+def _check_loss(loss: Setting, around: Around) -> None:
     """The loss that it descends has to be there."""
-    node = arguments.child("optim_loss")
-    name = node.value if node and node.value is not None else "loss"
-    if around.losses is None or not isinstance(name, str) or name in around.losses:
-        return
-    place = node if node and node.value is not None else written
-    message = f"there is no loss '{name}' to descend{one_of(name, around.losses)}"
-    inspection.add(place.origin, f"{address}.args.optim_loss", message)
+    name = "loss" if loss.value is None else loss.value
+    if around.losses is not None and isinstance(name, str) and name not in around.losses:
+        loss.fault(f"there is no loss '{name}' to descend{one_of(name, around.losses)}")
 
 
-def _check_metric(inspection: Inspection, address: str, written: Node, arguments: Node, around: Around) -> None:
+def _check_metric(path: Setting, metric: Setting, around: Around) -> None:
     """The number by which a Plateau falls has to be reported."""
     if isinstance(around.judged, str):
-        message = f"Plateau falls by the numbers of the validation, and there is none; {around.judged}"
-        inspection.add(written.origin, f"{address}.class", message)
-        return
-    node = arguments.child("metric")
-    if around.judged and node and isinstance(node.value, str) and node.value not in around.judged:
-        message = f"nothing reports '{node.value}'{one_of(node.value, around.judged)}"
-        inspection.add(node.origin, f"{address}.args.metric", message)
+        path.fault(f"Plateau falls by the numbers of the validation, and there is none; {around.judged}")
+    elif around.judged and isinstance(metric.value, str) and metric.value not in around.judged:
+        metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, around.judged)}")
 
 
-def _check_schedule(inspection: Inspection, address: str, arguments: Node) -> None:
+def _check_schedule(arguments: Setting) -> None:
     """The schedule of torch's that is named, and its arguments; its first is the optimizer, which is ours."""
-    name, given = arguments.child("schedule"), arguments.child("args")
-    place, base = f"{address}.args", f"{LR_SCHEDULERS}:LRScheduler"
-    found = inspection.find_class(name, f"{place}.schedule", "Schedule", base, LR_SCHEDULERS) if name else None
-    taken = classes.parameters(found) if found else None
-    if found and taken:
-        written = given if given and given.value is not None else Node({}, arguments.origin)
-        inspection.check_arguments(taken.without_first(), written, f"{place}.args", found.name)
+    definition = arguments["schedule"].find_class("Schedule", f"{LR_SCHEDULERS}:LRScheduler", LR_SCHEDULERS)
+    taken = classes.parameters(definition) if definition else None
+    if definition and taken:
+        arguments["args"].or_empty(arguments.origin).check_arguments(taken.without_first(), definition.name)
 
 
-def _check_length(inspection: Inspection, address: str, arguments: Node, around: Around) -> None:
+def _check_length(arguments: Setting, around: Around) -> None:
     """OneCycleLR ends at its last step; what is longer for want of data to tell is refused before the first step."""
-    name, settings = plain(arguments, "schedule"), plain(arguments, "args")
+    name, settings = arguments["schedule"].value, arguments["args"].value
     if not isinstance(name, str) or re.split("[.:]", name)[-1] != "OneCycleLR" or not isinstance(settings, dict):
         return
     total, epochs, steps = (settings.get(key) for key in ("total_steps", "epochs", "steps_per_epoch"))
     if total is None and isinstance(epochs, int) and isinstance(steps, int):
         total = epochs * steps
-    accum_grad = plain(arguments, "accum_grad") or around.accum_grad or 1
+    accum_grad = arguments["accum_grad"].value or around.accum_grad or 1
     if not isinstance(total, int) or not isinstance(accum_grad, int):
         return
-    per_epoch = plain(arguments, "per") == "epoch"
+    per_epoch = arguments["per"].value == "epoch"
     needed = around.epochs if per_epoch else around.batches and -(-around.batches // accum_grad)
     if isinstance(needed, int) and needed > total:
-        node = arguments.child("args") or arguments
-        inspection.add(node.origin, f"{address}.args.args", too_short(name, total, needed, per_epoch=per_epoch))
+        arguments["args"].fault(too_short(name, total, needed, per_epoch=per_epoch))
 
 
 def too_short(name: str, total: int, needed: int, *, per_epoch: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from pipeline.checks.inspection import Setting
 from pipeline.context import STAGES
 from pipeline.source_code import classes, source
 
@@ -27,6 +28,19 @@ def parameters_given(definition: source.Definition) -> dict[str, str]:
     """The parameters of a stage's constructor that are given by position, and what each is given."""
     taken, given = classes.parameters(definition), given_first(definition)
     return dict(zip(taken.names[: taken.positional], given, strict=False)) if taken else {}
+
+
+def check_arguments(definition: source.Definition, arguments: Setting) -> None:
+    """The arguments of a stage's constructor, beside those that it is given by position."""
+    first = parameters_given(definition)
+    for name, what in first.items():
+        if name != what and arguments[name].node:
+            message = f"{definition.name}'s parameter '{name}' is given the {what}"
+            remedy = f"write `def __init__(self, {', '.join(first.values())}, {name}, …)`"
+            arguments[name].fault(f"{message}; {remedy}")
+            return
+    taken = classes.parameters(definition)
+    arguments.check_arguments(taken and taken.without(list(first)), definition.name)
 
 
 def faults_of(definition: source.Definition, stage: str) -> Iterator[str]:

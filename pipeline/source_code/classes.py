@@ -115,7 +115,9 @@ def _parent(module: source.Module, name: str) -> source.Definition | None:
 
 
 def is_subclass(definition: source.Definition, base: str) -> bool | None:
-    """Whether a class derives from ``module:Name``; None: cannot tell."""
+    """Whether a class derives from ``module:Name``; None: cannot tell, as of a function."""
+    if not isinstance(definition.node, ast.ClassDef):
+        return None
     above, complete = ancestry(definition)
     if any(f"{each.module.name}:{each.name}" == base for each in above):
         return True
