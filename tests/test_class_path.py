@@ -335,7 +335,7 @@ def test_nothing_is_run_when_a_class_cannot_be_loaded(linear: Path) -> None:
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_dataset_of_a_workspace_file_is_read_by_workers(linear: Path, method: str) -> None:
     overrides = [

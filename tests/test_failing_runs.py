@@ -37,6 +37,7 @@ def last_line(name: str, *arguments: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_of_two_processes_on_one_run_directory_one_runs_and_the_other_names_it() -> None:
     told = last_line("run_races.py", "4")
     assert told.startswith("4 races: in 4 exactly one won, the other left with 73 and named it")
@@ -45,12 +46,14 @@ def test_of_two_processes_on_one_run_directory_one_runs_and_the_other_names_it()
     )
 
 
+@pytest.mark.slow
 def test_code_that_fails_is_told_and_closed_and_once_mended_the_run_goes_on_where_it_was() -> None:
     counts = json.loads(last_line("run_failures.py", *POINTS))
     assert counts["faults"] == len(POINTS)
     assert counts["do not hold"] == 0
 
 
+@pytest.mark.slow
 def test_storage_that_refuses_is_told_in_one_line_and_nothing_is_lost() -> None:
     counts = json.loads(last_line("run_storage.py"))
     assert counts["cases"] >= 11

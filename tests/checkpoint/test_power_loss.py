@@ -20,6 +20,7 @@ def record(tmp_path: Path) -> power.Record:
     return power.scenario(tmp_path / "whole", [-1], power.Stopping)
 
 
+@pytest.mark.slow
 def test_leaving_out_any_fsync_rename_or_hash_is_caught(record: power.Record, tmp_path: Path) -> None:
     count, left = power.survivors(record, [(-1,), (1,), (14,), (38,), (40,)], tmp_path)
     assert count > 50

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[2]
 
 PROGRAM = Path(__file__).parents[1] / "faults" / "data_flow.py"
 
 
+@pytest.mark.slow
 def test_of_200_generated_workspaces_the_missing_keys_are_found_and_no_others() -> None:
     command = [sys.executable, "-W", "ignore", str(PROGRAM), "200"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

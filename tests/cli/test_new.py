@@ -68,6 +68,7 @@ def test_the_commands_that_new_prints_check_and_run_what_it_wrote(pipeline: Call
     assert {name: low < numbers[name] < high for name, (low, high) in bounds.items()} == dict.fromkeys(bounds, True)
 
 
+@pytest.mark.slow
 def test_everything_that_new_writes_is_typed(pipeline: Call, pytestconfig: pytest.Config) -> None:
     for kind in KINDS:
         pipeline("new", kind, "--kind", kind)

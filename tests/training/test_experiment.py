@@ -438,6 +438,7 @@ def test_without_a_path_it_goes_on_with_the_newest_in_the_output_folder_bit_for_
     assert end(experiment, "out") == unbroken
 
 
+@pytest.mark.slow
 def test_in_another_process_it_goes_on_likewise(tmp_path: Path) -> None:
     """Twice the same script, killed in the middle and then not, and one that is not killed."""
     script = tmp_path / "script.py"

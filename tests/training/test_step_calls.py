@@ -13,6 +13,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 BENCHMARKS = REPOSITORY / "tests" / "benchmarks"
+pytestmark = pytest.mark.slow
 
 
 def printed(program: str, *arguments: str) -> Any:

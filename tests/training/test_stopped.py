@@ -130,7 +130,16 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return end(GeneralTrainer({**config(), "output_dir": str(tmp_path_factory.mktemp("unbroken"))}).run())
 
 
-@pytest.mark.parametrize(("hook", "at"), [(hook, at) for hook, times in CALLS.items() for at in range(1, times + 1)])
+QUICK = {1, 3, 4, 7, 8, 14}
+"""The calls of a hook that the quick tests stop at: the first, the last, and those around the ends of phases and epochs."""
+EVERY = [
+    pytest.param(hook, at, marks=() if at in QUICK else pytest.mark.slow)
+    for hook, times in CALLS.items()
+    for at in range(1, times + 1)
+]
+
+
+@pytest.mark.parametrize(("hook", "at"), EVERY)
 def test_a_run_that_is_stopped_at_any_moment_saves_and_goes_on_exactly(
     hook: str, at: int, unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,9 +153,15 @@ def test_a_run_that_is_stopped_at_any_moment_saves_and_goes_on_exactly(
     assert end(context) == unbroken
 
 
-@pytest.mark.parametrize("at", range(1, 5))
-@pytest.mark.parametrize("hook", ["before_validation", "after_validation"])
-@pytest.mark.parametrize("limit", [{"max_steps": 12}, {"epochs": 1}])
+@pytest.mark.parametrize(
+    ("limit", "hook", "at"),
+    [
+        ({"max_steps": 12}, "before_validation", 1),
+        ({"max_steps": 12}, "after_validation", 4),
+        ({"epochs": 1}, "before_validation", 2),
+        ({"epochs": 1}, "after_validation", 3),
+    ],
+)
 def test_a_run_that_is_stopped_in_its_last_validation_makes_it_again(
     hook: str, at: int, limit: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +174,7 @@ def test_a_run_that_is_stopped_in_its_last_validation_makes_it_again(
     assert end(GeneralTrainer(chosen, resume="auto").run()) == expected
 
 
-@pytest.mark.parametrize("at", range(1, 9))
+@pytest.mark.parametrize("at", [1, 4, 8])
 def test_a_validation_that_was_stopped_is_made_again_and_nothing_of_the_training_is(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
