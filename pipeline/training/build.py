@@ -25,16 +25,13 @@ def build_modules(phase: PhaseSchema, config: Config) -> dict[str, nn.Module]:
     """The modules that the config names for a Brain.
 
     Raises:
-        ConfigError: a class or function makes something else.
+        ConfigError: a class or function makes something else, or does not take its arguments.
     """
     built = {}
     for name, settings in phase.modules.items():
         address = f"phase.{phase.name}.modules.{name}"
         cls = load(settings["class"], f"{address}.class", "Module", config, MODULES)
-        made = cls(**settings.get("args", {}))
-        if not isinstance(made, nn.Module):
-            raise ConfigError(f"{address}: {_name_of(cls)} made a {type(made).__name__}; name a class of nn.Module")
-        built[name] = made
+        built[name] = _make(cls, settings.get("args", {}), address, f"modules.{name}.args", nn.Module)
     return built
 
 
@@ -42,25 +39,16 @@ def build_model(phase: PhaseSchema, hyper_parameters: Mapping[str, Any], config:
     """The model, its parameters filled from ``modules`` and ``model_args``, else by name from ``hyper_parameters``.
 
     Raises:
-        ConfigError: a parameter has no value, modules are given to what does not take them, or what is made is no model.
+        ConfigError: it does not take these arguments, or needs others, or what is made is no model.
     """
     address = f"phase.{phase.name}.model"
     model_class = load(phase.model, address, "Model", config)
-    name, taken = _name_of(model_class), inspect.signature(model_class).parameters
-    filled = {each: hyper_parameters[each] for each in taken if each in hyper_parameters}
-    arguments = filled | phase.model_args
+    taken = inspect.signature(model_class).parameters
+    arguments = {name: hyper_parameters[name] for name in taken if name in hyper_parameters} | phase.model_args
     if phase.modules:
-        if "modules" not in taken and not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
-            raise ConfigError(
-                f"phase.{phase.name}.modules: {name} does not take them; write `def __init__(self, modules)`"
-            )
         arguments["modules"] = build_modules(phase, config)
-    _refuse_missing(model_class, arguments, address, "hyper_parameters or model_args")
-    model = model_class(**arguments)
-    if not isinstance(model, nn.Module | Brain):
-        raise ConfigError(f"{address}: {name} made a {type(model).__name__}; name an nn.Module or a Brain")
-    if phase.modules and not isinstance(model, Brain):
-        raise ConfigError(f"phase.{phase.name}.modules: are given to a Brain, and {name} is none; write one")
+    kinds = (Brain,) if phase.modules else (nn.Module, Brain)
+    model: nn.Module | Brain = _make(model_class, arguments, address, "hyper_parameters or model_args", *kinds)
     return model
 
 
@@ -135,21 +123,21 @@ def build_updater(phase: PhaseSchema, offered: Mapping[str, Any], config: Config
     cls = load(phase.updater.class_path, f"{address}.class_path", "Updater", config, base=UpdaterBase)
     taken = inspect.signature(cls).parameters
     arguments = {**phase.updater.args, **{name: each for name, each in offered.items() if name in taken}}
-    _refuse_missing(cls, arguments, address, "updater.args")
-    updater: UpdaterBase = cls(**arguments)
+    updater: UpdaterBase = _make(cls, arguments, address, "updater.args", UpdaterBase)
     return updater
 
 
-def _refuse_missing(cls: Callable[..., Any], arguments: Mapping[str, Any], address: str, home: str) -> None:
-    missing = [
-        name
-        for name, each in inspect.signature(cls).parameters.items()
-        if each.default is each.empty
-        and each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
-        and name not in arguments
-    ]
-    if missing:
-        raise ConfigError(f"{address}: {_name_of(cls)} needs {', '.join(missing)}; add it to {home}")
+def _make(cls: Callable[..., Any], arguments: Mapping[str, Any], address: str, home: str, *kinds: type) -> Any:
+    """What a class or function makes of arguments, which are written at ``home``; it has to be of one of these kinds."""
+    try:
+        inspect.signature(cls).bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"{address}: {_name_of(cls)}: {error}; mend {home}") from error
+    made = cls(**arguments)
+    if not isinstance(made, kinds):
+        wanted = " or ".join(f"a {kind.__name__}" for kind in kinds)
+        raise ConfigError(f"{address}: {_name_of(cls)} made a {type(made).__name__}; name {wanted}")
+    return made
 
 
 def _name_of(cls: Callable[..., Any]) -> str:

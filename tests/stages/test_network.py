@@ -82,15 +82,14 @@ def test_a_models_parameters_come_by_name_from_hyper_parameters_and_model_args_w
 
 
 def test_a_parameter_that_nothing_fills_is_refused_with_where_to_add_it(config: dict[str, Any]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"phase.line.model: Ranker needs width; add it to hyper_parameters or model_"
-    ):
+    message = "phase.line.model: Ranker: missing a required argument: 'width'; mend hyper_parameters or model_args"
+    with pytest.raises(ConfigError, match=message):
         GeneralTrainer(with_brain(config)).run()
 
 
 def test_what_is_no_model_is_refused_with_what_may_stand_there(config: dict[str, Any]) -> None:
     config["phase"][0]["model"] = lambda: [1, 2]
-    with pytest.raises(ConfigError, match=r"phase.line.model: <lambda> made a list; name an nn.Module or a Brain"):
+    with pytest.raises(ConfigError, match=r"phase.line.model: <lambda> made a list; name a Module or a Brain"):
         GeneralTrainer(config).run()
 
 
@@ -244,9 +243,9 @@ def as_one(modules: dict[str, nn.Module]) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "head", "message"),
     [
-        (Encoded, lambda **arguments: 5, "phase.line.modules.head: <lambda> made a int; name a class of nn.Module"),
-        (Ranker, "Linear", "phase.line.modules: Ranker does not take them; write `def __init__\\(self, modules\\)`"),
-        (as_one, "Linear", "phase.line.modules: are given to a Brain, and as_one is none; write one"),
+        (Encoded, lambda **arguments: 5, "phase.line.modules.head: <lambda> made a int; name a Module"),
+        (Ranker, "Linear", "phase.line.model: Ranker: got an unexpected keyword argument 'modules'; mend hyper_parameters or model_args"),
+        (as_one, "Linear", "phase.line.model: as_one made a ModuleDict; name a Brain"),
     ],
 )  # fmt: skip
 def test_modules_that_do_not_fit_together_are_refused(
@@ -304,7 +303,7 @@ def test_an_infer_runner_builds_no_updater_of_ones_own(config: dict[str, Any]) -
     ("updater", "error", "message"),
     [
         (type("Asking", (Counting,), {"__init__": lambda self, brain, rate: None}), ConfigError,
-         "phase.line.updater: Asking needs rate; add it to updater.args"),
+         "phase.line.updater: Asking: missing a required argument: 'rate'; mend updater.args"),
         (nn.Linear, ClassPathError, "phase.line.updater.class_path: 'torch.nn.*Linear does not derive from pipeline.training.updater:UpdaterBase"),
     ],
 )  # fmt: skip
