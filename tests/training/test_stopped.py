@@ -131,9 +131,9 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 QUICK = {1, 3, 4, 7, 8, 14}
-"""The calls of a hook that the quick tests stop at: the first, the last, and those around the ends of phases and epochs."""
+"""The calls of a hook that the quick tests stop at, beside its last: the first, and those around ends of phases and epochs."""
 EVERY = [
-    pytest.param(hook, at, marks=() if at in QUICK else pytest.mark.slow)
+    pytest.param(hook, at, marks=() if at in {*QUICK, times} else pytest.mark.slow)
     for hook, times in CALLS.items()
     for at in range(1, times + 1)
 ]
