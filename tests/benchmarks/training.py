@@ -31,7 +31,7 @@ def peers() -> dict[str, Way]:
 
 
 def small(arguments: argparse.Namespace) -> Iterator[str]:
-    """The README's table: calls a step above what each way is compared with, and CPU time as multiples of its."""
+    """The table of tests/README.md: calls a step above what each way is compared with, and CPU time as multiples of its."""
     ways = {**small_job.WAYS, **(peers() if arguments.peers else {})}
     with undisturbed():
         calls = {row["way"]: row for row in rows(ways)}

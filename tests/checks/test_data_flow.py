@@ -1,4 +1,4 @@
-"""The keys that generated workspaces lack are found, and no others; the counts are in the README."""
+"""The keys that generated workspaces lack are found, and no others; the counts are in tests/README.md."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ def test_of_200_generated_workspaces_the_missing_keys_are_found_and_no_others() 
     assert done.returncode == 0, done.stdout + done.stderr
     counts = re.search(r"(\d+) false faults; (\d+) of (\d+) missing keys found", done.stdout)
     assert counts
-    assert counts[0] in " ".join((REPOSITORY / "README.md").read_text(encoding="utf-8").split())
+    assert counts[0] in " ".join((REPOSITORY / "tests" / "README.md").read_text(encoding="utf-8").split())

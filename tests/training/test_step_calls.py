@@ -48,7 +48,7 @@ def test_with_everything_off_a_step_makes_at_most_12_calls_above_the_raw_loop(ab
 
 
 def test_the_readme_gives_these_counts(above: dict[str, float]) -> None:
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "tests" / "README.md").read_text(encoding="utf-8")
     told = dict(
         re.findall(
             r"^\| ((?:Brain\.fit|pipeline run)[^|]*) \| raw loop[^|]* \| \+([\d.]+) \|", text, flags=re.MULTILINE

@@ -1,0 +1,192 @@
+"""Each answer of "How do I ..." in ``workspace_examples/README.md`` is done as it says, on ``first_steps``."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import runpy
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file
+from torch import Tensor
+
+from pipeline import Context, GeneralTrainer
+from pipeline.cli import group
+
+EXAMPLES = Path(__file__).parents[1] / "workspace_examples"
+ANSWERS = re.split(
+    r"^### ", (EXAMPLES / "README.md").read_text(encoding="utf-8").partition("## How do I")[2], flags=re.MULTILINE
+)
+FEW = "runner.train_runner.epochs=2"
+
+
+def blocks(answer: str, language: str) -> list[str]:
+    """The code of an answer, whose heading begins with these words."""
+    [text] = [text for text in ANSWERS if text.startswith(answer)]
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of ``first_steps``, in which commands are run."""
+    copied = tmp_path / "first_steps"
+    shutil.copytree(EXAMPLES / "first_steps", copied, ignore=shutil.ignore_patterns("runs", "__pycache__"))
+    monkeypatch.chdir(copied)
+    return copied
+
+
+Answered = Callable[..., Context]
+
+
+@pytest.fixture
+def answered(folder: Path) -> Answered:
+    """Does what an answer shows: its files beside the config, its YAML in one that has the config as its base, and a run."""
+
+    def run(answer: str, *overrides: str, resume: str = "never") -> Context:
+        for text in blocks(answer, "python"):
+            if file := re.match(r"# (\w+\.py)\n", text):
+                (folder / file[1]).write_text(text, encoding="utf-8")
+        config = folder / "answer.yaml"
+        config.write_text("_base_: config.yaml\n" + "".join(blocks(answer, "yaml")), encoding="utf-8")
+        return GeneralTrainer(config, overrides, resume).run()
+
+    return run
+
+
+def trained(*overrides: str) -> Context:
+    return GeneralTrainer("config.yaml", [FEW, *overrides]).run()
+
+
+def lines(context: Context, event: str) -> list[dict[str, Any]]:
+    """What the run wrote to ``metrics.jsonl`` at an event."""
+    text = (context["run_dir"] / context["runner_name"] / "metrics.jsonl").read_text(encoding="utf-8")
+    return [line for line in map(json.loads, text.splitlines()) if line["event"] == event]
+
+
+def command(line: str, *replaced: tuple[str, str]) -> Result:
+    """Run a command line of the README; ``replaced`` makes a long training a short one."""
+    for old, new in replaced:
+        line = line.replace(old, new)
+    result = CliRunner().invoke(group, shlex.split(line)[1:])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_every_question_has_an_answer() -> None:
+    questions = re.findall(r"^- \[(.*)\]\(#", ANSWERS[0], flags=re.MULTILINE)
+    assert [text.splitlines()[0].lower() for text in ANSWERS[1:]] == [question.lower() for question in questions]
+
+
+def test_stop_early_ends_the_training_once_the_loss_has_not_improved(answered: Answered) -> None:
+    # A rate so high that the loss soon gets worse.
+    context = answered("Stop early", "hyper_parameters.optimizer.learning_rate=0.3")
+    losses = [line["valid_loss"] for line in lines(context, "epoch")]
+    assert 2 < len(losses) < 20
+    assert min(losses[-2:]) >= min(losses[:-2])
+    assert all(min(losses[at - 2 : at]) < min([math.inf, *losses[: at - 2]]) for at in range(2, len(losses)))
+    assert json.loads((context["run_dir"] / "status.json").read_text())["state"] == "stopped"
+
+
+def test_a_number_that_is_logged_is_in_the_metrics_of_training_and_validation(answered: Answered) -> None:
+    [line] = lines(answered("Log a number", "runner.train_runner.epochs=1"), "epoch")
+    assert 0.5 < line["confidence"] < line["valid_confidence"] < 1
+
+
+def test_a_number_of_a_plugin_is_in_metrics_jsonl(answered: Answered) -> None:
+    context = answered("Add a number", FEW)
+    norm = torch.cat([tensor.flatten() for tensor in context["model"]["spirals"]["model"].parameters()]).norm().item()
+    assert lines(context, "epoch")[-1]["weight_norm"] == pytest.approx(norm, rel=1e-5)
+
+
+def test_a_schedule_with_its_arguments_gives_the_rate_of_a_cosine(answered: Answered) -> None:
+    context = answered("Give a schedule", FEW)
+    rate = context["model"]["spirals"]["optim_schedulers"]["main"].get_lr()
+    assert rate == pytest.approx(0.01 * (1 + math.cos(math.pi * (64 - 20) / (640 - 20))) / 2)
+
+
+def test_a_plugin_that_changes_the_rate_changes_it_for_good(answered: Answered) -> None:
+    large = "dataset.train_data.batch_size=500"
+    context = answered("Change the learning rate", "runner.train_runner.epochs=16", large)
+    checkpoint = f"{context['run_dir']}/train_runner/checkpoints/step-000000000032"
+    assert context["model"]["spirals"]["optim_schedulers"]["main"].get_lr() == pytest.approx(0.001)
+    resumed = answered("Change the learning rate", "runner.train_runner.epochs=17", large, resume=checkpoint)
+    assert resumed["model"]["spirals"]["optim_schedulers"]["main"].get_lr() == pytest.approx(0.001)
+
+
+def test_predictions_on_new_data_are_those_of_the_trained_model(folder: Path) -> None:
+    model = trained()["model"]["spirals"]["model"].eval()
+    (folder / "predict.yaml").write_text(blocks("Predict on", "yaml")[0], encoding="utf-8")
+    command(blocks("Predict on", "sh")[0], ("640", "064"))
+    text = (folder / "runs" / "predict" / "latest" / "predict" / "spirals_predictions.jsonl").read_text(
+        encoding="utf-8"
+    )
+    points = runpy.run_path(str(folder / "data.py"))["Spirals"](seed=3).points
+    predicted = torch.tensor([json.loads(line)["prediction"] for line in text.splitlines()])
+    torch.testing.assert_close(predicted, model(points))
+
+
+def test_a_trained_model_is_loaded_in_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = trained()["model"]["spirals"]["model"].state_dict()
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "load.py").write_text(blocks("Load a trained", "python")[0], encoding="utf-8")
+    names = runpy.run_path(str(folder / "load.py"))
+    assert same(names["model"].state_dict(), weights)
+    assert names["checkpoints"].best("valid_loss", "min") == names["checkpoints"].newest()
+    command(blocks("Load a trained", "sh")[0])
+    assert same(load_file(folder / "spirals.safetensors"), weights)
+
+
+def test_the_best_weights_of_another_run_are_the_first_of_the_next(answered: Answered, folder: Path) -> None:
+    first = answered("Take the best", "name=first_steps", FEW)
+    best = first["checkpointer"].path_of(first["best"]["iteration"])
+    ls, run = blocks("Take the best", "sh")[0].splitlines()
+    assert re.search(rf"^ *{first['best']['iteration']} .*best$", command(ls).stdout, flags=re.MULTILINE)
+    limit = "runner.train_runner.init_model_path", "runner.train_runner.max_steps=1 runner.train_runner.init_model_path"
+    second = "pipeline run config.yaml name=second hyper_parameters.optimizer.learning_rate=0.0"
+    command(run, ("step-000000000640", best.name), limit, ("pipeline run config.yaml", second))
+    [end] = (folder / "runs" / "second" / "latest" / "train_runner" / "checkpoints").iterdir()
+    assert same(load_file(end / "spirals.safetensors"), load_file(best / "spirals.safetensors"))
+
+
+def test_a_finished_run_is_trained_further_as_if_it_had_never_ended(folder: Path) -> None:
+    weights = trained("runner.train_runner.epochs=3", "name=whole")["model"]["spirals"]["model"].state_dict()
+    run_dir = trained()["run_dir"]
+    command(blocks("Train a finished", "sh")[0], ("640", "064"), ("epochs=30", "epochs=3"))
+    assert same(
+        load_file(run_dir / "train_runner" / "checkpoints" / "step-000000000096" / "spirals.safetensors"), weights
+    )
+
+
+def test_a_loop_of_ones_own_is_resumed_as_if_it_had_never_ended(folder: Path) -> None:
+    for language, name in (("python", "experiment.py"), ("yaml", "experiment.yaml")):
+        (folder / name).write_text(blocks("Write a loop", language)[0], encoding="utf-8")
+    first, last = ("runner.train_runner.max_steps=40", "runner.train_runner.max_steps=50")
+    straight = GeneralTrainer("experiment.yaml", [last, "name=straight"]).run()
+    run_dir = GeneralTrainer("experiment.yaml", [first]).run()["run_dir"]
+    resumed = GeneralTrainer(
+        "experiment.yaml", [last], run_dir / "train_runner" / "checkpoints" / "step-000000000040"
+    ).run()
+    ends = [context["model"]["experiment"]["model"].state_dict() for context in (straight, resumed)]
+    assert same(*ends)
+    assert [line["accuracy"] for line in lines(resumed, "validate")][-1] > 0.5
+
+
+def test_what_a_file_of_the_run_contains_is_read_as_the_readme_says(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = trained()
+    capsys.readouterr()
+    exec(blocks("Find what", "python")[0], {})
+    assert capsys.readouterr().out == f"1 {context['metrics']['spirals']['valid_loss']}\n"

@@ -1,0 +1,495 @@
+"""The READMEs say what the code does: every table, command, link, example and path in them is held against the code.
+
+The answers of "How do I ..." have tests of their own, in ``test_how_do_i.py``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import runpy
+import shlex
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+from pydantic import BaseModel
+from torch.utils.data import TensorDataset
+
+from pipeline import Brain, GeneralTrainer, OptimScheduler, RunOptions, hookspecs
+from pipeline.check import check
+from pipeline.cli import group
+from pipeline.cli.new import KINDS
+from pipeline.config.aliases import RUNNER_ALIASES
+from pipeline.config.schema import DEFAULT_PLUGINS, ConfigSchema, DatasetSchema, PhaseSchema, RunnerSchema
+from pipeline.context import KEYS
+from pipeline.discovery import installed
+from pipeline.errors import ExitCode
+from pipeline.plugin_hooks import HOOKS
+from pipeline.stages.base import METHODS
+from pipeline.training import metrics, schedules
+from pipeline.training.option_rules import DEPRECATED
+
+REPOSITORY = Path(__file__).parents[1]
+EXAMPLES = REPOSITORY / "workspace_examples"
+Workspace = Callable[[dict[str, str]], Path]
+FOLDERS = (
+    "",
+    "pipeline",
+    "pipeline/config",
+    "pipeline/training",
+    "pipeline/checkpoint",
+    "plugins",
+    "workspace_examples",
+    "tests",
+)
+READMES = {folder: (REPOSITORY / folder / "README.md").read_text(encoding="utf-8") for folder in FOLDERS}
+README, CONFIG, TRAINING = READMES[""], READMES["pipeline/config"], READMES["pipeline/training"]
+
+
+def table(folder: str, header: str) -> list[str]:
+    """The rows of the tables with this header."""
+    tables = re.findall(re.escape(header) + r"\n\|[-|]+\|\n((?:\|.*\n)+)", READMES[folder])
+    return [row for rows in tables for row in rows.splitlines()]
+
+
+def cells(folder: str, header: str) -> list[list[str]]:
+    """The same as cells."""
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in table(folder, header)]
+
+
+def blocks(folder: str, language: str) -> list[str]:
+    """The code blocks of a language."""
+    return re.findall(rf"```{language}\n(.*?)```", READMES[folder], flags=re.DOTALL)
+
+
+def block(folder: str, language: str, words: str) -> str:
+    """The one that has these words."""
+    [found] = [text for text in blocks(folder, language) if words in text]
+    return found
+
+
+def prose(folder: str) -> str:
+    """A README without its code blocks."""
+    return re.sub(r"```.*?```", "", READMES[folder], flags=re.DOTALL)
+
+
+# The files
+
+
+def test_the_readme_fits_on_five_screens() -> None:
+    assert len(README.splitlines()) <= 250
+
+
+def test_every_readme_is_held_against_the_code() -> None:
+    files = {file.parent.relative_to(REPOSITORY) for file in REPOSITORY.rglob("README.md")}
+    ours = {folder for folder in files if not any(part[0] == "." or part == "build" for part in folder.parts)}
+    assert ours == set(map(Path, FOLDERS))
+
+
+def anchors(text: str) -> list[str]:
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_link_leads_to_a_file_and_a_heading_that_exist(folder: str) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", prose(folder)):
+        if not link.startswith("https://"):
+            path, _, anchor = link.partition("#")
+            target = (REPOSITORY / folder / path) if path else REPOSITORY / folder / "README.md"
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target.read_text(encoding="utf-8")), link
+
+
+@pytest.mark.parametrize("folder", FOLDERS[1:])
+def test_the_contents_list_every_section_in_order(folder: str) -> None:
+    contents = re.search(r"^(- \[.*\]\(#.*\)\n)+", READMES[folder], flags=re.MULTILINE)
+    assert contents
+    sections = re.findall(r"^## (.*)$", prose(folder), flags=re.MULTILINE)
+    assert re.findall(r"\[(.*)\]", contents[0]) == sections
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_path_of_the_repository_exists(folder: str) -> None:
+    paths = re.findall(r"(?:pipeline|plugins|tests|workspace_examples)/[\w/]+\.\w+", READMES[folder])
+    assert [path for path in paths if not (REPOSITORY / path).is_file()] == []
+
+
+@pytest.mark.parametrize("folder", ["pipeline/config", "pipeline/checkpoint", "pipeline/training"])
+def test_every_file_of_the_folder_is_named(folder: str) -> None:
+    files = {file.name for file in (REPOSITORY / folder).glob("*.py")} - {"__init__.py"}
+    assert {name for name in re.findall(r"`(\w+\.py)`", prose(folder)) if name != "hookspecs.py"} == files
+
+
+def test_where_to_change_what_names_files_that_exist() -> None:
+    named = re.findall(r"`([\w/]+/(?:\w+\.py)?)`", " ".join(table("pipeline", "| to change | go to |")))
+    assert [name for name in named if not (REPOSITORY / "pipeline" / name).exists()] == []
+    assert len(named) > 10
+
+
+def test_the_reading_list_has_six_files() -> None:
+    reading = READMES["pipeline"].partition("## Reading list")[2].partition("Whoever writes")[0]
+    assert len(re.findall(r"^\d\. `pipeline/[a-z_/]+\.py`", reading, flags=re.MULTILINE)) == 6
+
+
+# Tables
+
+
+def key_rows(schema: type[BaseModel]) -> Iterable[str]:
+    for name, field in schema.model_fields.items():
+        default = (
+            "" if field.default_factory else json.dumps(field.default).strip('"') if not field.is_required() else None
+        )
+        yield f"| `{field.alias or name}` | {'required' if default is None else f'`{default}`' if default else ''} | {field.description} |"
+
+
+ROWS = {
+    ("", "| exit code | means |"): [f"| {code.value} | {code.meaning} |" for code in ExitCode],
+    ("pipeline/config", "| key | default | meaning |"): [
+        row for schema in (ConfigSchema, RunnerSchema, DatasetSchema, PhaseSchema) for row in key_rows(schema)
+    ],
+    ("pipeline", "| key | written by | type | meaning |"): [
+        "| `{}` | {} | `{}` | {} |".format(key.name, key.writer, key.type.replace("|", "\\|"), key.meaning) for key in KEYS
+    ],
+    ("plugins", "| hook | when |"): [
+        f"| `{name}({', '.join(signature.parameters)})` | {(getattr(hookspecs, name).__doc__ or '').splitlines()[0]} |"
+        for name, signature in HOOKS.items()
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("folder", "header"), ROWS)
+def test_a_table_lists_what_the_code_has(folder: str, header: str) -> None:
+    assert table(folder, header) == ROWS[folder, header]
+
+
+def command_named(name: str) -> click.Command:
+    found = group.get_command(click.Context(group), name)
+    assert found, name
+    return found
+
+
+def test_the_commands_are_all_listed_with_the_line_of_their_help() -> None:
+    shown = dict(cells("", "| command | does |"))
+    names = group.list_commands(click.Context(group))
+    helps = {name: (command_named(name).help or "").splitlines()[0] for name in names}
+    assert {name.strip("`"): text for name, text in shown.items()} == helps
+
+
+def test_the_table_of_stages_names_bases_and_methods() -> None:
+    rows = cells("", "| stage | base class and method | what the default stage does |")
+    assert [row[1] for row in rows] == [f"`{base.__name__}.{method}(context)`" for base, method in METHODS.values()]
+
+
+def test_the_statuses_are_the_trainers() -> None:
+    assert set(re.findall(r"`(\w+_pass)`", READMES["pipeline"])) == set(GeneralTrainer.statuses) - {"uninit"}
+
+
+def test_the_other_names_of_keys_are_all_listed() -> None:
+    rows = [
+        (name.strip("`"), re.findall(r"`(\w+)`", means)[0])
+        for name, means in cells("pipeline/config", "| name | means |")
+    ]
+    assert rows == [(name, alias.canonical) for name, alias in RUNNER_ALIASES.items()]
+
+
+def classes_of(module: Any) -> dict[str, type]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, type) and not name.startswith("_")}
+
+
+def test_the_metrics_are_all_listed_with_their_arguments() -> None:
+    rows = [
+        [f"`{name}`", ", ".join(f"`{parameter}`" for parameter in inspect.signature(metric).parameters)]
+        for name, metric in classes_of(metrics).items()
+        if name != "Metric" and hasattr(metric, "compute")
+    ]
+    assert sorted(row[:2] for row in cells("pipeline/training", "| metric | arguments | what |")) == sorted(rows)
+
+
+def test_the_schedules_are_all_listed_with_their_arguments() -> None:
+    own = [schedule for schedule in classes_of(schedules).values() if schedule.__module__ == schedules.__name__]
+    rows = []
+    for schedule in own:
+        parameters = [
+            parameter
+            for parameter in inspect.signature(schedule.sche_init).parameters.values()  # type: ignore[attr-defined]
+            if parameter.name != "self" and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        ]
+        arguments = [
+            f"`{each.name}`" if each.default is each.empty else f"`{each.name}={each.default}`" for each in parameters
+        ]
+        rows.append([re.sub(r"(?<!^)(?=[A-Z])", "_", schedule.__name__).lower(), ", ".join(arguments)])
+    shown = [
+        [row[0].strip("`"), row[1]]
+        for row in cells("pipeline/training", "| schedule | arguments | the learning rate |")
+    ]
+    assert shown == rows
+
+
+def test_the_arguments_that_all_schedules_share_are_listed_with_their_defaults() -> None:
+    rows = {}
+    for name, parameter in inspect.signature(OptimScheduler).parameters.items():
+        if name not in {"model", "distributed", "sche_conf"}:
+            default = "required" if parameter.default is parameter.empty else f"`{json.dumps(parameter.default)}`"
+            rows[f"`{name}`"] = "the runner's" if name in {"accum_grad", "grad_clip"} else default
+    assert {row[0]: row[1] for row in cells("pipeline/training", "| argument | default | meaning |")} == rows
+
+
+def test_the_run_options_are_all_listed() -> None:
+    sentence = TRAINING[TRAINING.index("takes these run options") :].partition("\n\n")[0].partition(":")[2]
+    options = [option.name for option in fields(RunOptions) if option.init and option.name not in DEPRECATED]
+    assert re.findall(r"`(\w+)`", sentence) == options
+
+
+def test_the_examples_are_all_listed() -> None:
+    rows = cells("workspace_examples", "| folder | shows |")
+    listed = [re.findall(r"`(\w+)`", row[0])[0] for row in rows]
+    assert sorted(listed) == sorted(config.parent.name for config in EXAMPLES.glob("*/config.yaml"))
+
+
+def test_the_plugins_are_all_listed() -> None:
+    rows = {row[0].strip("`"): row[1] for row in cells("plugins", "| plugin | by default | does |")}
+    assert rows == {name: "on" if name in DEFAULT_PLUGINS else "off" for name in installed()}
+
+
+# Commands
+
+
+LINES = [line for folder in FOLDERS for text in blocks(folder, "sh") for line in text.splitlines()]
+INLINE = [line for folder in FOLDERS for line in re.findall(r"`(pipeline [a-z-]+ [^`]+)`", prose(folder))]
+
+
+@pytest.mark.parametrize("line", dict.fromkeys([line for line in LINES if line.startswith("pipeline ")] + INLINE))
+def test_a_command_line_is_understood(line: str) -> None:
+    _, name, *arguments = shlex.split(line)
+    command_named(name).make_context(name, arguments)
+
+
+def test_ci_runs_the_two_commands_of_the_readme() -> None:
+    first, second = [line for line in LINES if line.startswith("pip install")][:2]
+    script = (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
+    assert first.replace("pip install", "pip install --quiet") in script
+    assert second.replace("pip install", "pip install --quiet") in script
+
+
+# Examples of the README
+
+
+def test_the_smallest_job_is_first_steps() -> None:
+    assert (EXAMPLES / "first_steps" / "config.yaml").read_text(encoding="utf-8") in blocks("", "yaml")
+    assert (EXAMPLES / "first_steps" / "model.py").read_text(encoding="utf-8") in blocks("", "python")
+
+
+def test_the_smallest_job_logs_what_the_readme_shows() -> None:
+    shown = block("", "text", "epoch 0 done")
+    command, first, *_ = shown.splitlines()
+    override = "runner.train_runner.epochs=1"
+    context = GeneralTrainer(REPOSITORY / shlex.split(command)[-1], [override]).run()
+    numbers = {name: float(number) for name, number in re.findall(r"(\w+) (\d\.\d{4})", first)}
+    assert numbers == pytest.approx(context["metrics"]["spirals"], abs=0.02)
+
+
+def test_the_example_fault_is_what_check_prints(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {file.name: file.read_text(encoding="utf-8") for file in (EXAMPLES / "five_stages").glob("*.*")}
+    files["config.yaml"] = files["config.yaml"].replace("startup_class_path", "startup_class_paht")
+    monkeypatch.chdir(workspace(files))
+    assert CliRunner().invoke(group, ["check", "config.yaml"]).stderr == block("", "text", "startup_class_paht")
+
+
+def test_the_example_of_a_missing_key_is_what_check_prints(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {file.name: file.read_text(encoding="utf-8") for file in (EXAMPLES / "five_stages").glob("*.*")}
+    files["your_network.py"] = files["your_network.py"].replace('"optimizer"', '"optimiser"')
+    monkeypatch.chdir(workspace(files))
+    shown = block("pipeline/config", "text", "context['optimizer']")
+    assert CliRunner().invoke(group, ["check", "config.yaml"]).stderr == shown
+
+
+def test_the_example_of_a_swap_is_what_check_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES / "custom_startup")
+    assert (
+        block("pipeline/config", "text", "startup.py:Startup")
+        in CliRunner().invoke(group, ["check", "config.yaml"]).stdout
+    )
+
+
+def test_the_example_stage_and_plugin_work(linear: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (linear.parent / "startup.py").write_text(block("", "python", "# startup.py"), encoding="utf-8")
+    (linear.parent / "my_plugin.py").write_text(block("plugins", "python", "# my_plugin.py"), encoding="utf-8")
+    path = yaml.safe_load(block("", "yaml", "startup_class_path"))["runner"][0]["startup_class_path"]
+    plugins = blocks("plugins", "yaml")[0].strip().replace(": ", "=", 1)
+    GeneralTrainer(linear, [f'runner.train_runner.startup_class_path="{path}"', plugins]).run()
+    assert re.search(r"^1 \{'line': \{'loss': ", capsys.readouterr().out, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_example_stage_works_in_what_new_writes(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / kind
+    assert CliRunner().invoke(group, ["new", str(folder), "--kind", kind]).exit_code == 0
+    stage = block("", "python", "# startup.py")
+    text = stage.replace(
+        "parameter.data.zero_()", 'parameter.data.zero_()\n                    context["zeroed"] = name'
+    )
+    (folder / "startup.py").write_text(text, encoding="utf-8")
+    line = block("", "yaml", "startup_class_path").splitlines()[-1]
+    config = (folder / "config.yaml").read_text(encoding="utf-8")
+    (folder / "config.yaml").write_text(config.replace("    class: train\n", f"    class: train\n{line}\n"), "utf-8")
+    trainer = GeneralTrainer(folder / "config.yaml", ["mode=train_runner", "runner.train_runner.debug=true"])
+    trainer.run()
+    assert dict.get(trainer.contexts["train_runner"], "zeroed", "").endswith("" if kind == "experiment" else "bias")
+
+
+def test_a_run_is_started_from_python_as_the_readme_says(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(linear.parent)
+    names: dict[str, Any] = {}
+    exec(block("", "python", "GeneralTrainer("), names)
+    assert names["context"]["train_state"]["epoch"] == 3
+
+
+# Examples of the other READMEs
+
+
+@pytest.mark.parametrize(
+    ("words", "example"), [("infer_runner", "custom_startup"), ("init_modules: [encoder]", "fine_tune")]
+)
+def test_a_config_of_the_page_on_the_config_has_no_faults(tmp_path: Path, words: str, example: str) -> None:
+    folder = tmp_path / example
+    shutil.copytree(EXAMPLES / example, folder)
+    text = block("pipeline/config", "yaml", words)
+    (folder / "page.yaml").write_text(text if "phase:" in text else f"_base_: config.yaml\n{text}", encoding="utf-8")
+    assert check(folder / "page.yaml") == []
+
+
+CTR = [text for text in blocks("pipeline/training", "yaml") if "name: ctr" in text]
+
+
+@pytest.mark.parametrize("text", CTR)
+def test_a_schedule_or_metric_of_the_page_on_training_has_no_faults(tmp_path: Path, text: str) -> None:
+    folder = tmp_path / "ctr"
+    CliRunner().invoke(group, ["new", str(folder), "--kind", "ctr"])
+    config = (folder / "config.yaml").read_text(encoding="utf-8")
+    if "optim_schedulers" in text:
+        config = re.sub("  optimizer: .*\n", "", config)
+    (folder / "base.yaml").write_text(config, encoding="utf-8")
+    (folder / "config.yaml").write_text(f"_base_: base.yaml\nmode: train_runner\n{text}", encoding="utf-8")
+    assert check(folder / "config.yaml") == []
+
+
+def test_the_ways_to_name_a_plugin_are_understood(linear: Path) -> None:
+    shutil.copy(EXAMPLES / "custom_plugin" / "weight_log.py", linear.parent)
+    (linear.parent / "my_plugin.py").write_text(block("plugins", "python", "state_dict"), encoding="utf-8")
+    named = linear.with_name("named.yaml")
+    named.write_text(f"_base_: config.yaml\n{block('plugins', 'yaml', 'metric_log: false')}", encoding="utf-8")
+    trainer = GeneralTrainer(named)
+    trainer.run()
+    checkpointer = trainer.contexts["train_runner"]["checkpointer"]
+    assert checkpointer.recoverables["plugin:my_plugin"].state_dict() == {"batches": 12}
+    assert "plugin:metric_log" not in checkpointer.recoverables
+
+
+def test_the_command_of_the_page_on_plugins_is_one() -> None:
+    names: dict[str, Any] = {}
+    exec(block("plugins", "python", "click.command"), names)
+    assert CliRunner().invoke(names["command"], ["a"]).exit_code == 0
+
+
+def test_the_run_directory_has_what_the_page_on_checkpoints_says(linear: Path) -> None:
+    tree = block("pipeline/checkpoint", "text", "runs/<config name>/latest")
+    named = re.findall(r"^ +([a-z.]+)/? ", tree, flags=re.MULTILINE)
+    run_dir = GeneralTrainer(linear).run()["run_dir"]
+    made = {path.name for path in [*run_dir.glob("*"), *run_dir.glob("train_runner/*")]}
+    assert made == {*named, "train_runner"}
+
+
+# A Brain, a schedule and an updater of one's own
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """The file with the classes of the page on training."""
+    own = [text for text in blocks("pipeline/training", "python") if re.search(r"class \w+\((Brain|OptimScheduler|UpdaterBase)\)", text)]  # fmt: skip
+    file = tmp_path / "brain.py"
+    file.write_text("\n".join([*own[1:], own[0]]), encoding="utf-8")
+    return file
+
+
+def written_phase() -> dict[str, Any]:
+    """The phase of that page, with the two snippets that go into one."""
+    phase: dict[str, Any] = {}
+    for text in blocks("pipeline/training", "yaml"):
+        if "brain.py" in text:
+            snippet = yaml.safe_load(text)
+            phase |= snippet["phase"][0] if "phase" in snippet else snippet
+    return phase
+
+
+def test_the_brain_schedule_and_updater_train_together_as_a_loop_by_hand(written: Path) -> None:
+    x, y = torch.rand(2, 8, 10, generator=torch.Generator().manual_seed(1))
+    config = {
+        "workspace": str(written.parent),
+        "dataset": [{"name": "train_data", "class_path": lambda: TensorDataset(x, y), "batch_size": 4}],
+        "runner": [{"name": "train", "class": "train", "device": "cpu", "epochs": 1}],
+        "phase": [written_phase()],
+    }
+    trained = GeneralTrainer(config).run()["model"]["simple"]["brain"].modules["model"].state_dict()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(10, 10)
+    for step in range(2 * 3):  # two batches, three times each
+        part, rate = slice(step // 3 * 4, step // 3 * 4 + 4), 0.1 * 0.5 ** (step // 2)
+        model.zero_grad()
+        torch.nn.functional.l1_loss(model(x[part]), y[part]).backward()
+        torch.optim.SGD(model.parameters(), rate).step()
+    assert all(torch.equal(trained[name], weights) for name, weights in model.state_dict().items())
+
+
+def test_the_brain_trains_and_is_evaluated_alone(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    runpy.run_path(str(written), run_name="__main__")
+    torch.manual_seed(0)
+    x, y, model = torch.rand(10, 10), torch.rand(10, 10), torch.nn.Linear(10, 10)
+    for _ in range(3):
+        model.zero_grad()
+        torch.nn.functional.l1_loss(model(x), y).backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+    assert float(capsys.readouterr().out) == pytest.approx(torch.nn.functional.l1_loss(model(x), y).item(), rel=1e-6)
+
+
+HOOKS_OF_A_BRAIN = [row[0].strip("`") for row in cells("pipeline/training", "| method of a Brain | called |")]
+
+
+@pytest.mark.parametrize("hook", HOOKS_OF_A_BRAIN)
+def test_a_hook_of_a_brain_has_the_parameters_of_the_table(hook: str) -> None:
+    name, _, listed = hook.rstrip(")").partition("(")
+    assert [*inspect.signature(getattr(Brain, name)).parameters][1:] == [word for word in listed.split(", ") if word]
+
+
+def test_the_hooks_of_a_brain_are_called_in_the_order_of_the_table(written: Path) -> None:
+    names = [hook.partition("(")[0] for hook in HOOKS_OF_A_BRAIN]
+    simple, called = runpy.run_path(str(written))["SimpleBrain"], []
+
+    def recorded(name: str) -> Callable[..., Any]:
+        def call(brain: Any, *arguments: Any) -> Any:
+            called.append(name)
+            return getattr(simple, name)(brain, *arguments)
+
+        return call
+
+    recording = type("Recording", (simple,), {name: recorded(name) for name in names})
+    brain = recording({"model": torch.nn.Linear(2, 1)}, opt_class=lambda x: torch.optim.SGD(x, 0.1))
+    batches = ([torch.rand(3, 2), torch.rand(3, 1)],)
+    brain.fit(range(1), batches)
+    assert called == names[:-1]
+    called.clear()
+    brain.evaluate(batches)
+    assert called == [names[-1], names[1], *names[3:5], names[6]]
