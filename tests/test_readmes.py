@@ -30,6 +30,7 @@ from pipeline.cli import group
 from pipeline.cli.new import KINDS
 from pipeline.config.aliases import RUNNER_ALIASES
 from pipeline.config.schema import DEFAULT_PLUGINS, ConfigSchema, DatasetSchema, PhaseSchema, RunnerSchema
+from pipeline.config.values import Interval
 from pipeline.context import KEYS
 from pipeline.discovery import installed
 from pipeline.errors import ExitCode
@@ -201,6 +202,13 @@ def test_the_other_names_of_keys_are_all_listed() -> None:
         for name, means in cells("pipeline/config", "| name | means |")
     ]
     assert rows == [(name, alias.canonical) for name, alias in RUNNER_ALIASES.items()]
+
+
+def test_the_intervals_of_the_page_on_the_config_are_understood() -> None:
+    [sentence] = re.findall(r"\*\*Intervals\*\*.*", CONFIG)
+    intervals = re.findall(r"`(\d+ \w+)`", sentence)
+    assert [f"{interval.length} {interval.unit}" for interval in map(Interval.parse, intervals)] == intervals
+    assert len(intervals) == 3
 
 
 def classes_of(module: Any) -> dict[str, type]:
