@@ -1,7 +1,7 @@
-"""Every hook, in calling order: the manual for who writes a plugin.
+"""Every hook, in the order in which they are called: the manual for authors of plugins.
 
 A plugin is a class with one or more of these methods, each marked with ``@hookimpl`` (``from pipeline import
-hookimpl``). A method names just the arguments that it uses. Plugins are called in the order in which the config lists
+hookimpl``). A method takes those of the arguments that it needs. Plugins are called in the order in which the config lists
 them, the defaults first. One set of plugins serves one runner, from its ``before_pipeline`` to its ``after_pipeline``.
 """
 
@@ -45,17 +45,17 @@ def before_batch(context: Context, batch: Any) -> None:
 
 @hookspec
 def after_backward(context: Context, losses: dict[str, Any]) -> None:
-    """The gradients of a batch are there, not yet unscaled or clipped; the losses are tensors on the device."""
+    """The gradients of a batch are computed, but not yet unscaled or clipped; the losses are tensors on the device."""
 
 
 @hookspec
 def before_update(context: Context, name: str, optim_scheduler: Any) -> None:
-    """An OptimScheduler, named as in the config, is about to use the gradients of its window."""
+    """An optimizer is about to step; ``name`` is that of its OptimScheduler in the config."""
 
 
 @hookspec
 def after_update(context: Context, name: str, optim_scheduler: Any) -> None:
-    """An OptimScheduler has made its step, or discarded the window; its gradients are gone."""
+    """An optimizer has stepped, or has discarded its accumulation window; its gradients are cleared."""
 
 
 @hookspec
@@ -68,12 +68,12 @@ def after_batch(context: Context, batch: Any, predictions: Any, losses: dict[str
 
 @hookspec
 def on_print_interval(context: Context, phase: str, metrics: dict[str, float]) -> None:
-    """``print_interval`` iterations have passed; the numbers are means since the last time."""
+    """``print_interval`` iterations have passed; ``metrics`` are the means since the last call."""
 
 
 @hookspec
 def before_validation(context: Context, phase: str) -> None:
-    """A validation pass begins, or one of an infer runner."""
+    """A validation pass begins, or the evaluation of an infer runner."""
 
 
 @hookspec
@@ -88,9 +88,10 @@ def after_epoch(context: Context) -> None:
 
 @hookspec
 def after_checkpoint_saved(context: Context, path: Path) -> None:
-    """A checkpoint is complete on disk, at the latest before the next is saved: training has gone on since it was begun.
+    """A checkpoint is complete on disk; training may have gone on in the meantime.
 
-    It comes again where a checkpoint of the same iteration took its place, as one that was saved after the validation.
+    It is called at the latest before the next checkpoint is saved. It is called again when another checkpoint of the same
+    iteration replaces this one, such as one that is saved after a validation.
     """
 
 
@@ -106,4 +107,4 @@ def on_stage_error(name: str, context: Context, error: BaseException) -> None:
 
 @hookspec
 def after_pipeline(context: Context) -> None:
-    """The runner is over, or failed: then ``context["error"]`` says how. The resources are still open."""
+    """The runner is over, or has failed: then ``context["error"]`` is the error. The resources are still open."""
