@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from pipeline import GeneralTrainer
 from pipeline.check import check
-from pipeline.cli.run import command as run
+from pipeline.cli import group
 from pipeline.errors import ClassPathError, ExitCode
 from pipeline.workspaces import package_name
 
@@ -227,7 +227,7 @@ def test_what_shows_only_when_a_file_is_imported_is_told_before_anything_is_run(
 def test_what_is_printed_of_it_has_no_frame_of_ours_and_no_name_that_the_user_does_not_know(
     config: Path, wrong: Wrong
 ) -> None:
-    done = CliRunner().invoke(run, ["-q", str(config)])
+    done = CliRunner().invoke(group, ["run", "-q", str(config)])
     assert (done.exit_code, done.stdout) == (ExitCode.USAGE, "")
     assert done.stderr.startswith(expected(wrong, config.parent))
     frames = [line for line in done.stderr.splitlines() if line.startswith('  File "')]

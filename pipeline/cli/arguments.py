@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import click
 
-from pipeline.errors import ConfigError, ExitCode, PipelineError
+from pipeline.errors import ClassPathError, ConfigError, ExitCode, PipelineError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -51,10 +52,16 @@ def split(config: str | None, words: Sequence[str], options: Sequence[str]) -> t
 def refuse(error: PipelineError, outcome: str = "nothing was run") -> ExitCode:
     """Show an error on stderr, and after the faults of a config what came of them; the exit code for it."""
     click.echo(str(error), err=True)
-    if isinstance(error, ConfigError):
-        count = len(error.faults)
+    if isinstance(error, ClassPathError) and error.user_error:
+        print_traceback(error.user_error)
+    if isinstance(error, ConfigError) and (count := sum(bool(fault.message) for fault in error.faults)):
         click.echo(f"{count} fault{'s' if count > 1 else ''}; {outcome}", err=True)
     return error.exit_code
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print what a user's own code raised on stderr."""
+    click.echo("".join(traceback.format_exception(error, chain=False)).rstrip(), err=True)
 
 
 def print_tables(tables: Iterable[Any]) -> None:

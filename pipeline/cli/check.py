@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
@@ -17,7 +16,7 @@ from pipeline import log
 from pipeline.check import checked
 from pipeline.checks.model_check import notes
 from pipeline.cli import COMMANDS
-from pipeline.cli.arguments import config_and_overrides, refuse, split
+from pipeline.cli.arguments import config_and_overrides, print_traceback, refuse, split
 from pipeline.config.load import Config
 from pipeline.errors import ConfigError, ExitCode, Fault
 
@@ -114,7 +113,7 @@ def _faults(problems: Sequence[Problem]) -> list[Fault]:
     """The faults, once what the user's own code raised has been shown."""
     for problem in problems:
         if problem.error:
-            click.echo("".join(traceback.format_exception(problem.error, chain=False)).rstrip(), err=True)
+            print_traceback(problem.error)
     return [problem.fault for problem in problems]
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from pipeline.checkpoint import listing, names
 from pipeline.checkpoint.listing import Checkpoint
 from pipeline.cli import COMMANDS
 from pipeline.config import yaml_text
-from pipeline.errors import ExitCode, PipelineError
+from pipeline.errors import ExitCode
 from pipeline.run_directory import finite
 
 _NUMBERS = 4
@@ -29,20 +27,9 @@ def command() -> None:
     """Exit codes: those of the run, and 1 where something is damaged or different."""
 
 
-@contextmanager
-def _told() -> Iterator[None]:
-    """What is wrong is one line on stderr; a path that leads nowhere is a wrong command line."""
-    try:
-        yield
-    except PipelineError as error:
-        click.echo(str(error), err=True)
-        sys.exit(error.exit_code)
-
-
 @command.command("ls", short_help="List checkpoints, as they describe themselves.")
 @click.argument("path", type=_PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-@_told()
 def ls(path: Path, as_json: bool) -> None:
     """List the checkpoints of a run directory, runner or folder; nothing is verified, and a run may be saving there."""
     folders = [path] if listing.is_one(path) else listing.folders(path)
@@ -59,7 +46,6 @@ def ls(path: Path, as_json: bool) -> None:
 
 @command.command("show", short_help="Show what is in a checkpoint.")
 @click.argument("path", type=_PATH)
-@_told()
 def show(path: Path) -> None:
     """Show, as YAML, the counters, numbers, files, tensors and training state of a checkpoint, or of the newest in PATH."""
     from pipeline.checkpoint.description import describe  # noqa: PLC0415 - it imports torch
@@ -69,7 +55,6 @@ def show(path: Path) -> None:
 
 @command.command("verify", short_help="Read checkpoints completely, and name every damaged file.")
 @click.argument("path", type=_PATH)
-@_told()
 def verify(path: Path) -> None:
     """Exit 0 if every checkpoint in PATH is as it was written, 1 if one is damaged, 78 if a folder has no valid one."""
     if listing.is_one(path):
@@ -82,7 +67,6 @@ def verify(path: Path) -> None:
 @click.argument("one", type=_PATH)
 @click.argument("other", type=_PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-@_told()
 def diff(one: Path, other: Path, as_json: bool) -> None:
     """Compare weights, training state, counters and metrics bit for bit; exit 0 if they are equal, 1 if not."""
     from pipeline.checkpoint import saved  # noqa: PLC0415 - it imports torch
@@ -105,7 +89,6 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
     "--phase", metavar="NAME", help="The weights of one phase; with several, names are `phase.name` without it."
 )
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
-@_told()
 def export(path: Path, output: Path, phase: str | None, force: bool) -> None:
     """Write the weights of a checkpoint, or of the newest in PATH, once they are verified."""
     from pipeline.checkpoint import export as exporting  # noqa: PLC0415 - it imports torch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -10,13 +9,13 @@ import click
 
 from pipeline.checks.readers import usages
 from pipeline.cli import COMMANDS
-from pipeline.cli.arguments import config_and_overrides, refuse, split
+from pipeline.cli.arguments import config_and_overrides, split
 from pipeline.config import aliases, keys, yaml_text
 from pipeline.config.json_schema import in_words, properties
 from pipeline.config.load import Draft
 from pipeline.config.references import REFERENCE
 from pipeline.config.tree import DEFAULT, Node
-from pipeline.errors import ConfigError, ExitCode, nearest
+from pipeline.errors import ConfigError, nearest
 
 
 @click.command("explain", help=COMMANDS["explain"])
@@ -31,14 +30,13 @@ def command(config: str | None, words: Sequence[str], options: Sequence[str]) ->
     path, overrides = split(config, [*named, *given], options)
     draft = Draft(path, overrides)
     if draft.tree is None:
-        sys.exit(refuse(ConfigError(draft.faults)))
+        raise ConfigError(draft.faults)
     names = aliases.spellings(address)
     canonical = ".".join([*address.split(".")[:-1], names[0]])
     node = keys.find(draft.tree, canonical) if keys.key(canonical) else None
     if node is None:
         hint = nearest(address, sorted(keys.addresses(draft.tree))) or f"; `pipeline show {path}` has all there are"
-        click.echo(f"{path}: there is no '{address}'{hint}", err=True)
-        sys.exit(ExitCode.USAGE)
+        raise click.UsageError(f"{path}: there is no '{address}'{hint}")
     if draft.faults:
         click.echo(f"{path} has faults; `pipeline check` names them", err=True)
     click.echo(canonical)

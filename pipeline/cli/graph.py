@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import click
 
 from pipeline.check import inspect
 from pipeline.cli import COMMANDS
-from pipeline.cli.arguments import config_and_overrides, print_tables, refuse, split
+from pipeline.cli.arguments import config_and_overrides, print_tables, split
 from pipeline.errors import ConfigError
 from pipeline.graph.edges import graphs
 from pipeline.graph.mermaid import mermaid
@@ -28,4 +27,4 @@ def command(config: str | None, words: Sequence[str], options: Sequence[str], as
     else:
         print_tables(map(table, drawn))
     if checked.faults:
-        sys.exit(refuse(ConfigError(checked.faults)))
+        raise ConfigError(checked.faults)

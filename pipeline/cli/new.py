@@ -13,7 +13,7 @@ import click
 
 from pipeline import hookspecs
 from pipeline.cli import COMMANDS
-from pipeline.cli.stages import keys_at, no_stage
+from pipeline.cli.stages import first_line, keys_at, no_stage
 from pipeline.context import KEYS, ContextKey
 from pipeline.errors import one_of
 from pipeline.plugin_hooks import HOOKS
@@ -25,54 +25,8 @@ KINDS = {
     "brain": "a Brain, with forward and losses of its own",
     "experiment": "a training written by hand, as one class",
 }
-"""Kind -> what it is; the files of each are in the folder of its name in ``pipeline/templates``."""
-
-_STAGE = '''"""The {stage} stage."""
-
-from pipeline import Context, stages
-
-
-class {name}(stages.{name}):
-    """{purpose}
-
-    When it begins, the context holds:
-{given}
-
-    For the stages after it, it leaves:
-{left}
-    """
-
-    def {method}(self, context: Context) -> None:
-        """{does}"""
-        # Yours comes before or after what the default does, or instead of it.
-        super().{method}(context)
-'''
-
-_PLUGIN = '''"""A plugin."""
-
-from loguru import logger
-
-from pipeline import Context, hookimpl
-
-
-class Plugin:
-    """Logs the numbers of each epoch.
-
-    A method marked with @hookimpl is called at the moment that its name says, with those arguments that it names:
-{hooks}
-
-    From the first of them on, the context holds:
-{given}
-
-    and once a stage has written them:
-{written}
-    """
-
-    @hookimpl
-    def after_epoch(self, context: Context) -> None:
-        """{does}"""
-        logger.info(f"after epoch {{context['current_epoch']}}: {{context['metrics']}}")
-'''
+"""Kind -> what it is; its files are in the template folder of its name."""
+_TEMPLATES = resources.files("pipeline") / "templates"
 
 
 @click.command("new", help=COMMANDS["new"])
@@ -99,9 +53,8 @@ def _workspace(folder: Path, kind: str) -> None:
     if os.path.isdir(folder) and any(folder.iterdir()):
         remedy = "name a new folder, or add to it with --stage or --plugin"
         raise click.UsageError(f"{folder}: is not empty; {remedy}")
-    template = resources.files("pipeline") / "templates" / kind
-    files = [file for file in template.iterdir() if file.is_file()]
-    _write({folder / file.name: file.read_text(encoding="utf-8") for file in sorted(files, key=lambda each: each.name)})
+    files = {file.name: file for file in (_TEMPLATES / kind).iterdir() if file.is_file()}
+    _write({folder / name: files[name].read_text(encoding="utf-8") for name in sorted(files)})
     config = shlex.quote(str(folder / "config.yaml"))
     click.echo(f"next:\n  pipeline check {config}\n  pipeline run {config}")
 
@@ -137,24 +90,32 @@ def _write(files: dict[Path, str]) -> None:
 
 def _stage(stage: str) -> str:
     base, method = METHODS[stage]
-    return _STAGE.format(
-        stage=stage,
-        name=stage.capitalize(),
-        purpose=_first_line(base.__doc__),
-        given=_described(keys_at(stage)),
-        left=_described(key for key in KEYS if key.writer == stage),
-        method=method,
-        does=_first_line(getattr(base, method).__doc__),
+    return (
+        (_TEMPLATES / "parts" / "stage.txt")
+        .read_text(encoding="utf-8")
+        .format(
+            stage=stage,
+            name=stage.capitalize(),
+            purpose=first_line(base.__doc__),
+            given=_described(keys_at(stage)),
+            left=_described(key for key in KEYS if key.writer == stage),
+            method=method,
+            does=first_line(getattr(base, method).__doc__),
+        )
     )
 
 
 def _plugin() -> str:
-    told = {name: _first_line(getattr(hookspecs, name).__doc__) for name in HOOKS}
-    return _PLUGIN.format(
-        hooks=_listed(f"{name}({', '.join(HOOKS[name].parameters)}): {does}" for name, does in told.items()),
-        given=_described(keys_at("instance")),
-        written=_described(key for key in KEYS if key.writer in METHODS),
-        does=told["after_epoch"],
+    told = {name: first_line(getattr(hookspecs, name).__doc__) for name in HOOKS}
+    return (
+        (_TEMPLATES / "parts" / "plugin.txt")
+        .read_text(encoding="utf-8")
+        .format(
+            hooks=_listed(f"{name}({', '.join(HOOKS[name].parameters)}): {does}" for name, does in told.items()),
+            given=_described(keys_at("instance")),
+            written=_described(key for key in KEYS if key.writer in METHODS),
+            does=told["after_epoch"],
+        )
     )
 
 
@@ -165,7 +126,3 @@ def _described(keys: Iterable[ContextKey]) -> str:
 def _listed(entries: Iterable[str]) -> str:
     """The entries as they stand in a docstring."""
     return "\n".join(textwrap.fill(each, 118, initial_indent=" " * 8, subsequent_indent=" " * 12) for each in entries)
-
-
-def _first_line(text: str | None) -> str:
-    return (text or "").partition("\n")[0]

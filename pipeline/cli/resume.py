@@ -14,7 +14,6 @@ import click
 from pipeline import log
 from pipeline.cli import COMMANDS
 from pipeline.cli.run import run
-from pipeline.errors import ExitCode
 from pipeline.resuming.reopening import parts
 from pipeline.run_record import parsed_command
 
@@ -83,11 +82,9 @@ def _refuse_strangers(run_dir: Path) -> None:
             # What is not there is told of when it is read.
             continue
         if about.st_uid != os.getuid():
-            _refuse(path, f"belongs to user {about.st_uid}, and names code to run; run the config yourself")
+            raise click.UsageError(
+                f"{path}: belongs to user {about.st_uid}, and names code to run; run the config yourself"
+            )
         if about.st_mode & 0o022 and not stat.S_ISLNK(about.st_mode):
-            _refuse(path, "others may write to it, and it names code to run; chmod go-w it if it is yours")
-
-
-def _refuse(path: Path, why: str) -> None:
-    click.echo(f"{path}: {why}", err=True)
-    sys.exit(ExitCode.USAGE)
+            what = "others may write to it, and it names code to run; chmod go-w it if it is yours"
+            raise click.UsageError(f"{path}: {what}")

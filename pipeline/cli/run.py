@@ -12,9 +12,9 @@ import click
 from pipeline import log
 from pipeline.checks.runner_check import runners_of_mode
 from pipeline.cli import COMMANDS
-from pipeline.cli.arguments import config_and_overrides, refuse, split
+from pipeline.cli.arguments import config_and_overrides, split
 from pipeline.config.load import Draft
-from pipeline.errors import ClassPathError, ConfigError, ExitCode, PipelineError
+from pipeline.errors import ExitCode, PipelineError
 from pipeline.resuming.reopening import NEVER
 from pipeline.stopping import StoppedError
 from pipeline.trainer import GeneralTrainer
@@ -61,19 +61,17 @@ def _debug(path: str, overrides: Sequence[str]) -> list[str]:
 
 
 def run(path: str, overrides: Sequence[str], resume: str) -> ExitCode:
-    """Run a config, and say what prevented it."""
-    try:
-        trainer = GeneralTrainer(path, overrides, resume)
-    except ConfigError as error:
-        return refuse(error)
+    """Run a config, and return what it leaves with.
+
+    Raises:
+        PipelineError: nothing was run.
+    """
+    trainer = GeneralTrainer(path, overrides, resume)
     # What has been imported stays to the end: the collector need not look at it again, now and in every round of it.
     gc.freeze()
     gc.enable()
     try:
         trainer.run()
-    except PipelineError as error:
-        if trainer.outcome in {ExitCode.USAGE, ExitCode.BUG}:
-            return _not_started(error)
     except KeyboardInterrupt:
         # Nothing more may be interrupted: the run is closed and has said so.
         return ExitCode.INTERRUPTED
@@ -81,17 +79,12 @@ def run(path: str, overrides: Sequence[str], resume: str) -> ExitCode:
         if trainer.outcome in {ExitCode.USAGE, ExitCode.BUG}:
             click.echo(f"{error}; no runner was under way, and what was saved is there still", err=True)
         return ExitCode.STOPPED
-    except BaseException:
+    except BaseException as error:
+        # What came before the first stage nobody has logged.
         if trainer.outcome in {ExitCode.USAGE, ExitCode.BUG}:
+            if isinstance(error, PipelineError):
+                raise
             traceback.print_exc()
             click.echo("this is a bug of ours: please report it with the lines above", err=True)
             return ExitCode.BUG
     return trainer.outcome
-
-
-def _not_started(error: PipelineError) -> ExitCode:
-    """What came before the first stage: nobody has logged it."""
-    click.echo(str(error), err=True)
-    if isinstance(error, ClassPathError) and error.user_error:
-        click.echo("".join(traceback.format_exception(error.user_error, chain=False)).rstrip(), err=True)
-    return error.exit_code

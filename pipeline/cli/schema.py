@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import click
@@ -25,21 +24,20 @@ def command(output: str | None) -> None:
     if output is None:
         click.echo(text)
         return
-    _refuse_another(Path(output))
+    file = Path(output)
+    if file.is_file() and not _is_ours(file):
+        raise click.UsageError(f"{file}: exists already, and is no schema of ours; name another file, or remove it")
     try:
-        Path(output).write_text(f"{text}\n", encoding="utf-8")
+        file.write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
         raise click.UsageError(f"{output}: cannot be written: {error.strerror}; check the path") from error
     click.echo(f"{output} written; begin a config with: # yaml-language-server: $schema={output}", err=True)
 
 
-def _refuse_another(file: Path) -> None:
-    """Only a schema that this command has written is written anew."""
-    if not os.path.isfile(file):  # of a name too long it says no
-        return
+def _is_ours(file: Path) -> bool:
+    """Whether a file is a schema that this command has written."""
     try:
-        there = json.loads(file.read_text(encoding="utf-8"))
+        schema = json.loads(file.read_bytes())
     except (OSError, ValueError):
-        there = None
-    if not isinstance(there, dict) or there.get("title") != document()["title"]:
-        raise click.UsageError(f"{file}: exists already, and is no schema of ours; name another file, or remove it")
+        return False
+    return isinstance(schema, dict) and schema.get("title") == document()["title"]

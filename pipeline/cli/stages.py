@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
 
 import click
 from rich.table import Table
@@ -26,7 +24,7 @@ def command(name: str | None) -> None:
     """On stdout, from source alone: one stage in full, or a line for each."""
     if name is not None and name not in METHODS:
         raise click.UsageError(no_stage(name))
-    print_tables(_one(Stage(name)) if name else [_all()])
+    print_tables(_one(name) if name else [_all()])
 
 
 def no_stage(name: str) -> str:
@@ -40,79 +38,58 @@ def keys_at(stage: str) -> list[ContextKey]:
     return [key for key in KEYS if key.name in GIVEN or key.writer in earlier]
 
 
-@dataclass(frozen=True)
-class Stage:
-    """One of the five, as its source describes it."""
-
-    name: str
-
-    @cached_property
-    def default(self) -> source.Definition:
-        """The class that is shipped."""
-        return default_definition(self.name)
-
-    @property
-    def path(self) -> str:
-        """Its class path."""
-        return f"{self.default.module.name}:{self.default.name}"
-
-    @property
-    def base(self) -> type:
-        """The base class."""
-        return METHODS[self.name][0]
-
-    @property
-    def method(self) -> str:
-        """The method that the trainer calls."""
-        return METHODS[self.name][1]
-
-    def methods(self) -> dict[str, source.FunctionNode]:
-        """The public methods of the default and its bases."""
-        above, _ = classes.ancestry(self.default)
-        found = {name: node for each in reversed(above) for name, node in classes.methods(each).items()}
-        return {name: node for name, node in found.items() if not name.startswith("_") and not node.decorator_list}
-
-    def arguments(self) -> str:
-        """What ``<stage>_args`` may give the default."""
-        taken = classes.parameters(self.default)
-        return ", ".join(taken.without_first().names) if taken else ""
-
-    def keys(self) -> tuple[str, str]:
-        """The keys that the default reads, and those that it writes."""
-        flow = contracts.flow_of_stage(self.default, self.name)
-        return ", ".join(flow.reads()), ", ".join(flow.writes())
-
-
 def _all() -> Table:
     rows = []
-    for stage in map(Stage, METHODS):
-        method = _signature(stage.methods()[stage.method], typed=False)
-        facts = (stage.arguments(), *stage.keys())
-        rows.append((stage.name, f"{stage.base.__name__}.{method}", stage.path, *(each or "-" for each in facts)))
+    for stage, (base, method) in METHODS.items():
+        default = default_definition(stage)
+        facts = (_arguments(default), *_keys(default, stage))
+        path = f"{default.module.name}:{default.name}"
+        rows.append((stage, f"{base.__name__}.{method}(context)", path, *(fact or "-" for fact in facts)))
     return _table(("stage", "base class and method", "default", "arguments", "reads", "writes"), rows)
 
 
-def _one(stage: Stage) -> Iterator[Table | str]:
-    methods = stage.methods()
-    reads, writes = stage.keys()
+def _one(stage: str) -> Iterator[Table | str]:
+    base, method = METHODS[stage]
+    default = default_definition(stage)
+    methods = _methods(default)
+    reads, writes = _keys(default, stage)
     facts = {
-        "stage": f"{stage.name}: {_first_line(stage.base.__doc__)}",
-        "base class": class_path.describe(stage.base),
-        "method": _signature(methods.pop(stage.method)),
-        "config keys": f"{stage.name}_class_path, {stage.name}_args",
-        "default": f"{stage.path}: {_first_line(ast.get_docstring(stage.default.node))}",
-        "arguments": stage.arguments() or "none",
+        "stage": f"{stage}: {first_line(base.__doc__)}",
+        "base class": class_path.describe(base),
+        "method": _signature(methods.pop(method)),
+        "config keys": f"{stage}_class_path, {stage}_args",
+        "default": f"{default.module.name}:{default.name}: {first_line(ast.get_docstring(default.node))}",
+        "arguments": _arguments(default) or "none",
         "reads": reads or "nothing",
         "writes": writes or "nothing",
     }
     yield _table(("", ""), facts.items())
     if methods:
         yield ""
-        rows = [(_signature(node), _first_line(ast.get_docstring(node))) for node in methods.values()]
+        rows = [(_signature(node), first_line(ast.get_docstring(node))) for node in methods.values()]
         yield _table(("methods to call or override", ""), rows)
     yield ""
-    keys = [(key.name, key.type, key.writer, key.meaning) for key in keys_at(stage.name)]
+    keys = [(key.name, key.type, key.writer, key.meaning) for key in keys_at(stage)]
     yield _table(("keys to rely on", "type", "written by", "meaning"), keys)
+
+
+def _methods(default: source.Definition) -> dict[str, source.FunctionNode]:
+    """The public methods of a default stage and its bases."""
+    above, _ = classes.ancestry(default)
+    methods = {name: node for cls in reversed(above) for name, node in classes.methods(cls).items()}
+    return {name: node for name, node in methods.items() if not name.startswith("_") and not node.decorator_list}
+
+
+def _arguments(default: source.Definition) -> str:
+    """What ``<stage>_args`` may hold for a default stage."""
+    parameters = classes.parameters(default)
+    return ", ".join(parameters.without_first().names) if parameters else ""
+
+
+def _keys(default: source.Definition, stage: str) -> tuple[str, str]:
+    """The keys that a default stage reads, and those that it writes."""
+    flow = contracts.flow_of_stage(default, stage)
+    return ", ".join(flow.reads()), ", ".join(flow.writes())
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
@@ -124,13 +101,12 @@ def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
     return table
 
 
-def _signature(node: source.FunctionNode, *, typed: bool = True) -> str:
-    """``load(context: Context) -> None``, or ``load(context)``."""
-    if not typed:
-        return f"{node.name}({', '.join(each.arg for each in node.args.args[1:])})"
+def _signature(node: source.FunctionNode) -> str:
+    """``load(context: Context) -> None``."""
     arguments = ast.unparse(node.args).removeprefix("self").removeprefix(", ")
     return f"{node.name}({arguments}) -> {ast.unparse(node.returns) if node.returns else ''}"
 
 
-def _first_line(text: str | None) -> str:
+def first_line(text: str | None) -> str:
+    """The first line of a docstring."""
     return (text or "").partition("\n")[0]

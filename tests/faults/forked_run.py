@@ -19,7 +19,9 @@ from pipeline import log
 from pipeline.check import check
 from pipeline.checkpoint import names, saved
 from pipeline.checkpoint.comparison import differences
+from pipeline.cli.arguments import refuse
 from pipeline.cli.run import run
+from pipeline.errors import PipelineError
 from pipeline.stopping import STOP
 
 # Of the threads that would share a sum none is left in a process that is forked, and it would wait for them.
@@ -80,6 +82,8 @@ class ForkedRun:
             STOP.grace = grace or STOP.grace
             gate()
             code = run(str(config), list(overrides), resume)
+        except PipelineError as error:
+            code = refuse(error)
         except BaseException:
             traceback.print_exc()
         finally:
