@@ -14,6 +14,11 @@ Keys = dict[str, list[str]]
 """Keys of one stage, by who else has to do with them: ``{"from the trainer": ["config", "device"]}``."""
 
 
+def printable(text: str) -> str:
+    """Without line breaks and other characters that would spoil a picture."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
 @dataclass(frozen=True)
 class Edge:
     """The keys that go from the stage that writes them to one that reads them; ``sure``: that one fails without them."""
@@ -85,7 +90,7 @@ def _graph(runner: str, flow: DataFlow, faults: Sequence[Fault]) -> Graph:
             boxes.append(_box(stage, flow, edges, [each for each in missing if each.reader is stage], wrong))
         else:
             boxes.append(Box(name, "unknown", doubts={"may do more": ["its class cannot be told"]}, faults=wrong))
-    return Graph(_printable(runner), boxes, edges)
+    return Graph(runner, boxes, edges)
 
 
 def _edges_into(stage: StageFlow, flow: DataFlow) -> Iterator[Edge]:
@@ -95,7 +100,7 @@ def _edges_into(stage: StageFlow, flow: DataFlow) -> Iterator[Edge]:
     for key in stage.flow.reads():
         if not _writes_first(stage.flow, key):
             for writer in reversed(_writers(key, stage.stage, flow)):
-                groups.setdefault((writer, key in needed), []).append(_printable(key))
+                groups.setdefault((writer, key in needed), []).append(key)
     return (Edge(writer, stage.stage, sure, keys) for (writer, sure), keys in groups.items())
 
 
@@ -126,11 +131,11 @@ def _box(
     return Box(
         stage.stage,
         "custom" if stage.custom else "default",
-        _printable(stage.definition.place),
+        stage.definition.place,
         _by_owner("from", stage.flow.reads(), {*own, *read}, {key for each in plugins for key in each.writes()}),
         _by_owner("to", stage.flow.writes(), written, {key for each in plugins for key in each.reads()}),
-        {"may do more": [f"{_printable(unknown)} cannot be followed"]} if unknown else {},
-        [_printable(shown(each.use.path)) for each in missing],
+        {"may do more": [f"{unknown} cannot be followed"]} if unknown else {},
+        [shown(each.use.path) for each in missing],
         faults,
     )
 
@@ -139,9 +144,9 @@ def _by_owner(word: str, keys: Iterable[str], drawn: Collection[str], of_plugins
     """The keys that are not drawn, by who else has to do with them."""
     groups: Keys = {}
     for key in keys:
-        if key not in drawn and _printable(key) not in drawn:
+        if key not in drawn:
             owner = "the trainer" if key in GIVEN else "plugins" if key in of_plugins else "nobody known"
-            groups.setdefault(f"{word} {owner}", []).append(_printable(key))
+            groups.setdefault(f"{word} {owner}", []).append(key)
     return groups
 
 
@@ -149,8 +154,3 @@ def _writes_first(flow: Flow, key: str, *, surely: bool = True) -> bool:
     """Whether a stage writes a key itself before it reads it."""
     first = next(use for use in flow.uses if use.key == key)
     return first.action == "write" and first.path == (key,) and (first.sure or not surely)
-
-
-def _printable(text: str) -> str:
-    """Without line breaks and other characters that would spoil a picture."""
-    return text if text.isprintable() else repr(text)[1:-1]

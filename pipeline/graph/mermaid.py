@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from pipeline.graph.edges import Graph
+from pipeline.graph.edges import Graph, printable
 
 _CLASSES = (
     "classDef default fill:#f8fafc,stroke:#64748b,color:#0f172a",
@@ -70,4 +70,4 @@ def _quoted(text: str) -> str:
 
 def _escaped(text: str) -> str:
     """With entities, ``#34;``, for what Mermaid or HTML would take for more than a letter."""
-    return re.sub(r"[^\w\s.,:…?/-]", lambda match: f"#{ord(match[0])};", text)
+    return re.sub(r"[^\w\s.,:…?/-]", lambda match: f"#{ord(match[0])};", printable(text))

@@ -177,9 +177,3 @@ def test_another_runners_faults_are_not_drawn(staged: Staged, drawn: Drawn) -> N
         text + text.splitlines()[-1].replace("mine", "mine2").replace("}\n", "").removesuffix("}") + trainer
     )
     assert [(each.runner, box(each, "runner").missing) for each in drawn(path)] == [("mine", ["x"]), ("mine2", [])]
-
-
-def test_a_line_break_in_a_name_is_written_out(staged: Staged, drawn: Drawn) -> None:
-    (graph,) = drawn(staged(instance="context['a\\nb'] = 1", network="context['a\\nb']", runner="context['c\\x07']"))
-    assert edges(graph) == ["instance a\\nb network"]
-    assert box(graph, "runner").missing == ["c\\x07"]

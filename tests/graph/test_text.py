@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
@@ -81,3 +82,9 @@ def test_the_table_is_straight_and_fits_a_screen(drawn: Drawn, crowd: list[Graph
     widths = {cell_len(line) for line in text(graph).splitlines()}
     assert len(widths) == 1
     assert max(widths) <= 120
+
+
+def test_a_line_break_in_a_name_is_written_out(staged: Callable[..., Path], drawn: Drawn) -> None:
+    (graph,) = drawn(staged(instance="context['a\\nb'] = 1", network="context['a\\nb']", runner="context['c\\x07']"))
+    assert rows(graph)["network"][1] == "from instance: a\\nb"
+    assert rows(graph)["runner"][1] == "from nobody: c\\x07"
