@@ -9,63 +9,46 @@ from itertools import pairwise
 from pipeline.graph.edges import Graph, printable
 
 _CLASSES = (
-    "classDef default fill:#f8fafc,stroke:#64748b,color:#0f172a",
-    "classDef custom fill:#eef2ff,stroke:#4f46e5,stroke-width:2px,color:#0f172a",
-    "classDef unknown fill:#fff,stroke:#64748b,stroke-dasharray:4 3,color:#0f172a",
-    "classDef fault fill:#fef2f2,stroke:#dc2626,stroke-width:2px,color:#991b1b",
+    "  classDef default fill:#f8fafc,stroke:#64748b,color:#0f172a",
+    "  classDef custom fill:#eef2ff,stroke:#4f46e5,stroke-width:2px,color:#0f172a",
+    "  classDef unknown fill:#fff,stroke:#64748b,stroke-dasharray:4 3,color:#0f172a",
+    "  classDef fault fill:#fef2f2,stroke:#dc2626,stroke-width:2px,color:#991b1b",
 )
 
 
 def mermaid(graphs: Sequence[Graph]) -> str:
     """The text of a ``.mmd`` file."""
     lines = ["flowchart TD"]
-    red: list[int] = []
-    links = 0
     for number, graph in enumerate(graphs):
-        lines.append(f"  subgraph r{number}[{_quoted(graph.runner)}]")
-        lines += [f"    {node}" for node in _nodes(graph, f"r{number}")]
-        for link, lost in _links(graph, f"r{number}"):
-            lines.append(f"    {link}")
-            red += [links] if lost else []
-            links += 1
+        lines.append(f'  subgraph r{number}["{_escaped(graph.runner)}"]')
+        lines += [f"    {line}" for line in (*_nodes(graph, f"r{number}"), *_links(graph, f"r{number}"))]
         lines.append("  end")
-    lines += [f"  {line}" for line in _CLASSES]
-    lines += [f"  linkStyle {','.join(map(str, red))} stroke:#dc2626,color:#dc2626"] if red else []
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_CLASSES, ""])
 
 
 def _nodes(graph: Graph, prefix: str) -> Iterator[str]:
     for box in graph.boxes:
-        notes = (
-            f"{label}: {_listed(keys)}"
-            for group in (box.reads, box.writes, box.doubts)
-            for label, keys in group.items()
-        )
+        groups = [*box.reads.items(), *box.writes.items(), *box.doubts.items()]
+        notes = [f"{label}: {_listed(keys)}" for label, keys in groups]
         text = "<br>".join([f"<b>{box.stage}</b>", _escaped(box.caption), *notes])
         yield f'{prefix}_{box.stage}["{text}"]:::{"fault" if box.faults else box.kind}'
         for number, _ in enumerate(box.missing):
             yield f'{prefix}_{box.stage}_missing{number}(("✗")):::fault'
 
 
-def _links(graph: Graph, prefix: str) -> Iterator[tuple[str, bool]]:
-    """The links, each with whether it is of a missing key; those of ``~~~`` are not seen and keep the stages in order."""
-    names = [f"{prefix}_{box.stage}" for box in graph.boxes]
+def _links(graph: Graph, prefix: str) -> Iterator[str]:
     for edge in graph.edges:
         arrow = "-->" if edge.sure else "-.->"
-        yield f'{prefix}_{edge.writer} {arrow}|"{_listed(edge.keys)}"| {prefix}_{edge.reader}', False
+        yield f'{prefix}_{edge.writer} {arrow}|"{_listed(edge.keys)}"| {prefix}_{edge.reader}'
     for box in graph.boxes:
         for number, key in enumerate(box.missing):
-            yield f"{prefix}_{box.stage}_missing{number} -->|{_quoted(key)}| {prefix}_{box.stage}", True
-    for above, below in pairwise(names):
-        yield f"{above} ~~~ {below}", False
+            yield f'{prefix}_{box.stage}_missing{number} -->|"{_escaped(key)}"| {prefix}_{box.stage}'
+    for above, below in pairwise(graph.boxes):  # not seen; keeps the stages in order
+        yield f"{prefix}_{above.stage} ~~~ {prefix}_{below.stage}"
 
 
 def _listed(keys: Iterable[str]) -> str:
     return ", ".join(map(_escaped, keys))
-
-
-def _quoted(text: str) -> str:
-    return f'"{_escaped(text)}"'
 
 
 def _escaped(text: str) -> str:
