@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -124,9 +123,10 @@ def test_quiet_logs_no_information(pipeline: Call, linear: Path, option: str, le
     assert (level not in done.stderr) is quiet
 
 
-def test_the_process_of_a_failed_check_leaves_with_2(linear: Path) -> None:
-    command = [sys.executable, "-m", "pipeline", "run", str(linear), "--nproc", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"WORLD_SIZE": "1"})
+def test_the_process_of_a_failed_check_leaves_with_2(
+    process: Callable[..., subprocess.CompletedProcess[str]], linear: Path
+) -> None:
+    done = process("run", linear, "--nproc", "2", WORLD_SIZE="1")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "--nproc 2: several processes are not yet possible; leave it out\n"
 

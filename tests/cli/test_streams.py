@@ -23,7 +23,7 @@ def shell(words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, shell=True, capture_output=True, text=True, check=False, env=os.environ | variables)
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [pytest.param("2>&-", marks=pytest.mark.slow), "<&- >&- 2>&-"])
 def test_a_run_needs_no_standard_streams(linear: Path, closed: str) -> None:
     assert shell(f"run {linear} {closed}").returncode == 0
     assert "train_runner done" in Path("runs/workspace/latest/log.txt").read_text(encoding="utf-8").splitlines()[-1]

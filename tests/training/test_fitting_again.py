@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from collections.abc import Iterator
 from functools import partial
 from itertools import count
@@ -134,22 +133,28 @@ def test_no_checkpoint_of_an_earlier_fit_is_written_again(tmp_path: Path) -> Non
     assert before.items() <= contents(tmp_path).items()
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-from pipeline import Checkpointer
-from tests.training.test_fitting_again import Batches, Dropping
-
 class Killed(Dropping):
-    left = int(sys.argv[2])
+    """Its process ends at once after so many batches."""
 
-    def on_fit_batch_start(self, batch, should_step):
+    left: int
+
+    def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
         if not self.left:
             os._exit(9)
         self.left -= 1
 
-Killed(Checkpointer(Path(sys.argv[1]), keep_last=2), ckpt_interval_steps=1).fit(range(4), Batches(), Batches())
-"""
+
+def fit_and_be_killed(folder: Path, iteration: int) -> int:
+    """What a process leaves with that is forked to fit, and killed after so many batches."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        brain = Killed(Checkpointer(folder, keep_last=2), ckpt_interval_steps=1)
+        brain.left = iteration
+        brain.fit(range(4), Batches(), Batches())
+    finally:
+        os._exit(1)
 
 
 @pytest.mark.parametrize(("iteration", "end", "within"), [(2, None, [1, 2]), (8, 6, [7, 8])])
@@ -157,8 +162,7 @@ def test_a_fit_killed_within_an_epoch_goes_on_from_the_last_end_of_one(
     tmp_path: Path, iteration: int, end: int | None, within: list[int]
 ) -> None:
     own = tmp_path / "own"
-    script = [sys.executable, "-c", KILLED, str(own), str(iteration)]
-    assert subprocess.run(script, cwd=Path(__file__).parents[2], check=False).returncode == 9
+    assert fit_and_be_killed(own, iteration) == 9
     assert steps(own) == [*([end] if end else []), *within]
     brain = Dropping(own)
     brain.fit(range(4), Batches(), Batches())
