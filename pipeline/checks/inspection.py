@@ -198,6 +198,10 @@ class Setting:
         for name, message in taken.wrong(self.value, what).items() if taken and self.is_mapping else ():
             (self[name] if name else self).fault(message, of_key=bool(name))
 
+    def check_call(self, definition: source.Definition, path: Setting) -> None:
+        """Hold these arguments against what a class takes; where there are none, faults are noted where it is named."""
+        self.or_empty(path.origin).check_arguments(classes.parameters(definition), definition.name)
+
     def class_of(self, example: str) -> Setting:
         """The class of ``{class, args}``; a fault where there is none, for arguments that are none, and for other keys."""
         self.check_keys(["class", "args"])

@@ -30,8 +30,7 @@ def check_model(runner: Setting, phase: Setting) -> None:
         phase: the phase.
     """
     for name, module in phase["modules"].entries():
-        if module.is_mapping:
-            _check_module(name, module)
+        _check_module(name, module)
     model = phase["model"]
     if model.value is None:
         model.fault("required key is missing; add `model:`, the class of the model")
@@ -56,8 +55,7 @@ def _check_module(name: str, module: Setting) -> None:
         name = definition.name
         path.fault(f"{name} is not a torch.nn.Module; write `class {name}(torch.nn.Module)`")
     elif definition:
-        written = module["args"].or_empty(path.origin)
-        written.check_arguments(classes.parameters(definition), definition.name)
+        module["args"].check_call(definition, path)
 
 
 def _check_uncalled(runner: Setting, phase: Setting, definition: source.Definition | None) -> None:
@@ -68,11 +66,9 @@ def _check_uncalled(runner: Setting, phase: Setting, definition: source.Definiti
         return
     model, infers = phase["model"], str(runner["class"].value).lower().endswith("infer")
     remedies = uncalled.OF_A_BRAIN if infers else uncalled.IN_A_CONFIG
-    messages: list[str] = []
-    if definition and isinstance(definition.node, source.ClassNode):
-        modules = [*phase.inspection.modules.values(), *(caller.module for caller in callers if caller)]
-        messages = uncalled.in_source(definition, BRAIN, remedies, modules)
-    elif isinstance(model.value, type):
+    modules = [*phase.inspection.modules.values(), *(caller.module for caller in callers if caller)]
+    messages = uncalled.in_source(definition, BRAIN, remedies, modules) if definition else []
+    if isinstance(model.value, type):
         messages = uncalled.in_class(model.value, BRAIN, remedies)
     for message in messages:
         model.fault(message)
@@ -99,7 +95,7 @@ def _check_arguments(phase: Setting, definition: source.Definition) -> None:
 def _check_modules(phase: Setting, definition: source.Definition, taken: classes.Parameters, written: Setting) -> None:
     """Modules that the config names go to a Brain, as the argument ``modules`` of its constructor."""
     name, modules = definition.name, phase["modules"]
-    if isinstance(definition.node, source.ClassNode) and classes.is_subclass(definition, BRAIN) is False:
+    if classes.is_subclass(definition, BRAIN) is False:
         remedy = f"write `class {name}(Brain)`, or remove them"
         modules.fault(f"are given to a Brain, and {name} is none; {remedy}", of_key=True)
     elif "modules" not in taken.names and not taken.any_name:

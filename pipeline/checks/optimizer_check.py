@@ -58,7 +58,7 @@ def check_optimizer(settings: Setting, named: Setting, *, stepped: bool) -> None
 
 def _step_needs(definition: source.Definition) -> str:
     """The argument without which an optimizer makes no step: the closure of LBFGS; ``""`` for none."""
-    above = classes.ancestry(definition)[0] if isinstance(definition.node, source.ClassNode) else []
+    above, _ = classes.ancestry(definition)
     step = next((classes.methods(each)["step"] for each in above if "step" in classes.methods(each)), None)
     required = step.args.args[1 : len(step.args.args) - len(step.args.defaults)] if step else []
     return required[0].arg if required else ""

@@ -132,15 +132,14 @@ class PhaseCheck:
             path.fault(f"'{path.value}' is a function, not a class; name a class with update, compute and reset")
         elif definition:
             refuse_undefined(self.runner, path, definition, classes.undefined(definition, METRIC))
-            written = metric["args"].or_empty(path.origin)
-            written.check_arguments(classes.parameters(definition), definition.name)
+            metric["args"].check_call(definition, path)
 
 
 def check_dataset(dataset: Setting) -> None:
     """A dataset that a phase names."""
     path = dataset["class_path"]
     if definition := path.find_class("Dataset"):
-        dataset["args"].or_empty(path.origin).check_arguments(classes.parameters(definition), definition.name)
+        dataset["args"].check_call(definition, path)
     for key, why in _WITH_WORKERS.items():
         if dataset[key].value and not dataset["num_workers"].value:
             dataset[key].fault(f"would be ignored: with num_workers: 0 {why}; remove it, or set num_workers")

@@ -67,9 +67,13 @@ class Parameters:
 def ancestry(
     definition: source.Definition, below: tuple[source.Definition, ...] = ()
 ) -> tuple[list[source.Definition], bool]:
-    """The class and its bases, in the order in which Python looks a method up, and whether that is all of them."""
+    """The class and its bases, in the order in which Python looks a method up, and whether that is all of them.
+
+    What a function makes cannot be told.
+    """
     node = definition.node
-    assert isinstance(node, ast.ClassDef)
+    if not isinstance(node, ast.ClassDef):
+        return [definition], False
     parents, orders = list[source.Definition](), list[list[source.Definition]]()
     complete = not (node.decorator_list or node.keywords)
     for base in node.bases:
@@ -116,8 +120,6 @@ def _parent(module: source.Module, name: str) -> source.Definition | None:
 
 def is_subclass(definition: source.Definition, base: str) -> bool | None:
     """Whether a class derives from ``module:Name``; None: cannot tell, as of a function."""
-    if not isinstance(definition.node, ast.ClassDef):
-        return None
     above, complete = ancestry(definition)
     if any(f"{each.module.name}:{each.name}" == base for each in above):
         return True
