@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
@@ -25,7 +26,7 @@ def command(output: str | None) -> None:
         click.echo(text)
         return
     file = Path(output)
-    if file.is_file() and not _is_ours(file):
+    if os.path.isfile(file) and not _is_ours(file):  # of a name too long it says no
         raise click.UsageError(f"{file}: exists already, and is no schema of ours; name another file, or remove it")
     try:
         file.write_text(f"{text}\n", encoding="utf-8")
