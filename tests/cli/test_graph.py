@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,15 +73,3 @@ def test_two_configs_are_refused(pipeline: Call) -> None:
     done = pipeline("graph", "a.yaml", "b.yaml")
     assert done.exit_code == 2
     assert "name one config, not 2: a.yaml b.yaml" in done.stderr
-
-
-def test_neither_torch_nor_user_code_is_imported() -> None:
-    code = f"""if True:
-        import sys
-        from click.testing import CliRunner
-        from pipeline.cli import group
-        assert CliRunner().invoke(group, ["graph", {str(EXAMPLE)!r}]).exit_code == 0
-        print([name for name in sys.modules if name == "torch" or name.startswith("pipeline.workspaces.")])
-    """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

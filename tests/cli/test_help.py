@@ -16,7 +16,8 @@ from pipeline.cli import COMMANDS
 from tests.conftest import command_texts
 
 REPOSITORY = Path(__file__).parents[2]
-EXAMPLE = REPOSITORY / "workspace_examples" / "movielens_deepfm" / "config.yaml"
+EXAMPLES = REPOSITORY / "workspace_examples"
+EXAMPLE = EXAMPLES / "movielens_deepfm" / "config.yaml"
 LAYERS = {
     "trial",
     "build",
@@ -140,14 +141,17 @@ def test_torch_is_imported_only_where_it_is_needed() -> None:
     assert "torch" not in found
 
 
-def test_checking_the_main_example_imports_neither_torch_nor_user_code() -> None:
+def test_commands_that_read_source_alone_import_neither_torch_nor_user_code() -> None:
+    commands = [["check", str(config)] for config in EXAMPLES.glob("*/config.yaml")]
+    commands += [["graph", str(EXAMPLE)], ["stages"], ["stages", "network"], ["new", "mine"], ["new", ".", "--plugin"]]
     found = modules_after(
         f"from click.testing import CliRunner; from pipeline.cli import group\n"
-        f"done = CliRunner().invoke(group, ['check', {str(EXAMPLE)!r}])\n"
-        f"assert done.exit_code == 0, done.output"
+        f"for command in {commands}:\n"
+        f"    done = CliRunner().invoke(group, command)\n"
+        f"    assert done.exit_code == 0, done.output"
     )
     assert "pipeline.check" in found
-    assert not {"torch", "numpy"} & found
+    assert not {"torch", "numpy", "pipeline.stages.network"} & found
     assert not [name for name in found if name.startswith(("pipeline.workspaces.", "pipeline_plugins."))]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,16 +124,3 @@ def test_an_unknown_name_is_refused_with_the_nearest(pipeline: Call, name: str, 
     done = pipeline("stages", name)
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.endswith(f"Error: {message}\n")
-
-
-@pytest.mark.parametrize("arguments", [["stages"], ["stages", "network"], ["new", "mine"], ["new", ".", "--plugin"]])
-def test_neither_torch_nor_a_default_stage_is_imported(arguments: list[str]) -> None:
-    code = f"""if True:
-        import sys
-        from click.testing import CliRunner
-        from pipeline.cli import group
-        assert CliRunner().invoke(group, {arguments}).exit_code == 0
-        print([name for name in sys.modules if name in ("torch", "pipeline.stages.network")])
-    """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
