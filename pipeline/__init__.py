@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from pipeline.context import Context as Context
     from pipeline.context import EngineMode as EngineMode
     from pipeline.data.loader import make_loader as make_loader
-    from pipeline.data.randomness import sample_generator as sample_generator
+    from pipeline.data.rng import sample_generator as sample_generator
     from pipeline.hookspecs import hookimpl as hookimpl
     from pipeline.stages.base import InstanceBase as InstanceBase
     from pipeline.stages.base import NetworkBase as NetworkBase
     from pipeline.stages.base import RunnerBase as RunnerBase
     from pipeline.stages.base import StartupBase as StartupBase
     from pipeline.stages.base import TerminalBase as TerminalBase
+    from pipeline.stages.experiment import ExperimentBase as ExperimentBase
     from pipeline.trainer import GeneralTrainer as GeneralTrainer
-    from pipeline.training.arguments import parse_arguments as parse_arguments
+    from pipeline.training.batch_brain import Stage as Stage
     from pipeline.training.brain import Brain as Brain
-    from pipeline.training.experiment import ExperimentBase as ExperimentBase
-    from pipeline.training.experiment_directory import create_experiment_directory as create_experiment_directory
     from pipeline.training.optim_scheduler import OptimScheduler as OptimScheduler
-    from pipeline.training.passes import Stage as Stage
     from pipeline.training.run_options import RunOptions as RunOptions
+    from pipeline.training.script import create_experiment_directory as create_experiment_directory
+    from pipeline.training.script import parse_arguments as parse_arguments
     from pipeline.training.updater import Updater as Updater
     from pipeline.training.updater import UpdaterBase as UpdaterBase
     from pipeline.training.updater import UpdaterState as UpdaterState
@@ -36,17 +36,16 @@ _HOMES = {
     "pipeline.checkpoint.checkpointer": ("Checkpointer",),
     "pipeline.context": ("Context", "EngineMode"),
     "pipeline.data.loader": ("make_loader",),
-    "pipeline.data.randomness": ("sample_generator",),
+    "pipeline.data.rng": ("sample_generator",),
     "pipeline.hookspecs": ("hookimpl",),
     "pipeline.stages.base": ("InstanceBase", "NetworkBase", "RunnerBase", "StartupBase", "TerminalBase"),
+    "pipeline.stages.experiment": ("ExperimentBase",),
     "pipeline.trainer": ("GeneralTrainer",),
-    "pipeline.training.arguments": ("parse_arguments",),
+    "pipeline.training.batch_brain": ("Stage",),
     "pipeline.training.brain": ("Brain",),
-    "pipeline.training.experiment": ("ExperimentBase",),
-    "pipeline.training.experiment_directory": ("create_experiment_directory",),
     "pipeline.training.optim_scheduler": ("OptimScheduler",),
     "pipeline.training.run_options": ("RunOptions",),
-    "pipeline.training.passes": ("Stage",),
+    "pipeline.training.script": ("create_experiment_directory", "parse_arguments"),
     "pipeline.training.updater": ("Updater", "UpdaterBase", "UpdaterState"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -13,17 +13,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
 
-from pipeline import failure, opening
-from pipeline.check import checked
+from pipeline.check.checker import checked
 from pipeline.config.load import Config, Source
 from pipeline.context import Context
 from pipeline.errors import ConfigError, ExitCode, StageError, one_of
-from pipeline.open_runner import OpenRunner
-from pipeline.opening import OpenRun
-from pipeline.resuming.reopening import NEVER
-from pipeline.source_code import uncalled
-from pipeline.stopping import STOP, StoppedError
-from pipeline.training.configured import begin_fit
+from pipeline.run import failures, session
+from pipeline.run.resume import NEVER
+from pipeline.run.session import Run, RunnerSession
+from pipeline.signals import SHUTDOWN, StoppedError
+from pipeline.training.phase import begin_fit
+from pipeline.user_code import uncalled
 
 
 class GeneralTrainer:
@@ -73,18 +72,18 @@ class GeneralTrainer:
             Exception: whatever a stage raised, as it raised it.
         """
         try:
-            with STOP.heeded(), opening.open_run(self.config, self, GeneralTrainer, self.resume) as run:
-                with failure.told(run):
+            with SHUTDOWN.heeded(), session.open_run(self.config, self, GeneralTrainer, self.resume) as run:
+                with failures.reporting(run):
                     context = self.run_all(run)
                 self.outcome = ExitCode.DONE
         except (StoppedError, KeyboardInterrupt) as error:
             # It may come before the first runner, and between two; a run that is through stays so.
             if self.outcome is not ExitCode.DONE:
-                self.outcome = failure.exit_code(error)
+                self.outcome = failures.exit_code(error)
             raise
         return context
 
-    def run_all(self, run: OpenRun) -> Context:
+    def run_all(self, run: Run) -> Context:
         """Every runner that is not through, up to one that ``is_exit`` ends; the context of the last."""
         context = Context()
         self.outcome = ExitCode.BUG
@@ -94,17 +93,17 @@ class GeneralTrainer:
             try:
                 context = self.contexts[name] = trainer.run_runner(name, run)
             except BaseException as error:
-                self.outcome = failure.exit_code(error)
+                self.outcome = failures.exit_code(error)
                 raise
             if dict.get(context, "is_exit"):
                 break
         run.finish(self.contexts)
         return context
 
-    def run_runner(self, name: str, run: OpenRun) -> Context:
+    def run_runner(self, name: str, run: Run) -> Context:
         """Take one runner through its stages; its resources are closed whatever happens, last opened first."""
         resources = ExitStack()
-        runner = opening.open_runner(name, run, resources, begin_fit)
+        runner = session.open_runner(name, run, resources, begin_fit)
         try:
             runner.build_plugins()
             runner.hooks.before_pipeline(context=runner.context)
@@ -115,11 +114,11 @@ class GeneralTrainer:
             resources.close()
             run.close_runner(runner)
         except BaseException as error:
-            failure.handle(error, runner, resources, run)
+            failures.handle_failure(error, runner, resources, run)
             raise
         return runner.context
 
-    def stages(self, runner: OpenRunner) -> None:
+    def stages(self, runner: RunnerSession) -> None:
         """Go from stage to stage, as their order or the status says, until terminal has run, once."""
         context, limit = runner.context, runner.settings.max_stage_repeats
         stage, entered = self.statuses[context["status"]], Counter[str]()
@@ -131,7 +130,7 @@ class GeneralTrainer:
             wrote_status = self.enter(stage, runner)
             stage = self.next_stage(stage, wrote_status, runner)
 
-    def enter(self, stage: str, runner: OpenRunner) -> bool:
+    def enter(self, stage: str, runner: RunnerSession) -> bool:
         """Run one stage, with the plugins told before and after; True if it wrote the status."""
         context = runner.context
         runner.tell_status()
@@ -144,10 +143,10 @@ class GeneralTrainer:
         runner.hooks.after_stage(name=stage, context=context)
         wrote_status = context.wrote("status")
         context.enter("trainer")
-        STOP.end()
+        SHUTDOWN.end()
         return wrote_status
 
-    def next_stage(self, stage: str, wrote_status: bool, runner: OpenRunner) -> str:
+    def next_stage(self, stage: str, wrote_status: bool, runner: RunnerSession) -> str:
         """What follows a stage: what the status says if it wrote one, else the next in order; ``""`` after terminal."""
         context, order = runner.context, list(runner.classes)
         if stage == "terminal":

@@ -12,9 +12,8 @@ from typing import Any
 from loguru import logger
 
 from pipeline import hookimpl
+from pipeline.checkpoint.storage import as_number, finite, no_link, refusal, storing
 from pipeline.context import Context
-from pipeline.run_directory import as_number, finite
-from pipeline.storage import no_link, refusal, storing
 
 _TIMINGS = {"samples_per_second"}
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from pipeline import hookimpl
 from pipeline.context import Context
-from pipeline.log import on_terminal
+from pipeline.run.log import on_terminal
 
 
 class ProgressBar:

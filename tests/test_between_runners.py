@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.run_directory import RunDirectory
-from pipeline.storage import write
+from pipeline.checkpoint.storage import write
+from pipeline.run.directory import RunDirectory
 
 AT_IMPORT = """
 import os, signal

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from pipeline import GeneralTrainer
-from pipeline.check import check
+from pipeline.check.checker import check
 from pipeline.errors import ConfigError
 from pipeline.stages.startup import Startup
 from pipeline.workspaces import package_name

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline import GeneralTrainer, class_path
+from pipeline import GeneralTrainer
 from pipeline.errors import ClassPathError
 from pipeline.stages.base import StartupBase
 from pipeline.stages.startup import Startup
+from pipeline.user_code import class_path
 from pipeline.workspaces import package_name
 
 Workspace = Callable[..., Path]

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import Context, GeneralTrainer, StartupBase, contracts
-from pipeline.check import check
+from pipeline import Context, GeneralTrainer, StartupBase
+from pipeline.check.checker import check
 from pipeline.errors import ContextError
-from pipeline.source_code import source
+from pipeline.inference import members
+from pipeline.user_code import context_flow, source
 from pipeline.workspaces import package_name
 
 Workspace = Callable[..., Path]
@@ -41,12 +42,12 @@ def test_what_a_class_declares_is_read_from_its_source(
     workspace: Workspace, body: str, expected: tuple[str, ...] | None
 ) -> None:
     folder = workspace({"stages.py": f"KEYS = ('k',)\nclass Base:\n    {body}\nclass Stage(Base): pass\n"})
-    assert contracts.declared(definition(folder, "Stage"), "reads") == expected
+    assert members.declared(definition(folder, "Stage"), "reads") == expected
 
 
 def test_what_a_class_declares_hides_what_its_base_does(workspace: Workspace) -> None:
     folder = workspace({"stages.py": "class Base:\n    reads = ('a',)\nclass Stage(Base):\n    reads = ('b',)\n"})
-    assert contracts.declared(definition(folder, "Stage"), "reads") == ("b",)
+    assert members.declared(definition(folder, "Stage"), "reads") == ("b",)
 
 
 @pytest.mark.parametrize(
@@ -63,12 +64,12 @@ def test_what_a_class_declares_hides_what_its_base_does(workspace: Workspace) ->
     ],
 )
 def test_what_may_be_declared_otherwise_is_not_relied_on(workspace: Workspace, text: str) -> None:
-    assert contracts.declared(definition(workspace({"stages.py": text}), "Stage"), "reads") is None
+    assert members.declared(definition(workspace({"stages.py": text}), "Stage"), "reads") is None
 
 
 def test_the_last_declaration_counts(workspace: Workspace) -> None:
     folder = workspace({"stages.py": "class Stage:\n    reads = ('a',)\n    reads = ('b',)\n"})
-    assert contracts.declared(definition(folder, "Stage"), "reads") == ("b",)
+    assert members.declared(definition(folder, "Stage"), "reads") == ("b",)
 
 
 DECLARES = """
@@ -84,19 +85,19 @@ DECLARES = """
 
 def test_a_stage_does_what_it_declares_and_what_its_source_shows(workspace: Workspace) -> None:
     stage = definition(workspace({"stages.py": DECLARES}), "Stage")
-    flow = contracts.flow_of_stage(stage, "startup")
+    flow = context_flow.flow_of_stage(stage, "startup")
     needed = {use.key: use.place for use in flow.demands()}
     assert needed == {"declared": "stages.py:3", "both": "stages.py:7", "found": "stages.py:7"}
     assert flow.writes() == ["done"]
-    assert contracts.broken(stage, "startup", flow) == ["promised"]
+    assert context_flow.broken(stage, "startup", flow) == ["promised"]
 
 
 def test_a_promise_counts_where_the_source_does_not_tell_all(workspace: Workspace) -> None:
     text = DECLARES.replace('context["done"] = 1', "exec('…', {'context': context})")
     stage = definition(workspace({"stages.py": text}), "Stage")
-    flow = contracts.flow_of_stage(stage, "startup")
+    flow = context_flow.flow_of_stage(stage, "startup")
     assert {"done", "promised"} <= set(flow.writes())
-    assert contracts.broken(stage, "startup", flow) == []
+    assert context_flow.broken(stage, "startup", flow) == []
 
 
 class Reader(StartupBase):
@@ -111,22 +112,22 @@ def test_a_stage_is_not_run_without_what_it_declares_to_read() -> None:
     context = Context(model=1)
     expected = r"startup \(x.yaml:3\) declares that it reads context\['modle'\], .* far: model; did you mean 'model'\?"
     with pytest.raises(ContextError, match=expected):
-        contracts.check_reads(Reader(context), "startup", "startup (x.yaml:3)", context)
+        context_flow.check_reads(Reader(context), "startup", "startup (x.yaml:3)", context)
 
 
 def test_a_stage_that_did_not_write_what_it_declares_is_told() -> None:
     context = Context(modle=1)
-    contracts.check_reads(Reader(context), "startup", "startup", context)
+    context_flow.check_reads(Reader(context), "startup", "startup", context)
     with pytest.raises(
         ContextError, match=r"writes context\['weights'\] but did not; write it, or take it out of `writes`"
     ):
-        contracts.check_writes(Reader(context), "startup", "startup", context)
+        context_flow.check_writes(Reader(context), "startup", "startup", context)
 
 
 def test_a_stage_that_keeps_its_word_passes() -> None:
     context = Context(modle=1, weights=2)
-    contracts.check_reads(Reader(context), "startup", "startup", context)
-    contracts.check_writes(Reader(context), "startup", "startup", context)
+    context_flow.check_reads(Reader(context), "startup", "startup", context)
+    context_flow.check_writes(Reader(context), "startup", "startup", context)
     assert [access.key for access in context.accesses] == ["modle", "weights"]
 
 
@@ -236,10 +237,10 @@ def test_a_stage_is_held_to_what_a_base_declares_whose_method_it_has_or_calls(
     # So that the source of this file is found by its name.
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
     with pytest.raises(ContextError, match=r"declares that it writes context\['weights'\] but did not"):
-        contracts.check_writes(stage(Context()), "startup", "startup", Context())
+        context_flow.check_writes(stage(Context()), "startup", "startup", Context())
 
 
 def test_a_stage_that_overrides_the_method_is_held_to_what_it_declares_itself() -> None:
     context = Context()
-    contracts.check_reads(Heir(context), "startup", "startup", context)
-    contracts.check_writes(Heir(context), "startup", "startup", context)
+    context_flow.check_reads(Heir(context), "startup", "startup", context)
+    context_flow.check_writes(Heir(context), "startup", "startup", context)

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline import Context, GeneralTrainer, discovery, hookimpl
-from pipeline.check import check
+from pipeline import Context, GeneralTrainer, hookimpl
+from pipeline.check.checker import check
 from pipeline.errors import ClassPathError, ConfigError, ExitCode, PluginError
+from pipeline.user_code.plugins import hook_or_none, installed, plugin_manager
 
 Plugged = Callable[..., Path]
 
@@ -52,9 +53,9 @@ def plugged(linear: Path) -> Plugged:
 @pytest.fixture
 def fresh_installed() -> Iterator[None]:
     """Looks for installed plugins again, before and after."""
-    discovery.installed.cache_clear()
+    installed.cache_clear()
     yield
-    discovery.installed.cache_clear()
+    installed.cache_clear()
 
 
 def order(context: Context, hook: str = "after_epoch") -> list[str]:
@@ -87,7 +88,7 @@ def test_the_default_plugins_come_through_the_entry_points_that_anyone_may_use()
     points = {point.name: point.load() for point in entry_points(group="pipeline.plugins")}
     assert points["progress_bar"].__module__ == "pipeline_plugins.progress_bar"
     assert points["metric_log"].__module__ == "pipeline_plugins.metric_log"
-    assert discovery.installed().keys() == points.keys()
+    assert installed().keys() == points.keys()
 
 
 def test_a_default_plugin_is_removed_by_false(plugged: Plugged) -> None:
@@ -406,13 +407,13 @@ def test_a_plugin_that_cannot_be_imported_is_named_with_its_line_before_anything
 
 def test_a_hook_that_nobody_implements_costs_nothing(linear: Path) -> None:
     context = GeneralTrainer(linear).run()
-    assert discovery.plain_callable(context["hooks"], "after_batch") is None
+    assert hook_or_none(context["hooks"], "after_batch") is None
 
 
 def test_a_hook_that_somebody_implements_is_one_callable() -> None:
-    manager, context = discovery.manager(), Context(current_epoch=3)
+    manager, context = plugin_manager(), Context(current_epoch=3)
     manager.register(Marker())
-    call = discovery.plain_callable(manager.hook, "after_epoch")
+    call = hook_or_none(manager.hook, "after_epoch")
     assert call is not None
     call(context=context)
     assert context["marked"] == 3

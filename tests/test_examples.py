@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pipeline import GeneralTrainer
-from pipeline.check import check
+from pipeline.check.checker import check
 from pipeline.context import Context
 from pipeline.errors import DataError, ExitCode
 

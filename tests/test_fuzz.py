@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.check import check
+from pipeline.check.checker import check
 
 PROGRAM = Path(__file__).parent / "faults" / "fuzz.py"
 Workspace = Callable[..., Path]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pipeline import Context, GeneralTrainer
-from pipeline.plugin_hooks import HOOKS
+from pipeline.user_code.plugins import HOOKS
 
 Recorded = Callable[..., Context]
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from loguru import logger
 
-from pipeline import GeneralTrainer, log
+from pipeline import GeneralTrainer
 from pipeline.errors import StorageError
+from pipeline.run import log
 
 
 @pytest.fixture

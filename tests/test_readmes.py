@@ -25,19 +25,17 @@ from pydantic import BaseModel
 from torch.utils.data import TensorDataset
 
 from pipeline import Brain, GeneralTrainer, OptimScheduler, RunOptions, hookspecs
-from pipeline.check import check
+from pipeline.check.checker import check
 from pipeline.cli import group
 from pipeline.cli.new import KINDS
 from pipeline.config.aliases import RUNNER_ALIASES
-from pipeline.config.schema import DEFAULT_PLUGINS, ConfigSchema, DatasetSchema, PhaseSchema, RunnerSchema
-from pipeline.config.values import Interval
+from pipeline.config.schema import DEFAULT_PLUGINS, ConfigSchema, DatasetSchema, Interval, PhaseSchema, RunnerSchema
 from pipeline.context import KEYS
-from pipeline.discovery import installed
 from pipeline.errors import ExitCode
-from pipeline.plugin_hooks import HOOKS
 from pipeline.stages.base import METHODS
 from pipeline.training import metrics, schedules
-from pipeline.training.option_rules import DEPRECATED
+from pipeline.training.run_options import DEPRECATED
+from pipeline.user_code.plugins import HOOKS, installed
 from tests.conftest import command_texts
 
 REPOSITORY = Path(__file__).parents[1]

@@ -22,7 +22,7 @@ import yaml
 
 from pipeline import GeneralTrainer
 from pipeline.errors import ExitCode, LockedError, StorageError
-from pipeline.run_directory import RunDirectory
+from pipeline.run.directory import RunDirectory
 
 Workspace = Callable[..., Path]
 COMMITTER = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org"]
@@ -264,7 +264,7 @@ def test_runs_of_the_same_second_get_directories_of_their_own() -> None:
 RACER = """
 import sys
 from pathlib import Path
-from pipeline.run_directory import RunDirectory
+from pipeline.run.directory import RunDirectory
 sys.stdin.readline()
 for _ in range(20):
     print(RunDirectory.new(Path("runs"), "race").path)

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ExitCode, LockedError, StorageError
-from pipeline.run_lock import held, is_at
+from pipeline.run.directory import is_running, lock_held
 
 HOLDER = """
 import sys
 from pathlib import Path
-from pipeline.run_lock import held
-with held(Path(sys.argv[1])):
+from pipeline.run.directory import lock_held
+with lock_held(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -40,7 +40,7 @@ def test_a_holder_is_named_also_when_it_is_stopped(stopped: bool) -> None:
         if stopped:
             process.send_signal(signal.SIGSTOP)
         named = rf"{Path.cwd()}: is in use by host \S+, pid {process.pid}, since 20\S+; wait for it, or stop it"
-        with pytest.raises(LockedError, match=named) as caught, held(Path("lock").absolute()):
+        with pytest.raises(LockedError, match=named) as caught, lock_held(Path("lock").absolute()):
             pass
         process.kill()
     assert caught.value.exit_code == ExitCode.LOCKED == 73
@@ -49,14 +49,14 @@ def test_a_holder_is_named_also_when_it_is_stopped(stopped: bool) -> None:
 def test_the_lock_of_a_killed_process_is_free() -> None:
     with holder(Path("lock")) as process:
         process.kill()
-    with held(Path("lock")):
+    with lock_held(Path("lock")):
         assert f"pid {os.getpid()}, since 20" in Path("lock").read_text()
 
 
 def test_a_lock_whose_holder_has_not_written_yet_is_in_use_all_the_same() -> None:
     with open("lock", "w", encoding="utf-8") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(LockedError, match="is in use by another process; wait for it"), held(Path("lock")):
+        with pytest.raises(LockedError, match="is in use by another process; wait for it"), lock_held(Path("lock")):
             pass
 
 
@@ -69,14 +69,14 @@ def test_a_file_system_without_locks_is_no_holder(number: int, monkeypatch: pyte
     message = (
         rf"lock: cannot be locked: {os.strerror(number)} \({errno.errorcode[number]}\); set output_dir to a file system"
     )
-    with pytest.raises(StorageError, match=message), held(Path("lock")):
+    with pytest.raises(StorageError, match=message), lock_held(Path("lock")):
         pass
 
 
 def test_a_lock_that_cannot_be_made_is_a_storage_error() -> None:
     with (
         pytest.raises(StorageError, match=r"gone/lock: cannot be written: No such file or directory"),
-        held(Path("gone/lock")),
+        lock_held(Path("gone/lock")),
     ):
         pass
 
@@ -84,15 +84,15 @@ def test_a_lock_that_cannot_be_made_is_a_storage_error() -> None:
 def test_nothing_is_written_through_a_link() -> None:
     Path("precious").write_text("all I have")
     Path("lock").symlink_to("precious")
-    with pytest.raises(StorageError, match="lock: cannot be written"), held(Path("lock")):
+    with pytest.raises(StorageError, match="lock: cannot be written"), lock_held(Path("lock")):
         pass
     assert Path("precious").read_text() == "all I have"
 
 
 def test_a_lock_knows_when_its_file_is_gone_or_another() -> None:
-    with held(Path("lock")) as lock:
-        assert is_at(lock, Path("lock"))
+    with lock_held(Path("lock")) as lock:
+        assert is_running(lock, Path("lock"))
         Path("lock").unlink()
-        assert not is_at(lock, Path("lock"))
+        assert not is_running(lock, Path("lock"))
         Path("lock").touch()
-        assert not is_at(lock, Path("lock"))
+        assert not is_running(lock, Path("lock"))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from forked_runs import Zygote
 
-from pipeline.stopping import Stop, StoppedError
+from pipeline.signals import GracefulShutdown, StoppedError
 
 Done = subprocess.CompletedProcess[str]
 Run = Callable[..., Done]
@@ -22,7 +22,7 @@ PLUGIN = """
 import os, signal, time
 from pathlib import Path
 from pipeline import hookimpl
-from pipeline.stopping import STOP
+from pipeline.signals import SHUTDOWN
 
 class Plugin:
     def __init__(self, signals, at, to_group=False, grace=None, pause=0):
@@ -33,7 +33,7 @@ class Plugin:
         if context["train_state"]["iteration"] != self.at or Path("asked").exists():
             return
         Path("asked").touch()
-        STOP.grace = self.grace or STOP.grace
+        SHUTDOWN.grace = self.grace or SHUTDOWN.grace
         for name in self.signals:
             number = getattr(signal, name)
             os.killpg(0, number) if self.to_group else os.kill(os.getpid(), number)
@@ -114,13 +114,13 @@ def test_a_step_that_takes_longer_than_the_grace_is_not_waited_for(run: Run) -> 
 
 
 def test_outside_of_a_loop_a_signal_ends_the_run_at_once() -> None:
-    stop = Stop()
+    stop = GracefulShutdown()
     with pytest.raises(StoppedError, match="asked to end by SIGUSR1"), stop.heeded():
         signal.raise_signal(signal.SIGUSR1)
 
 
 def test_a_loop_is_made_to_look_and_handlers_are_put_back() -> None:
-    stop, hurried = Stop(), []
+    stop, hurried = GracefulShutdown(), []
     before = signal.getsignal(signal.SIGTERM)
     with stop.heeded(), stop.deferred(lambda: hurried.append(stop.asked)):
         signal.raise_signal(signal.SIGTERM)
@@ -209,7 +209,7 @@ def test_ctrl_c_ends_the_wait_too(zygote: Zygote, linear: Path) -> None:
     assert steps() == ["03"]
 
 
-def go_over(stop: Stop, batches: Iterator[int], saved: list[object], *, asking: int = 0) -> list[int]:
+def go_over(stop: GracefulShutdown, batches: Iterator[int], saved: list[object], *, asking: int = 0) -> list[int]:
     """What is done before a signal ends it; at one of the batches a signal comes."""
     done: list[int] = []
     with suppress(StoppedError), stop.heeded(), stop.deferred(lambda: None):
@@ -230,16 +230,16 @@ def waiting_after(batches: int) -> Iterator[int]:
 
 def test_a_signal_ends_a_wait_after_what_is_to_be_saved_is() -> None:
     saved: list[object] = []
-    assert go_over(Stop(), waiting_after(2), saved) == [1, 2]
+    assert go_over(GracefulShutdown(), waiting_after(2), saved) == [1, 2]
     assert saved == [signal.SIGTERM]
 
 
 def test_a_signal_during_a_step_does_not_interrupt_it() -> None:
     saved: list[object] = []
-    assert go_over(Stop(), iter([1, 2, 3]), saved, asking=2) == [1, 2]
+    assert go_over(GracefulShutdown(), iter([1, 2, 3]), saved, asking=2) == [1, 2]
     assert saved == [signal.SIGTERM]
 
 
 def test_without_a_signal_all_batches_come() -> None:
-    stop = Stop()
+    stop = GracefulShutdown()
     assert list(stop.waited_for([1, 2, 3])) == [1, 2, 3]

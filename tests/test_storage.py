@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.checkpoint.storage import storing, write, write_json
 from pipeline.errors import ExitCode, StorageError
-from pipeline.storage import storing, write, write_json
 
 FULL = Path("/dev/full")
 

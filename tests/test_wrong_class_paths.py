@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline import GeneralTrainer
-from pipeline.check import check
+from pipeline.check.checker import check
 from pipeline.cli import group
 from pipeline.errors import ClassPathError, ExitCode
 from pipeline.workspaces import package_name

@@ -1,32 +1,94 @@
-"""Saves and loads the state of a run, as folders ``step-000000012345/`` that exist only complete."""
+"""Checkpointer: saves and loads the checkpoints of a runner; the one class that others use."""
 
 from __future__ import annotations
 
+import atexit
 import json
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from loguru import logger
+from torch import Tensor
 
-from pipeline.checkpoint import foreign, manifest, names, numbers, saved, snapshot, state_tree, tensors, weights
-from pipeline.checkpoint.background import Background
-from pipeline.checkpoint.buffers import Buffers
-from pipeline.checkpoint.files import DISK, Buffer, Disk
-from pipeline.checkpoint.initial_models import InitialModels
+from pipeline.checkpoint import foreign, layout, pytree, reader, safetensors_io, weights
 from pipeline.checkpoint.layout import STATE, SUFFIX, TRAINING
-from pipeline.checkpoint.numbers import Iterations
-from pipeline.checkpoint.quarantine import newest_valid
-from pipeline.checkpoint.retention import FEWEST, Retention
-from pipeline.checkpoint.saved import Saved
-from pipeline.checkpoint.saver import Contents, Saver
-from pipeline.checkpoint.snapshot import Recoverable
+from pipeline.checkpoint.reader import Iterations, LoadedCheckpoint
+from pipeline.checkpoint.state import InitialModels, Recoverable, restore_training
+from pipeline.checkpoint.storage import DISK, Buffer, Disk, finite
+from pipeline.checkpoint.store import FEWEST, CheckpointWriter, Contents, Retention, newest_valid
 from pipeline.checkpoint.weights import Loaded, Models, module_of
 from pipeline.context import Context
 from pipeline.errors import CheckpointError, ConfigError
-from pipeline.run_directory import finite
+
+
+class StagingBuffers:
+    """One buffer for each file; on a machine with CUDA its memory is pinned, so that a GPU copies into it by itself."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, Tensor] = {}
+
+    def named(self, name: str) -> Callable[[int], Tensor]:
+        """What gives the buffer of a file for a size in bytes; its last content must no longer be needed."""
+        return partial(self._of_size, name)
+
+    def _of_size(self, name: str, size: int) -> Tensor:
+        memory = self._memory.get(name)
+        if memory is None or memory.numel() < size:
+            memory = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+            self._memory[name] = memory
+        return memory
+
+
+class BackgroundWriter:
+    """A thread for one piece of work; the interpreter ends only when it is done."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Begin a piece of work, once the one before is done.
+
+        Raises:
+            BaseException: what the one before raised.
+        """
+        self.wait()
+        self._thread = threading.Thread(target=self._run, args=[work], name="checkpoint", daemon=False)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the work is done.
+
+        Raises:
+            BaseException: what it raised, once.
+        """
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def check(self) -> None:
+        """Raise what the work raised, once; it may still be under way."""
+        error, self._error = self._error, None
+        if error is not None:
+            atexit.unregister(self._tell)
+            raise error
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self._error = error
+            # In case the process ends without looking.
+            atexit.register(self._tell)
+
+    def _tell(self) -> None:
+        logger.error(f"in the background: {self._error}")
 
 
 class Checkpointer:
@@ -56,15 +118,15 @@ class Checkpointer:
                 f"keep_last is {keep_last}; use {FEWEST} at least, so that there is another where one is damaged"
             )
         self.folder = Path(folder)
-        self.resumed: Saved | None = None
+        self.resumed: LoadedCheckpoint | None = None
         self.initial: InitialModels | None = None
         self.recoverables: dict[str, Recoverable] = {}
         self.asynchronous = asynchronous
-        self._saver = Saver(self.folder, disk)
+        self._saver = CheckpointWriter(self.folder, disk)
         self._retention = Retention(keep_last, disk)
         self._disk = disk
-        self._background = Background()
-        self._buffers = Buffers()
+        self._background = BackgroundWriter()
+        self._buffers = StagingBuffers()
         self._committed: deque[Path] = deque()
         # Replaced and never changed, since a thread reads it.
         self._protected: frozenset[Path] = frozenset()
@@ -103,7 +165,9 @@ class Checkpointer:
         counted = {
             "train_state": dict(train_state),
             "metrics": metrics,
-            "iterations": numbers.of_one(metrics, train_state["iteration"]) if iterations is None else iterations,
+            "iterations": reader.of_one_iteration(metrics, train_state["iteration"])
+            if iterations is None
+            else iterations,
         }
         contents = self._snapshot(models, counted, training)
         work = partial(self._write, final, contents, frozenset(keep))
@@ -136,18 +200,18 @@ class Checkpointer:
 
     def path_of(self, iteration: int) -> Path:
         """Where the checkpoint of an iteration is, or will be."""
-        return self.folder / names.name_of(iteration)
+        return self.folder / layout.checkpoint_name(iteration)
 
     def all(self) -> list[Path]:
         """The checkpoints, by step; one that is being saved is waited for."""
         self.wait()
-        return names.committed(self.folder)
+        return layout.committed_checkpoints(self.folder)
 
     def newest(self) -> Path | None:
         """The checkpoint of the highest step; None where there is none."""
         return next(reversed(self.all()), None)
 
-    def newest_valid(self) -> Saved | None:
+    def newest_valid(self) -> LoadedCheckpoint | None:
         """The verified checkpoint of the highest step, after undoing what a process that ended has left behind.
 
         Damaged ones are renamed ``.bad-…``, and the log says why. Nothing goes before a new one is saved. Only
@@ -200,14 +264,14 @@ class Checkpointer:
         found = self.newest_valid()
         if found is None:
             return False
-        snapshot.restore(found, context, self.recoverables, self.initial)
+        restore_training(found, context, self.recoverables, self.initial)
         self.resumed = found
         logger.info(f"going on after iteration {found.train_state['iteration']}, from {found.path}")
         return True
 
     def verify(self, path: Path) -> list[str]:
         """All that is wrong with a checkpoint; empty where it is as it was written."""
-        return saved.problems(path)
+        return reader.problems_of(path)
 
     def best(self, metric: str, mode: str) -> Path | None:
         """The checkpoint with the highest (``mode`` max) or lowest (min) number of a name; the newest of equals.
@@ -217,7 +281,7 @@ class Checkpointer:
         Raises:
             CheckpointError: there are checkpoints, and none knows the number as its own.
         """
-        return numbers.best(self.all(), metric, mode)
+        return reader.best_by_metric(self.all(), metric, mode)
 
     def load_weights(self, path: str | Path, models: Models) -> None:
         """Give every phase the weights of a checkpoint, or of a file of weights where there is one phase.
@@ -231,7 +295,7 @@ class Checkpointer:
         Raises:
             CheckpointError: it is missing or damaged, or does not fit the models.
         """
-        weights.load(self._read(path), models, str(path))
+        weights.load_weights(self._read(path), models, str(path))
         logger.info(f"weights of {', '.join(models)} loaded from {path}")
 
     def load_part(
@@ -245,7 +309,11 @@ class Checkpointer:
     def _read(self, path: str | Path) -> weights.Weights:
         self.wait()
         path = Path(path)
-        return saved.read(path, with_training=False).weights if path.is_dir() else {path.name: foreign.read(path)}
+        return (
+            reader.read_checkpoint(path, with_training=False).weights
+            if path.is_dir()
+            else {path.name: foreign.read(path)}
+        )
 
     def _snapshot(self, models: Models, counted: Mapping[str, Any], training: Mapping[str, Any] | None) -> Contents:
         """Everything as it is now; asynchronously in memory of its own, since it may change while it is written."""
@@ -253,13 +321,13 @@ class Checkpointer:
         named = self._buffers.named if self.asynchronous else lambda _: None
         state = json.dumps(finite(counted), indent=1).encode()
         contents: dict[str, Callable[[], list[Buffer]]] = {}
-        for phase, entry in weights.kept_of(models).items():
+        for phase, entry in weights.unique_modules(models).items():
             file = f"{phase}{SUFFIX}"
-            if file == TRAINING or not manifest.may_be(file):
+            if file == TRAINING or not layout.may_be_manifest(file):
                 raise CheckpointError(f"phase '{phase}': {file} cannot be the file of its weights; rename the phase")
-            contents[file] = tensors.pack(*state_tree.split(module_of(entry).state_dict()), named(file)).parts
+            contents[file] = safetensors_io.pack(*pytree.split(module_of(entry).state_dict()), named(file)).parts
         if training is not None:
-            contents[TRAINING] = tensors.pack(*state_tree.flatten(training), named(TRAINING)).parts
+            contents[TRAINING] = safetensors_io.pack(*pytree.flatten(training), named(TRAINING)).parts
         return {**contents, STATE: lambda: [state]}
 
     def _write(self, final: Path, contents: Contents, keep: frozenset[Path]) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pipeline.checkpoint.saved import Saved
-
 _LONGEST = 60
+
 _FEW = 16
+
 """Plain numbers in a list that are each named; of more, such as the state of a random generator, it is told how many."""
 
 
@@ -58,20 +58,6 @@ def differences(one: Any, other: Any, place: str = "") -> Iterator[Difference]:
         yield from _of_sequences(one, other, place)
     elif not _same(one, other):
         yield Difference(place, f"{_brief(one)} and {_brief(other)}")
-
-
-def of_checkpoints(one: Saved, other: Saved) -> Iterator[Difference]:
-    """Where two checkpoints differ, their folders apart."""
-    yield from _of_parts("counters", one.train_state, other.train_state)
-    yield from _of_parts("metrics", one.metrics, other.metrics)
-    for phase in one.weights | other.weights:
-        yield from _of_parts(f"weights {phase}", one.weights.get(phase, {}), other.weights.get(phase, {}))
-    yield from _of_parts("training", one.training, other.training)
-
-
-def _of_parts(part: str, one: Any, other: Any) -> Iterator[Difference]:
-    for each in differences(one, other):
-        yield replace(each, place=f"{part}: {each.place}" if each.place else part)
 
 
 def _of_mappings(one: Mapping[Any, Any], other: Mapping[Any, Any], place: str) -> Iterator[Difference]:

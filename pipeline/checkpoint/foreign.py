@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pipeline.checkpoint import regular, state_tree, tensor_file
+from pipeline.checkpoint import pytree, safetensors_io, storage
 from pipeline.errors import CheckpointError
 
 TORCH = (".pt", ".pth", ".bin")
@@ -34,21 +34,21 @@ def read(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: is neither a checkpoint folder nor a file of weights ({kinds}); convert it")
     # A link to a file is what caches of downloads are made of.
     real = path.resolve()
-    size = regular.size_of(real)
+    size = storage.size_of(real)
     if size is None:
         raise CheckpointError(f"{path}: is no regular file; use another")
-    with regular.opened(real) as file:
+    with storage.opened(real) as file:
         try:
             if path.suffix == ".safetensors":
-                found = tensor_file.read(file, size)
-                return state_tree.join(found.tensors, found.metadata)
+                found = safetensors_io.read_tensors(file, size)
+                return pytree.join(found.tensors, found.metadata)
             return _torch_saved(file, size)
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error
 
 
 def _torch_saved(file: FileIO, size: int) -> dict[str, Tensor]:
-    tensor_file.check_memory(size)
+    safetensors_io.check_memory(size)
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except OSError:

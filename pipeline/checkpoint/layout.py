@@ -1,12 +1,195 @@
-"""What the files of a checkpoint are called; beside them there is the manifest."""
+"""The names of folders and files of checkpoints, and the manifest with sizes and SHA-256."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipeline.checkpoint import storage
+from pipeline.errors import CheckpointError, StorageError
+
+NEW = ".new"
+
+_STEP = re.compile(r"step-(\d{12,15})(\.new)?")
+
+_LEFT = re.compile(r"\.(tmp|del)-step-\d{12,15}(\.new)?-[0-9a-f]{8}")
+
+_BAD = re.compile(r"\.bad-step-\d{12,15}(\.new)?-[0-9a-f]{8}")
+
+
+def checkpoint_name(iteration: int) -> str:
+    """The name of the checkpoint of an iteration."""
+    return f"step-{iteration:012d}"
+
+
+def step_of(path: Path) -> int | None:
+    """The iteration that a folder is named after; None for anything else."""
+    found = _STEP.fullmatch(path.name)
+    return int(found[1]) if found else None
+
+
+def set_aside_name(path: Path, kind: str) -> Path:
+    """A free name for a checkpoint that is ``tmp``, ``del`` or ``bad``."""
+    return path.with_name(f".{kind}-{path.name}-{uuid.uuid4().hex[:8]}")
+
+
+def committed_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, by step; a new one comes after the one whose place it is to take."""
+    found = [path for path in _entries(folder) if _STEP.fullmatch(path.name)]
+    return sorted(found, key=lambda path: (step_of(path), path.name))
+
+
+def left_behind(folder: Path) -> list[Path]:
+    """What a process that ended was writing or removing."""
+    return [path for path in _entries(folder) if _LEFT.fullmatch(path.name)]
+
+
+def bad_name(folder: Path) -> list[Path]:
+    """The checkpoints that were found damaged."""
+    return [path for path in _entries(folder) if _BAD.fullmatch(path.name)]
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return [folder / name for name in sorted(os.listdir(folder))]
+    except FileNotFoundError:
+        if folder.is_symlink():
+            what = f"{folder}: leads to {os.readlink(folder)}, which is not there"
+            raise StorageError(f"{what}; mount its disk or bring it back") from None
+        return []
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be listed: {error.strerror}; free or repair the storage") from error
+
+
+MANIFEST = "manifest.json"
+
+FORMAT = 1
+
+MAX_SIZE = 2**20
+
+"""Bytes of a manifest; a file takes about 120."""
+
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class Listed(NamedTuple):
+    """A file as it was written."""
+
+    sha256: str
+    size: int
+
+
+def read_manifest(content: bytes) -> Listed:
+    """How a file of this content is listed."""
+    return Listed(hashlib.sha256(content).hexdigest(), len(content))
+
+
+def encode_manifest(files: Mapping[str, Listed]) -> bytes:
+    """The manifest of some files, with a hash of itself: a hash that is damaged in it is not taken for a damaged file.
+
+    Raises:
+        CheckpointError: there are more than can be read again.
+    """
+    written = {name: {"size": files[name].size, "sha256": files[name].sha256} for name in sorted(files)}
+    own = read_manifest(json.dumps(written).encode()).sha256
+    content = json.dumps({"format": FORMAT, "files": written, "sha256": own}, indent=1).encode()
+    if len(content) > MAX_SIZE:
+        raise CheckpointError(f"a checkpoint of {len(files)} files is too large for its {MANIFEST}; use fewer phases")
+    return content
+
+
+def listed_files(folder: Path) -> dict[str, Listed]:
+    """The files of a checkpoint, which are there and have the sizes that were written; none of them is opened.
+
+    Raises:
+        CheckpointError: the manifest is damaged, or something is missing or of another kind or size.
+    """
+    files = manifest_entries(folder)
+    for name, entry in files.items():
+        check_size(folder / name, entry)
+    return files
+
+
+def may_be_manifest(name: str) -> bool:
+    """Whether a file of a checkpoint may be called so: nothing that leads elsewhere, on any system."""
+    return name not in {"", ".", "..", MANIFEST} and not re.search(r"[\\/\0]", name)
+
+
+def check_size(path: Path, entry: Listed) -> None:
+    """Compare a file's kind and size with what was written.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    size = storage.size_of(path)
+    if size is None:
+        raise CheckpointError(f"{path}: is missing or no regular file, but {MANIFEST} lists it; use another checkpoint")
+    if size != entry.size:
+        raise CheckpointError(
+            f"{path}: has {size} bytes, not the {entry.size} that were written; use another checkpoint"
+        )
+
+
+def manifest_entries(folder: Path) -> dict[str, Listed]:
+    """What the manifest lists, whether it is there or not.
+
+    Raises:
+        CheckpointError: the folder or the manifest is damaged.
+    """
+    if folder.is_symlink():
+        raise CheckpointError(f"{folder}: is a link; name the folder that it leads to")
+    try:
+        content = storage.content_of(folder / MANIFEST, MAX_SIZE)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{folder}: is no checkpoint: {error}; name a step-… folder or a .safetensors file"
+        ) from error
+    try:
+        manifest = json.loads(content)
+        saved = manifest["files"]
+        if manifest["format"] != FORMAT:
+            raise CheckpointError(
+                f"{folder / MANIFEST}: format {manifest['format']!r} is not {FORMAT}; use the version that wrote it"
+            )
+        files = {name: _entry(name, each) for name, each in saved.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{folder / MANIFEST}: is damaged ({error}); use another checkpoint") from error
+    # Whatever says the same in other words, such as one name twice, is not what was written.
+    if content != encode_manifest(files):
+        raise CheckpointError(f"{folder / MANIFEST}: is damaged (it is not as it was written); use another checkpoint")
+    return files
+
+
+def _entry(name: str, saved: Mapping[str, Any]) -> Listed:
+    if not may_be_manifest(name):
+        raise ValueError(f"{name[:60]!r} is no name of a file in it")
+    size, sha256 = saved["size"], saved["sha256"]
+    if type(size) is not int or not 0 <= size < 2**60:
+        raise ValueError(f"the size of {name[:60]!r} is no count")
+    if not isinstance(sha256, str) or not _HASH.fullmatch(sha256):
+        raise ValueError(f"the sha256 of {name[:60]!r} is none")
+    return Listed(sha256, size)
+
+
 STATE = "state.json"
+
 """The counters and numbers."""
+
 TRAINING = "training.safetensors"
+
 """What a run needs to go on, beside the weights."""
+
 SUFFIX = ".safetensors"
+
 """What the files of weights end with, after the name of their phase."""
+
 MAX_STATE = 16 * 2**20
+
 """Bytes of a ``state.json``."""

@@ -1,24 +1,196 @@
-"""Which checkpoints there are, and what they say of themselves: nothing is verified or changed, and no tensor is read.
-
-Another process may be saving and removing meanwhile. torch, whose import takes a second, is not needed.
-"""
+"""What a checkpoint is, read without torch."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pipeline.checkpoint import header, manifest, names, regular
+from pipeline.checkpoint import layout, storage
 from pipeline.checkpoint.layout import MAX_STATE, STATE, TRAINING
 from pipeline.errors import CheckpointError, ConfigError
 
+METADATA = "__metadata__"
+
+MAX_HEADER = 16 * 2**20
+
+"""Bytes of a header."""
+
+MAX_TENSORS = 100_000
+
+WIDTHS = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+    "U16": 2, "U32": 4, "U64": 8, "C64": 8, "F8_E4M3": 1, "F8_E5M2": 1,
+}  # fmt: skip
+
+"""The bytes of one number of each type."""
+
+
+_JSON = json.JSONDecoder()
+
+_BLANK = re.compile(r"[ \t\r\n]*")
+
+_MAX_ENTRY = 4096
+
+
+class Entry(NamedTuple):
+    """Where a tensor is."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class Header(NamedTuple):
+    """What a file holds: name -> place, in the order of the places, and texts."""
+
+    entries: dict[str, Entry]
+    metadata: dict[str, str]
+
+
+def parse_header(content: bytes, size: int) -> Header:
+    """Read a header.
+
+    Args:
+        content: its JSON.
+        size: how many bytes of numbers follow it.
+
+    Raises:
+        CheckpointError: it is not what the format says.
+    """
+    try:
+        entries, metadata = _Scanner(content.decode()).header()
+        _check_places(entries, size)
+    except (ValueError, IndexError, RecursionError) as error:
+        raise CheckpointError(f"is damaged: its header makes no sense ({error}); use another") from error
+    return Header(entries, metadata)
+
+
+class _Scanner:
+    """Goes through the text of a header once.
+
+    Args:
+        text: all of it.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.position = 0
+
+    def header(self) -> tuple[dict[str, Entry], dict[str, str]]:
+        """Its entries, ordered by place, and its metadata."""
+        entries: dict[str, Entry] = {}
+        metadata: dict[str, str] | None = None
+        self.take("{")
+        while self.more(first=not entries and metadata is None):
+            name = self.string()
+            self.take(":")
+            if name in entries or (name == METADATA and metadata is not None):
+                raise ValueError(f"'{name}' twice")
+            if name == METADATA:
+                metadata = self.texts()
+                continue
+            if len(entries) == MAX_TENSORS:
+                raise ValueError(f"more than {MAX_TENSORS} tensors")
+            entries[name] = self.entry(name)
+        if self.text[self.position :].strip(" \t\r\n"):
+            raise ValueError("text after its end")
+        return dict(sorted(entries.items(), key=lambda each: each[1][2:])), metadata or {}
+
+    def texts(self) -> dict[str, str]:
+        """An object of strings."""
+        found: dict[str, str] = {}
+        self.take("{")
+        while self.more(first=not found):
+            name = self.string()
+            self.take(":")
+            if name in found:
+                raise ValueError(f"'{name}' twice")
+            found[name] = self.string()
+        return found
+
+    def entry(self, name: str) -> Entry:
+        """The object that describes a tensor: it has no object in it."""
+        self.blank()
+        end = self.text.find("}", self.position, self.position + _MAX_ENTRY) + 1
+        saved = json.loads(self.text[self.position : end])
+        self.position = end
+        return _entry(name, saved)
+
+    def more(self, first: bool) -> bool:
+        """Whether the object goes on; what separates its members, or ends it, is taken."""
+        self.blank()
+        if self.text[self.position] == "}":
+            self.position += 1
+            return False
+        if not first:
+            self.take(",")
+        return True
+
+    def string(self) -> str:
+        """The next string."""
+        self.blank()
+        if self.text[self.position] != '"':
+            raise ValueError(f"{self.text[self.position]!r} where a string should be, at {self.position}")
+        value, self.position = _JSON.raw_decode(self.text, self.position)
+        return str(value)
+
+    def take(self, character: str) -> None:
+        """Go behind a character, which must be the next one."""
+        self.blank()
+        if self.text[self.position] != character:
+            raise ValueError(f"{self.text[self.position]!r} where {character!r} should be, at {self.position}")
+        self.position += 1
+
+    def blank(self) -> None:
+        """Go behind white space."""
+        found = _BLANK.match(self.text, self.position)
+        self.position = found.end() if found else self.position
+
+
+def _entry(name: str, saved: Any) -> Entry:
+    if not isinstance(saved, dict) or saved.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"'{name}' is not described by dtype, shape and data_offsets")
+    dtype, shape, offsets = saved["dtype"], saved["shape"], saved["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in WIDTHS:
+        raise ValueError(f"'{name}' has the unknown dtype {str(dtype)[:20]!r}")
+    if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
+        raise ValueError(f"'{name}' has a shape or offsets that are no counts")
+    # Sizes that no memory has would overflow, also beside a 0.
+    if len(shape) > 64 or math.prod(size or 1 for size in shape) >= 2**60:
+        raise ValueError(f"'{name}' has an impossible shape")
+    start, end = offsets
+    if end - start != math.prod(shape) * WIDTHS[dtype]:
+        raise ValueError(f"'{name}' has {end - start} bytes, which is not what its shape needs")
+    return Entry(dtype, tuple(shape), start, end)
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is int and 0 <= each < 2**60 for each in value)
+
+
+def _check_places(entries: dict[str, Entry], size: int) -> None:
+    """The tensors fill the data, one after the other, without gap or overlap."""
+    end = 0
+    for name, entry in entries.items():
+        if entry.start != end:
+            raise ValueError(f"'{name}' begins at {entry.start}, not where the one before it ends, {end}")
+        end = entry.end
+    if end != size:
+        raise ValueError(f"its tensors take {end} bytes, and there are {size}")
+
+
 FOLDER = "checkpoints"
+
 SET_ASIDE, LEFT_BEHIND = "set aside as damaged", "being saved or removed, or left behind"
+
 _WHAT = "name a run directory, the folder of one of its runners, a folder of checkpoints, or a checkpoint"
 
 
@@ -77,10 +249,10 @@ def folders(path: Path) -> list[Path]:
 
 def is_one(path: Path) -> bool:
     """Whether a path names a checkpoint, and not a folder of them."""
-    return os.path.isfile(path / manifest.NAME) or (names.step_of(path) is not None and path.is_dir())
+    return os.path.isfile(path / layout.MANIFEST) or (layout.step_of(path) is not None and path.is_dir())
 
 
-def chosen(path: Path) -> Path:
+def choose_checkpoint(path: Path) -> Path:
     """The checkpoint that a path names: itself, or the newest in it.
 
     Raises:
@@ -88,71 +260,73 @@ def chosen(path: Path) -> Path:
     """
     if is_one(path):
         return path
-    newest = [each[-1] for each in map(names.committed, folders(path)) if each]
+    newest = [each[-1] for each in map(layout.committed_checkpoints, folders(path)) if each]
     if len(newest) == 1:
         return newest[0]
     several = f"several runners have checkpoints: {', '.join(str(each.parent) for each in newest)}; name one of them"
     raise ConfigError(f"{path}: {several if newest else f'there is no checkpoint in it; {_WHAT}'}")
 
 
-def listed(path: Path) -> list[Checkpoint]:
+def list_checkpoints(path: Path) -> list[Checkpoint]:
     """The checkpoints in a folder, by step, then what is no checkpoint any more or not yet.
 
     Raises:
         StorageError: the storage refuses for a reason that may pass.
     """
-    found = list(_described(names.committed(path)))
+    found = list(_described(layout.committed_checkpoints(path)))
     if found:
         found[-1] = replace(found[-1], newest=True)
     best = _best_steps([each.path for each in found if not each.problem])
     found = [replace(each, best=each.step in best) for each in found]
-    apart = {SET_ASIDE: names.bad(path), LEFT_BEHIND: names.left_behind(path)}
+    apart = {SET_ASIDE: layout.bad_name(path), LEFT_BEHIND: layout.left_behind(path)}
     return found + [Checkpoint(each, size=_size(each), apart=kind) for kind, some in apart.items() for each in some]
 
 
-def described(path: Path) -> Checkpoint:
+def describe_checkpoint(path: Path) -> Checkpoint:
     """What one checkpoint says of itself.
 
     Raises:
         StorageError: the storage refuses for a reason that may pass.
     """
     try:
-        size = sum(entry.size for entry in manifest.listed(path).values())
+        size = sum(entry.size for entry in layout.listed_files(path).values())
         state = _state(path / STATE)
     except CheckpointError as error:
-        return Checkpoint(path, names.step_of(path), size=_size(path), problem=str(error))
+        return Checkpoint(path, layout.step_of(path), size=_size(path), problem=str(error))
     counters = state["train_state"]
     iterations = state.get("iterations", {})
     return Checkpoint(path, counters["iteration"], counters, size, state["metrics"], iterations=iterations)
 
 
-def read_header(path: Path) -> header.Header:
+def read_header(path: Path) -> Header:
     """What a safetensors file holds, by its header alone.
 
     Raises:
         CheckpointError: it is missing or damaged.
         StorageError: the storage refuses for a reason that may pass.
     """
-    size = regular.size_of(path) or 0
-    with regular.opened(path) as file:
+    size = storage.size_of(path) or 0
+    with storage.opened(path) as file:
         length = int.from_bytes(file.read(8) or b"", "little")
-        if length > min(header.MAX_HEADER, size - 8):
+        if length > min(MAX_HEADER, size - 8):
             raise CheckpointError(f"{path}: is no safetensors file (its header would have {length} bytes); use another")
         content = file.read(length) or b""
     try:
-        return header.parse(content, size - 8 - length)
+        return parse_header(content, size - 8 - length)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
 
 
 def _all(path: Path) -> list[Path]:
-    return names.committed(path) + names.bad(path) + names.left_behind(path) if path.is_dir() else []
+    return (
+        layout.committed_checkpoints(path) + layout.bad_name(path) + layout.left_behind(path) if path.is_dir() else []
+    )
 
 
 def _described(paths: Iterable[Path]) -> Iterator[Checkpoint]:
     """Those that are still there when they are looked at: a run removes the oldest whenever it has saved a new one."""
     for path in paths:
-        found = described(path)
+        found = describe_checkpoint(path)
         if not found.problem or os.path.lexists(path):
             yield found
 
@@ -160,7 +334,7 @@ def _described(paths: Iterable[Path]) -> Iterator[Checkpoint]:
 def _state(path: Path) -> dict[str, Any]:
     """The counters and numbers."""
     try:
-        state: dict[str, Any] = json.loads(regular.content_of(path, MAX_STATE))
+        state: dict[str, Any] = json.loads(storage.content_of(path, MAX_STATE))
         counters, metrics = state["train_state"], state["metrics"]
         phases = [*metrics.values(), *state.get("iterations", {}).values()]
         whole = type(counters["iteration"]) is int and all(isinstance(each, dict) for each in phases)
@@ -189,5 +363,5 @@ def _best_steps(paths: list[Path]) -> set[int | None]:
 def _size(path: Path) -> int:
     """Bytes of the files in a folder, which may be vanishing."""
     with suppress(OSError):
-        return sum(regular.size_of(path / name) or 0 for name in os.listdir(path))
+        return sum(storage.size_of(path / name) or 0 for name in os.listdir(path))
     return 0

@@ -1,21 +1,47 @@
-"""Weights that were read -> modules."""
+"""The weights of models, by name: taken, loaded as a whole or in part, frozen."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pipeline.checkpoint.patterns import covered, empty, near
-from pipeline.errors import CheckpointError, ConfigError
+from pipeline.errors import CheckpointError, ConfigError, nearest, one_of
+
+
+def covered(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
+    """The names that one of the patterns (``*.bias``) covers, or that are in a module of one of those names."""
+    return [name for name in names if any(_covers(pattern, name) for pattern in patterns)]
+
+
+def empty(patterns: Sequence[str], names: Iterable[str]) -> str | None:
+    """The first pattern that covers none of the names."""
+    names = list(names)
+    return next((pattern for pattern in patterns if not covered([pattern], names)), None)
+
+
+def near(pattern: str, names: Iterable[str]) -> str:
+    """The remedy for a pattern that covers nothing: what may be meant, at any depth; else the modules at the top."""
+    parts = [name.split(".") for name in names]
+    anything = {".".join(each[:depth]) for each in parts for depth in range(1, len(each) + 1)}
+    return nearest(pattern, anything) or one_of(pattern, {each[0] for each in parts})
+
+
+def _covers(pattern: str, name: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
 
 Weights = Mapping[str, Mapping[str, Tensor]]
+
 """Phase -> name -> tensor."""
+
 Models = Mapping[str, Mapping[str, Any]]
+
 """Phase -> what the network stage built for it."""
 
 
@@ -71,7 +97,7 @@ def is_entry(entry: Any) -> bool:
     )
 
 
-def kept_of(models: Models) -> Models:
+def unique_modules(models: Models) -> Models:
     """The phases whose weights are saved and loaded: of those that share a module, the first speaks for all."""
     first: dict[int, str] = {}
     for phase, entry in models.items():
@@ -79,13 +105,13 @@ def kept_of(models: Models) -> Models:
     return {phase: models[phase] for phase in first.values()}
 
 
-def load(weights: Weights, models: Models, where: str) -> None:
+def load_weights(weights: Weights, models: Models, where: str) -> None:
     """Give every phase the weights under its name; where both sides have just one, the names may differ.
 
     Raises:
         CheckpointError: they do not fit; then no model has changed.
     """
-    models = kept_of(models)
+    models = unique_modules(models)
     chosen = {phase: _of_phase(weights, phase, len(models), where) for phase in models}
     for phase, entry in models.items():
         _check(module_of(entry), chosen[phase], f"{where}: phase '{phase}'")
@@ -112,7 +138,7 @@ def load_part(
         CheckpointError: something in ``only`` names nothing, or nothing that can be loaded; then no model has changed.
         ConfigError: as ``freeze``.
     """
-    models = kept_of(models)
+    models = unique_modules(models)
     several = len(models) > 1
     own = _joined({phase: module_of(entry).state_dict() for phase, entry in models.items()}, several)
     if len(weights) == len(models) == 1:
@@ -150,7 +176,7 @@ def freeze(models: Models, patterns: Sequence[str], where: str) -> list[str]:
     Raises:
         ConfigError: a pattern names no parameter, or nothing is left to an OptimScheduler; then no model has changed.
     """
-    models = kept_of(models)
+    models = unique_modules(models)
     several = len(models) > 1
     parameters = _joined(
         {phase: dict(module_of(entry).named_parameters(remove_duplicate=False)) for phase, entry in models.items()},

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from pipeline.cli.arguments import refuse
+from pipeline.cli.options import refuse
 from pipeline.errors import ClassPathError, ExitCode, PipelineError, one_of
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _conflict(name: str, points: list[EntryPoint]) -> str:
 
 def _help(name: str, points: list[EntryPoint]) -> str:
     """The line about a package's command: the first of its docstring."""
-    from pipeline.source_code import source  # noqa: PLC0415 - takes 10 ms; only --help needs it
+    from pipeline.user_code import source  # noqa: PLC0415 - takes 10 ms; only --help needs it
 
     home, _, function = points[0].value.partition(":")
     module = source.quiet_read(home)
@@ -131,7 +131,7 @@ def _help(name: str, points: list[EntryPoint]) -> str:
 
 def _load(name: str, points: list[EntryPoint]) -> click.Command:
     """Import the command of a package."""
-    from pipeline import class_path  # noqa: PLC0415 - takes 20 ms; only a package's command needs it
+    from pipeline.user_code import class_path  # noqa: PLC0415 - takes 20 ms; only a package's command needs it
 
     if conflict := _conflict(name, points):
         raise click.UsageError(f"the command '{name}' is {conflict}")

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline import log
-from pipeline.check import checked
-from pipeline.checks.model_check import notes
+from pipeline.check.checker import checked
+from pipeline.check.phase import notes
 from pipeline.cli import COMMANDS
-from pipeline.cli.arguments import config_and_overrides, print_traceback, refuse, split
+from pipeline.cli.options import config_and_overrides, print_traceback, refuse, split
 from pipeline.config.load import Config
 from pipeline.errors import ConfigError, ExitCode, Fault
+from pipeline.run import log
 
 if TYPE_CHECKING:
-    from pipeline.trial.problems import Problem
+    from pipeline.cli.dry_run import Problem
 
 _DATA = "%\r\n"
 _PROPERTY = f"{_DATA}:,"
@@ -90,14 +90,14 @@ def _user_code() -> Iterator[None]:
 
 def _build(config: Config) -> tuple[list[Problem], list[str]]:
     # Imported now, since it imports torch.
-    build = import_module("pipeline.trial.build").Build(config)
+    build = import_module("pipeline.cli.dry_run").Build(config)
     build.all()
     width = max(map(len, build.lines), default=0) + 1
     return build.problems.found, [f"{name + ':':<{width}} {said}" for name, said in build.lines.items()]
 
 
 def _trial(config: Config, overrides: Sequence[str], steps: int) -> list[Problem]:
-    trial = import_module("pipeline.trial.steps")
+    trial = import_module("pipeline.cli.dry_run")
     for name in trial.unbounded(config):
         own = f"the runner stage of '{name}' is your own: it may go on beyond {_count(steps)}"
         click.echo(f"{config.origin(f'runner.{name}.runner_class_path')}: {own}", err=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import click
 
-from pipeline.checkpoint import listing, names
+from pipeline.checkpoint import layout, listing
 from pipeline.checkpoint.listing import Checkpoint
+from pipeline.checkpoint.storage import finite
 from pipeline.cli import COMMANDS
-from pipeline.config import yaml_text
+from pipeline.config import yaml_tree
 from pipeline.errors import ExitCode
-from pipeline.run_directory import finite
 
 _NUMBERS = 4
 """Metrics that a line shows."""
@@ -33,7 +33,10 @@ def command() -> None:
 def ls(path: Path, as_json: bool) -> None:
     """List the checkpoints of a run directory, runner or folder; nothing is verified, and a run may be saving there."""
     folders = [path] if listing.is_one(path) else listing.folders(path)
-    found = {each: [listing.described(each)] if listing.is_one(each) else listing.listed(each) for each in folders}
+    found = {
+        each: [listing.describe_checkpoint(each)] if listing.is_one(each) else listing.list_checkpoints(each)
+        for each in folders
+    }
     if as_json:
         rows = [{**asdict(each), "path": str(each.path)} for some in found.values() for each in some]
         click.echo(json.dumps(finite(rows), indent=2))
@@ -48,9 +51,9 @@ def ls(path: Path, as_json: bool) -> None:
 @click.argument("path", type=_PATH)
 def show(path: Path) -> None:
     """Show, as YAML, the counters, numbers, files, tensors and training state of a checkpoint, or of the newest in PATH."""
-    from pipeline.checkpoint.description import describe  # noqa: PLC0415 - it imports torch
+    from pipeline.checkpoint.report import describe  # noqa: PLC0415 - it imports torch
 
-    click.echo(yaml_text.dump(describe(_one(path))), nl=False)
+    click.echo(yaml_tree.dump(describe(_one(path))), nl=False)
 
 
 @command.command("verify", short_help="Read checkpoints completely, and name every damaged file.")
@@ -69,10 +72,10 @@ def verify(path: Path) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def diff(one: Path, other: Path, as_json: bool) -> None:
     """Compare weights, training state, counters and metrics bit for bit; exit 0 if they are equal, 1 if not."""
-    from pipeline.checkpoint import saved  # noqa: PLC0415 - it imports torch
-    from pipeline.checkpoint.comparison import of_checkpoints  # noqa: PLC0415 - it imports torch
+    from pipeline.checkpoint import reader  # noqa: PLC0415 - it imports torch
+    from pipeline.checkpoint.report import of_checkpoints  # noqa: PLC0415 - it imports torch
 
-    found = list(of_checkpoints(*(saved.read(_one(each)) for each in (one, other))))
+    found = list(of_checkpoints(*(reader.read_checkpoint(_one(each)) for each in (one, other))))
     if as_json:
         click.echo(json.dumps(finite([asdict(each) for each in found]), indent=2))
     else:
@@ -91,15 +94,15 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 def export(path: Path, output: Path, phase: str | None, force: bool) -> None:
     """Write the weights of a checkpoint, or of the newest in PATH, once they are verified."""
-    from pipeline.checkpoint import export as exporting  # noqa: PLC0415 - it imports torch
+    from pipeline.checkpoint import report  # noqa: PLC0415 - it imports torch
 
-    written = exporting.export(_one(path), output, phase, force=force)
+    written = report.export(_one(path), output, phase, force=force)
     click.echo(f"{output}: {len(written)} tensors written", err=True)
 
 
 def _one(path: Path) -> Path:
     """The checkpoint that a path names; if it is the newest of several, that is said."""
-    found = listing.chosen(path)
+    found = listing.choose_checkpoint(path)
     if found != path:
         click.echo(f"the newest in {path} is {found.name}", err=True)
     return found
@@ -107,7 +110,7 @@ def _one(path: Path) -> Path:
 
 def _verified(folder: Path) -> ExitCode:
     """What becomes of a folder: with none left that a run could go on from, there is nothing to go on from."""
-    found, bad = names.committed(folder), names.bad(folder)
+    found, bad = layout.committed_checkpoints(folder), layout.bad_name(folder)
     valid = [_is_valid(path) for path in found]
     for path in bad:
         click.echo(f"{path}: {listing.SET_ASIDE}, and not looked at", err=True)
@@ -119,9 +122,9 @@ def _verified(folder: Path) -> ExitCode:
 
 def _is_valid(path: Path) -> bool:
     """Whether a checkpoint is as it was written; either is said on stdout. One that is removed meanwhile is not missed."""
-    from pipeline.checkpoint.saved import problems  # noqa: PLC0415 - it imports torch
+    from pipeline.checkpoint.reader import problems_of  # noqa: PLC0415 - it imports torch
 
-    found = problems(path)
+    found = problems_of(path)
     if found and not os.path.lexists(path):
         click.echo(f"{path}: has been removed meanwhile", err=True)
         return True

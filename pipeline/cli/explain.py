@@ -7,14 +7,14 @@ from functools import partial
 
 import click
 
-from pipeline.checks.readers import usages
+from pipeline.check.usages import usages
 from pipeline.cli import COMMANDS
-from pipeline.cli.arguments import config_and_overrides, split
-from pipeline.config import aliases, keys, yaml_text
+from pipeline.cli.options import config_and_overrides, split
+from pipeline.config import aliases, json_schema, yaml_tree
+from pipeline.config.interpolation import REFERENCE
 from pipeline.config.json_schema import in_words, properties
-from pipeline.config.load import Draft
-from pipeline.config.references import REFERENCE
-from pipeline.config.tree import DEFAULT, Node
+from pipeline.config.load import ConfigBuilder
+from pipeline.config.yaml_tree import DEFAULT, Node
 from pipeline.errors import ConfigError, nearest
 
 
@@ -28,14 +28,17 @@ def command(config: str | None, words: Sequence[str], options: Sequence[str]) ->
         raise click.UsageError(f"name a config and an address, e.g. {example}")
     address, given = named.pop(), [word for word in words if "=" in word]
     path, overrides = split(config, [*named, *given], options)
-    draft = Draft(path, overrides)
+    draft = ConfigBuilder(path, overrides)
     if draft.tree is None:
         raise ConfigError(draft.faults)
-    names = aliases.spellings(address)
+    names = aliases.names_of(address)
     canonical = ".".join([*address.split(".")[:-1], names[0]])
-    node = keys.find(draft.tree, canonical) if keys.key(canonical) else None
+    node = json_schema.find_key(draft.tree, canonical) if json_schema.key_of(canonical) else None
     if node is None:
-        hint = nearest(address, sorted(keys.addresses(draft.tree))) or f"; `pipeline show {path}` has all there are"
+        hint = (
+            nearest(address, sorted(json_schema.addresses_of(draft.tree)))
+            or f"; `pipeline show {path}` has all there are"
+        )
         raise click.UsageError(f"{path}: there is no '{address}'{hint}")
     if draft.faults:
         click.echo(f"{path} has faults; `pipeline check` names them", err=True)
@@ -54,22 +57,22 @@ def command(config: str | None, words: Sequence[str], options: Sequence[str]) ->
 
 def _schema(address: str) -> dict[str, list[str]]:
     """Type, default and meaning, as the schema has them."""
-    key = keys.key(address)
+    key = json_schema.key_of(address)
     if key is None:
         return {}
     if key.inside:
         return {"type": ["free"], "means": [f"part of {key.name}: {key.info.description}"]}
-    default = keys.default(address)
+    default = json_schema.default_of(address)
     return {
         "type": [in_words(properties(key.model)[key.name])],
-        "default": ["none: it is required"] if default is None else [yaml_text.one_line(default.plain())],
+        "default": ["none: it is required"] if default is None else [yaml_tree.one_line(default.plain())],
         "means": [key.info.description or ""],
     }
 
 
 def _value(node: Node) -> str:
     whole = node.plain(expanded=False)
-    return yaml_text.brief(whole) if isinstance(whole, dict | list) else yaml_text.one_line(whole)
+    return yaml_tree.brief(whole) if isinstance(whole, dict | list) else yaml_tree.one_line(whole)
 
 
 def _places(tree: Node, node: Node, followed: set[str]) -> Iterator[str]:
@@ -77,10 +80,10 @@ def _places(tree: Node, node: Node, followed: set[str]) -> Iterator[str]:
     places = {each.origin: each for each in (*node.earlier, node)}
     for place in places.values():
         counts = "   <- this one counts" if place is node and len(places) > 1 else ""
-        what = place.written or yaml_text.brief(place.plain(expanded=False))
+        what = place.written or yaml_tree.brief(place.plain(expanded=False))
         yield str(place.origin) if place.origin is DEFAULT else f"{place.origin}: {what}{counts}"
         for target in REFERENCE.findall(what):
-            there = None if target in followed else keys.find(tree, target)
+            there = None if target in followed else json_schema.find_key(tree, target)
             followed.add(target)
             for line in _places(tree, there, followed) if there else ():
                 yield f"    {line}" if line.startswith(" ") else f"    ${{{target}}}: {line}"

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 import click
 
-from pipeline.check import inspect
+from pipeline.check.checker import inspect
+from pipeline.check.graph import graphs, mermaid, table
 from pipeline.cli import COMMANDS
-from pipeline.cli.arguments import config_and_overrides, print_tables, split
+from pipeline.cli.options import config_and_overrides, print_tables, split
 from pipeline.errors import ConfigError
-from pipeline.graph.edges import graphs
-from pipeline.graph.mermaid import mermaid
-from pipeline.graph.text import table
 
 
 @click.command("graph", help=COMMANDS["graph"])

@@ -16,8 +16,8 @@ from pipeline.cli import COMMANDS
 from pipeline.cli.stages import first_line, keys_at, no_stage
 from pipeline.context import KEYS, ContextKey
 from pipeline.errors import one_of
-from pipeline.plugin_hooks import HOOKS
 from pipeline.stages.base import METHODS
+from pipeline.user_code.plugins import HOOKS
 
 KINDS = {
     "plain": "an nn.Module with its loss and data",
@@ -26,7 +26,7 @@ KINDS = {
     "experiment": "a training written by hand, as one class",
 }
 """Kind -> what it is; its files are in the template folder of its name."""
-_TEMPLATES = resources.files("pipeline") / "templates"
+_TEMPLATES = resources.files("pipeline.cli") / "templates"
 
 
 @click.command("new", help=COMMANDS["new"])

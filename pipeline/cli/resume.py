@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import click
 
-from pipeline import log
 from pipeline.cli import COMMANDS
 from pipeline.cli.run import run
-from pipeline.resuming.reopening import parts
-from pipeline.run_record import parsed_command
+from pipeline.run import log
+from pipeline.run.provenance import parsed_command
+from pipeline.run.resume import parts
 
 
 class Begun(NamedTuple):

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import click
 
-from pipeline import log
-from pipeline.checks.runner_check import runners_of_mode
+from pipeline.check.runner import runners_of_mode
 from pipeline.cli import COMMANDS
-from pipeline.cli.arguments import config_and_overrides, split
-from pipeline.config.load import Draft
+from pipeline.cli.options import config_and_overrides, split
+from pipeline.config.load import ConfigBuilder
 from pipeline.errors import ExitCode, PipelineError
-from pipeline.resuming.reopening import NEVER
-from pipeline.stopping import StoppedError
+from pipeline.run import log
+from pipeline.run.resume import NEVER
+from pipeline.signals import StoppedError
 from pipeline.trainer import GeneralTrainer
 
 
@@ -56,7 +56,7 @@ def command(
 
 def _debug(path: str, overrides: Sequence[str]) -> list[str]:
     """The overrides that make a debug run of every runner of ``mode``."""
-    tree = Draft(path, overrides).tree
+    tree = ConfigBuilder(path, overrides).tree
     return [f"runner.{name}.debug=true" for name in runners_of_mode(tree)] if tree else []
 
 

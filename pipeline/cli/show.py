@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from pipeline.check import checked
-from pipeline.class_path import describe
+from pipeline.check.checker import checked
 from pipeline.cli import COMMANDS
-from pipeline.cli.arguments import config_and_overrides, split
-from pipeline.config import yaml_text
-from pipeline.config.tree import Node
+from pipeline.cli.options import config_and_overrides, split
+from pipeline.config import yaml_tree
+from pipeline.config.yaml_tree import Node
+from pipeline.user_code.class_path import describe
 
 
 @click.command("show", help=COMMANDS["show"])
@@ -52,4 +52,4 @@ def _line(before: str, node: Node) -> tuple[str, str]:
 
 def _scalar(value: Any) -> str:
     plain = describe(value) if isinstance(value, type) else value
-    return yaml_text.one_line(plain)
+    return yaml_tree.one_line(plain)

@@ -8,14 +8,13 @@ from collections.abc import Iterable, Iterator
 import click
 from rich.table import Table
 
-from pipeline import class_path, contracts
-from pipeline.checks.data_flow import GIVEN, default_definition
+from pipeline.check.data_flow import GIVEN, default_definition
 from pipeline.cli import COMMANDS
-from pipeline.cli.arguments import print_tables
+from pipeline.cli.options import print_tables
 from pipeline.context import KEYS, ContextKey
 from pipeline.errors import one_of
-from pipeline.source_code import classes, source
 from pipeline.stages.base import METHODS
+from pipeline.user_code import class_path, classes, context_flow, source
 
 
 @click.command("stages", help=COMMANDS["stages"])
@@ -88,7 +87,7 @@ def _arguments(default: source.Definition) -> str:
 
 def _keys(default: source.Definition, stage: str) -> tuple[str, str]:
     """The keys that a default stage reads, and those that it writes."""
-    flow = contracts.flow_of_stage(default, stage)
+    flow = context_flow.flow_of_stage(default, stage)
     return ", ".join(flow.reads()), ", ".join(flow.writes())
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from pipeline.config.tree import Node
+from pipeline.config.yaml_tree import Node
 from pipeline.errors import Fault
 
 _PRECISIONS = {"32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
@@ -68,7 +68,7 @@ def of(address: str) -> Mapping[str, Alias]:
     return OPTIMIZER_ALIASES if address == "hyper_parameters.optimizer" else {}
 
 
-def spellings(address: str) -> list[str]:
+def names_of(address: str) -> list[str]:
     """Every name of the key at an address, the canonical one first."""
     parent, _, key = address.rpartition(".")
     known = of(parent)
@@ -76,9 +76,9 @@ def spellings(address: str) -> list[str]:
     return [canonical, *(alias for alias, each in known.items() if each.canonical == canonical)]
 
 
-def respell(values: dict[str, Node], key: str, address: str) -> None:
+def canonicalize(values: dict[str, Node], key: str, address: str) -> None:
     """What the mapping at ``address`` has under another name of ``key`` gets this one: what is set later replaces it."""
-    names = spellings(f"{address}.{key}")
+    names = names_of(f"{address}.{key}")
     for name in names if names[0] not in ADDING else ():
         if name != key and name in values:
             values[key] = values.pop(name)

@@ -1,33 +1,235 @@
-"""A config file or dict, its bases and the command line's overrides -> one resolved, validated Config."""
+"""A file or dict, its bases and the overrides -> Config."""
 
 from __future__ import annotations
 
 import copy
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pipeline.config import aliases, bases, overrides, schema
-from pipeline.config.reads import Reads
-from pipeline.config.references import References
-from pipeline.config.tree import DEFAULT, Node, Origin, from_plain
-from pipeline.errors import ConfigError, Fault, nearest
-from pipeline.source_code.finder import refusal, resolved
+from pipeline.config import aliases, schema, yaml_tree
+from pipeline.config.interpolation import References
+from pipeline.config.usage import UsageTracker
+from pipeline.config.yaml_tree import DEFAULT, MAX_DEPTH, Node, Origin, each_once, from_plain, refusal, resolved
+from pipeline.errors import ConfigError, Fault, nearest, one_of
+
+_PLACEHOLDER = re.compile(r"\{(workspace|run_dir)\}|\{\w+\}[^\s#]")
+
+"""A placeholder at the beginning, known or misspelt, which YAML would take for the brace of a mapping."""
+
+
+def apply_overrides(override: str, tree: Node) -> list[Fault]:
+    """Set in ``tree`` what an override says, and what is wrong with it; a relative path in it belongs to where one types."""
+    address, equals, text = override.partition("=")
+    origin = Origin(f"override '{override}'", Path())
+    if not equals or not address:
+        return [origin.fault("", "is no override; write KEY=VALUE, e.g. runner.train_runner.epochs=3")]
+    if address.count(".") >= MAX_DEPTH:
+        return [origin.fault("", f"more than {MAX_DEPTH} levels; use a shorter address")]
+    try:
+        value = Node(text, origin) if _PLACEHOLDER.match(text) else yaml_tree.parse(text, origin)
+        _set(tree, address, value)
+    except ConfigError as error:
+        return [origin.fault(address, fault.message) for fault in error.faults]
+    return []
+
+
+def _set(tree: Node, address: str, value: Node) -> None:
+    """Put a value where it belongs.
+
+    Raises:
+        ConfigError: there is nothing to put it in.
+    """
+    parent, _, key = address.rpartition(".")
+    node = _parent(tree, parent, value.origin)
+    if isinstance(node.value, dict):
+        value.key = value.origin
+        aliases.canonicalize(node.value, key, parent)
+        there = node.value.get(key)
+        node.value[key] = value.take_place_of(there) if there else value
+        return
+    names = [name for name, _ in node.children()]
+    if key not in names:
+        raise ConfigError([value.origin.fault(address, f"there is no '{key}' in this list{one_of(key, names)}")])
+    index = names.index(key)
+    node.value[index] = value.take_place_of(node.value[index])
+
+
+def _parent(tree: Node, address: str, origin: Origin) -> Node:
+    """The mapping or list at an address, made where a mapping may have any key."""
+    node, above = tree, ""
+    for part in address.split(".") if address else ():
+        inside, above = above, f"{above}.{part}".lstrip(".")
+        below = node.child(part)
+        if isinstance(node.value, dict) and (inside or part == "hyper_parameters"):
+            if below is None:
+                below = node.value[part] = Node({}, origin, origin)
+            elif below.value is None:
+                below = node.value[part] = Node({}, origin, origin).take_place_of(below)
+        if below is None:
+            known = one_of(part, [name for name, _ in node.children()])
+            raise ConfigError([origin.fault("", f"there is no '{above}' to set this in{known}")])
+        if not isinstance(below.value, dict | list):
+            what = f"'{above}' is {below.value!r}, with nothing in it to set"
+            raise ConfigError([origin.fault("", f"{what}; set '{above}' itself")])
+        node = below
+    return node
+
+
+def read_with_bases(
+    path: Path, faults: list[Fault], chain: tuple[Path, ...] = (), known: dict[Path, Node] | None = None
+) -> Node:
+    """The tree of a file, merged over the bases that it names.
+
+    Two bases of a list may not set one thing to different values, unless the file says which it is to be.
+
+    Args:
+        path: the file.
+        faults: takes what is wrong in spite of which there is a tree.
+        chain: the files that led here by inheriting from it.
+        known: the trees of the bases that were read so far; each is read once.
+
+    Raises:
+        ConfigError: one of the files cannot be read, or they inherit from each other in a circle.
+    """
+    tree = yaml_tree.read_file(path, str(path), faults)
+    given = tree.value.pop("_base_", None)
+    merged: Node | None = None
+    clashes: list[tuple[str, Node, Node]] = []
+    known = {} if known is None else known
+    for item in () if given is None else given.value if isinstance(given.value, list) else [given]:
+        parent = _base(item, path, faults, (*chain, path.resolve()), known)
+        if merged:
+            clashes += _clashes(merged, parent)
+        merged = merge(merged, parent, faults) if merged else parent
+    if merged is None:
+        return tree if chain else _unmarked(tree, faults)
+    merged = merge(merged, tree, faults)
+    faults += [_clash(*each, path) for each in clashes if merged.find(each[0]) is each[2]]
+    return merged
+
+
+def _base(item: Node, path: Path, faults: list[Fault], chain: tuple[Path, ...], known: dict[Path, Node]) -> Node:
+    """The tree of one item of ``_base_``, for the caller alone."""
+    if not isinstance(item.value, str):
+        raise ConfigError([item.origin.fault("_base_", f"is {item.plain()!r}; name a file, or a list of files")])
+    base = path.parent / item.value
+    try:
+        file = resolved(base)
+    except OSError as error:
+        message = f"'{item.value}' can be no file: {error.strerror}; check the path"
+        raise ConfigError([item.origin.fault("_base_", message)]) from error
+    if file in chain:
+        circle = " -> ".join(each.name for each in (*chain, file))
+        raise ConfigError([item.origin.fault("_base_", f"inherits in a circle: {circle}; remove one")])
+    if not base.is_file():
+        remedy = yaml_tree.neighbour(base) or f"; it is relative to {path.name}"
+        raise ConfigError([item.origin.fault("_base_", f"no such file: {base}{remedy}")])
+    if file not in known:
+        known[file] = read_with_bases(base, faults, chain, known)
+    return known[file].copy()
+
+
+def _clashes(first: Node, second: Node, address: str = "") -> Iterator[tuple[str, Node, Node]]:
+    """(address, value, other value) of all that two bases set differently, neither knowing of the other's."""
+    if isinstance(first.value, dict) and isinstance(second.value, dict):
+        if (mark := second.value.get("_delete_")) and mark.value is True:
+            return
+    elif not (isinstance(first.value, list) and isinstance(second.value, list) and _named(first) and _named(second)):
+        if repr(first.plain()) != repr(second.plain()) and not (_refines(first, second) or _refines(second, first)):
+            yield address, first, second
+        return
+    there = dict(first.children())
+    for part, child in second.children():
+        aliases.canonicalize(there, part, address)
+        if part in there:
+            yield from _clashes(there[part], child, f"{address}.{part}".lstrip("."))
+
+
+def _clash(address: str, first: Node, second: Node, path: Path) -> Fault:
+    what = f"is {yaml_tree.brief(second.plain())}, but {first.origin} says {yaml_tree.brief(first.plain())}"
+    return second.origin.fault(address, f"{what}, and {path} inherits from both; set it in {path.name}")
+
+
+def _refines(node: Node, other: Node) -> bool:
+    """Whether a value was written over the other one: in a base that both have."""
+    return any(each.origin == other.origin for each in node.earlier)
+
+
+def merge(base: Node, over: Node, faults: list[Fault], address: str = "") -> Node:
+    """``over`` on top of ``base``: mappings key by key, lists of named items name by name, all else replaced.
+
+    ``_delete_: true`` in a mapping replaces the base's instead of merging into it.
+    """
+    earlier = each_once(*base.earlier, base, *over.earlier)
+    if isinstance(over.value, dict):
+        replaces = _takes_mark(over, faults)
+        if isinstance(base.value, dict) and not replaces:
+            there = dict(base.value)
+            for name in over.value:
+                aliases.canonicalize(there, name, address)
+            merged = there | _merged(there, over, faults, address)
+            return Node(merged, over.origin, over.key, earlier=earlier)
+    if isinstance(over.value, list) and isinstance(base.value, list) and _named(base) and _named(over):
+        items = dict(base.children())
+        items |= _merged(items, over, faults, address)
+        return Node(list(items.values()), over.origin, over.key, earlier=earlier)
+    if _refines(base, over):
+        return base
+    return _unmarked(over, faults).take_place_of(base)
+
+
+def _merged(there: dict[str, Node], over: Node, faults: list[Fault], address: str) -> dict[str, Node]:
+    """The children of ``over``, each on top of the one that is there."""
+    return {
+        part: merge(there[part], child, faults, f"{address}.{part}".lstrip("."))
+        if part in there
+        else _unmarked(child, faults)
+        for part, child in over.children()
+    }
+
+
+def _takes_mark(node: Node, faults: list[Fault]) -> bool:
+    """Take ``_delete_`` out of a mapping, and say what it was."""
+    mark = node.value.pop("_delete_", None)
+    if mark and not isinstance(mark.value, bool):
+        faults.append(mark.origin.fault("_delete_", f"is {mark.plain()!r}; write true, or leave it out"))
+    return bool(mark and mark.value is True)
+
+
+def _named(node: Node) -> bool:
+    names = [child.name for child in node.value]
+    return bool(names) and all(names) and len(set(names)) == len(names)
+
+
+def _unmarked(node: Node, faults: list[Fault]) -> Node:
+    """The node without the ``_delete_`` marks in it, which have nothing left to replace."""
+    for _, child in [("", node), *node.walk()]:
+        if isinstance(child.value, dict):
+            _takes_mark(child, faults)
+    return node
+
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
+
 """A config as the user gives it: the path of a file, or a dict."""
+
 
 _CLASS_KEYS = re.compile(
     r"runner\.[^.]+\.(\w+_class_path|trainer_class)|dataset\.[^.]+\.(class_path|collate_fn)"
     r"|phase\.[^.]+\.(model|loss|updater\.class_path|(metrics|modules|optim_schedulers)\.[^.]+\.class)"
     r"|hyper_parameters\.optimizer\.class"
 )
+
 _FILE_KEYS = re.compile(r"runner\.[^.]+\.(init_model|save_checkpoint|save_step|save_inference)_path")
+
 _INITIAL = re.compile(r"runner\.[^.]+\.init_model_path")
+
 BEST, LAST = "best", "last"
+
 """What ``init_model_path`` may say instead of a path: which checkpoint of the train runner before."""
 
 
@@ -52,13 +254,13 @@ class Config:
         settings: schema.ConfigSchema,
         path: Path | None,
         workspace: Path | None,
-        reads: Reads | None = None,
+        reads: UsageTracker | None = None,
     ) -> None:
         self.tree = tree
         self.settings = settings
         self.path = path
         self.workspace = workspace
-        self.reads = reads or Reads()
+        self.reads = reads or UsageTracker()
         self.sources: list[Path] = []
         self.swaps = ""
         self.overrides: list[str] = []
@@ -135,7 +337,7 @@ class Config:
                 item.watch(f"{section}.{item.name}", self.reads.found)
 
 
-class Draft:
+class ConfigBuilder:
     """A config on its way: the tree as far as it got, and the faults found so far.
 
     Attributes:
@@ -159,7 +361,7 @@ class Draft:
             self.faults += error.faults
             return
         for override in given:
-            self.faults += overrides.apply(override, self.tree)
+            self.faults += apply_overrides(override, self.tree)
         self._resolve(self.tree)
         settings, faults = schema.validate(self.tree)
         # A value that could not be made out, such as a reference to nothing, is wrong in no other way.
@@ -176,7 +378,7 @@ class Draft:
             given = source.get("workspace")
             folder = Path(given) if isinstance(given, str) and Path(given).is_absolute() else None
             return from_plain(dict(source), Origin("dict", folder))
-        tree = bases.read(Path(source), self.faults)
+        tree = read_with_bases(Path(source), self.faults)
         if refused := refusal(Path(source).resolve()):
             raise ConfigError([Origin(str(source)).fault("", refused)])
         return tree
@@ -211,7 +413,7 @@ class Draft:
         with suppress(OSError):  # where no file can be, which is told when it is needed
             node.value = str(resolved(Path(path)))
         if node.value != path:
-            self.links[f"{address.rpartition('.')[0]}.{aliases.spellings(address)[0]}"] = path
+            self.links[f"{address.rpartition('.')[0]}.{aliases.names_of(address)[0]}"] = path
 
     def _workspace(self, tree: Node) -> Path | None:
         given = tree.child("workspace")

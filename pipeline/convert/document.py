@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from pipeline.config import yaml_text
+from pipeline.config import yaml_tree
 from pipeline.convert.entry import Entry, entries, refuse_aliases
 
 _BREAKS = "\n\x85\u2028\u2029"
@@ -40,7 +40,7 @@ class Document:
 
     def __init__(self, path: Path) -> None:
         self.where = str(path)
-        self.ours = yaml_text.read(path, self.where)
+        self.ours = yaml_tree.read_file(path, self.where)
         self.text = path.read_text(encoding="utf-8-sig")
         root = yaml.compose(self.text, Loader=yaml.SafeLoader)
         assert root is not None, "reading it has refused an empty file"
@@ -170,5 +170,5 @@ class Document:
 
 def written(value: Any, *, in_braces: bool = False) -> str:
     """A value as YAML text; a string that needs quotes has double ones, as in our examples."""
-    text = yaml_text.one_line([value])[1:-1] if in_braces else yaml_text.one_line(value)
+    text = yaml_tree.one_line([value])[1:-1] if in_braces else yaml_tree.one_line(value)
     return json.dumps(value, ensure_ascii=False) if text.startswith("'") else text

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from pipeline.config.tree import Node
+from pipeline.config.yaml_tree import Node
 from pipeline.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from pipeline.config.yaml_text import brief
+from pipeline.config.yaml_tree import brief
 from pipeline.convert.document import Document
 from pipeline.convert.entry import Entry
 from pipeline.convert.rules import STAGE_KEYS

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipeline.config.yaml_text import brief
+from pipeline.config.yaml_tree import brief
 from pipeline.convert.document import Document, written
 from pipeline.convert.entry import Entry, Scalar
 from pipeline.convert.rules import KNOWN, NOT_CARRIED, OWN

@@ -47,7 +47,7 @@ def count_samples(batch: Any) -> int:
     return next((count for count in map(count_samples, parts) if count), 0)
 
 
-def uncountable(batch: Any) -> NoReturn:
+def raise_no_samples(batch: Any) -> NoReturn:
     """Refuse a batch without a sample in it, which would count nothing in any mean."""
     raise DataError(
         f"a batch is {shape_of(batch)} with no tensor to count samples by; define count_samples in the Brain"

@@ -11,11 +11,9 @@ from multiprocessing.connection import wait
 from typing import Any
 from weakref import WeakSet
 
-from pipeline.data.blame import Raised
-from pipeline.data.fetch import Fetches
-from pipeline.data.progress import Progress
+from pipeline.data.fetch import BatchRequests, Progress, WorkerFailure
 from pipeline.errors import DataError
-from pipeline.stopping import STOP, StoppedError, WaitOverError
+from pipeline.signals import SHUTDOWN, StoppedError, WaitInterrupted
 
 RUNNING: WeakSet[Workers] = WeakSet()
 """Those of all passes: torch tells of a dead one wherever the process that trains happens to be."""
@@ -38,7 +36,7 @@ class Workers:
         fetches: what they are asked for; None for a stream.
     """
 
-    def __init__(self, iterator: Any, where: str, progress: Progress, fetches: Fetches | None) -> None:
+    def __init__(self, iterator: Any, where: str, progress: Progress, fetches: BatchRequests | None) -> None:
         self.iterator, self.where, self.progress, self.fetches = iterator, where, progress, fetches
         RUNNING.add(self)
 
@@ -53,11 +51,11 @@ class Workers:
         raised = None
         try:
             for batch in self.iterator:
-                if type(batch) is Raised:
+                if type(batch) is WorkerFailure:
                     raised = batch
                     break
                 yield batch
-        except (WaitOverError, KeyboardInterrupt):
+        except (WaitInterrupted, KeyboardInterrupt):
             self.end()
             raise
         except GeneratorExit:
@@ -170,7 +168,7 @@ def supervised(batches: object = None) -> Iterator[None]:
         raise
     except (StoppedError, KeyboardInterrupt):
         # Otherwise torch would wait for each of them, some seconds long.
-        for workers in list(RUNNING) if STOP.asked is not None else ():
+        for workers in list(RUNNING) if SHUTDOWN.asked is not None else ():
             workers.end()
         raise
     finally:

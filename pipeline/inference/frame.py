@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pipeline.inference.scopes import Scope
 from pipeline.inference.values import Function, Value
-from pipeline.source_code import source
+from pipeline.user_code import source
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ from pipeline.inference.plain import constant
 from pipeline.inference.reach import matters, reachable
 from pipeline.inference.scopes import defaults, parameters, scope_of
 from pipeline.inference.values import NOTHING, Function, Ref, Value
-from pipeline.source_code import source
+from pipeline.user_code import source
 
 _DEEPEST = 30
 _ENTRIES = set(STAGES.values())

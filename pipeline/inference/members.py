@@ -10,8 +10,8 @@ from pipeline.inference.flow import ANY
 from pipeline.inference.frame import is_ours
 from pipeline.inference.plain import constant
 from pipeline.inference.values import Value
-from pipeline.source_code import classes, source
-from pipeline.source_code.finder import once
+from pipeline.user_code import classes, source
+from pipeline.user_code.source import once
 
 _BY_CODE = {"exec", "eval", "globals", "locals", "vars"}
 ancestry = once(classes.ancestry)

@@ -12,7 +12,7 @@ from pipeline.inference.given import Given
 from pipeline.inference.members import is_told, kind_of, mark
 from pipeline.inference.plain import constant
 from pipeline.inference.values import Builtin, Class, Function, Imported, Value
-from pipeline.source_code import source
+from pipeline.user_code import source
 
 _BUILTINS = frozenset(name for name in dir(builtins) if callable(getattr(builtins, name)))
 

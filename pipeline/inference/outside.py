@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from pipeline.inference.frame import is_ours
 from pipeline.inference.members import ancestry, root_of
-from pipeline.source_code import source
-from pipeline.source_code.finder import once
+from pipeline.user_code import source
+from pipeline.user_code.source import once
 
 _BRAIN = "pipeline.training.brain:Brain"
 

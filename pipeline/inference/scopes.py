@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from pipeline.source_code import source
+from pipeline.user_code import source
 
 _LOOPS = ast.For | ast.AsyncFor | ast.While
 _DEFINES = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef

@@ -18,7 +18,7 @@ from pipeline.inference.objects import bound
 from pipeline.inference.plain import literal
 from pipeline.inference.statements import block
 from pipeline.inference.values import Object, Ref
-from pipeline.source_code import source
+from pipeline.user_code import source
 
 
 def flow_of(

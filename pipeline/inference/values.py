@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pipeline.inference.containers import Copy, Each, Entries, Items, now
 from pipeline.inference.flow import ANY, Path
-from pipeline.source_code import source
+from pipeline.user_code import source
 
 if TYPE_CHECKING:
     from pipeline.inference.frame import Frame

@@ -12,11 +12,18 @@ from pipeline.context import Context
 from pipeline.data.loader import build_loader
 from pipeline.errors import ConfigError
 from pipeline.stages.base import NetworkBase
-from pipeline.training import build
+from pipeline.stages.build import (
+    build_brain,
+    build_model,
+    build_optim_schedulers,
+    build_short_form,
+    build_updater,
+    load,
+)
 from pipeline.training.brain import Brain
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.updater import Updater, UpdaterBase
-from pipeline.user_code import belonging_to
+from pipeline.user_code.tracebacks import error_context
 
 
 class Network(NetworkBase):
@@ -37,7 +44,7 @@ class Network(NetworkBase):
         context["model"] = {}
         for phase in phases:
             if phase.model_of is None:
-                with belonging_to(f"phase.{phase.name}"):
+                with error_context(f"phase.{phase.name}"):
                     context["model"][phase.name] = self.build_phase(phase, runner, context)
         for phase in phases:
             if phase.model_of is not None:
@@ -52,13 +59,13 @@ class Network(NetworkBase):
     def build_dataset(self, settings: DatasetSchema, runner: RunnerSchema, context: Context) -> Any:
         """The loader of one item of ``dataset:``."""
         address = f"dataset.{settings.name}"
-        dataset_class = build.load(settings.class_path, f"{address}.class_path", "Dataset", context["config"])
-        with belonging_to(address):
+        dataset_class = load(settings.class_path, f"{address}.class_path", "Dataset", context["config"])
+        with error_context(address):
             dataset = dataset_class(**settings.args)
-        collate = settings.collate_fn and build.load(
+        collate = settings.collate_fn and load(
             settings.collate_fn, f"{address}.collate_fn", "collate", context["config"]
         )
-        with belonging_to(address):
+        with error_context(address):
             return build_loader(dataset, settings, runner.seed, context["device"], collate)
 
     def build_phase(self, phase: PhaseSchema, runner: RunnerSchema, context: Context) -> dict[str, Any]:
@@ -81,7 +88,7 @@ class Network(NetworkBase):
 
     def build_model(self, phase: PhaseSchema, context: Context) -> nn.Module | Brain:
         """The model, with its arguments from ``modules``, ``model_args`` and ``hyper_parameters``."""
-        return build.build_model(phase, context["hyper_parameters"], context["config"])
+        return build_model(phase, context["hyper_parameters"], context["config"])
 
     def build_brain(self, model: nn.Module | Brain, phase: PhaseSchema, context: Context) -> Brain:
         """The model itself, or the Brain around it.
@@ -89,7 +96,7 @@ class Network(NetworkBase):
         Raises:
             ConfigError: it keeps something that is trained where nobody trains or saves it.
         """
-        brain = build.build_brain(model, phase, context["config"])
+        brain = build_brain(model, phase, context["config"])
         if ignored := brain._set_by_hand():
             raise ConfigError(
                 f"phase.{phase.name}.model: {type(brain).__name__} is made with {', '.join(ignored)}, which would be ignored: "
@@ -108,7 +115,7 @@ class Network(NetworkBase):
     ) -> dict[str, OptimScheduler]:
         """Those that the phase names; else one, "main"."""
         if phase.optim_schedulers:
-            built = build.build_optim_schedulers(phase, brain.modules, runner, context["config"])
+            built = build_optim_schedulers(phase, brain.modules, runner, context["config"])
         else:
             built = {"main": self.build_optim_scheduler(brain.modules, runner, context)}
         for each in built.values():
@@ -117,7 +124,7 @@ class Network(NetworkBase):
 
     def build_optim_scheduler(self, module: nn.Module, runner: RunnerSchema, context: Context) -> OptimScheduler:
         """The optimizer that ``hyper_parameters.optimizer`` describes, with a constant rate."""
-        return build.build_short_form(context["hyper_parameters"]["optimizer"], module, runner, context["config"])
+        return build_short_form(context["hyper_parameters"]["optimizer"], module, runner, context["config"])
 
     def build_updater(
         self,
@@ -132,4 +139,4 @@ class Network(NetworkBase):
             return Updater(brain)
         loader = context["dataset"][phase.dataset_name]
         offered = {"model": model, "brain": brain, "optim_schedulers": optim_schedulers, "loader": loader}
-        return build.build_updater(phase, offered, context["config"])
+        return build_updater(phase, offered, context["config"])

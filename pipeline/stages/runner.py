@@ -9,20 +9,18 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from pipeline.checkpoint.initial import load_another
+from pipeline.checkpoint.initial_weights import load_another
+from pipeline.checkpoint.storage import finite, storing
 from pipeline.config.load import Config
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.errors import DataError
-from pipeline.run_directory import finite
 from pipeline.stages.base import RunnerBase
-from pipeline.storage import storing
-from pipeline.training.brain import Stage
-from pipeline.training.configured import options_of, pass_loader
-from pipeline.training.entry import entry_of
-from pipeline.training.evaluation import watched
+from pipeline.training.batch_brain import Stage
+from pipeline.training.evaluation import evaluate_with_hooks
 from pipeline.training.loop import Training, in_phase
-from pipeline.training.metrics import build_metrics
+from pipeline.training.metrics.base import build_metrics
+from pipeline.training.phase import pass_loader, phase_of, run_options_for
 
 
 class Runner(RunnerBase):
@@ -75,18 +73,18 @@ class Runner(RunnerBase):
     def evaluate(self, phase: PhaseSchema, runner: RunnerSchema, context: Context) -> dict[str, float]:
         """The numbers of one phase; with ``write_predictions``, its predictions go to a file as they come."""
         loader = pass_loader(phase.valid_dataset_name or phase.dataset_name or "", runner, context)
-        brain = entry_of(phase.name, context, "brain")["brain"]
-        brain._take_options(options_of(runner, context["device"]))
+        brain = phase_of(phase.name, context, "brain")["brain"]
+        brain._take_options(run_options_for(runner, context["device"]))
         type(brain).bind(brain, phase.name, {}, context)
         brain._place_modules()
         metrics = build_metrics(phase.metrics, context["config"].workspace)
         if not runner.write_predictions:
-            return watched(context, phase.name, brain, loader, Stage.TEST, metrics)
+            return evaluate_with_hooks(context, phase.name, brain, loader, Stage.TEST, metrics)
         folder: Path = context["run_dir"] / context["runner_name"] / self.checkpoint
         with storing(folder):
             folder.mkdir(exist_ok=True)
         with _Predictions(folder / f"{phase.name}_predictions.jsonl") as predictions:
-            return watched(context, phase.name, brain, loader, Stage.TEST, metrics, predictions)
+            return evaluate_with_hooks(context, phase.name, brain, loader, Stage.TEST, metrics, predictions)
 
 
 class _Predictions:

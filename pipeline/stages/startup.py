@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.checkpoint.initial import load, load_trained
+from pipeline.checkpoint.initial_weights import load, load_trained
 from pipeline.context import Context
 from pipeline.stages.base import StartupBase
 

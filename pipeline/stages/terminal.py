@@ -6,10 +6,9 @@ from pathlib import Path
 
 from loguru import logger
 
+from pipeline.checkpoint.storage import finite, write_json
 from pipeline.context import Context
-from pipeline.run_directory import finite
 from pipeline.stages.base import TerminalBase
-from pipeline.storage import write_json
 
 
 class Terminal(TerminalBase):

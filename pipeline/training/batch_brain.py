@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import fields
+from enum import Enum, auto
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,20 +16,61 @@ from torch.optim import Optimizer
 
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.context import Context
-from pipeline.data.batch import count_samples, split, uncountable
-from pipeline.data.position import place_of
-from pipeline.discovery import plain_callable
+from pipeline.data.batch import count_samples, raise_no_samples, shape_of, split
+from pipeline.data.loader import place_of
 from pipeline.errors import ConfigError, DataError, StageError
-from pipeline.training.average import MOST, Average, Averages
-from pipeline.training.divergence import refuse_divergence
-from pipeline.training.losses import Losses, named
-from pipeline.training.optim_scheduler import OptimScheduler
-from pipeline.training.optimize import close, optimize
-from pipeline.training.passes import Stage
-from pipeline.training.precision import autocast, in_autocast, outside_autocast, scaler
+from pipeline.training.meters import MOST, Meter, Meters
+from pipeline.training.nonfinite import check_divergence
+from pipeline.training.optim_scheduler import (
+    OptimScheduler,
+    autocast,
+    close,
+    in_autocast,
+    optimize,
+    outside_autocast,
+    scaler,
+)
 from pipeline.training.run_options import RunOptions
+from pipeline.user_code.plugins import hook_or_none
+
+
+class Stage(Enum):
+    """The pass in which a batch is computed."""
+
+    TRAIN = auto()
+    VALID = auto()
+    TEST = auto()
+
+
+Losses = dict[str, Tensor]
+
+
+def losses_by_name(returned: Any, where: str) -> Losses:
+    """What a method returned, as losses by name; a tensor alone is ``loss``.
+
+    Args:
+        returned: a scalar tensor, or a dict of them.
+        where: the method, for messages.
+
+    Raises:
+        DataError: it is something else.
+    """
+    losses = {"loss": returned} if isinstance(returned, Tensor) else returned
+    if not isinstance(losses, dict) or not losses or not all(isinstance(each, Tensor) for each in losses.values()):
+        raise DataError(
+            f"{where} returned {shape_of(returned)}; return a scalar tensor, or a dict of them with the names that the "
+            "OptimSchedulers descend, 'loss' by default"
+        )
+    for name, each in losses.items():
+        if each.ndim:
+            raise DataError(
+                f"{where}: the loss '{name}' has shape {tuple(each.shape)}; return a scalar, e.g. its mean()"
+            )
+    return losses
+
 
 TRAIN = Stage.TRAIN
+
 """Of an enum, each use of a member is a call."""
 
 
@@ -76,8 +118,8 @@ class BatchBrain:
         self.checkpointer = checkpointer
         self.step = self._batches_taken = 0
         self._in_pass = False
-        self._pass_loss = Average()
-        self._pass_numbers = Averages()
+        self._pass_loss = Meter()
+        self._pass_numbers = Meters()
         self._train_state: dict[str, int] = {"iteration": 0, "update": 0, "epoch": 0, "samples": 0}
         self._counts_batches = True
         self._phase_name = ""
@@ -148,8 +190,8 @@ class BatchBrain:
         if context is not None:
             self._train_state = context["train_state"]
             hooks = context["hooks"]
-            self._tell_before_batch = plain_callable(hooks, "before_batch")
-            self._tell_after_batch = plain_callable(hooks, "after_batch")
+            self._tell_before_batch = hook_or_none(hooks, "before_batch")
+            self._tell_after_batch = hook_or_none(hooks, "after_batch")
 
     def _set_by_hand(self) -> list[str]:
         """What it was made with that a config says otherwise: optimizer, checkpointer, options of the run."""
@@ -170,7 +212,7 @@ class BatchBrain:
         self.step, self._batches_taken, self._in_pass = 0, 0, True
         self._pass_batches, self._pass_began = batches, self._train_state["iteration"]
         self._pass_loss.reset()
-        self._pass_numbers = Averages()
+        self._pass_numbers = Meters()
         for each in self._optim_schedulers:
             each.guard.forget()
 
@@ -223,7 +265,7 @@ class BatchBrain:
         if self._train_autocast and not self._counts_batches and in_autocast(self.device):
             with outside_autocast(self.device):
                 return BatchBrain.fit_batch(self, batch)
-        samples = self._pass_numbers.samples = self._samples_of(batch) or uncountable(batch)
+        samples = self._pass_numbers.samples = self._samples_of(batch) or raise_no_samples(batch)
         if self._counts_batches:
             self.step += 1
             self._batches_taken += 1
@@ -242,7 +284,7 @@ class BatchBrain:
                 returned = self.compute_objectives(predictions, batch, TRAIN)
         # A plain tensor is the usual case; what else there may be is looked at more closely.
         plain = returned if type(returned) is Tensor and not returned.ndim else None
-        losses = named(returned, f"{self._where}compute_objectives") if plain is None else {"loss": plain}
+        losses = losses_by_name(returned, f"{self._where}compute_objectives") if plain is None else {"loss": plain}
         finite, updated = optimize(losses, self._optim_schedulers, self._train_state["epoch"], samples, last=last)
         self._train_state["samples"] += samples
         self._train_state["update"] += updated
@@ -280,7 +322,7 @@ class BatchBrain:
             # One of its own: it may call the method that it replaces, and that one's cannot be entered twice.
             with autocast(self._run_options.eval_precision, self.device) or nullcontext():
                 returned = self.evaluate_batch(batch, stage)
-            return None, named(returned, f"{self._where}evaluate_batch")
+            return None, losses_by_name(returned, f"{self._where}evaluate_batch")
         return self._compute_batch(batch, stage)
 
     def _compute_batch(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
@@ -293,7 +335,7 @@ class BatchBrain:
 
     def _named_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Losses:
         returned = self.compute_objectives(predictions, batch, stage)
-        return named(returned, f"{self._where}compute_objectives")
+        return losses_by_name(returned, f"{self._where}compute_objectives")
 
     @property
     def _gives_predictions(self) -> bool:
@@ -306,7 +348,7 @@ class BatchBrain:
         Raises:
             DataError: it holds none that can be counted, or ``count_samples`` of a subclass returned no number of them.
         """
-        return self._samples_of(batch) or uncountable(batch)
+        return self._samples_of(batch) or raise_no_samples(batch)
 
     def count_samples(self, batch: Any) -> int:
         """How many samples a batch holds: the length of the first tensor in it."""
@@ -356,7 +398,7 @@ class BatchBrain:
         """
         if self._loss_patience is not None:
             guards = [scheduler.guard for scheduler in self._optim_schedulers]
-            refuse_divergence(self._pass_loss, guards, self._loss_patience, self._where, self._pass_began)
+            check_divergence(self._pass_loss, guards, self._loss_patience, self._where, self._pass_began)
 
     @property
     def _in_run(self) -> bool:

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipeline.checkpoint.storage import as_number
 from pipeline.context import Context
 from pipeline.data.batch import on_device, shape_of
 from pipeline.data.workers import supervised
 from pipeline.errors import DataError
-from pipeline.run_directory import as_number
-from pipeline.stopping import STOP
-from pipeline.training.average import Averages
-from pipeline.training.batch_brain import BatchBrain
-from pipeline.training.metrics import Mean, Metric
-from pipeline.training.passes import Stage
+from pipeline.signals import SHUTDOWN
+from pipeline.training.batch_brain import BatchBrain, Stage
+from pipeline.training.meters import Meters
+from pipeline.training.metrics.base import Mean, Metric
 
 Observer = Callable[[Any, Any], None]
+
 """Called with (predictions, target) of each evaluated batch."""
 
 
@@ -40,7 +40,7 @@ def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def evaluating(brain: BatchBrain) -> Iterator[None]:
     """A Brain's modules so; what is logged and counted in the block is kept apart from the pass around it."""
-    outside, brain._pass_numbers = brain._pass_numbers, Averages()
+    outside, brain._pass_numbers = brain._pass_numbers, Meters()
     step, brain.step = brain.step, 0
     try:
         with in_evaluation_mode(brain.modules):
@@ -80,7 +80,7 @@ def evaluate(
         brain.on_stage_start(stage, epoch)
         for batch in batches:
             # Nothing is saved: the numbers would be those of half the data. The pass is made again.
-            STOP.end()
+            SHUTDOWN.end()
             brain.step += 1
             samples = brain._pass_numbers.samples = brain._samples_in(batch)
             predictions, losses = brain._judge_batch(batch, stage)
@@ -106,7 +106,7 @@ def _number(value: Any, name: str, metric: Metric) -> float:
         raise DataError(f"{what}; return a number, or a tensor with one element") from error
 
 
-def watched(
+def evaluate_with_hooks(
     context: Context,
     phase: str,
     brain: BatchBrain,
@@ -121,7 +121,7 @@ def watched(
     hooks.before_validation(context=context, phase=phase)
     batches: Iterable[Any] = on_device(loader, context["device"])
     if getattr(loader, "num_workers", 0):
-        batches = STOP.waited_for(batches)
+        batches = SHUTDOWN.waited_for(batches)
     with supervised(batches):
         numbers = evaluate(brain, batches, stage, metrics, observe, epoch)
     hooks.after_validation(context=context, phase=phase, metrics=numbers)

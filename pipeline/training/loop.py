@@ -1,35 +1,147 @@
-"""The loop over epochs, phases and batches. This is what happens when a model is trained."""
+"""The loop of a run: epochs, phases, and what is due after an iteration: numbers, validation, checkpoints."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from loguru import logger
 
-from pipeline.checkpoint.numbers import Iterations
-from pipeline.checkpoint.random_state import random_state, restore_random_state
-from pipeline.checkpoint.snapshot import snapshot
-from pipeline.config.schema import PhaseSchema, RunnerSchema
+from pipeline.checkpoint import layout
+from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.reader import Iterations
+from pipeline.checkpoint.state import random_state, restore_random_state, snapshot
+from pipeline.checkpoint.storage import as_number
+from pipeline.config.schema import WARN, PhaseSchema, RunnerSchema
 from pipeline.context import Context
-from pipeline.data.position import order_drawn_by
-from pipeline.errors import ConfigError, DataError, PipelineError
-from pipeline.run_directory import as_number
-from pipeline.stopping import STOP, ExitError, StoppedError, is_asked_to_end
-from pipeline.training.agenda import Agenda
+from pipeline.data.loader import order_drawn_by
+from pipeline.errors import ConfigError, DataError, PipelineError, StorageError
+from pipeline.signals import SHUTDOWN, ExitError, StoppedError, is_asked_to_end
 from pipeline.training.brain import Brain
-from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.configured import pass_loader
-from pipeline.training.entry import entry_of
-from pipeline.training.epoch import train_epoch
-from pipeline.training.inference_weights import InferenceWeights
-from pipeline.training.report import Report
-from pipeline.training.schedule_length import refuse_short_schedules
-from pipeline.training.updates import is_plain
-from pipeline.training.validation import Validation
-from pipeline.training.watching import watch
+from pipeline.training.export import WeightExporter
+from pipeline.training.optim_scheduler import OptimScheduler
+from pipeline.training.phase import pass_loader, phase_of, refuse_short_schedules
+from pipeline.training.train_pass import train_epoch
+from pipeline.training.triggers import Schedule
+from pipeline.training.updater import is_plain
+from pipeline.training.validation import BestTracker, Validation
+from pipeline.user_code.plugins import hook_or_none
+
+
+def attach_optimizer_hooks(optim_schedulers: Mapping[str, OptimScheduler], context: Context) -> None:
+    """Let the plugins know of each backward and update of these schedulers; a hook that nobody implements costs nothing."""
+    hooks = context["hooks"]
+    backward = hook_or_none(hooks, "after_backward")
+    before, after = hook_or_none(hooks, "before_update"), hook_or_none(hooks, "after_update")
+    for name, scheduler in optim_schedulers.items():
+        scheduler.after_backward = partial(backward, context=context) if backward else None
+        scheduler.before_update = partial(before, context=context, name=name) if before else None
+        scheduler.after_update = partial(after, context=context, name=name) if after else None
+
+
+class IntervalReport:
+    """Tells the plugins how training goes.
+
+    Args:
+        context: the run's.
+        phase: the phase that is trained.
+        brain: its Brain, which gathers the numbers.
+    """
+
+    def __init__(self, context: Context, phase: str, brain: Brain) -> None:
+        self.context, self.phase, self.brain = context, phase, brain
+        self.state: dict[str, int] = context["train_state"]
+        self.since, self.samples = time.perf_counter(), self.state["samples"]
+
+    def print(self) -> None:
+        """Read the numbers since the last time: on a GPU this waits for the work so far."""
+        numbers = {"loss": self.brain._pass_loss.recent(), **self.brain._pass_numbers.recent()}
+        now, samples = time.perf_counter(), self.state["samples"]
+        numbers["samples_per_second"] = (samples - self.samples) / (now - self.since)
+        self.since, self.samples = now, samples
+        self.context["hooks"].on_print_interval(context=self.context, phase=self.phase, metrics=numbers)
+
+
+class Checkpoints:
+    """Saves, and answers for what it has saved.
+
+    Args:
+        checkpointer: writes; asynchronously or not.
+        context: whose plugins are told.
+        best: which of them are the best; None: nobody asks.
+        on_error: ``warn`` goes on where the storage refuses, and tries again with the next one.
+    """
+
+    def __init__(self, checkpointer: Checkpointer, context: Context, best: BestTracker | None, on_error: str) -> None:
+        self.checkpointer = checkpointer
+        self.context = context
+        self.best = best
+        self.on_error = on_error
+        self._refused: StorageError | None = None
+        self._untold = False
+
+    def save(
+        self,
+        counters: Mapping[str, int],
+        metrics: Mapping[str, Any],
+        training: Mapping[str, Any],
+        iterations: Iterations,
+    ) -> None:
+        """Save a checkpoint of this moment; ``settle`` first."""
+        if self.best:
+            # What is the best once it is saved: if it is not, nothing is removed either.
+            best = self.best.kept_with(counters["iteration"])
+            self.checkpointer.protect(self.checkpointer.path_of(each.iteration) for each in best)
+        self._untold = True
+        with self._tolerant():
+            self.checkpointer.save(self.context["model"], counters, metrics, training, iterations=iterations)
+        self.tell()
+
+    def settle(self) -> None:
+        """Wait for the one before, and tell of it."""
+        with self._tolerant():
+            self.checkpointer.wait()
+        self.tell()
+        self._untold = False
+
+    def tell(self) -> None:
+        """Tell the plugins of what is on disk since the last time, without waiting for it."""
+        if not self._untold:
+            return
+        committed: list[Path] = []
+        with self._tolerant():
+            committed = self.checkpointer.poll()
+        # Outside: what a plugin is refused is not the save's.
+        for path in committed:
+            self._refused, self._untold = None, False
+            if self.best:
+                self.best.saved(layout.step_of(path) or 0)
+            self.context["hooks"].after_checkpoint_saved(context=self.context, path=path)
+
+    def finish(self) -> None:
+        """Wait until the last one is on disk.
+
+        Raises:
+            StorageError: it is not: where nothing comes after it, a warning would not do.
+        """
+        self.settle()
+        if self._refused:
+            raise self._refused
+
+    @contextmanager
+    def _tolerant(self) -> Iterator[None]:
+        """Take it that the storage refuses, if that is wanted."""
+        try:
+            yield
+        except StorageError as error:
+            if self.on_error != WARN:
+                raise
+            logger.warning(f"{error}; on_save_error is '{WARN}', so training goes on, and the next save tries again")
+            self._refused = error
 
 
 class Training:
@@ -59,7 +171,7 @@ class Training:
         self.state: dict[str, int] = context["train_state"]
         self.runner: RunnerSchema = next(each for each in config.runners if each.name == context["runner_name"])
         self.phases: list[PhaseSchema] = config.phases(self.runner)
-        self.agenda = Agenda(self.runner, self.state["iteration"])
+        self.agenda = Schedule(self.runner, self.state["iteration"])
         self.validation = Validation(context, self.runner, self.phases)
         self.best = self.validation.best
         self.checkpoints = Checkpoints(context["checkpointer"], context, self.best, self.runner.on_save_error)
@@ -68,8 +180,10 @@ class Training:
         self.training: Brain | None = None
         self.trained = self.undivided = self.postponed = self.ending = False
         for phase in self.phases:
-            watch(entry_of(phase.name, context, "brain", "optim_schedulers", "updater")["optim_schedulers"], context)
-        self.inference = InferenceWeights(self.runner, context)
+            attach_optimizer_hooks(
+                phase_of(phase.name, context, "brain", "optim_schedulers", "updater")["optim_schedulers"], context
+            )
+        self.inference = WeightExporter(self.runner, context)
         self.begun = self.resume()
 
     def resume(self) -> Mapping[str, Any] | None:
@@ -90,7 +204,7 @@ class Training:
     def run(self) -> None:
         """All epochs, and a checkpoint at the end; what ends it before is heeded where the state can be saved, not elsewhere."""
         self.context["metrics"] = self.metrics
-        with STOP.deferred(_between_steps), suppress(ExitError):
+        with SHUTDOWN.deferred(_between_steps), suppress(ExitError):
             self.tell_undivided()
             refuse_short_schedules(self.runner, self.phases, self.agenda.epochs, self.context)
             # That of the last one, in case there is none left.
@@ -163,7 +277,7 @@ class Training:
             self.validation.running = False
             return self.agenda.over(self.state)
         brain, updater = entry["brain"], entry["updater"]
-        on_due = partial(self.on_due, phase, Report(self.context, phase.name, brain))
+        on_due = partial(self.on_due, phase, IntervalReport(self.context, phase.name, brain))
         updater.state.epoch = epoch
         begun, self.begun = self.begun, None
         loader = self.loader(phase.dataset_name)
@@ -187,7 +301,7 @@ class Training:
         self.iterations[phase.name] = {**own, **self.iterations.get(phase.name, {})}
         return self.agenda.over(self.state)
 
-    def on_due(self, phase: PhaseSchema, report: Report, iteration: int) -> int:
+    def on_due(self, phase: PhaseSchema, report: IntervalReport, iteration: int) -> int:
         """Print, validate, save or end where it is time to; the next iteration to look at, 0 at the end.
 
         Raises:
@@ -304,7 +418,7 @@ class Training:
             asked = is_asked_to_end(self.context)
         if asked:
             self.checkpoints.finish()
-            STOP.end()
+            SHUTDOWN.end()
             raise ExitError
 
 

@@ -1,26 +1,122 @@
-"""One optimizer and its learning rate. Names are SpeeChain's; the schedules are in ``schedules.py``."""
+"""An optimizer and its learning rate; losses -> gradients -> parameters. Names are SpeeChain's."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from pipeline import class_path
-from pipeline.checkpoint import optimizer_state
-from pipeline.checkpoint.optimizer_state import Options
-from pipeline.checks.optimizer_check import OPTIMIZERS, optimizer_name
-from pipeline.errors import ConfigError
-from pipeline.training.guard import Guard
-from pipeline.training.parameters import trained
+from pipeline.checkpoint.state import Options, load_optimizer, optimizer_state_of, options_of
+from pipeline.errors import ConfigError, DataError, one_of
+from pipeline.training.nonfinite import NonFiniteGuard
+from pipeline.user_code import class_path
+from pipeline.user_code.class_path import OPTIMIZERS, optimizer_name
+
+COMPILED = "_orig_mod."
+
+"""What torch.compile puts before the names in a module that it wraps."""
+
+
+def trained(model: nn.Module, updated_modules: str | Iterable[str] | None) -> dict[str, nn.Parameter]:
+    """The trainable parameters of the whole model, or of some parts of it, by name; each once.
+
+    Raises:
+        ConfigError: the model has no such part, or nothing in it is trained.
+    """
+    names = [updated_modules] if isinstance(updated_modules, str) else updated_modules
+    names = None if names is None else list(names)
+    if names == []:
+        raise ConfigError("updated_modules: is empty; name parts of the model, or leave it out for all of it")
+    parts = {"": model} if names is None else {f"{name}.": _part(model, name) for name in names}
+    found: dict[str, nn.Parameter] = {}
+    seen: set[nn.Parameter] = set()
+    for prefix, part in parts.items():
+        for name, each in part.named_parameters(prefix.rstrip(".")):
+            if each.requires_grad and each not in seen:
+                seen.add(each)
+                found[name.replace(COMPILED, "")] = each
+    if not found:
+        named = [f" ({name.rstrip('.')})" for name in parts if name]
+        where = f"{type(model).__name__}{''.join(named)}"
+        raise ConfigError(f"{where} has no parameter that is trained; set requires_grad on some, or do not train it")
+    return found
+
+
+def _part(model: nn.Module, name: str) -> nn.Module:
+    """A submodule; a compiled module in the way is looked through."""
+    part = model
+    for each in name.split("."):
+        part = getattr(part, "_orig_mod", part)
+        below = {child: module for child, module in part._modules.items() if module is not None}
+        if each not in below:
+            raise ConfigError(f"updated_modules: {type(model).__name__} has no part '{name}'{one_of(each, below)}")
+        part = below[each]
+    return part
+
+
+def without_decay(module: nn.Module) -> list[dict[str, object]]:
+    """Parameter groups in which vectors (biases, norms) are spared the weight decay, and come first."""
+    parameters = [each for each in module.parameters() if each.requires_grad]
+    vectors = [each for each in parameters if each.ndim <= 1]
+    return [
+        {"params": vectors, "weight_decay": 0.0},
+        {"params": [each for each in parameters if each.ndim > 1]},
+    ]
+
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def autocast(precision: str, device: torch.device, *, steps: bool = False) -> torch.autocast | None:
+    """What a forward pass is wrapped in: nothing at fp32.
+
+    Args:
+        precision: fp32, fp16 or bf16.
+        device: where it computes.
+        steps: whether weights change inside of the block, which then keeps none that it has cast.
+
+    Raises:
+        ConfigError: fp16 on a CPU, which has no kernels for it that would be worth it.
+    """
+    if precision == "fp32":
+        return None
+    if precision == "fp16" and device.type == "cpu":
+        raise ConfigError("precision fp16 needs a GPU, and the device is cpu; use bf16 or fp32")
+    return torch.autocast(device.type, dtype=DTYPES[precision], cache_enabled=False if steps else None)
+
+
+def in_autocast(device: torch.device) -> bool:
+    """Whether an autocast is around what is computed now."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+@contextmanager
+def outside_autocast(device: torch.device) -> Iterator[None]:
+    """A block that computes as if no autocast were around it.
+
+    An autocast inside of another keeps the weights that it has cast until the outer one is left: here they are forgotten,
+    those that an evaluation has cast without gradients before, and those that the block has cast before it changes them.
+    """
+    torch.clear_autocast_cache()
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.clear_autocast_cache()
+
+
+def scaler(precision: str, device: torch.device) -> GradScaler | None:
+    """What keeps small gradients above zero in fp16; nothing elsewhere."""
+    return GradScaler(device.type) if precision == "fp16" and device.type != "cpu" else None
+
 
 Watcher: TypeAlias = Callable[..., Any]
 
@@ -114,14 +210,14 @@ class OptimScheduler(ABC):
         self._make = partial(_built, optim_type, list(names.values()))
         self.optimizer = self._make(optim_conf)
         self.parameters: list[Tensor] = [each for group in self.optimizer.param_groups for each in group["params"]]
-        self.guard = Guard(self.optimizer, names)
+        self.guard = NonFiniteGuard(self.optimizer, names)
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         if not self.constant or ft_factor != 1.0:
             _refuse_ratio_to_zero(self._base_rates)
         self.sche_init(**sche_conf)
         if self.constant and ft_factor != 1.0:
             self.set_rate(ft_factor * self.base_lr)
-        self.configured = optimizer_state.options_of(self.optimizer)
+        self.configured = options_of(self.optimizer)
 
     @property
     def base_lr(self) -> float:
@@ -168,8 +264,6 @@ class OptimScheduler(ABC):
         Returns:
             Whether the loss was finite.
         """
-        from pipeline.training.optimize import optimize  # noqa: PLC0415 - it is built on this class
-
         if step_num is not None:
             self.real_step, self.batches = divmod(step_num - 1, self.accum_grad)
         epoch = self.epoch if epoch_num is None else epoch_num - 1
@@ -261,7 +355,7 @@ class OptimScheduler(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Optimizer, scaler and the place in the schedule. Gradients of an open window are the caller's to keep."""
         return {
-            "optimizer": optimizer_state.state_of(self.optimizer, self.configured),
+            "optimizer": optimizer_state_of(self.optimizer, self.configured),
             "scaler": self.scaler.state_dict() if self.scaler else None,
             "window": {
                 "real_step": self.real_step,
@@ -274,7 +368,7 @@ class OptimScheduler(ABC):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take the state of another, as ``state_dict`` gave it; of options that were configured otherwise, this one's stay."""
-        optimizer_state.load(self.optimizer, state_dict["optimizer"], self.configured, scheduled=not self.constant)
+        load_optimizer(self.optimizer, state_dict["optimizer"], self.configured, scheduled=not self.constant)
         if self.scaler and state_dict["scaler"]:
             self.scaler.load_state_dict(state_dict["scaler"])
         for name, value in state_dict["window"].items():
@@ -283,7 +377,7 @@ class OptimScheduler(ABC):
 
     def options_with(self, optim_conf: Mapping[str, Any]) -> Options:
         """What ``configured`` would be with another ``optim_conf``."""
-        options = optimizer_state.options_of(self._make(optim_conf))
+        options = options_of(self._make(optim_conf))
         factor = self.ft_factor if self.constant else 1.0
         return [{**each, "lr": factor * each["lr"]} if factor != 1.0 else each for each in options]
 
@@ -334,3 +428,168 @@ def _built(
     path = class_path.parse(chosen, module=OPTIMIZERS) if isinstance(chosen, str) else chosen
     optimizer: Optimizer = class_path.load_class(path, Optimizer)(parameters, **optim_conf)
     return optimizer
+
+
+def optimize(
+    losses: Mapping[str, Tensor],
+    optim_schedulers: Sequence[OptimScheduler],
+    epoch: int,
+    samples: int = 1,
+    *,
+    last: bool = False,
+) -> tuple[bool, bool]:
+    """One backward for each distinct loss, then the step of each scheduler whose window is full; outside of autocast.
+
+    Args:
+        losses: name -> scalar that is a mean over the samples of the batch; left as they are.
+        optim_schedulers: those that the losses drive.
+        epoch: counted from 0.
+        samples: how many the batch has; with accumulation, losses are weighted by it.
+        last: whether this is the last batch of a pass, which closes every window.
+
+    Returns:
+        (False where a loss is known not to be finite: on a GPU that is known later; whether a window was closed in which
+        a scheduler acted).
+
+    Raises:
+        DataError: a scheduler's loss is not there, no scalar, or has no gradient.
+        ConfigError: two schedulers train the same parameter, or share a gradient scaler with windows of different lengths.
+    """
+    only, *others = optim_schedulers
+    if only.under_autocast and in_autocast(only.parameters[0].device):
+        with outside_autocast(only.parameters[0].device):
+            return optimize(losses, optim_schedulers, epoch, samples, last=last)
+    if only.owns_all and not others:
+        loss = losses[only.loss_name] if only.loss_name in losses else _missing(only.loss_name, losses)
+        acts = only.step_per_update == 1 or only.acts()
+        finite = not acts or _descend(loss, only, samples)
+    else:
+        finite = _each_loss(losses, optim_schedulers, samples)
+    if only.after_backward:
+        only.after_backward(losses=losses)
+    closed = stepped = False
+    for scheduler in optim_schedulers:
+        scheduler.batches += 1
+        scheduler.samples += samples
+        if last or scheduler.batches >= scheduler.accum_grad:
+            closed |= scheduler.apply(epoch)
+        stepped |= scheduler.stepped
+    if stepped:
+        _update_scalers(optim_schedulers)
+    return finite, closed
+
+
+def close(optim_schedulers: Sequence[OptimScheduler], epoch: int) -> bool:
+    """Close the windows that a pass left open; whether one of them acted."""
+    acted = [scheduler.apply(epoch) for scheduler in optim_schedulers if scheduler.batches]
+    if acted:
+        _update_scalers(optim_schedulers)
+    return any(acted)
+
+
+def _descend(loss: Tensor, scheduler: OptimScheduler, samples: int) -> bool:
+    """A backward into everything that the loss depends on; False where the loss is known not to be finite."""
+    if loss.ndim or not loss.requires_grad:
+        _refuse(loss, scheduler.loss_name)
+    if scheduler.guarded:
+        if not loss.is_cpu:
+            scheduler.guard.note_loss(loss)
+        # Reads one number, on the CPU: a loss that is not finite must not reach the weights.
+        elif not math.isfinite(loss.item()):
+            scheduler.discards = True
+            return False
+    if scheduler.accum_grad > 1:
+        loss = loss * samples
+    if scheduler.scaler:
+        loss = scheduler.scaler.scale(loss)
+    torch.autograd.backward(loss)
+    return True
+
+
+def _each_loss(losses: Mapping[str, Tensor], optim_schedulers: Sequence[OptimScheduler], samples: int) -> bool:
+    """A backward for each loss that an acting scheduler descends, into the parameters of those schedulers alone."""
+    if not optim_schedulers[0].real_step:
+        _refuse_shared_parameters(optim_schedulers)
+    # Each scaler needs its own backward: what it scales is for the schedulers that share it.
+    groups: dict[tuple[str, int], list[OptimScheduler]] = {}
+    for scheduler in optim_schedulers:
+        name = scheduler.loss_name
+        if name not in losses:
+            _missing(name, losses)
+        if scheduler.acts():
+            groups.setdefault((name, id(scheduler.scaler)), []).append(scheduler)
+    left, finite = len(groups), True
+    for (name, _), group in groups.items():
+        left -= 1
+        # Losses may share a graph, which each but the last backward has to leave in place.
+        finite &= _descend_into(group, losses[name], name, samples, retain=left > 0)
+    return finite
+
+
+def _descend_into(group: Sequence[OptimScheduler], loss: Tensor, name: str, samples: int, *, retain: bool) -> bool:
+    """A backward into the parameters of the schedulers of a group, which share the loss and the scaler."""
+    if loss.ndim or not loss.requires_grad:
+        _refuse(loss, name)
+    guarded = [scheduler for scheduler in group if scheduler.guarded]
+    if guarded and loss.is_cpu and not math.isfinite(loss.item()):
+        for scheduler in group:
+            scheduler.discards = True
+        return False
+    for scheduler in guarded if not loss.is_cpu else ():
+        scheduler.guard.note_loss(loss)
+    if weighted := max(scheduler.accum_grad for scheduler in group) > 1:
+        loss = loss * samples
+    for scheduler in group:
+        scheduler.weighted = weighted
+    if group[0].scaler:
+        loss = group[0].scaler.scale(loss)
+    inputs = list(
+        {id(each): each for scheduler in group for each in scheduler.parameters if each.requires_grad}.values()
+    )
+    torch.autograd.backward(loss, inputs=inputs, retain_graph=retain)
+    return True
+
+
+def _update_scalers(optim_schedulers: Sequence[OptimScheduler]) -> None:
+    """Let each gradient scaler adapt after a step; no window of gradients scaled by it may then be open."""
+    scalers = {id(each.scaler): each.scaler for each in optim_schedulers if each.scaler}
+    for scaler in scalers.values():
+        sharing = [each for each in optim_schedulers if each.scaler is scaler]
+        if any(each.stepped for each in sharing):
+            if any(each.batches for each in sharing):
+                _refuse_shared_scaler(sharing)
+            scaler.update()
+            for each in sharing:
+                each.stepped = False
+
+
+def _missing(name: str, losses: Mapping[str, Tensor]) -> NoReturn:
+    raise DataError(f"there is no loss '{name}', which an OptimScheduler descends{one_of(name, losses)}")
+
+
+def _refuse_shared_parameters(optim_schedulers: Sequence[OptimScheduler]) -> None:
+    """The first to step would forget the gradients of the second."""
+    seen: set[Tensor] = set()
+    for scheduler in optim_schedulers:
+        if shared := seen.intersection(scheduler.parameters):
+            name = next((name for name, each in scheduler.guard.names.items() if each in shared), "?")
+            raise ConfigError(
+                f"two OptimSchedulers train '{name}'; confine each to its own modules with updated_modules"
+            )
+        seen.update(scheduler.parameters)
+
+
+def _refuse_shared_scaler(sharing: Sequence[OptimScheduler]) -> NoReturn:
+    factors = " and ".join(str(each.accum_grad) for each in sharing)
+    raise ConfigError(
+        f"OptimSchedulers with an accum_grad of {factors} share a GradScaler, whose scale would change within a window; "
+        "give each a scaler of its own"
+    )
+
+
+def _refuse(loss: Tensor, name: str) -> NoReturn:
+    if loss.ndim:
+        raise DataError(f"the loss '{name}' has shape {tuple(loss.shape)}; return a scalar, e.g. its mean()")
+    raise DataError(
+        f"the loss '{name}' has no gradient; compute it from the model's output, outside of torch.no_grad()"
+    )

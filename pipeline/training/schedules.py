@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import torch
 from torch.optim import lr_scheduler
 
-from pipeline import class_path
-from pipeline.checkpoint import optimizer_state
 from pipeline.checkpoint.comparison import differences
-from pipeline.checks.scheduler_check import LR_SCHEDULERS
+from pipeline.checkpoint.state import options_of
 from pipeline.errors import ConfigError
 from pipeline.training.optim_scheduler import OptimScheduler
+from pipeline.user_code import class_path
+from pipeline.user_code.class_path import LR_SCHEDULERS
 
 
 class Constant(OptimScheduler):
@@ -214,5 +214,5 @@ class TorchSchedule(OptimScheduler):
 
     def _state(self) -> dict[str, Any]:
         """The schedule, and what it has put beside the rate that it writes."""
-        [group] = optimizer_state.options_of(self.own_optimizer)
+        [group] = options_of(self.own_optimizer)
         return {"schedule": copy.deepcopy(self.schedule.state_dict()), "options": group}

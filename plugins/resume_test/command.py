@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from pipeline import log
-from pipeline.check import checked
-from pipeline.cli.arguments import config_and_overrides, split
+from pipeline.check.checker import checked
+from pipeline.cli.options import config_and_overrides, split
 from pipeline.errors import ConfigError, ExitCode
+from pipeline.run import log
 
 from .compare import BEFORE, Finding, compare
 from .runs import FinishedRun, Runs, iterations

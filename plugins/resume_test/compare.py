@@ -9,8 +9,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.checkpoint import names, saved
-from pipeline.checkpoint.comparison import Difference, of_checkpoints
+from pipeline.checkpoint import layout, reader
+from pipeline.checkpoint.comparison import Difference
+from pipeline.checkpoint.report import of_checkpoints
 
 from .recorder import Recording
 from .runs import FinishedRun
@@ -120,15 +121,15 @@ def _line_difference(one: bytes, other: bytes) -> str:
 
 
 def _of_checkpoints(straight: Path, interrupted: Path) -> Iterator[Finding]:
-    newest = [names.committed(folder)[-1:] for folder in (straight, interrupted)]
+    newest = [layout.committed_checkpoints(folder)[-1:] for folder in (straight, interrupted)]
     if not any(newest):
         yield Finding("weights", "not looked at: this runner stage has saved no checkpoint")
         return
-    steps = [names.step_of(paths[0]) if paths else None for paths in newest]
+    steps = [layout.step_of(paths[0]) if paths else None for paths in newest]
     if steps[0] != steps[1]:
         yield Finding("last checkpoint", f"that of iteration {steps[0]} and {steps[1]}", differs=True)
         return
-    differences = of_checkpoints(*(saved.read(path) for [path] in newest))
+    differences = of_checkpoints(*(reader.read_checkpoint(path) for [path] in newest))
     rest = [difference for difference in differences if difference.place != _CLOCK]
     for part, prefixes in _PARTS.items():
         of_part = [difference for difference in rest if difference.place.startswith(prefixes)]

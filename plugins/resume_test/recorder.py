@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from pipeline.checkpoint.checkpointer import Checkpointer
-from pipeline.checkpoint.tensors import bytes_of
+from pipeline.checkpoint.safetensors_io import bytes_of
 from pipeline.context import Context
 from pipeline.hookspecs import hookimpl
-from pipeline.run_directory import MADE_BY
+from pipeline.run.directory import MADE_BY
 
 OPTIONS = "PIPELINE_RESUME_TEST"
 """The environment variable with the options as JSON: a config that named them would differ from one process to the next."""

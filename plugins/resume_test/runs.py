@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.checkpoint import names
-from pipeline.class_path import describe
-from pipeline.config import yaml_text
+from pipeline.checkpoint import layout
+from pipeline.config import yaml_tree
 from pipeline.config.load import Config
 from pipeline.errors import ConfigError, ExitCode, PipelineError
-from pipeline.resuming.reopening import NEVER
-from pipeline.run_directory import RunDirectory
+from pipeline.run.directory import RunDirectory
+from pipeline.run.resume import NEVER
+from pipeline.user_code.class_path import describe
 
 from .recorder import OPTIONS, Recorder, RecorderOptions
 
@@ -150,7 +150,7 @@ class Runs:
             # The recorder first, so that it sees each batch as the loader gave it.
             "plugins": [describe(Recorder), *(plugins.plain(expanded=False) if plugins else ())],
         }
-        overrides = [*self._overrides, *(f"{key}={yaml_text.one_line(value)}" for key, value in values.items())]
+        overrides = [*self._overrides, *(f"{key}={yaml_tree.one_line(value)}" for key, value in values.items())]
         command = [sys.executable, "-m", "pipeline", "run", "--quiet", "--resume", resume]
         command += [f"--model={self.config.path}", *(f"--override={override}" for override in overrides)]
         environment = {**os.environ, OPTIONS: json.dumps(options._asdict())}
@@ -170,8 +170,8 @@ def iterations(directory: Path, runner: str) -> int:
 
 def last_step(directory: Path, runner: str) -> int | None:
     """The iteration of the newest checkpoint of a runner; None: there is none."""
-    checkpoints = names.committed(directory / runner / "checkpoints")
-    return names.step_of(checkpoints[-1]) if checkpoints else None
+    checkpoints = layout.committed_checkpoints(directory / runner / "checkpoints")
+    return layout.step_of(checkpoints[-1]) if checkpoints else None
 
 
 def _exit(code: int) -> str:

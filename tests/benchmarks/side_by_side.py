@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from pipeline import log
+from pipeline.run import log
 
 
 class Clock:

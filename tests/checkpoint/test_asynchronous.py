@@ -15,7 +15,7 @@ from checkpoint_power import models, number_of
 from torch import nn
 
 from pipeline.checkpoint.checkpointer import Checkpointer
-from pipeline.checkpoint.files import Buffer, Disk, Written
+from pipeline.checkpoint.storage import Buffer, Disk, Written
 from pipeline.errors import StorageError
 
 
@@ -137,7 +137,7 @@ from pathlib import Path
 sys.path.insert(0, {faults!r})
 from checkpoint_power import models
 from pipeline.checkpoint.checkpointer import Checkpointer
-from pipeline.checkpoint.files import Disk
+from pipeline.checkpoint.storage import Disk
 
 class Slow(Disk):
     def write(self, path, parts):

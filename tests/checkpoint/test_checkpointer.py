@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from pipeline import Brain
-from pipeline.checkpoint import tensors
+from pipeline.checkpoint import safetensors_io
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.errors import CheckpointError, ExitCode, StorageError
 
@@ -239,7 +239,7 @@ def write(path: Path, content: bytes) -> Path:
         ("huge.safetensors", b"\xff" * 16, r"huge.safetensors: is no safetensors data \(.*\); use another"),
         (
             "short.safetensors",
-            tensors.encode({"a": torch.ones(4)})[:-1],
+            safetensors_io.encode_tensors({"a": torch.ones(4)})[:-1],
             r"is damaged: its header makes no sense \(its tensors take 16 bytes, and there are 15\); use another",
         ),
     ],

@@ -13,7 +13,7 @@ from checkpoint_disks import Failing, Recorder, Stopped
 from checkpoint_power import models, number_of
 
 from pipeline.checkpoint.checkpointer import Checkpointer
-from pipeline.checkpoint.files import Disk
+from pipeline.checkpoint.storage import Disk
 from pipeline.errors import StorageError
 
 

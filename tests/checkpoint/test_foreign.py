@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.checkpoint import foreign, tensors
+from pipeline.checkpoint import foreign, safetensors_io
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.errors import CheckpointError
 
@@ -57,7 +57,7 @@ def test_a_large_file_with_shared_and_sliced_tensors_loads(tmp_path: Path) -> No
 
 
 def test_a_safetensors_file_loads_also_through_a_link(tmp_path: Path, model: nn.Module) -> None:
-    (tmp_path / "blob").write_bytes(tensors.encode(model.state_dict()))
+    (tmp_path / "blob").write_bytes(safetensors_io.encode_tensors(model.state_dict()))
     (tmp_path / "weights.safetensors").symlink_to("blob")
     assert torch.equal(
         loaded(tmp_path / "weights.safetensors").state_dict()["0.weight"], model.state_dict()["0.weight"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.checkpoint import listing, manifest
+from pipeline.checkpoint import layout, listing
 from pipeline.errors import CheckpointError, ConfigError
 
 
@@ -17,13 +17,13 @@ def rewritten(checkpoint: Path, state: object) -> listing.Checkpoint:
     """A checkpoint with another ``state.json``, which its manifest lists."""
     content = json.dumps(state).encode()
     (checkpoint / "state.json").write_bytes(content)
-    files = manifest.entries(checkpoint) | {"state.json": manifest.of(content)}
-    (checkpoint / manifest.NAME).write_bytes(manifest.encode(files))
-    return listing.described(checkpoint)
+    files = layout.manifest_entries(checkpoint) | {"state.json": layout.read_manifest(content)}
+    (checkpoint / layout.MANIFEST).write_bytes(layout.encode_manifest(files))
+    return listing.describe_checkpoint(checkpoint)
 
 
 def test_a_checkpoint_describes_itself(saved: Path) -> None:
-    found = listing.described(saved)
+    found = listing.describe_checkpoint(saved)
     assert (found.step, found.counters, found.metrics) == (12, {"iteration": 12}, {"main": {"loss": 0.25}})
     assert found.size == sum((saved / name).stat().st_size for name in ("main.safetensors", "state.json"))
     assert not found.problem
@@ -51,11 +51,11 @@ def test_a_checkpoint_that_is_removed_while_it_is_looked_at_is_not_listed(
     gone = saved.with_name("step-000000000009")
     names = sorted([*os.listdir(saved.parent), gone.name])
     monkeypatch.setattr(os, "listdir", lambda _: names)
-    assert [each.path for each in listing.listed(saved.parent)] == [saved]
+    assert [each.path for each in listing.list_checkpoints(saved.parent)] == [saved]
 
 
 def test_of_an_experiment_or_weights_alone_no_best_is_known(saved: Path) -> None:
-    assert [each.best for each in listing.listed(saved.parent)] == [False]
+    assert [each.best for each in listing.list_checkpoints(saved.parent)] == [False]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_link_to_a_run_directory_is_followed(saved: Path, tmp_path: Path) -> N
     (tmp_path / "run").mkdir()
     saved.parent.rename(tmp_path / "run" / "checkpoints")
     (tmp_path / "latest").symlink_to("run")
-    assert listing.chosen(tmp_path / "latest") == tmp_path / "latest" / "checkpoints" / saved.name
+    assert listing.choose_checkpoint(tmp_path / "latest") == tmp_path / "latest" / "checkpoints" / saved.name
 
 
 def test_a_folder_with_links_to_runners_alone_has_no_checkpoints(saved: Path, tmp_path: Path) -> None:

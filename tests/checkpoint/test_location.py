@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from pipeline import Context, GeneralTrainer, hookimpl
-from pipeline.checkpoint import files, location
+from pipeline.checkpoint import storage, store
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.config.schema import RunnerSchema
 from pipeline.errors import ExitCode, NoCheckpointError, StorageError
@@ -45,12 +45,12 @@ def save(folder: Path, *steps: int, keep_last: int | None = None) -> Checkpointe
 
 
 def test_without_a_path_nothing_is_made(run_dir: Path) -> None:
-    location.place(run_dir, runner(None))
+    store.link_checkpoint_dir(run_dir, runner(None))
     assert list((run_dir / "t").iterdir()) == []
 
 
 def test_a_link_leads_to_a_folder_of_the_run_and_the_runner(run_dir: Path, tmp_path: Path) -> None:
-    location.place(run_dir, runner(tmp_path / "far" / "away"))
+    store.link_checkpoint_dir(run_dir, runner(tmp_path / "far" / "away"))
     assert os.readlink(run_dir / "t" / "checkpoints") == str(tmp_path / "far" / "away" / RUN / "t")
     save(run_dir / "t" / "checkpoints", 3)
     assert (tmp_path / "far" / "away" / RUN / "t" / "step-000000000003" / "manifest.json").is_file()
@@ -60,7 +60,7 @@ def test_runs_and_runners_with_the_same_path_have_folders_of_their_own(run_dir: 
     for run in (RUN, "other"):
         for name in ("t", "u"):
             (run_dir.parent / run / name).mkdir(parents=True, exist_ok=True)
-            location.place(run_dir.parent / run, runner(tmp_path / "far", name=name))
+            store.link_checkpoint_dir(run_dir.parent / run, runner(tmp_path / "far", name=name))
     found = {os.readlink(run_dir.parent / run / name / "checkpoints") for run in (RUN, "other") for name in ("t", "u")}
     assert found == {str(tmp_path / "far" / run / name) for run in (RUN, "other") for name in ("t", "u")}
 
@@ -69,11 +69,11 @@ def test_runs_and_runners_with_the_same_path_have_folders_of_their_own(run_dir: 
 def test_a_debug_run_of_which_nothing_is_kept_leaves_nothing_there(
     run_dir: Path, tmp_path: Path, persistently: bool, is_link: bool
 ) -> None:
-    location.place(run_dir, runner(tmp_path / "far", debug=True, debug_persistently=persistently))
+    store.link_checkpoint_dir(run_dir, runner(tmp_path / "far", debug=True, debug_persistently=persistently))
     assert (run_dir / "t" / "checkpoints").is_symlink() is (tmp_path / "far").exists() is is_link
 
 
-class Recorded(files.Disk):
+class Recorded(storage.Disk):
     """Notes which folders were waited for."""
 
     def __init__(self, link: Path) -> None:
@@ -89,8 +89,8 @@ def test_the_disk_has_the_folder_before_there_is_a_link_and_then_the_link(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Recorded(run_dir / "t" / "checkpoints")
-    monkeypatch.setattr(files, "DISK", disk)
-    location.place(run_dir, runner(tmp_path / "far"))
+    monkeypatch.setattr(storage, "DISK", disk)
+    store.link_checkpoint_dir(run_dir, runner(tmp_path / "far"))
     far = tmp_path / "far" / RUN
     assert {(far / "t", False), (far, False), (tmp_path / "far", False), (run_dir / "t", True)} <= set(disk.waited)
 
@@ -98,18 +98,18 @@ def test_the_disk_has_the_folder_before_there_is_a_link_and_then_the_link(
 def test_a_path_below_a_file_is_refused_with_its_name(run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "far").write_text("a file")
     with pytest.raises(StorageError, match=r"far: the checkpoints cannot go there: File exists; .*choose another"):
-        location.place(run_dir, runner(tmp_path / "far" / "below"))
+        store.link_checkpoint_dir(run_dir, runner(tmp_path / "far" / "below"))
     assert not (run_dir / "t" / "checkpoints").is_symlink()
 
 
 def test_a_run_goes_on_where_it_began_whatever_the_path_is_now(
     run_dir: Path, tmp_path: Path, log_lines: list[str]
 ) -> None:
-    location.place(run_dir, runner(tmp_path / "far"))
-    location.place(run_dir, runner(tmp_path / "far"))
+    store.link_checkpoint_dir(run_dir, runner(tmp_path / "far"))
+    store.link_checkpoint_dir(run_dir, runner(tmp_path / "far"))
     assert log_lines == []
     for path in (tmp_path / "near", None):
-        location.place(run_dir, runner(path))
+        store.link_checkpoint_dir(run_dir, runner(path))
         assert os.readlink(run_dir / "t" / "checkpoints") == str(tmp_path / "far" / RUN / "t")
         assert f"has changed, and the run goes on where it began: in {tmp_path}/far/{RUN}/t" in log_lines.pop()
     assert not (tmp_path / "near").exists()
@@ -117,7 +117,7 @@ def test_a_run_goes_on_where_it_began_whatever_the_path_is_now(
 
 def test_checkpoints_in_the_run_directory_stay_there(run_dir: Path, tmp_path: Path, log_lines: list[str]) -> None:
     save(run_dir / "t" / "checkpoints", 1)
-    location.place(run_dir, runner(tmp_path / "far"))
+    store.link_checkpoint_dir(run_dir, runner(tmp_path / "far"))
     assert (log_lines, (tmp_path / "far").exists()) == (
         [f"WARNING save_checkpoint_path has changed, and the run goes on where it began: in {run_dir}/t/checkpoints\n"],
         False,
@@ -125,25 +125,25 @@ def test_checkpoints_in_the_run_directory_stay_there(run_dir: Path, tmp_path: Pa
 
 
 def test_a_folder_that_is_gone_is_named_and_nothing_begins_anew(run_dir: Path, tmp_path: Path) -> None:
-    location.place(run_dir, runner(tmp_path / "far"))
+    store.link_checkpoint_dir(run_dir, runner(tmp_path / "far"))
     (tmp_path / "far").rename(tmp_path / "unmounted")
     there = f"checkpoints: leads to {tmp_path}/far/{RUN}/t, which is not there; mount its disk"
     with pytest.raises(StorageError, match=there):
-        location.place(run_dir, runner(tmp_path / "far"))
+        store.link_checkpoint_dir(run_dir, runner(tmp_path / "far"))
     assert not (tmp_path / "far").exists()
 
 
 def test_the_copy_of_a_run_directory_does_not_write_into_the_folder_of_the_first(run_dir: Path, tmp_path: Path) -> None:
-    location.place(run_dir, runner(tmp_path / "far"))
+    store.link_checkpoint_dir(run_dir, runner(tmp_path / "far"))
     shutil.copytree(run_dir, run_dir.with_name("copy"), symlinks=True)
     with pytest.raises(StorageError, match=f"the folder of the run {RUN}; give the run directory that name again, or"):
-        location.place(run_dir.with_name("copy"), runner(tmp_path / "far"))
+        store.link_checkpoint_dir(run_dir.with_name("copy"), runner(tmp_path / "far"))
 
 
 @pytest.fixture
 def linked(run_dir: Path, tmp_path: Path) -> Path:
     """A link to an empty folder for checkpoints."""
-    location.place(run_dir, runner(tmp_path / "far"))
+    store.link_checkpoint_dir(run_dir, runner(tmp_path / "far"))
     return run_dir / "t" / "checkpoints"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.checkpoint import manifest
+from pipeline.checkpoint import layout
 from pipeline.errors import CheckpointError
 
 
@@ -33,14 +33,14 @@ def test_the_manifest_has_size_and_sha256_of_every_other_file(saved: Path) -> No
 
 def test_what_is_listed_is_what_was_written(saved: Path) -> None:
     contents = {name: (saved / name).read_bytes() for name in ("main.safetensors", "state.json")}
-    assert manifest.listed(saved) == {name: manifest.of(content) for name, content in contents.items()}
+    assert layout.listed_files(saved) == {name: layout.read_manifest(content) for name, content in contents.items()}
 
 
 def test_no_file_is_opened_to_compare_sizes(saved: Path) -> None:
     (saved / "main.safetensors").unlink()
     os.mkfifo(saved / "main.safetensors")
     with pytest.raises(CheckpointError, match=r"main\.safetensors: is missing or no regular file"):
-        manifest.listed(saved)
+        layout.listed_files(saved)
 
 
 def replace_by_link(path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_file_of_another_size_or_kind_is_refused_by_name(
 ) -> None:
     damage(saved / name)
     with pytest.raises(CheckpointError, match=f"{name}: {message}.*; use another checkpoint"):
-        manifest.listed(saved)
+        layout.listed_files(saved)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_name_that_is_not_of_a_file_in_the_folder_is_refused(saved: Path, name
     with pytest.raises(
         CheckpointError, match=r"manifest.json: is damaged \(.* is no name of a file in it\); use another"
     ):
-        manifest.listed(saved)
+        layout.listed_files(saved)
 
 
 ENTRY = '{"size": 1, "sha256": "' + "a" * 64 + '"}'
@@ -105,41 +105,41 @@ ENTRY = '{"size": 1, "sha256": "' + "a" * 64 + '"}'
 def test_a_damaged_manifest_is_refused(saved: Path, text: str, message: str) -> None:
     (saved / "manifest.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(CheckpointError, match=f"manifest.json: {message}.*; use another checkpoint"):
-        manifest.listed(saved)
+        layout.listed_files(saved)
 
 
 def test_a_manifest_that_says_the_same_in_other_words_is_refused(saved: Path) -> None:
     (saved / "manifest.json").write_bytes((saved / "manifest.json").read_bytes() + b"\n")
     with pytest.raises(CheckpointError, match=r"is damaged \(it is not as it was written"):
-        manifest.listed(saved)
+        layout.listed_files(saved)
 
 
 def test_a_manifest_of_another_format_is_refused_with_the_number(saved: Path) -> None:
     edit(saved, lambda content: content.update(format=2))
     with pytest.raises(CheckpointError, match="format 2 is not 1; use the version that wrote it"):
-        manifest.listed(saved)
+        layout.listed_files(saved)
 
 
 def test_a_manifest_that_could_not_be_read_again_is_not_written() -> None:
     with pytest.raises(
         CheckpointError, match=r"a checkpoint of 9999 files is too large for its manifest\.json; use fewer"
     ):
-        manifest.encode({f"{index}": manifest.of(b"") for index in range(9999)})
+        layout.encode_manifest({f"{index}": layout.read_manifest(b"") for index in range(9999)})
 
 
 def test_a_large_manifest_is_refused_before_it_is_read(saved: Path) -> None:
     os.truncate(saved / "manifest.json", 2**36)
     with pytest.raises(CheckpointError, match=r"is no checkpoint: .*has more than 1048576 bytes; use another"):
-        manifest.listed(saved)
+        layout.listed_files(saved)
 
 
 def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is no checkpoint: .*No such file.*; name a step-… folder"):
-        manifest.listed(tmp_path)
+        layout.listed_files(tmp_path)
 
 
 def test_a_link_to_a_checkpoint_is_none(saved: Path) -> None:
     link = saved.with_name("step-000000000099")
     link.symlink_to(saved)
     with pytest.raises(CheckpointError, match="step-000000000099: is a link; name the folder that it leads to"):
-        manifest.listed(link)
+        layout.listed_files(link)

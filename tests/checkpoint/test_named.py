@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from pipeline.checkpoint.checkpointer import Checkpointer
-from pipeline.checkpoint.named import Trained, first_valid, named, read
-from pipeline.config.values import BestSettings
+from pipeline.checkpoint.initial_weights import Trained, first_valid, read, resolve
+from pipeline.config.schema import BestSettings
 from pipeline.errors import CheckpointError, ExitCode, NoCheckpointError
 
 LOWEST = BestSettings(metric="valid_loss", mode="min")
@@ -56,19 +56,19 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("below", ["train/checkpoints", "train", "."])
 def test_a_folder_of_checkpoints_a_runner_and_a_run_name_each_checkpoint_in_step_order(run: Path, below: str) -> None:
     folder = run / "train" / "checkpoints"
-    assert named(run / below) == [folder / "step-000000000005", folder / "step-000000000010"]
+    assert resolve(run / below) == [folder / "step-000000000005", folder / "step-000000000010"]
 
 
 @pytest.mark.parametrize(
     "name", ["train/checkpoints/step-000000000005", "train/checkpoints/step-000000000005/main.safetensors"]
 )
 def test_a_checkpoint_and_a_file_name_themselves(run: Path, name: str) -> None:
-    assert named(run / name) == [run / name]
+    assert resolve(run / name) == [run / name]
 
 
 def test_a_checkpoint_under_another_name_is_one_still(run: Path) -> None:
     path = (run / "train" / "checkpoints" / "step-000000000005").rename(run / "mine")
-    assert named(path) == [path]
+    assert resolve(path) == [path]
     assert weight(read(path)) == 5
 
 
@@ -77,19 +77,19 @@ def test_of_one_and_another_that_was_to_take_its_place_the_first_counts_and_else
     saved(folder, 7)
     (folder / "step-000000000007").rename(folder / "step-000000000010.new")
     (folder / "step-000000000005").rename(folder / "step-000000000005.new")
-    assert [path.name for path in named(folder)] == ["step-000000000005.new", "step-000000000010"]
+    assert [path.name for path in resolve(folder)] == ["step-000000000005.new", "step-000000000010"]
 
 
 def test_a_run_of_several_trained_runners_is_refused_with_their_names(run: Path) -> None:
     saved(run / "other" / "checkpoints", 3)
     message = r"run: holds checkpoints of several runners \(other, train\); name the folder of one of them"
     with pytest.raises(CheckpointError, match=message):
-        named(run)
+        resolve(run)
 
 
 def test_a_folder_without_checkpoints_is_refused(run: Path) -> None:
     with pytest.raises(CheckpointError, match="infer: holds no checkpoint; name a step-… folder, a folder of them, or"):
-        named(run / "infer")
+        resolve(run / "infer")
 
 
 def test_a_file_of_weights_is_read_as_one_without_counters(run: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_path_to_nothing_is_told(tmp_path: Path) -> None:
 
 
 def test_what_is_damaged_is_left_out_with_a_warning_and_stays_as_it_is(run: Path, log_lines: list[str]) -> None:
-    paths = named(run)
+    paths = resolve(run)
     damage(paths[0])
     before = sorted(run.rglob("*"))
     assert first_valid(paths).path == paths[1]
@@ -113,7 +113,7 @@ def test_what_is_damaged_is_left_out_with_a_warning_and_stays_as_it_is(run: Path
 
 
 def test_where_none_is_valid_it_is_an_error_that_names_them(run: Path) -> None:
-    paths = named(run)
+    paths = resolve(run)
     for path in paths:
         damage(path)
     message = "checkpoints: none of step-000000000005, step-000000000010 is valid; .*name another in init_model_path"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.checkpoint.patterns import covered, empty, near
+from pipeline.checkpoint.weights import covered, empty, near
 
 NAMES = ["encoder.0.weight", "encoder.0.bias", "encoder.10.weight", "encoders.weight", "head.bias"]
 

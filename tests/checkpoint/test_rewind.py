@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from pipeline.checkpoint.checkpointer import Checkpointer
-from pipeline.checkpoint.rewind import after, set_aside, verify
+from pipeline.checkpoint.store import after, set_aside, verify
 from pipeline.errors import ExitCode, NoCheckpointError, StorageError
 
 

@@ -16,9 +16,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
-from pipeline.checkpoint import state_file, tensors
-from pipeline.checkpoint.state_file import load_state, save_state
-from pipeline.checkpoint.state_tree import flatten, restore
+from pipeline.checkpoint import pytree, safetensors_io
+from pipeline.checkpoint.pytree import flatten, load_state, save_state, unflatten
 from pipeline.errors import CheckpointError, ExitCode, StorageError
 
 
@@ -38,7 +37,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def passed_through(state: Any) -> Any:
-    return state_file.decode(state_file.encode(state))
+    return pytree.decode(pytree.encode(state))
 
 
 PLAIN = {
@@ -79,7 +78,7 @@ def test_sparse_tensors_come_back_with_their_entries_as_they_were() -> None:
 def test_sparse_entries_outside_of_their_tensor_are_damage() -> None:
     found, metadata = flatten(torch.sparse_coo_tensor([[1, 1]], [1.0, 2.0], [3], check_invariants=True))
     with pytest.raises(CheckpointError, match="is damaged: its structure makes no sense"):
-        restore({**found, "state.indices": torch.tensor([[1, 3]])}, metadata)
+        unflatten({**found, "state.indices": torch.tensor([[1, 3]])}, metadata)
 
 
 def test_a_parameter_comes_back_as_a_tensor_of_its_own() -> None:
@@ -234,7 +233,7 @@ def test_other_programs_read_the_tensors_under_their_places(tmp_path: Path) -> N
         assert torch.equal(file.get_tensor("state['model']['0.weight']"), torch.ones(2))
 
 
-SMALL = state_file.encode({"a": torch.ones(3), "b": (1, 2.5, [None]), 3: {"c": torch.zeros(2, dtype=torch.bfloat16)}})
+SMALL = pytree.encode({"a": torch.ones(3), "b": (1, 2.5, [None]), 3: {"c": torch.zeros(2, dtype=torch.bfloat16)}})
 
 
 @pytest.mark.parametrize("bit", range(8))
@@ -243,13 +242,13 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(bit: int) -> None:
         damaged = bytearray(SMALL)
         damaged[position] ^= 1 << bit
         with pytest.raises(CheckpointError):
-            state_file.decode(bytes(damaged))
+            pytree.decode(bytes(damaged))
 
 
 def test_a_file_cut_short_is_noticed_wherever_it_ends() -> None:
     for length in range(len(SMALL)):
         with pytest.raises(CheckpointError, match=r"is damaged, or no state file|is empty; use another"):
-            state_file.decode(SMALL[:length])
+            pytree.decode(SMALL[:length])
 
 
 class Malicious:
@@ -282,8 +281,8 @@ def test_a_pickle_is_refused_and_not_run(tmp_path: Path, write: Callable[[Path],
         (b"", "state: is empty; use another"),
         (b"epoch: 1\n", r"state: is damaged, or no state file \(.*\); use another"),
         (b"\xff" * 99, r"state: is damaged, or no state file \(.*\); use another"),
-        (tensors.encode({"w": torch.ones(1)}), "state: holds tensors, but no state that save_state wrote; load it as weights"),
-        (tensors.encode({}, {"state": "1", "state_format": "2"}), "state: its format '2' is not 1; use the version that"),
+        (safetensors_io.encode_tensors({"w": torch.ones(1)}), "state: holds tensors, but no state that save_state wrote; load it as weights"),
+        (safetensors_io.encode_tensors({}, {"state": "1", "state_format": "2"}), "state: its format '2' is not 1; use the version that"),
     ],
     ids=["missing", "empty", "text", "bytes", "weights", "later"],
 )  # fmt: skip
@@ -318,12 +317,12 @@ def test_what_is_no_state_file_is_refused_with_what_it_is(tmp_path: Path, conten
     ],
 )
 def test_a_structure_that_makes_no_sense_is_damage(structure: str) -> None:
-    content = tensors.encode({}, {"state": structure, "state_format": "1"})
+    content = safetensors_io.encode_tensors({}, {"state": structure, "state_format": "1"})
     with pytest.raises(CheckpointError, match=r"is damaged: its structure (is no JSON|makes no sense) .*; use another"):
-        state_file.decode(content)
+        pytree.decode(content)
 
 
 def test_a_tensor_that_the_structure_does_not_use_is_damage() -> None:
-    content = tensors.encode({"other": torch.ones(1)}, {"state": "1", "state_format": "1"})
+    content = safetensors_io.encode_tensors({"other": torch.ones(1)}, {"state": "1", "state_format": "1"})
     with pytest.raises(CheckpointError, match="is damaged: nothing in it uses the tensor other; use another"):
-        state_file.decode(content)
+        pytree.decode(content)

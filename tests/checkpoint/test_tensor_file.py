@@ -13,26 +13,28 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from pipeline.checkpoint import tensor_file, tensors
+from pipeline.checkpoint import safetensors_io
 from pipeline.errors import CheckpointError
 
 
-def read(content: bytes) -> tensor_file.TensorFile:
-    return tensor_file.read(BytesIO(content), len(content))
+def read(content: bytes) -> safetensors_io.TensorFile:
+    return safetensors_io.read_tensors(BytesIO(content), len(content))
 
 
 def bits(tensor: Tensor) -> bytes:
-    return bytes(tensors.bytes_of(tensor.contiguous()))
+    return bytes(safetensors_io.bytes_of(tensor.contiguous()))
 
 
-DTYPES = list(tensors.DTYPES)
+DTYPES = list(safetensors_io.DTYPES)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex128], ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5,), (2, 3, 5)], ids=str)
 def test_a_tensor_of_every_type_and_shape_is_read_back_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     value = (torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 9).to(dtype)
-    back = read(tensors.encode({"before": torch.ones(1, dtype=torch.uint8), "value": value})).tensors["value"]
+    back = read(safetensors_io.encode_tensors({"before": torch.ones(1, dtype=torch.uint8), "value": value})).tensors[
+        "value"
+    ]
     assert (back.dtype, back.shape, bits(back)) == (value.dtype, value.shape, bits(value))
 
 
@@ -43,7 +45,7 @@ def test_what_the_library_reads_of_our_files_is_what_we_read() -> None:
         "c": torch.arange(5, dtype=torch.int16),
         "": torch.ones(()),
     }
-    content = tensors.encode(values, {"note": "x"})
+    content = safetensors_io.encode_tensors(values, {"note": "x"})
     library = safetensors.torch.load(content)
     ours = read(content)
     assert library.keys() == ours.tensors.keys() == values.keys()
@@ -53,24 +55,24 @@ def test_what_the_library_reads_of_our_files_is_what_we_read() -> None:
 
 def test_complex_numbers_of_128_bits_are_pairs_for_other_programs() -> None:
     value = torch.tensor([[1 + 2j, 3 - 4j]], dtype=torch.complex128).conj()
-    content = tensors.encode({"value": value, "real": torch.ones(1)})
+    content = safetensors_io.encode_tensors({"value": value, "real": torch.ones(1)})
     assert safetensors.torch.load(content)["value"].tolist() == [[[1, -2], [3, 4]]]
     assert torch.equal(read(content).tensors["value"], value.resolve_conj())
 
 
 def test_the_hash_is_that_of_the_whole_file() -> None:
-    content = tensors.encode({"a": torch.rand(100)})
+    content = safetensors_io.encode_tensors({"a": torch.rand(100)})
     assert read(content).sha256 == hashlib.sha256(content).hexdigest()
 
 
 def test_each_tensor_has_memory_of_its_own() -> None:
-    first, second = read(tensors.encode({"a": torch.ones(3), "b": torch.ones(5)})).tensors.values()
+    first, second = read(safetensors_io.encode_tensors({"a": torch.ones(3), "b": torch.ones(5)})).tensors.values()
     assert (first.untyped_storage().nbytes(), second.untyped_storage().nbytes()) == (12, 20)
 
 
 def test_every_tensor_lies_at_a_multiple_of_the_width_of_its_numbers_and_the_first_at_64() -> None:
     values = {"a": torch.ones(3, dtype=torch.uint8), "b": torch.ones(1, dtype=torch.float64), "c": torch.ones(1)}
-    content = tensors.encode(values)
+    content = safetensors_io.encode_tensors(values)
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     assert (8 + length) % 64 == 0
@@ -131,9 +133,9 @@ def test_a_header_that_makes_no_sense_is_refused_with_what_is_wrong(text: str, m
 
 
 def test_a_file_shorter_than_said_is_refused() -> None:
-    content = tensors.encode({"a": torch.ones(9)})
+    content = safetensors_io.encode_tensors({"a": torch.ones(9)})
     with pytest.raises(CheckpointError, match="ends early; use another"):
-        tensor_file.read(BytesIO(content[:-1]), len(content))
+        safetensors_io.read_tensors(BytesIO(content[:-1]), len(content))
 
 
 @pytest.mark.parametrize("names", ['["b"]', '["a"]', "[1]", "{", '{"a": 1}'])
@@ -146,20 +148,22 @@ def test_complex_names_that_make_no_sense_are_refused(names: str) -> None:
 def test_more_tensors_or_names_than_can_be_read_again_are_not_written() -> None:
     one = torch.empty(0)
     with pytest.raises(CheckpointError, match="100001 tensors are more than 100000; join small ones"):
-        tensors.encode({str(index): one for index in range(100_001)})
+        safetensors_io.encode_tensors({str(index): one for index in range(100_001)})
     with pytest.raises(CheckpointError, match=r"take \d+ bytes, more than 16777216; keep long lists in tensors"):
-        tensors.encode({"x" * 2**24: one})
+        safetensors_io.encode_tensors({"x" * 2**24: one})
 
 
 def test_more_bytes_than_the_machine_has_memory_are_refused() -> None:
     with pytest.raises(
         CheckpointError, match=rf"has {2**60} bytes of numbers, and this machine has \d+ of memory; use"
     ):
-        tensor_file.check_memory(2**60)
+        safetensors_io.check_memory(2**60)
 
 
 def test_a_large_tensor_is_read_in_pieces(tmp_path: Path) -> None:
     value = torch.arange(3_000_000, dtype=torch.int64)
-    (tmp_path / "file").write_bytes(tensors.encode({"value": value}))
+    (tmp_path / "file").write_bytes(safetensors_io.encode_tensors({"value": value}))
     with open(tmp_path / "file", "rb", buffering=0) as file:
-        assert torch.equal(tensor_file.read(file, (tmp_path / "file").stat().st_size).tensors["value"], value)
+        assert torch.equal(
+            safetensors_io.read_tensors(file, (tmp_path / "file").stat().st_size).tensors["value"], value
+        )

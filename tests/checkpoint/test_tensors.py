@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from pipeline.checkpoint import tensors
+from pipeline.checkpoint import safetensors_io
 from pipeline.errors import CheckpointError
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
@@ -39,7 +39,7 @@ def test_a_tensor_of_every_type_and_shape_is_read_back_bit_for_bit(
 ) -> None:
     random = torch.Generator().manual_seed(0)
     value = (torch.rand(shape, generator=random) * 9 - (0 if dtype in INTEGERS else 4)).to(dtype)
-    content = tensors.encode({"value": value})
+    content = safetensors_io.encode_tensors({"value": value})
     assert same(opened(tmp_path / "file.safetensors", content)["value"], value)
     assert same(safetensors.torch.load(content)["value"], value)
 
@@ -62,7 +62,7 @@ BASE = torch.arange(24.0).view(4, 6)
     ids=["transposed", "strided", "window", "expanded", "special", "conjugate", "negative", "parameter"],
 )
 def test_a_view_is_saved_as_the_numbers_that_it_shows(tmp_path: Path, value: Tensor) -> None:
-    read = opened(tmp_path / "file.safetensors", tensors.encode({"value": value}))["value"]
+    read = opened(tmp_path / "file.safetensors", safetensors_io.encode_tensors({"value": value}))["value"]
     assert same(read, value.detach().clone().resolve_conj().resolve_neg())
 
 
@@ -75,7 +75,7 @@ def test_many_tensors_of_odd_sizes_are_read_back_bit_for_bit_in_any_order(tmp_pa
         "long": torch.tensor(-(2**62)),
         'ünïcode/"name"': torch.tensor([1.5], dtype=torch.bfloat16),
     }
-    read = opened(tmp_path / "file.safetensors", tensors.encode(values))
+    read = opened(tmp_path / "file.safetensors", safetensors_io.encode_tensors(values))
     assert read.keys() == values.keys()
     assert all(same(read[name], values[name]) for name in values)
 
@@ -83,14 +83,14 @@ def test_many_tensors_of_odd_sizes_are_read_back_bit_for_bit_in_any_order(tmp_pa
 def test_tied_weights_are_each_written_out(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 4, bias=False))
     model[1].weight = model[0].weight
-    read = opened(tmp_path / "file.safetensors", tensors.encode(model.state_dict()))
+    read = opened(tmp_path / "file.safetensors", safetensors_io.encode_tensors(model.state_dict()))
     assert list(read) == ["0.weight", "1.weight"]
     assert all(same(value, model[0].weight.detach()) for value in read.values())
 
 
 def test_texts_in_the_header_are_read_back_with_the_checksum_beside_them(tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
-    path.write_bytes(tensors.encode({"a": torch.ones(2)}, {"made by": 'us, "é"'}))
+    path.write_bytes(safetensors_io.encode_tensors({"a": torch.ones(2)}, {"made by": 'us, "é"'}))
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     assert metadata.pop("made by") == 'us, "é"'
@@ -98,7 +98,7 @@ def test_texts_in_the_header_are_read_back_with_the_checksum_beside_them(tmp_pat
 
 
 def test_the_checksum_is_that_of_the_header_without_it_and_of_the_numbers() -> None:
-    content = tensors.encode({"a": torch.ones(2), "b": torch.zeros(3)}, {"x": "y"})
+    content = safetensors_io.encode_tensors({"a": torch.ones(2), "b": torch.zeros(3)}, {"x": "y"})
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])
     kept, header["__metadata__"]["crc32"] = header["__metadata__"]["crc32"], ""
@@ -106,7 +106,7 @@ def test_the_checksum_is_that_of_the_header_without_it_and_of_the_numbers() -> N
 
 
 def test_the_header_lies_as_the_format_says() -> None:
-    content = tensors.encode({"a": torch.zeros(2, 2), "b": torch.zeros(3, dtype=torch.int8)})
+    content = safetensors_io.encode_tensors({"a": torch.zeros(2, 2), "b": torch.zeros(3, dtype=torch.int8)})
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     assert length % 8 == 0
@@ -126,4 +126,4 @@ def test_the_header_lies_as_the_format_says() -> None:
 )
 def test_what_the_format_cannot_hold_is_refused_with_its_name_and_what_to_do(value: Any, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        tensors.encode({"value": value})
+        safetensors_io.encode_tensors({"value": value})

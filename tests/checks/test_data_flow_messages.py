@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.check import check
-from pipeline.checks.data_flow import default_definition
+from pipeline.check.checker import check
+from pipeline.check.data_flow import default_definition
 
 RUNNER = "runner.train_runner"
 METHODS = {

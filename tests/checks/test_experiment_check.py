@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline import ExperimentBase
-from pipeline.check import check, inspect
+from pipeline.check.checker import check, inspect
 
 RUNNER = "runner.train_runner"
 Workspace = Callable[..., Path]

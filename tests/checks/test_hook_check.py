@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.check import check
+from pipeline.check.checker import check
 
 PLUGIN = "from pipeline import hookimpl\nclass Plugin:\n    @hookimpl\n    def {hook}(self{name}, context):\n        {body}\n"
 STARTUP = "from pipeline import stages\nclass Startup(stages.Startup):\n    def startup(self, context):\n        {}\n        super().startup(context)\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.check import check
+from pipeline.check.checker import check
 
 RUNNER = "runner.train_runner"
 MODEL = """

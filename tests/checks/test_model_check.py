@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.check import check
+from pipeline.check.checker import check
 
 Workspace = Callable[..., Path]
 Faults = Callable[..., list[str]]

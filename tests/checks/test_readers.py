@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.checks.readers import usages
-from pipeline.config.load import Draft
+from pipeline.check.usages import usages
+from pipeline.config.load import ConfigBuilder
 
 Workspace = Callable[..., Path]
 STARTUP = """\
@@ -25,7 +25,7 @@ def told(linear: Path, address: str, *overrides: str) -> list[str]:
     """Who takes the value at an address, where the startup stage has an argument ``path``."""
     (linear.parent / "own.py").write_text(STARTUP, encoding="utf-8")
     path = "runner.train_runner.startup_class_path={workspace}/own.py:Startup"
-    draft = Draft(linear, [path, "hyper_parameters.o={a: {b: 1}}", *overrides])
+    draft = ConfigBuilder(linear, [path, "hyper_parameters.o={a: {b: 1}}", *overrides])
     assert draft.tree is not None
     return usages(draft.tree, draft.workspace, address)
 

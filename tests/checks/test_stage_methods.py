@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import GeneralTrainer
-from pipeline.check import check
+from pipeline.check.checker import check
 
 RUNNER = "runner.train_runner"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.check import inspect
-from pipeline.checks.swap_report import text
+from pipeline.check.checker import inspect
+from pipeline.check.stage import swap_report
 
 RUNNER = "runner.train_runner"
 
@@ -19,7 +19,7 @@ def report(config: Path, **files: str) -> list[str]:
     for stage, code in files.items():
         (config.parent / f"{stage}.py").write_text(textwrap.dedent(code), encoding="utf-8")
         paths.append(f"{RUNNER}.{stage}_class_path={{workspace}}/{stage}.py")
-    return text(inspect(config, paths).flows).splitlines()
+    return swap_report(inspect(config, paths).flows).splitlines()
 
 
 def test_without_a_swap_there_is_nothing_to_say(linear: Path) -> None:
@@ -121,4 +121,4 @@ def test_abort_may_be_added_to_a_terminal_stage(linear: Path) -> None:
 def test_a_stage_that_is_not_there_is_reported_as_such(linear: Path) -> None:
     path = f"{RUNNER}.startup_class_path={{workspace}}/gone.py"
     expected = "train_runner: startup is not the default, and what it is cannot be told from its source\n"
-    assert text(inspect(linear, [path]).flows) == expected
+    assert swap_report(inspect(linear, [path]).flows) == expected

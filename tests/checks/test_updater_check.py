@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.check import check
+from pipeline.check.checker import check
 
 OWN = """\
 from pipeline import UpdaterBase

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pipeline.check import check
+from pipeline.check.checker import check
 from pipeline.cli.check import annotation
 from pipeline.errors import Fault
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pipeline.check import check
+from pipeline.check.checker import check
 
 Call = Callable[..., Result]
 EXAMPLE = Path(__file__).parents[2] / "workspace_examples" / "five_stages" / "config.yaml"

@@ -12,13 +12,12 @@ import pytest
 from click.testing import Result
 from jsonschema import Draft7Validator
 
-from pipeline.check import check
-from pipeline.config import yaml_text
+from pipeline.check.checker import check
+from pipeline.config import yaml_tree
 from pipeline.config.aliases import NOT_YET, RUNNER_ALIASES
-from pipeline.config.json_schema import document
-from pipeline.config.keys import fields
+from pipeline.config.json_schema import document, fields
 from pipeline.config.schema import SECTIONS, ConfigSchema
-from pipeline.config.tree import Origin
+from pipeline.config.yaml_tree import Origin
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = sorted((REPOSITORY / "workspace_examples").glob("*/config.yaml"))
@@ -28,7 +27,7 @@ RUNNER = "runner: [{{name: r, class: train, {}}}]"
 
 def marked(text: str) -> list[str]:
     """Where an editor would mark the text."""
-    plain = yaml_text.parse(text, Origin("config.yaml", Path())).plain()
+    plain = yaml_tree.parse(text, Origin("config.yaml", Path())).plain()
     return [error.json_path for error in Draft7Validator(document()).iter_errors(plain)]
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pipeline.check import checked
-from pipeline.config import yaml_text
-from pipeline.config.tree import Origin
+from pipeline.check.checker import checked
+from pipeline.config import yaml_tree
+from pipeline.config.yaml_tree import Origin
 
 Call = Callable[..., Result]
 AWKWARD = """
@@ -28,7 +28,7 @@ hyper_parameters:
 
 
 def read_back(text: str) -> object:
-    return yaml_text.parse(text, Origin("shown", Path())).plain()
+    return yaml_tree.parse(text, Origin("shown", Path())).plain()
 
 
 def comments(text: str) -> dict[str, str]:

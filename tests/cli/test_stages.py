@@ -12,7 +12,7 @@ from click.testing import Result
 
 from pipeline import GeneralTrainer, stages
 from pipeline.cli.stages import keys_at
-from pipeline.open_runner import OpenRunner
+from pipeline.run.session import RunnerSession
 from pipeline.stages.base import METHODS
 
 Call = Callable[..., Result]
@@ -105,7 +105,7 @@ def test_the_keys_to_rely_on_are_those_that_are_there_when_the_stage_begins(line
     there = {}
 
     class Watching(GeneralTrainer):
-        def enter(self, stage: str, runner: OpenRunner) -> bool:
+        def enter(self, stage: str, runner: RunnerSession) -> bool:
             there[stage] = set(runner.context)
             return super().enter(stage, runner)
 

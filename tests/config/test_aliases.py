@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config.aliases import NOT_YET
 from pipeline.config.load import Config
-from pipeline.config.values import Interval
+from pipeline.config.schema import Interval
 
 Configs = Callable[..., Config]
 Faults = Callable[..., list[str]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.check import check, checked
+from pipeline.check.checker import check, checked
 from pipeline.errors import ConfigError, Fault
 
 SEED = """\

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.load import Config, Draft
+from pipeline.config.load import Config, ConfigBuilder
 
 Configs = Callable[..., Config]
 FILES = {
@@ -76,7 +76,7 @@ def test_a_null_that_an_override_fills_is_remembered(config: Configs) -> None:
     ]  # fmt: skip
 
 
-def test_a_copy_keeps_the_history_and_what_was_written(draft: Callable[..., Draft]) -> None:
+def test_a_copy_keeps_the_history_and_what_was_written(draft: Callable[..., ConfigBuilder]) -> None:
     tree = draft("hyper_parameters: {a: 1, b: 1}", "hyper_parameters.b=${hyper_parameters.a}").tree
     assert tree is not None
     copied = tree.copy().find("hyper_parameters.b")

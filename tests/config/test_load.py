@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.check import check, checked
-from pipeline.config.load import Config, Draft
+from pipeline.check.checker import check, checked
+from pipeline.config.load import Config, ConfigBuilder
 
 Configs = Callable[..., Config]
 Faults = Callable[..., list[str]]
@@ -17,7 +17,7 @@ RUNNER = {"name": "train_runner", "class": "train", "epochs": 2}
 
 
 def messages(config: dict[str, Any]) -> list[str]:
-    return [str(fault) for fault in Draft(config).faults]
+    return [str(fault) for fault in ConfigBuilder(config).faults]
 
 
 @pytest.mark.parametrize(
@@ -117,11 +117,11 @@ def test_a_workspace_that_is_not_there_is_named(faults: Faults) -> None:
     ],
 )
 def test_a_relative_path_of_an_override_belongs_to_where_it_is_typed_not_to_the_config(
-    draft: Callable[..., Draft], override: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    draft: Callable[..., ConfigBuilder], override: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = (draft("mode: null").path or Path()).resolve()
     monkeypatch.chdir(tmp_path)
-    found = Draft(path, [override]).config
+    found = ConfigBuilder(path, [override]).config
     assert found is not None
     assert found.get(address) == str(tmp_path / override.partition("=")[2])
 
@@ -134,21 +134,21 @@ def test_a_path_that_is_not_relative_stays_as_it_is(config: Configs, path: str) 
 
 def test_a_dict_is_a_config(tmp_path: Path) -> None:
     (tmp_path / "my.py").touch()
-    found = Draft({"workspace": str(tmp_path), "runner": [RUNNER | {"startup_class_path": "my.py"}]}).config
+    found = ConfigBuilder({"workspace": str(tmp_path), "runner": [RUNNER | {"startup_class_path": "my.py"}]}).config
     assert found is not None
     assert (found.path, found.name, found.workspace) == (None, "config", tmp_path)
     assert found.get("runner.train_runner.startup_class_path") == str(tmp_path / "my.py")
 
 
 def test_a_dict_takes_a_class_for_a_class_path() -> None:
-    found = Draft({"runner": [RUNNER | {"startup_class_path": Path}]}).config
+    found = ConfigBuilder({"runner": [RUNNER | {"startup_class_path": Path}]}).config
     assert found is not None
     assert found.settings.runner[0].startup_class_path is Path
 
 
 def test_overrides_change_no_dict_of_the_caller() -> None:
     given = {"runner": [dict(RUNNER)]}
-    assert Draft(given, ["runner.train_runner.epochs=9"]).config is not None
+    assert ConfigBuilder(given, ["runner.train_runner.epochs=9"]).config is not None
     assert given == {"runner": [RUNNER]}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import GeneralTrainer
-from pipeline.config.reads import ReadDict, Reads
+from pipeline.config.usage import TrackedDict, UsageTracker
 
 RUNNER = "runner.train_runner"
 OWN = """
@@ -141,7 +141,7 @@ def test_what_only_a_runner_that_was_left_out_uses_is_not_told(linear: Path, log
     assert unread(linear, log_lines, "mode=train_runner", f"{RUNNER}.phases=line") == []
 
 
-USES: list[tuple[Callable[[ReadDict], object], set[str], set[str]]] = [
+USES: list[tuple[Callable[[TrackedDict], object], set[str], set[str]]] = [
     (lambda values: values["a"], {"h.a"}, set()),
     (lambda values: values.get("b"), {"h.b"}, set()),
     (lambda values: values.get("c"), set(), {"h.c"}),
@@ -159,13 +159,13 @@ USES: list[tuple[Callable[[ReadDict], object], set[str], set[str]]] = [
 
 @pytest.mark.parametrize(("use", "found", "missed"), USES)
 def test_every_way_to_read_a_mapping_is_noted(
-    use: Callable[[ReadDict], object], found: set[str], missed: set[str]
+    use: Callable[[TrackedDict], object], found: set[str], missed: set[str]
 ) -> None:
-    reads = Reads()
-    use(ReadDict({"a": 1, "b": 2}, "h", reads))
+    reads = UsageTracker()
+    use(TrackedDict({"a": 1, "b": 2}, "h", reads))
     assert (reads.found, reads.missed) == (found, missed)
 
 
 def test_a_copy_of_the_mapping_is_a_plain_dict() -> None:
-    copy = pickle.loads(pickle.dumps(ReadDict({"a": 1}, "h", Reads())))
+    copy = pickle.loads(pickle.dumps(TrackedDict({"a": 1}, "h", UsageTracker())))
     assert (type(copy), copy) == (dict, {"a": 1})

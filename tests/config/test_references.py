@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.load import Config, Draft
+from pipeline.config.load import Config, ConfigBuilder
 
 Configs = Callable[..., Config]
 Faults = Callable[..., list[str]]
@@ -153,7 +153,7 @@ def test_a_reference_sees_the_workspace_that_is_not_written(config: Configs) -> 
 
 def test_a_folder_called_like_a_reference_is_taken_for_none_and_refused(workspace: Callable[..., Path]) -> None:
     folder = workspace({"config.yaml": RUNNER}, "${x}")
-    (fault,) = Draft(folder / "config.yaml").faults
+    (fault,) = ConfigBuilder(folder / "config.yaml").faults
     assert (
         fault.message
         == f"'{folder}/config.yaml' has '${{x}}' in its name, which a config takes for another value; rename it"

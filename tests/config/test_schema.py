@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.load import Config
-from pipeline.config.schema import SECTIONS, ConfigSchema
-from pipeline.config.values import Interval
+from pipeline.config.schema import SECTIONS, ConfigSchema, Interval
 
 Configs = Callable[..., Config]
 Faults = Callable[..., list[str]]

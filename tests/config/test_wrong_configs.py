@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pipeline.check import check
+from pipeline.check.checker import check
 from pipeline.cli import group
 
 CONFIG = """\

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config import yaml_text
-from pipeline.config.tree import Node, Origin
+from pipeline.config import yaml_tree
+from pipeline.config.yaml_tree import Node, Origin
 from pipeline.errors import ConfigError
 
 
 def parse(text: str) -> Node:
-    return yaml_text.parse(text, Origin("config.yaml", Path()))
+    return yaml_tree.parse(text, Origin("config.yaml", Path()))
 
 
 def faults(text: str) -> list[str]:
@@ -120,14 +120,14 @@ def test_a_list_of_64_levels_is_still_read() -> None:
 
 def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_bytes("a: größe\n".encode("utf-8-sig"))
-    tree = yaml_text.read(tmp_path / "config.yaml", "config.yaml")
+    tree = yaml_tree.read_file(tmp_path / "config.yaml", "config.yaml")
     assert tree.plain() == {"a": "größe"}
     assert tree.origin.column == 1
 
 
 def test_windows_line_ends_move_no_column(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_bytes(b"a: 1\r\nb: {c: 2}\r\n")
-    found = yaml_text.read(tmp_path / "config.yaml", "config.yaml").find("b.c")
+    found = yaml_tree.read_file(tmp_path / "config.yaml", "config.yaml").find("b.c")
     assert found is not None
     assert (found.origin.line, found.origin.column, found.origin.text) == (2, 8, "b: {c: 2}")
 
@@ -139,12 +139,12 @@ def test_the_column_counts_the_characters_of_the_line(line: str) -> None:
 
 
 def test_an_override_has_no_line(tmp_path: Path) -> None:
-    tree = yaml_text.parse("{a: 1}", Origin("override 'x={a: 1}'", tmp_path))
+    tree = yaml_tree.parse("{a: 1}", Origin("override 'x={a: 1}'", tmp_path))
     assert [str(node.origin) for _, node in tree.walk()] == ["override 'x={a: 1}'"]
 
 
 def test_a_file_called_override_has_lines_like_any_other(tmp_path: Path) -> None:
-    tree = yaml_text.parse("\na: 1", Origin("override.yaml", tmp_path))
+    tree = yaml_tree.parse("\na: 1", Origin("override.yaml", tmp_path))
     assert [str(node.origin) for _, node in tree.walk()] == ["override.yaml:2"]
 
 
@@ -155,16 +155,16 @@ VALUES = st.recursive(SCALARS, lambda below: st.lists(below) | st.dictionaries(s
 @given(VALUES, st.booleans())
 @settings(max_examples=150, derandomize=True, deadline=None)
 def test_what_is_written_is_read_back_the_same(value: Any, one_line: bool) -> None:
-    assert parse(yaml_text.dump({"key": value}, one_line=one_line)).plain() == {"key": value}
+    assert parse(yaml_tree.dump({"key": value}, one_line=one_line)).plain() == {"key": value}
 
 
 @pytest.mark.parametrize("text", ["1e5", ".5e3", "08", "0o10", "yes", "2001-01-01", "1_000", "null", "<<", "", "a: b"])
 def test_a_string_that_looks_like_something_else_is_quoted(text: str) -> None:
-    assert yaml_text.dump(text, one_line=True).strip() == f"'{text}'"
+    assert yaml_tree.dump(text, one_line=True).strip() == f"'{text}'"
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\n\n  b\n", "\r", "x\u2028y", "tab\tbed\n"])
 def test_a_text_of_several_lines_can_be_kept_on_one(text: str) -> None:
-    dumped = yaml_text.dump(text, one_line=True).strip()
+    dumped = yaml_tree.dump(text, one_line=True).strip()
     assert len(dumped.splitlines()) == 1
     assert parse(dumped).value == text

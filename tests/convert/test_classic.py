@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import GeneralTrainer
-from pipeline.check import check
+from pipeline.check.checker import check
 from pipeline.convert.config import convert
 
 Workspace = Callable[..., Path]

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.check import check
+from pipeline.check.checker import check
 from pipeline.convert.config import Converted, convert
 from pipeline.convert.rules import KNOWN, NOT_CARRIED
 

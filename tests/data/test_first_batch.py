@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, TensorDataset
 
-from pipeline.data.first_batch import first_batch
-from pipeline.data.limits import limited, overfitted
-from pipeline.data.loader import make_loader
+from pipeline.data.loader import first_batch, limited, make_loader, overfitted
 from pipeline.errors import DataError
 
 DATA = TensorDataset(torch.arange(10.0))

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
-from pipeline.data.limits import limited, overfitted
-from pipeline.data.loader import make_loader, set_epoch
+from pipeline.data.loader import limited, make_loader, overfitted, set_epoch
 from pipeline.errors import DataError
 
 TEN = TensorDataset(torch.arange(10))

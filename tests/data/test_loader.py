@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from pipeline.config.schema import DatasetSchema
-from pipeline.data.loader import build_loader, make_loader, set_epoch
-from pipeline.data.order import EpochSampler
+from pipeline.data.loader import EpochSampler, build_loader, make_loader, set_epoch
 from pipeline.errors import ConfigError, DataError
 
 CPU = torch.device("cpu")

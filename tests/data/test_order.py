@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.data.order import EpochSampler
-from pipeline.data.randomness import mix
+from pipeline.data.loader import EpochSampler
+from pipeline.data.rng import mix
 
 
 def order(seed: int, epoch: int, length: int = 50) -> list[int]:

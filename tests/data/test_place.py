@@ -12,11 +12,9 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from pipeline.checkpoint.state_file import decode, encode
-from pipeline.data.limits import limited
-from pipeline.data.loader import make_loader
-from pipeline.data.place import Marked, state_of
-from pipeline.data.position import after, place_of
+from pipeline.checkpoint.pytree import decode, encode
+from pipeline.data.loader import after, limited, make_loader, place_of
+from pipeline.data.stream import BatchWithState, state_of
 from pipeline.errors import DataError
 
 pytestmark = [
@@ -278,4 +276,4 @@ def test_of_a_marked_batch_only_the_batch_is_pinned() -> None:
         def pin_memory(self) -> str:
             return "pinned"
 
-    assert Marked(Batch(), 1, {"draws": (1, 2)}).pin_memory() == ("pinned", 1, {"draws": (1, 2)})
+    assert BatchWithState(Batch(), 1, {"draws": (1, 2)}).pin_memory() == ("pinned", 1, {"draws": (1, 2)})

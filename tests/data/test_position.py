@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from pipeline.data.limits import limited
-from pipeline.data.loader import make_loader, set_epoch
-from pipeline.data.position import after
+from pipeline.data.loader import after, limited, make_loader, set_epoch
 from pipeline.errors import DataError
 
 

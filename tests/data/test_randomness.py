@@ -11,16 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.data.randomness import (
-    Draws,
-    mix,
-    plain_states,
-    sample_generator,
-    seed_generators,
-    seeded,
-    states,
-    states_of,
-)
+from pipeline.data.rng import RngStream, mix, plain_states, sample_generator, seed_generators, seeded, states, states_of
 from pipeline.errors import DataError
 
 
@@ -96,7 +87,7 @@ def test_numpy_draws_in_a_block_from_a_seed_of_its_own_and_after_it_as_if_it_had
 
 def test_numpy_draws_on_from_block_to_block_and_from_what_a_checkpoint_holds(numpy: Any) -> None:
     expected = numpy.random.RandomState(numpy_seed("3:5:stream")).standard_normal(5).tolist()
-    draws, drawn = Draws(3, 5, "stream"), []
+    draws, drawn = RngStream(3, 5, "stream"), []
     for count in (1, 2, 2):
         numpy.random.standard_normal()
         with draws.going_on():
@@ -123,14 +114,14 @@ def test_without_a_seed_a_block_draws_from_the_generators_as_they_are() -> None:
     seed_generators(1)
     with seeded(None, 5):
         assert draw() == by_hand("1")
-    with Draws(None, 5).going_on():
+    with RngStream(None, 5).going_on():
         assert draw() != by_hand("1")
 
 
 def test_draws_go_on_from_block_to_block_whatever_is_drawn_between() -> None:
     with seeded(3, 5, "stream"):
         expected = [draw(), draw(), draw()]
-    draws, drawn = Draws(3, 5, "stream"), []
+    draws, drawn = RngStream(3, 5, "stream"), []
     for _ in range(3):
         draw()
         with draws.going_on():

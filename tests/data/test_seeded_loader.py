@@ -20,9 +20,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from pipeline.data.loader import make_loader
-from pipeline.data.order import EpochSampler
-from pipeline.data.randomness import sample_generator, seed_generators, seeded
+from pipeline.data.loader import EpochSampler, make_loader
+from pipeline.data.rng import sample_generator, seed_generators, seeded
 from pipeline.errors import ConfigError, DataError
 
 pytestmark = [

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from pipeline.data.loader import make_loader
-from pipeline.data.randomness import sample_generator, seed_generators
+from pipeline.data.rng import sample_generator, seed_generators
 from pipeline.errors import DataError
 
 pytestmark = [

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from pipeline.data.blame import WorkerTracebackError
+from pipeline.data.fetch import WorkerTracebackError
 from pipeline.data.loader import make_loader
 from pipeline.data.workers import supervised
 from pipeline.errors import ConfigError, DataError

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from pipeline.distributed.determinism import CUBLAS, deterministic
+from pipeline.run.device import CUBLAS, deterministic
 
 
 def settings() -> tuple[bool, bool, bool, bool, str | None]:

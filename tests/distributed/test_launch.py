@@ -9,25 +9,25 @@ import pytest
 import torch
 
 from pipeline import GeneralTrainer
-from pipeline.distributed import launch
 from pipeline.errors import ConfigError, ExitCode
+from pipeline.run import device
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
 
 def test_cpu_is_the_cpu() -> None:
-    assert launch.device("cpu") == torch.device("cpu")
+    assert device.resolve_device("cpu") == torch.device("cpu")
 
 
 def test_auto_is_a_gpu_where_there_is_one_and_else_the_cpu() -> None:
-    assert launch.device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert device.resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @no_gpu
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:3", "gpu"])
 def test_a_gpu_that_the_machine_does_not_have_is_refused_with_how_many_it_has(name: str) -> None:
     with pytest.raises(ConfigError, match=f"'{name}'.* this machine has 0 GPUs; write cpu or auto") as caught:
-        launch.device(name)
+        device.resolve_device(name)
     assert caught.value.exit_code == ExitCode.USAGE == 2
 
 
@@ -39,7 +39,7 @@ def test_a_run_on_a_device_that_is_not_there_ends_before_it_leaves_anything(line
 
 
 def test_the_hardware_is_told_as_data() -> None:
-    told = launch.hardware()
+    told = device.describe_hardware()
     assert told["torch_threads"] == torch.get_num_threads()
     assert len(told["gpus"]) == torch.cuda.device_count()
     assert json.loads(json.dumps(told)) == told
@@ -51,7 +51,7 @@ def test_one_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch, wo
     with pytest.raises(
         ConfigError, match=f"WORLD_SIZE={world_size}: several processes are not yet possible; start one"
     ):
-        launch.refuse_several_processes()
+        device.refuse_several_processes()
 
 
 @pytest.mark.parametrize("world_size", ["1", None])

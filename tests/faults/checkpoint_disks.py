@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.checkpoint.files import Buffer, Disk, Written
+from pipeline.checkpoint.storage import Buffer, Disk, Written
 
 OPERATIONS = ("mkdir", "write", "fsync", "rename", "fsync_folder", "remove")
 

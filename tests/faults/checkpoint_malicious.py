@@ -26,7 +26,7 @@ from checkpoint_disks import Recorder
 from checkpoint_power import models
 from loguru import logger
 
-from pipeline.checkpoint import manifest, tensors
+from pipeline.checkpoint import layout, safetensors_io
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.errors import CheckpointError, PipelineError
 
@@ -160,9 +160,13 @@ TENSORS: dict[str, Callable[[], bytes]] = {
     "no JSON": lambda: with_header(b"\xff\xfe\x00"),
     "a header without an end": lambda: with_header(b'{"a":{"dtype":"F32'),
     "a number where a name should be": lambda: with_header(b"{1:2}"),
-    "a deep structure": lambda: tensors.encode({}, {"state_format": "1", "state": "[" * 10**6}),
-    "a wide structure": lambda: tensors.encode({}, {"state_format": "1", "state": "[" + "[]," * 5 * 10**6 + "0]"}),
-    "a pickle in the structure": lambda: tensors.encode({}, {"state_format": "1", "state": '{"object": "os.system"}'}),
+    "a deep structure": lambda: safetensors_io.encode_tensors({}, {"state_format": "1", "state": "[" * 10**6}),
+    "a wide structure": lambda: safetensors_io.encode_tensors(
+        {}, {"state_format": "1", "state": "[" + "[]," * 5 * 10**6 + "0]"}
+    ),
+    "a pickle in the structure": lambda: safetensors_io.encode_tensors(
+        {}, {"state_format": "1", "state": '{"object": "os.system"}'}
+    ),
 }
 
 
@@ -212,7 +216,9 @@ def checkpoints(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
                 continue  # weights have none: what is in its place is not looked at
             path = saved(folder / "checkpoints")
             (path / file).write_bytes(make())
-            rehash(path, {each: manifest.of((path / each).read_bytes()) for each in manifest.entries(path)})
+            rehash(
+                path, {each: layout.read_manifest((path / each).read_bytes()) for each in layout.manifest_entries(path)}
+            )
             yield f"checkpoint, {file}: {name}", lambda path=path: newest(path)
     for name, change in FOLDERS.items():
         path = saved(folder / "checkpoints")
@@ -230,11 +236,11 @@ STATES: dict[str, Callable[[], bytes]] = {
 
 
 def listing(path: Path, name: str) -> None:
-    rehash(path, {**manifest.entries(path), name: manifest.of(b"")})
+    rehash(path, {**layout.manifest_entries(path), name: layout.read_manifest(b"")})
 
 
-def rehash(path: Path, files: dict[str, manifest.Listed]) -> None:
-    (path / manifest.NAME).write_bytes(manifest.encode(files))
+def rehash(path: Path, files: dict[str, layout.Listed]) -> None:
+    (path / layout.MANIFEST).write_bytes(layout.encode_manifest(files))
 
 
 def linked(path: Path) -> None:
@@ -245,19 +251,19 @@ def linked(path: Path) -> None:
 def large(path: Path) -> None:
     sparse(path / "main.safetensors")
     size = (path / "main.safetensors").stat().st_size
-    rehash(path, {**manifest.entries(path), "main.safetensors": manifest.Listed("0" * 64, size)})
+    rehash(path, {**layout.manifest_entries(path), "main.safetensors": layout.Listed("0" * 64, size)})
 
 
 FOLDERS: dict[str, Callable[[Path], object]] = {
     "../ in the manifest": lambda path: listing(path, "../../outside"),
     "an absolute name": lambda path: listing(path, "/etc/hostname"),
     "a FIFO as weights": lambda path: ((path / "main.safetensors").unlink(), os.mkfifo(path / "main.safetensors")),
-    "a FIFO as manifest": lambda path: ((path / manifest.NAME).unlink(), os.mkfifo(path / manifest.NAME)),
+    "a FIFO as manifest": lambda path: ((path / layout.MANIFEST).unlink(), os.mkfifo(path / layout.MANIFEST)),
     "a link as weights": lambda path: linked(path / "main.safetensors"),
-    "a link as manifest": lambda path: linked(path / manifest.NAME),
+    "a link as manifest": lambda path: linked(path / layout.MANIFEST),
     "100 GB as weights": large,
-    "manifest of 100 GB": lambda path: os.truncate(path / manifest.NAME, 10**11),
-    "manifest that is a pickle": lambda path: (path / manifest.NAME).write_bytes(pickle.dumps(Evil())),
+    "manifest of 100 GB": lambda path: os.truncate(path / layout.MANIFEST, 10**11),
+    "manifest that is a pickle": lambda path: (path / layout.MANIFEST).write_bytes(pickle.dumps(Evil())),
 }
 
 

@@ -26,7 +26,7 @@ from loguru import logger
 from torch import nn
 
 from pipeline.checkpoint.checkpointer import Checkpointer
-from pipeline.checkpoint.files import Buffer, Disk
+from pipeline.checkpoint.storage import Buffer, Disk
 from pipeline.errors import PipelineError
 
 Tree = tuple[tuple[str, Any], ...]

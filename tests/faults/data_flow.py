@@ -24,8 +24,8 @@ from typing import Any
 from generated_stages import STAGES, Generated, generate
 from loguru import logger
 
-from pipeline.check import check
-from pipeline.config.load import Draft
+from pipeline.check.checker import check
+from pipeline.config.load import ConfigBuilder
 from pipeline.errors import ContextError, Fault
 from pipeline.trainer import GeneralTrainer
 
@@ -69,7 +69,7 @@ def truth_of(config: Path) -> Truth:
     """Run a workspace until nothing is missing any more."""
     truth = Truth()
     while not truth.ended_in:
-        draft = Draft(config, [f"output_dir={config.parent}/runs"])
+        draft = ConfigBuilder(config, [f"output_dir={config.parent}/runs"])
         assert draft.config, draft.faults
         trainer = Mended(draft.config)
         trainer.missing = truth.missing

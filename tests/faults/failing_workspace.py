@@ -9,8 +9,8 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from pipeline.plugin_hooks import HOOKS
 from pipeline.stages.base import METHODS
+from pipeline.user_code.plugins import HOOKS
 
 FAULTS = """
     import hashlib, os, time, torch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pipeline.plugin_hooks import HOOKS
 from pipeline.stages.base import METHODS
+from pipeline.user_code.plugins import HOOKS
 
 BRAIN = ("phase.net.model=model.py:Own", "phase.net.loss=null")
 OWN_EVALUATION = (*BRAIN, "phase.net.metrics={}")

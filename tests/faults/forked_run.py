@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from pipeline import log
-from pipeline.check import check
-from pipeline.checkpoint import names, saved
+from pipeline.check.checker import check
+from pipeline.checkpoint import layout, reader
 from pipeline.checkpoint.comparison import differences
-from pipeline.cli.arguments import refuse
+from pipeline.cli.options import refuse
 from pipeline.cli.run import run
 from pipeline.errors import PipelineError
-from pipeline.stopping import STOP
+from pipeline.run import log
+from pipeline.signals import SHUTDOWN
 
 # Of the threads that would share a sum none is left in a process that is forked, and it would wait for them.
 torch.set_num_threads(1)
@@ -79,7 +79,7 @@ class ForkedRun:
         code = 255
         try:
             self._become(folder, environment or {}, user)
-            STOP.grace = grace or STOP.grace
+            SHUTDOWN.grace = grace or SHUTDOWN.grace
             gate()
             code = run(str(config), list(overrides), resume)
         except PipelineError as error:
@@ -139,7 +139,7 @@ def until(happens: Callable[[], object], seconds: float = 60) -> bool:
 
 def end(runner_dir: Path) -> dict[str, Any]:
     """What a runner has come to: its last checkpoint, and its numbers; but what depends on the clock."""
-    last = saved.read(names.committed(runner_dir / "checkpoints")[-1])
+    last = reader.read_checkpoint(layout.committed_checkpoints(runner_dir / "checkpoints")[-1])
     assert last.training
     # How long timing.jsonl is.
     last.training["recoverables"]["plugin:metric_log"].pop("timing")

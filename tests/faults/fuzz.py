@@ -17,7 +17,7 @@ from typing import Any
 import hypothesis
 from mutations import BASES, Case, cases, write_workspaces
 
-from pipeline.check import check
+from pipeline.check.checker import check
 from pipeline.errors import Fault
 
 FORBIDDEN = (

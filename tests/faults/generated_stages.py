@@ -203,7 +203,7 @@ class Workspace:
         file.imports += [
             "import torch",
             "from pipeline import Updater",
-            "from pipeline.training.module_brain import ModuleBrain",
+            "from pipeline.training.brain import ModuleBrain",
         ]
         file.imports += ["from pipeline.training.schedules import Constant", "from .data import Line"]
         parts = dict(ENTRY)

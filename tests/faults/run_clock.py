@@ -24,7 +24,7 @@ from typing import Any
 import shifted_clock
 from whole_runs import RUN_DIR, arguments, differences, end, write_job, wrong
 
-from pipeline.checkpoint import names
+from pipeline.checkpoint import layout
 
 YEAR = 366 * 24 * 3600.0
 JUMPS = [jumps for jumps in product((-YEAR, 0.0, YEAR), repeat=2) if any(jumps)]
@@ -72,7 +72,7 @@ def ended_alike(
     if killed.returncode != -signal.SIGKILL:
         return [f"was to be killed, and left with {killed.returncode}: {killed.stderr}"]
     run_dir = (folder / RUN_DIR).resolve()
-    newest = names.step_of(names.committed(run_dir / "train" / "checkpoints")[-1])
+    newest = layout.step_of(layout.committed_checkpoints(run_dir / "train" / "checkpoints")[-1])
     shifted_clock.age(run_dir, jumps[1])
     resumed = run(folder, config, workers, CLOCK_OFF=sum(jumps))
     if resumed.returncode:

@@ -27,7 +27,7 @@ import failing_workspace
 from failure_points import HARMLESS, IN_C, POINTS, VALUES, Point
 from forked_run import ForkedRun, end, unlike, until
 
-from pipeline.checkpoint import names, saved
+from pipeline.checkpoint import layout, reader
 
 GRACE = 0.5
 ACTS = ("raise", "hang", "hang in C")
@@ -194,7 +194,7 @@ def closed(case: Case, run: ForkedRun, at: Workspace) -> Iterator[str]:
     if run.code != 1:
         return
     status = json.loads((at.run_dir / "status.json").read_text(encoding="utf-8"))
-    there = bool(names.committed(at.run_dir / "train/checkpoints"))
+    there = bool(layout.committed_checkpoints(at.run_dir / "train/checkpoints"))
     if [status["state"], status["exit_code"], status["resumable"]] != ["failed", 1, there]:
         yield f"status.json: {status}"
     elif status["reason"].splitlines()[0] not in run.told() or not status["error"]:
@@ -206,14 +206,14 @@ def kept(case: Case, run: ForkedRun, at: Workspace, expected: dict[str, Any]) ->
     if run.code in {0, 2} or not (at.folder / "runs").is_dir():
         return
     folder = at.run_dir / "train/checkpoints"
-    for path in names.committed(folder):
+    for path in layout.committed_checkpoints(folder):
         try:
-            saved.read(path)
+            reader.read_checkpoint(path)
         except Exception as error:  # whatever is wrong with it
             yield f"{path.name}: {error}"
-    if left := names.left_behind(folder) if run.code == 1 else []:
+    if left := layout.left_behind(folder) if run.code == 1 else []:
         yield f"left behind: {left}"
-    if case.point.after and case.point.stage == "runner" and not names.committed(folder):
+    if case.point.after and case.point.stage == "runner" and not layout.committed_checkpoints(folder):
         yield "no checkpoint was saved before"
     again = at.run(NONE, *case.point.overrides, resume="auto")
     if again.wait() != 0:

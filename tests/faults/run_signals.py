@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from forked_runs import Forked, Moment, Moments, Zygote, side_by_side
 from whole_runs import RUN_DIR, arguments, last_line, unbroken, write_job, wrong
 
-from pipeline.stopping import GRACE
+from pipeline.signals import GRACE
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 PLACES = {

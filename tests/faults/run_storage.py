@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from forked_run import ForkedRun, end, unlike
 
-from pipeline.checkpoint import names, saved
+from pipeline.checkpoint import layout, reader
 from pipeline.errors import PipelineError
 
 MOUNTED = "RUN_STORAGE"
@@ -250,7 +250,7 @@ def tried(case: Case, at: Place) -> Iterator[str]:
     if case.mend is None:
         return
     at.shell(case.mend)
-    for path in names.committed(at.run_dir / "train/checkpoints"):
+    for path in layout.committed_checkpoints(at.run_dir / "train/checkpoints"):
         yield from (f"{path.name}: {each}" for each in problems(path))
     again = at.run({}, case.overrides, resume="auto")
     if again.code != 0:
@@ -284,7 +284,7 @@ def told(case: Case, run: ForkedRun, at: Place) -> Iterator[str]:
 
 def problems(path: Path) -> list[str]:
     try:
-        saved.read(path)
+        reader.read_checkpoint(path)
     except PipelineError as error:
         return [str(error)]
     return []

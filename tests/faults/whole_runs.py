@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from forked_runs import Zygote
 
-from pipeline.checkpoint import saved
+from pipeline.checkpoint import reader
 from pipeline.errors import PipelineError
 
 FILES = {
@@ -44,7 +44,7 @@ FILES = {
         import os, time
         from pathlib import Path
         from pipeline import hookimpl
-        from pipeline.checkpoint.files import Disk
+        from pipeline.checkpoint.storage import Disk
 
         SLOW = float(os.environ.get("SLOW_DISK", "0"))
         STUCK = int(os.environ.get("STUCK_AT", "-1"))
@@ -172,7 +172,7 @@ def differences(one: Any, other: Any, place: str = "") -> list[str]:
 def end(run_dir: Path) -> dict[str, Any]:
     """Everything that a run has come to: the state of its last checkpoint, its numbers, which files and checkpoints it left."""
     run_dir = run_dir.resolve(strict=True)
-    last = saved.read(run_dir / LAST)
+    last = reader.read_checkpoint(run_dir / LAST)
     paths = [path.relative_to(run_dir) for path in run_dir.rglob("*")]
     # What a resumption has replaced is kept, and is no part of what the run has come to.
     ours = [name for name in paths if not name.parts[0].startswith("before-")]

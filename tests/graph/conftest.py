@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.check import inspect
-from pipeline.graph.edges import Graph, graphs
+from pipeline.check.checker import inspect
+from pipeline.check.graph import Graph, graphs
 from pipeline.stages.base import METHODS
 
 EXAMPLES = Path(__file__).parents[2] / "workspace_examples"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.graph.edges import Box, Graph
+from pipeline.check.graph import Box, Graph
 
 Staged = Callable[..., Path]
 Drawn = Callable[..., list[Graph]]

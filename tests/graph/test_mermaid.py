@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from pipeline.graph.edges import Graph
-from pipeline.graph.mermaid import mermaid
+from pipeline.check.graph import Graph, mermaid
 
 Drawn = Callable[..., list[Graph]]
 

@@ -9,8 +9,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from pipeline.graph.edges import Graph
-from pipeline.graph.text import table
+from pipeline.check.graph import Graph, table
 
 Drawn = Callable[..., list[Graph]]
 

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.inference.flow import Flow, shown
 from pipeline.inference.stage import flow_of
-from pipeline.source_code import source
+from pipeline.user_code import source
 from pipeline.workspaces import package_name
 
 FlowOf = Callable[..., Flow]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pipeline import Context, GeneralTrainer
-from pipeline.check import check
+from pipeline.check.checker import check
 from pipeline.errors import ConfigError
-from pipeline.open_runner import OpenRunner
+from pipeline.run.session import RunnerSession
 from pipeline.stages.startup import Startup
 
 RUNNER = "runner.train_runner"
@@ -115,7 +115,7 @@ def test_what_nobody_writes_is_missing(linear: Path, files: Files, more: list[st
 class Own(GeneralTrainer):
     """A trainer of which the config knows nothing."""
 
-    def enter(self, stage: str, runner: OpenRunner) -> bool:
+    def enter(self, stage: str, runner: RunnerSession) -> bool:
         runner.context["x"] = 1
         return super().enter(stage, runner)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import GeneralTrainer
-from pipeline.check import check
+from pipeline.check.checker import check
 from pipeline.stages.base import METHODS
 from tests.inference.stages_that_read import PAIRS, READERS
 from tests.inference.stages_that_write import NESTED, WRITERS, WRITERS_WITH_LIB

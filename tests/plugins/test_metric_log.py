@@ -192,7 +192,7 @@ def test_a_tensor_with_one_number_that_a_plugin_reports_is_that_number(
     linear: Path, hook: str, line: str, name: str
 ) -> None:
     context = GeneralTrainer(reporting(linear, hook, line)).run()
-    (kept,) = {each.metrics["line"][name] for each in listing.listed(context["checkpointer"].folder)}
+    (kept,) = {each.metrics["line"][name] for each in listing.list_checkpoints(context["checkpointer"].folder)}
     results = json.loads((context["run_dir"] / "train_runner" / "results.json").read_text(encoding="utf-8"))
     assert (results["metrics"]["line"][name], kept) == (1.5, 1.5)
 

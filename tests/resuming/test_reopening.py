@@ -18,8 +18,8 @@ from pipeline import Context, GeneralTrainer
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.cli import group
 from pipeline.errors import ConfigError, ExitCode, NoCheckpointError
-from pipeline.resuming.reopening import parts
-from pipeline.run_directory import RunDirectory
+from pipeline.run.directory import RunDirectory
+from pipeline.run.resume import parts
 
 SAVING = ["runner.train_runner.save_interval=2"]
 TWO = [

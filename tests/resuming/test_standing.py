@@ -9,8 +9,7 @@ from torch import nn
 
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.errors import StorageError
-from pipeline.resuming.standing import is_done, is_resumable, mark_done
-from pipeline.run_directory import RunDirectory
+from pipeline.run.directory import RunDirectory, is_done, is_resumable, mark_done
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.source_code import classes, source
+from pipeline.user_code import classes, source
 from pipeline.workspaces import package_name
 
 Workspace = Callable[..., Path]

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.source_code import classes, source
+from pipeline.user_code import classes, source
 from pipeline.workspaces import package_name
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.check import check
-from pipeline.source_code.finder import find_spec, unchanging
+from pipeline.check.checker import check
+from pipeline.user_code.source import find_spec, unchanging
 
 
 class Counting(MetaPathFinder):

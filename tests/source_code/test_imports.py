@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.source_code import wrong_import
-from pipeline.source_code.imports import wrong_imports
+from pipeline.user_code import imports
+from pipeline.user_code.imports import wrong_imports
 from pipeline.workspaces import package_name
 
 Workspace = Callable[..., Path]
@@ -26,7 +26,7 @@ WORKING: dict[str, Files] = {
         "m.py": "from .sub import leaf", "sub/__init__.py": "leaf = 1", "sub/leaf.py": "import nowhere_at"},
     "a name of the package": {"m.py": "from . import NAME", "__init__.py": "NAME = 1"},
     "packages": {"m.py": "import os.path, json, torch.nn as nn\nfrom torch.utils.data import Dataset\nimport pytest"},
-    "ours": {"m.py": "from pipeline import StartupBase, stages, discovery, __name__\nfrom pipeline.stages.base import METHODS"},
+    "ours": {"m.py": "from pipeline import StartupBase, stages, signals, __name__\nfrom pipeline.stages.base import METHODS"},
     "in a try": {"m.py": "try:\n    import nowhere_at\nexcept ImportError:\n    nowhere_at = None"},
     "suppressed": {"m.py": "import contextlib\nwith contextlib.suppress(ImportError):\n    from .nope import x"},
     "for checkers of types": {"m.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from nowhere_at import X"},
@@ -129,7 +129,7 @@ def test_files_that_import_each_other_without_end_are_given_up(workspace: Worksp
     ("name", "extra"), [("hypothesis", "dev"), ("importlinter", "dev"), ("pytest_cov", "dev"), ("yaml", None), ("x", None)]
 )  # fmt: skip
 def test_the_extra_that_brings_a_package_is_known_from_our_own_metadata(name: str, extra: str | None) -> None:
-    assert wrong_import.extra_of(name) == extra
+    assert imports.extra_of(name) == extra
 
 
 def test_a_missing_package_that_an_extra_of_ours_brings_is_installed_with_it(

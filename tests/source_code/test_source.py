@@ -14,7 +14,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from pipeline.source_code import classes, finder, source
+from pipeline.user_code import classes, source
 from pipeline.workspaces import package_name
 
 Workspace = Callable[..., Path]
@@ -34,7 +34,7 @@ def defined(folder: Path, name: str, module: str = "m") -> source.Definition:
 
 @pytest.mark.parametrize("name", ["torch.utils.data", "torch.nn", "json.decoder", "sys", "email.mime.text", "pipeline"])
 def test_a_module_is_found_where_python_finds_it(name: str) -> None:
-    expected, found = find_spec(name), finder.find_spec(name)
+    expected, found = find_spec(name), source.find_spec(name)
     assert expected
     assert found
     assert found.origin == expected.origin
@@ -44,29 +44,29 @@ def test_a_module_is_found_where_python_finds_it(name: str) -> None:
     "name", ["nowhere_at.all", "json.nothing", "json.decoder.nothing", "sys.path", "torch.nn.modles"]
 )
 def test_a_module_that_is_not_there_is_not_found(name: str) -> None:
-    assert finder.find_spec(name) is None
+    assert source.find_spec(name) is None
 
 
 def test_namespace_packages_are_found_however_deep(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = workspace({"deep_space/a/b/c.py": "X = 1", "deep_space/d.py": ""})
     monkeypatch.syspath_prepend(str(folder))
-    found = finder.find_spec("deep_space.a.b.c")
+    found = source.find_spec("deep_space.a.b.c")
     assert found
     assert found.origin == str(folder / "deep_space/a/b/c.py")
-    assert (finder.find_spec("deep_space.a.x"), "deep_space" in sys.modules) == (None, False)
+    assert (source.find_spec("deep_space.a.x"), "deep_space" in sys.modules) == (None, False)
 
 
 def test_a_namespace_package_may_lie_in_several_folders(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two"):
         monkeypatch.syspath_prepend(str(workspace({f"wide_space/{name}/m.py": ""}, name)))
-    assert finder.find_spec("wide_space.one.m")
-    assert finder.find_spec("wide_space.two.m")
+    assert source.find_spec("wide_space.one.m")
+    assert source.find_spec("wide_space.two.m")
 
 
 def test_reading_a_module_imports_neither_it_nor_its_parents() -> None:
     code = """
         import sys
-        from pipeline.source_code import classes, source
+        from pipeline.user_code import classes, source
         module = source.read("torch.utils.data.dataset")
         assert module and classes.parameters(source.define(module, "TensorDataset")) is not None
         assert source.define(source.read("torch.nn"), "Linear").module.name == "torch.nn.modules.linear"
@@ -84,7 +84,7 @@ def test_a_module_in_a_zip_file_cannot_be_told(tmp_path: Path, monkeypatch: pyte
     with ZipFile(tmp_path / "packed.zip", "w") as file:
         file.writestr("zipped_away.py", "X = 1")
     monkeypatch.syspath_prepend(str(tmp_path / "packed.zip"))
-    assert finder.find_spec("zipped_away")
+    assert source.find_spec("zipped_away")
     assert source.read("zipped_away") is None
 
 

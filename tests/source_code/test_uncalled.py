@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pipeline import Brain, GeneralTrainer, Stage
-from pipeline.check import check
+from pipeline.check.checker import check
 from pipeline.errors import ConfigError
 
 BRAIN = """\

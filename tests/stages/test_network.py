@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from pipeline import Brain, GeneralTrainer, Stage, Updater, UpdaterBase
 from pipeline.errors import ClassPathError, ConfigError
-from pipeline.training.module_brain import ModuleBrain
+from pipeline.training.brain import ModuleBrain
 
 Data = Callable[[int, int], TensorDataset]
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pipeline import Context, GeneralTrainer, RunnerBase, StartupBase, stages
-from pipeline.checkpoint import tensors
+from pipeline.checkpoint import safetensors_io
 from pipeline.errors import CheckpointError, ConfigError, ExitCode, NoCheckpointError
 
 
@@ -103,7 +103,7 @@ def test_a_startup_of_ones_own_may_load_init_model_path_by_the_helper_of_the_bas
 
 def test_weights_that_do_not_fit_end_the_run_with_what_does_not(config: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "other.safetensors"
-    file.write_bytes(tensors.encode(nn.Linear(3, 9).state_dict()))
+    file.write_bytes(safetensors_io.encode_tensors(nn.Linear(3, 9).state_dict()))
     message = r"other.safetensors: phase 'line': does not fit the model: .*has 'weight', which the model does not"
     with pytest.raises(CheckpointError, match=message):
         first_weights(config, init_model_path=str(file))

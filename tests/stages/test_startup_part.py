@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pipeline import Context, GeneralTrainer, hookimpl
-from pipeline.checkpoint import tensors
+from pipeline.checkpoint import safetensors_io
 from pipeline.errors import CheckpointError, ConfigError
 
 DECAYING = {"lr": 0.1, "weight_decay": 0.5}
@@ -36,7 +36,7 @@ def config(config: dict[str, Any]) -> dict[str, Any]:
 def file(tmp_path: Path) -> Path:
     """Weights of a net of another width at its end."""
     path = tmp_path / "other.safetensors"
-    path.write_bytes(tensors.encode(net(outputs=2).state_dict()))
+    path.write_bytes(safetensors_io.encode_tensors(net(outputs=2).state_dict()))
     return path
 
 

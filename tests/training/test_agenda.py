@@ -7,17 +7,16 @@ from typing import Any
 import pytest
 
 from pipeline.config.schema import RunnerSchema
-from pipeline.training.agenda import Agenda
-from pipeline.training.triggers import NEVER
+from pipeline.training.triggers import NEVER, Schedule
 
 
-def agenda(iteration: int = 0, **runner: Any) -> Agenda:
+def agenda(iteration: int = 0, **runner: Any) -> Schedule:
     """Of a runner that has nothing to do but what it is told."""
     idle = {"print_interval": None, "valid_interval": None, "save_interval": None}
-    return Agenda(RunnerSchema.model_validate({"name": "train", "class": "train", **idle, **runner}), iteration)
+    return Schedule(RunnerSchema.model_validate({"name": "train", "class": "train", **idle, **runner}), iteration)
 
 
-def looks(what: Agenda, last: int, update_every: int = 1) -> dict[int, tuple[bool, ...]]:
+def looks(what: Schedule, last: int, update_every: int = 1) -> dict[int, tuple[bool, ...]]:
     """Iteration -> what is due there, for those at which it asks to be looked at."""
     found, state = {}, {"iteration": 0, "update": 0, "epoch": 0}
     while (iteration := what.next_look(state)) <= last:

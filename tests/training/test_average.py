@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.errors import DataError
-from pipeline.training.average import MOST, Average, Averages
+from pipeline.training.meters import MOST, Meter, Meters
 
 DRAWN = random.Random(0)
 NUMBERS = [(torch.tensor(DRAWN.uniform(-3, 3)), DRAWN.randint(1, 9)) for _ in range(50)]
@@ -27,7 +27,7 @@ def summed(numbers: list[tuple[torch.Tensor, int]]) -> float:
 
 @pytest.mark.parametrize("every", [1, 7, 50, 1000])
 def test_the_mean_is_that_over_samples_bit_for_bit_whenever_it_is_read(every: int) -> None:
-    average = Average()
+    average = Meter()
     for index, (number, samples) in enumerate(NUMBERS, 1):
         average.add(number, samples)
         if index % every == 0:
@@ -38,7 +38,7 @@ def test_the_mean_is_that_over_samples_bit_for_bit_whenever_it_is_read(every: in
 
 @pytest.mark.parametrize("every", [1, 3, 50])
 def test_the_recent_mean_is_that_since_it_was_last_asked_for(every: int) -> None:
-    average = Average()
+    average = Meter()
     for index, (number, samples) in enumerate(NUMBERS[:20], 1):
         average.add(number, samples)
         if index % every == 0:
@@ -55,7 +55,7 @@ def test_what_is_not_finite_is_counted_and_left_out_of_both_means(every: int) ->
     numbers = list(NUMBERS)
     for place, value in ((4, math.nan), (5, math.inf), (30, -math.inf)):
         numbers[place] = (torch.tensor(value), 1000)
-    average = Average()
+    average = Meter()
     for index, (number, samples) in enumerate(numbers, 1):
         average.add(number, samples)
         if index % every == 0:
@@ -68,7 +68,7 @@ def test_what_is_not_finite_is_counted_and_left_out_of_both_means(every: int) ->
 
 
 def test_numbers_of_one_sum_are_added_in_double_precision() -> None:
-    average = Average()
+    average = Meter()
     for _ in range(1000):
         average.add(torch.tensor(0.1), 1)
     assert average.mean() == pytest.approx(torch.tensor(0.1).item(), rel=1e-13)
@@ -76,7 +76,7 @@ def test_numbers_of_one_sum_are_added_in_double_precision() -> None:
 
 @pytest.mark.parametrize("numbers", [[], [math.nan, math.inf]])
 def test_without_a_finite_number_the_means_are_nan(numbers: list[float]) -> None:
-    average = Average()
+    average = Meter()
     for number in numbers:
         average.add(torch.tensor(number), 2)
     assert math.isnan(average.mean())
@@ -84,7 +84,7 @@ def test_without_a_finite_number_the_means_are_nan(numbers: list[float]) -> None
 
 
 def test_a_new_pass_forgets_everything() -> None:
-    average = Average()
+    average = Meter()
     average.add(torch.tensor(math.nan), 2)
     average.read()
     average.add(torch.tensor(7.0), 2)
@@ -94,14 +94,14 @@ def test_a_new_pass_forgets_everything() -> None:
 
 
 def test_numbers_of_several_precisions_are_averaged() -> None:
-    average = Average()
+    average = Meter()
     for number in (torch.tensor(1.0, dtype=torch.bfloat16), torch.tensor(2.0, dtype=torch.double), torch.tensor(6.0)):
         average.add(number, 1)
     assert average.mean() == 3.0
 
 
 def test_what_is_logged_is_weighted_by_the_samples_of_its_batch_or_those_that_it_names() -> None:
-    logged = Averages()
+    logged = Meters()
     logged.samples = 4
     logged.log("accuracy", 0.5)
     logged.samples = 2
@@ -114,7 +114,7 @@ def test_what_is_logged_is_weighted_by_the_samples_of_its_batch_or_those_that_it
 
 
 def test_what_is_logged_does_not_wait_without_end() -> None:
-    logged = Averages()
+    logged = Meters()
     for _ in range(MOST + 3):
         logged.log("x", 1.0)
     assert len(logged["x"].waiting) == 3
@@ -123,4 +123,4 @@ def test_what_is_logged_does_not_wait_without_end() -> None:
 
 def test_only_a_scalar_can_be_logged() -> None:
     with pytest.raises(DataError, match=r"log\('x', …\) was given a tensor of shape \(2,\); give it a scalar"):
-        Averages().log("x", torch.ones(2))
+        Meters().log("x", torch.ones(2))

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetR
 from pipeline.data.batch import count_samples
 from pipeline.data.loader import make_loader
 from pipeline.errors import DataError
-from pipeline.training.batches import Batches
+from pipeline.stages.experiment import Batches
 
 
 class Stream(IterableDataset[int]):

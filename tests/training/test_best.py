@@ -7,7 +7,7 @@ import math
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.training.best import Best
+from pipeline.training.validation import BestTracker
 
 
 @pytest.mark.parametrize(
@@ -21,27 +21,27 @@ from pipeline.training.best import Best
     ],
 )
 def test_a_number_improves_if_it_is_better_than_all_before(mode: str, values: list[float], better: list[bool]) -> None:
-    best = Best("valid_loss", mode)
+    best = BestTracker("valid_loss", mode)
     assert [best.improves("line", {"valid_loss": value}, at) for at, value in enumerate(values, 1)] == better
     last = max(at for at, each in enumerate(better) if each)
     assert best.as_dict() == {"metric": "valid_loss", "mode": mode, "value": values[last], "iteration": last + 1}
 
 
 def test_numbers_without_the_one_that_is_watched_change_nothing() -> None:
-    best = Best("valid_auc", "max")
+    best = BestTracker("valid_auc", "max")
     assert not best.improves("line", {"valid_loss": 1.0}, 3)
     assert (math.isnan(best.value), best.iteration) == (True, 0)
 
 
 def test_a_number_that_was_reported_is_known_even_where_it_is_nan() -> None:
-    best = Best("valid_auc", "max")
+    best = BestTracker("valid_auc", "max")
     best.improves("line", {"valid_auc": math.nan}, 3)
     best.check_reported()
     assert best.iteration == 0
 
 
 def test_a_number_that_nothing_reported_is_told_with_the_nearest_else_all() -> None:
-    best = Best("accuracy", "max")
+    best = BestTracker("accuracy", "max")
     best.improves("one", {"valid_bleu": 1.0}, 3)
     message = "keep_best watches 'accuracy', which no validation reports; "
     with pytest.raises(DataError, match=rf"{message}known: valid_bleu"):
@@ -52,14 +52,14 @@ def test_a_number_that_nothing_reported_is_told_with_the_nearest_else_all() -> N
 
 
 def test_the_numbers_of_two_phases_are_not_compared() -> None:
-    best = Best("valid_loss", "min")
+    best = BestTracker("valid_loss", "min")
     best.improves("one", {"valid_loss": 1.0}, 3)
     with pytest.raises(DataError, match="'valid_loss', which phases 'one' and 'two' both report; name a metric that"):
         best.improves("two", {"valid_loss": 0.5}, 6)
 
 
 def test_a_moment_deserves_a_checkpoint_until_it_is_saved_or_a_later_one_is() -> None:
-    best = Best("valid_loss", "min", count=2)
+    best = BestTracker("valid_loss", "min", count=2)
     for at, value in enumerate([3.0, 1.0, 2.0], 1):
         best.improves("line", {"valid_loss": value}, at)
         assert best.deserves_checkpoint(at)
@@ -71,14 +71,14 @@ def test_a_moment_deserves_a_checkpoint_until_it_is_saved_or_a_later_one_is() ->
 
 
 def test_a_number_deserves_none_if_enough_better_ones_have_or_will_have_one() -> None:
-    best = Best("valid_auc", "max", count=2)
+    best = BestTracker("valid_auc", "max", count=2)
     for at, value in enumerate([0.5, 0.7, 0.6, 0.6, 0.55], 1):
         best.improves("line", {"valid_auc": value}, at)
     assert [best.deserves_checkpoint(at) for at in range(1, 6)] == [True, True, True, False, False]
 
 
 def test_a_state_knows_of_the_checkpoint_that_carries_it() -> None:
-    best, resumed = Best("valid_loss", "min"), Best("valid_loss", "min")
+    best, resumed = BestTracker("valid_loss", "min"), BestTracker("valid_loss", "min")
     best.improves("line", {"valid_loss": 3.0}, 4)
     resumed.load_state_dict(best.state_dict(4))
     assert [each.iteration for each in resumed.kept] == [4]

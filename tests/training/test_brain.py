@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pipeline import Brain, Context, GeneralTrainer, Stage, hookspecs
 from pipeline.data.batch import split
 from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode, StageError
-from pipeline.training.module_brain import ModuleBrain
+from pipeline.training.brain import ModuleBrain
 from pipeline.training.schedules import Constant
 
 X, Y = torch.linspace(-1, 1, 8).view(4, 2), torch.linspace(0, 1, 4).view(4, 1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline import Context, GeneralTrainer, hookimpl
-from pipeline.checkpoint import saved
+from pipeline.checkpoint import reader
 from pipeline.errors import StorageError
 
 Config = Callable[..., dict[str, Any]]
@@ -60,7 +60,7 @@ def test_a_save_that_the_storage_refuses_ends_the_run_and_what_was_saved_is_ther
         GeneralTrainer(refused(2, 99)).run()
     (run_dir,) = Path("runs").glob("*/2*")
     assert steps(run_dir / "train" / "away") == [1, 2]
-    assert saved.problems(run_dir / "train" / "away" / "step-000000000002") == []
+    assert reader.problems_of(run_dir / "train" / "away" / "step-000000000002") == []
 
 
 def test_with_warn_training_goes_on_and_the_next_save_is_tried(

@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader
 from pipeline import Brain, Stage
 from pipeline.context import Context
 from pipeline.errors import ConfigError
-from pipeline.training.compilation import compile_modules
-from pipeline.training.run_options import RunOptions
+from pipeline.training.run_options import RunOptions, compile_modules
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Context]

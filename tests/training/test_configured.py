@@ -11,7 +11,7 @@ import torch
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context
 from pipeline.errors import ConfigError, ContextError
-from pipeline.training.configured import options_of, pass_loader
+from pipeline.training.phase import pass_loader, run_options_for
 from pipeline.training.run_options import RunOptions
 
 CPU = torch.device("cpu")
@@ -42,15 +42,15 @@ def runner(**keys: Any) -> RunnerSchema:
     ],
 )
 def test_a_key_is_the_option_of_its_name_or_of_speechbrains(key: str, value: Any, option: str) -> None:
-    options = options_of(runner(**{key: value}), CPU)
+    options = run_options_for(runner(**{key: value}), CPU)
     assert getattr(options, option) == value
     others = {each.name for each in fields(RunOptions) if each.init} - {option}
-    default = options_of(runner(), CPU)
+    default = run_options_for(runner(), CPU)
     assert all(getattr(options, name) == getattr(default, name) for name in others)
 
 
 def test_names_of_modules_are_taken_over() -> None:
-    options = options_of(runner(compile=True, compile_module_keys=["one"], jit=True, jit_module_keys="two"), CPU)
+    options = run_options_for(runner(compile=True, compile_module_keys=["one"], jit=True, jit_module_keys="two"), CPU)
     assert (options.modules_to("compile", ["one", "two"]), options.modules_to("jit", ["one", "two"])) == (
         ["one"],
         ["two"],
@@ -58,15 +58,15 @@ def test_names_of_modules_are_taken_over() -> None:
 
 
 def test_the_device_is_that_of_the_run_and_clipping_is_off_unless_the_config_says_so() -> None:
-    options = options_of(runner(device="auto"), torch.device("cuda:1"))
+    options = run_options_for(runner(device="auto"), torch.device("cuda:1"))
     assert (options.device, options.max_grad_norm) == ("cuda:1", None)
 
 
 def test_options_that_cannot_be_name_the_runner() -> None:
     with pytest.raises(ConfigError, match=r"^runner.train: .*precision is fp16, which needs a GPU.*; use bf16 or fp32"):
-        options_of(runner(precision="fp16"), CPU)
+        run_options_for(runner(precision="fp16"), CPU)
     with pytest.raises(ConfigError, match=r"^runner.train: .*jit and compile are both asked for.*; keep compile, or"):
-        options_of(runner(jit=True, compile=True), CPU)
+        run_options_for(runner(jit=True, compile=True), CPU)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from pipeline import Brain, Stage
 from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError
-from pipeline.training.epoch import train_epoch
-from pipeline.training.module_brain import ModuleBrain
+from pipeline.training.brain import ModuleBrain
 from pipeline.training.schedules import Constant
+from pipeline.training.train_pass import train_epoch
 from pipeline.training.updater import Updater, UpdaterBase
 
 Config = Callable[..., dict[str, Any]]

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from pipeline import Brain, GeneralTrainer, Stage, hookimpl
 from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError
+from pipeline.training.brain import ModuleBrain
 from pipeline.training.evaluation import evaluate, evaluating
-from pipeline.training.metrics import Accuracy
-from pipeline.training.module_brain import ModuleBrain
+from pipeline.training.metrics.base import Accuracy
 
 mse = nn.functional.mse_loss
 

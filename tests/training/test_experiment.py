@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from pipeline import Context, ExperimentBase, GeneralTrainer, hookimpl
-from pipeline.checkpoint.named import Trained
-from pipeline.config.values import BestSettings
+from pipeline.checkpoint.initial_weights import Trained
+from pipeline.config.schema import BestSettings
 from pipeline.data.loader import EpochSampler, make_loader
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
 

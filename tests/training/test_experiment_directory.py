@@ -15,7 +15,7 @@ from loguru import logger
 
 from pipeline import create_experiment_directory, parse_arguments
 from pipeline.errors import ConfigError, ExitCode, StorageError
-from pipeline.training import experiment_directory
+from pipeline.training import script
 
 PARAMETERS = """\
 # what is trained
@@ -33,7 +33,7 @@ attack: !!python/object/apply:pathlib.Path.mkdir [[unpickled]]
 @pytest.fixture(autouse=True)
 def _log_as_before() -> Iterator[None]:
     yield
-    experiment_directory.end_log()
+    script.end_log()
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_log_lines_of_both_kinds_go_to_the_newest_experiment_directory(tmp_path:
     logger.debug("to one")
     create_experiment_directory(tmp_path / "two")
     logging.getLogger("theirs").warning("to two")
-    experiment_directory.end_log()
+    script.end_log()
     logger.info("to nobody")
     one, two = ((tmp_path / name / "log.txt").read_text() for name in ("one", "two"))
     assert [line.split(" ", 5)[-1].split()[-2:] for line in one.splitlines()[1:]] == [["to", "one"]]
@@ -154,7 +154,7 @@ def test_the_log_may_end_after_all_places_of_log_lines_were_removed(tmp_path: Pa
     before = logging.root.handlers[:]
     create_experiment_directory(tmp_path / "one")
     logger.remove()
-    experiment_directory.end_log()
+    script.end_log()
     logger.add(sys.stderr)
     assert logging.root.handlers == before
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from pipeline import Context
-from pipeline.config.load import Draft
-from pipeline.config.values import Interval
+from pipeline.config.load import ConfigBuilder
+from pipeline.config.schema import Interval
 from pipeline.errors import ConfigError
-from pipeline.training import experiment_settings as settings
-from pipeline.training.experiment_settings import MissingSettingError, Settings
+from pipeline.stages import experiment_config
+from pipeline.stages.experiment_config import MissingSettingError, Settings
 
 
 @pytest.fixture
@@ -73,29 +73,36 @@ def test_a_mapping_that_cannot_be_changed_says_so() -> None:
 
 @pytest.mark.parametrize("kind", [SimpleNamespace, Namespace, dict])
 def test_a_setting_is_found_in_objects_and_mappings_alike(kind: Any) -> None:
-    config = settings.viewed(kind(training=kind(max_iteration=7, valid_interval=[2, "1 epoch"])), "config")
-    assert settings.max_iteration(config) == 7
-    assert settings.intervals(config, "valid_interval") == [Interval(2, "iteration"), Interval(1, "epoch")]
+    config = experiment_config.attribute_view(
+        kind(training=kind(max_iteration=7, valid_interval=[2, "1 epoch"])), "config"
+    )
+    assert experiment_config.max_iteration(config) == 7
+    assert experiment_config.intervals(config, "valid_interval") == [Interval(2, "iteration"), Interval(1, "epoch")]
     with pytest.raises(ConfigError, match=r"config.training.save_interval: there is no such setting"):
-        settings.intervals(config, "save_interval")
+        experiment_config.intervals(config, "save_interval")
 
 
 @pytest.mark.parametrize("value", [0, -1, True, "7", None])
 def test_max_iteration_is_a_positive_number(value: Any) -> None:
     config = Settings({"training": {"max_iteration": value}}, "config")
     with pytest.raises(ConfigError, match=rf"config.training.max_iteration: is {value!r}; write a positive number"):
-        settings.max_iteration(config)
+        experiment_config.max_iteration(config)
 
 
 def test_a_wrong_interval_says_where_and_what_to_write() -> None:
     config = Settings({"training": {"valid_interval": "1 epohc"}}, "config")
     with pytest.raises(ConfigError, match=r"config.training.valid_interval: is '1 epohc'; write a positive number"):
-        settings.intervals(config, "valid_interval")
+        experiment_config.intervals(config, "valid_interval")
 
 
 def test_plain_data_is_made_of_mappings_and_objects() -> None:
     config = SimpleNamespace(lr=0.1, model=Settings({"layers": (1, Path("a"))}, "model"), kind=int, none=None)
-    assert settings.plain(config) == {"lr": 0.1, "model": {"layers": [1, "a"]}, "kind": "<class 'int'>", "none": None}
+    assert experiment_config.plain(config) == {
+        "lr": 0.1,
+        "model": {"layers": [1, "a"]},
+        "kind": "<class 'int'>",
+        "none": None,
+    }
 
 
 # As a stage.
@@ -104,20 +111,20 @@ def test_plain_data_is_made_of_mappings_and_objects() -> None:
 def context(hyper_parameters: dict[str, Any] | None = None, **runner: Any) -> Context:
     """What the settings of a stage are made of."""
     named = {"name": "train", "class": "train", **runner}
-    draft = Draft({"runner": [named], "phase": [], "hyper_parameters": hyper_parameters or {}})
+    draft = ConfigBuilder({"runner": [named], "phase": [], "hyper_parameters": hyper_parameters or {}})
     given = {"device": torch.device("cpu"), "world_size": 1, "run_dir": Path("/run"), "runner_name": "train"}
     return Context(config=draft.config, hyper_parameters=hyper_parameters or {}, **given)
 
 
 def test_training_has_the_runners_keys_and_those_of_hyper_parameters() -> None:
     made = context({"training": {"noise": 2}}, max_steps=7, valid_interval=3, save_interval=[5, "1 epoch"])
-    assert settings.training_of(made) == {
+    assert experiment_config.training_of(made) == {
         "noise": 2, "valid_interval": 3, "save_interval": [5, "1 epoch"], "max_iteration": 7,
     }  # fmt: skip
 
 
 def test_max_iteration_is_missing_while_it_depends_on_an_epoch() -> None:
-    assert settings.training_of(context(max_steps=7, epochs=2)) == {
+    assert experiment_config.training_of(context(max_steps=7, epochs=2)) == {
         "valid_interval": "1 epoch", "save_interval": "1 epoch"
     }  # fmt: skip
 
@@ -132,11 +139,13 @@ def test_max_iteration_is_missing_while_it_depends_on_an_epoch() -> None:
 )  # fmt: skip
 def test_a_training_that_the_runner_contradicts_is_refused(training: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        settings.training_of(context({"training": training}, max_steps=7))
+        experiment_config.training_of(context({"training": training}, max_steps=7))
 
 
 def test_the_config_of_a_stage_is_the_hyper_parameters_and_training() -> None:
-    config = settings.config_of(context({"lr": 0.1, "training": {"noise": 1}}), {"noise": 1, "max_iteration": 7})
+    config = experiment_config.config_of(
+        context({"lr": 0.1, "training": {"noise": 1}}), {"noise": 1, "max_iteration": 7}
+    )
     assert (config.lr, config.training.max_iteration, config.training.noise) == (0.1, 7, 1)
     with pytest.raises(ConfigError, match=r"hyper_parameters.lrr: there is no such setting; did you mean 'lr'"):
         _ = config.lrr
@@ -147,7 +156,7 @@ def test_the_config_of_a_stage_is_the_hyper_parameters_and_training() -> None:
     [("max_iteration", "max_steps"), ("valid_interval", "valid_interval"), ("save_interval", "save_interval")],
 )
 def test_what_the_runner_says_cannot_be_set_in_a_stage(name: str, key: str) -> None:
-    config = settings.config_of(context({"lr": 0.1}), {"max_iteration": 7})
+    config = experiment_config.config_of(context({"lr": 0.1}), {"max_iteration": 7})
     message = rf"hyper_parameters.training.{name} = 5: would be ignored: the runner's `{key}` says it; write it there"
     with pytest.raises(ConfigError, match=message):
         setattr(config.training, name, 5)
@@ -157,13 +166,13 @@ def test_what_the_runner_says_cannot_be_set_in_a_stage(name: str, key: str) -> N
 
 def test_what_else_is_set_in_a_stage_is_seen() -> None:
     made = context({"lr": 0.1, "training": {"noise": 1}})
-    config = settings.config_of(made, settings.training_of(made))
+    config = experiment_config.config_of(made, experiment_config.training_of(made))
     config.lr, config.training.noise = 0.2, 2
     assert (config.lr, config.training.noise) == (0.2, 2)
 
 
 def test_the_args_of_a_stage_are_the_runs() -> None:
-    made = vars(settings.args_of(context(init_model_path="/weights.safetensors")))
+    made = vars(experiment_config.args_of(context(init_model_path="/weights.safetensors")))
     assert made == {
         "device": "cpu", "nprocs": 1, "output": "/run/train", "checkpoint_path": "/weights.safetensors",
     }  # fmt: skip
@@ -171,9 +180,9 @@ def test_the_args_of_a_stage_are_the_runs() -> None:
 
 def test_iterations_without_epochs_and_max_steps_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"runner.train: does not say how long to train; add `epochs:` or"):
-        settings.iterations_of(context(), [])
+        experiment_config.iterations_of(context(), [])
 
 
 @pytest.mark.parametrize(("interval", "expected"), [(50, [Interval(50, "iteration")]), (None, [])])
 def test_the_print_interval_is_the_runners(interval: int | None, expected: list[Interval]) -> None:
-    assert settings.print_intervals(context(print_interval=interval)) == expected
+    assert experiment_config.print_intervals(context(print_interval=interval)) == expected

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from pipeline.training.guard import Guard
-from pipeline.training.optimize import optimize
+from pipeline.training.nonfinite import NonFiniteGuard
+from pipeline.training.optim_scheduler import optimize
 from pipeline.training.schedules import Constant
 
 MAKERS: dict[str, Callable[[Any], Optimizer]] = {
@@ -36,11 +36,11 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
 
 
-def watched(model: nn.Module, make: Callable[[Any], Optimizer]) -> Guard:
-    return Guard(make(model.parameters()), dict(model.named_parameters()))
+def watched(model: nn.Module, make: Callable[[Any], Optimizer]) -> NonFiniteGuard:
+    return NonFiniteGuard(make(model.parameters()), dict(model.named_parameters()))
 
 
-def window(guard: Guard, loss: float, *, slope: float = 1.0, norm: bool = False) -> bool:
+def window(guard: NonFiniteGuard, loss: float, *, slope: float = 1.0, norm: bool = False) -> bool:
     """One window as a scheduler does it on a GPU; whether the optimizer was called."""
     parameters = list(guard.names.values())
     for index, each in enumerate(parameters):
@@ -54,7 +54,7 @@ def window(guard: Guard, loss: float, *, slope: float = 1.0, norm: bool = False)
     return called
 
 
-def everything(guard: Guard) -> list[Tensor]:
+def everything(guard: NonFiniteGuard) -> list[Tensor]:
     """Weights and the optimizer's state, copied."""
     states = [each for state in guard.optimizer.state.values() for each in state.values()]
     return [each.detach().clone() for each in (*guard.names.values(), *states)]

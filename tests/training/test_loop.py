@@ -16,10 +16,10 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from pipeline import Context
 from pipeline.errors import DataError, DivergedError
+from pipeline.training.batch_brain import Stage
+from pipeline.training.brain import ModuleBrain
 from pipeline.training.evaluation import evaluate
-from pipeline.training.metrics import Accuracy
-from pipeline.training.module_brain import ModuleBrain
-from pipeline.training.passes import Stage
+from pipeline.training.metrics.base import Accuracy
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Context]

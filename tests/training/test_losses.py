@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from pipeline.errors import DataError
-from pipeline.training.losses import named
+from pipeline.training.batch_brain import losses_by_name
 
 ONE, TWO = torch.tensor(1.0), torch.tensor(2.0)
 
 
 def test_a_tensor_alone_is_the_loss_and_several_keep_their_names() -> None:
-    assert named(ONE, "here") == {"loss": ONE}
-    assert named({"a": ONE, "b": TWO}, "here") == {"a": ONE, "b": TWO}
+    assert losses_by_name(ONE, "here") == {"loss": ONE}
+    assert losses_by_name({"a": ONE, "b": TWO}, "here") == {"a": ONE, "b": TWO}
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,4 @@ def test_a_tensor_alone_is_the_loss_and_several_keep_their_names() -> None:
 )
 def test_anything_else_is_refused_with_the_method_that_returned_it(returned: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        named(returned, "Mine.update")
+        losses_by_name(returned, "Mine.update")

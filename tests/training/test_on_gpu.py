@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from pipeline import Brain, Context, Stage
 from pipeline.data.batch import to_device
 from pipeline.errors import DivergedError, ExitCode
-from pipeline.training.average import Average
+from pipeline.training.meters import Meter
 from pipeline.training.schedules import Constant
 
 pytestmark = [
@@ -295,7 +295,7 @@ def test_the_mean_is_that_of_the_finite_losses() -> None:
 
 
 def test_numbers_of_two_devices_have_one_mean() -> None:
-    average = Average()
+    average = Meter()
     for number in (torch.tensor(1.0).cuda(), torch.tensor(2.0), torch.tensor(6.0).cuda()):
         average.add(number, 1)
     assert average.mean() == 3.0

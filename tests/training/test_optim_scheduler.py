@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pipeline import OptimScheduler
 from pipeline.errors import ClassPathError, ConfigError
-from pipeline.training.optimize import optimize
+from pipeline.training.optim_scheduler import optimize
 from pipeline.training.schedules import Constant, ExponentialDecay, Noam, Plateau, TorchSchedule
 
 

@@ -14,8 +14,7 @@ from torch.utils.data import TensorDataset
 from pipeline import Brain, Stage
 from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode
-from pipeline.training.optim_scheduler import OptimScheduler
-from pipeline.training.optimize import close, optimize
+from pipeline.training.optim_scheduler import OptimScheduler, close, optimize
 from pipeline.training.schedules import Constant
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.errors import ConfigError
-from pipeline.training.option_rules import NOT_TAKEN, RULES, checked, checked_value
+from pipeline.training.run_options import NOT_TAKEN, RULES, checked, checked_value
 
 FLAGS = sorted(name for name, rule in RULES.items() if rule.remedy == "write true or false")
 COUNT = "write a whole number above 0"

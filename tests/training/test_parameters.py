@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import ConfigError
-from pipeline.training.parameters import trained, without_decay
+from pipeline.training.optim_scheduler import trained, without_decay
 
 
 class Net(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from pipeline import Brain, Stage
-from pipeline.training.pass_progress import EVERY, pass_progress
+from pipeline.training.fit import EVERY, pass_progress
 
 
 class Line(Brain):

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from pipeline import Brain, GeneralTrainer, OptimScheduler, Stage, UpdaterBase
 from pipeline.context import Context
 from pipeline.errors import ConfigError
-from pipeline.training.precision import autocast, scaler
+from pipeline.training.optim_scheduler import autocast, scaler
 from pipeline.training.schedules import Constant
 
 Config = Callable[..., dict[str, Any]]

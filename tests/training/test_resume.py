@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset
 from pipeline import Context, ExperimentBase, GeneralTrainer, hookimpl
 from pipeline.data.loader import make_loader
 from pipeline.errors import CheckpointError, ConfigError
-from pipeline.stopping import StoppedError
+from pipeline.signals import StoppedError
 
 STEPS = 16
 

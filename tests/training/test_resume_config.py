@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from pipeline import Context, ExperimentBase, GeneralTrainer, hookimpl
-from pipeline.checkpoint import manifest
+from pipeline.checkpoint import layout
 from pipeline.checkpoint.layout import TRAINING
-from pipeline.checkpoint.saved import read
-from pipeline.checkpoint.state_tree import flatten
-from pipeline.checkpoint.tensors import encode
+from pipeline.checkpoint.pytree import flatten
+from pipeline.checkpoint.reader import read_checkpoint
+from pipeline.checkpoint.safetensors_io import encode_tensors
 from pipeline.training.schedules import Constant
 from tests.training.conftest import Kill, KilledError, mse, table
 
@@ -207,7 +207,7 @@ def test_what_a_plugin_has_changed_stays_where_the_config_is_the_same(monkeypatc
 def forget_configured(run_dir: Path) -> None:
     """Make the newest checkpoint one of the version that did not keep what was configured."""
     newest = max((run_dir / "t" / "checkpoints").glob("step-*"))
-    saved = read(newest)
+    saved = read_checkpoint(newest)
     assert saved.training
     for scheduler in saved.training["optim_schedulers"]["p"].values():
         state = scheduler["state"]
@@ -218,11 +218,11 @@ def forget_configured(run_dir: Path) -> None:
 
 def rewrite(checkpoint: Path, training: Any) -> None:
     """Put another training state into a checkpoint."""
-    content = encode(*flatten(training))
-    listed = manifest.listed(checkpoint)
+    content = encode_tensors(*flatten(training))
+    listed = layout.listed_files(checkpoint)
     (checkpoint / TRAINING).write_bytes(content)
-    listed[TRAINING] = manifest.of(content)
-    (checkpoint / manifest.NAME).write_bytes(manifest.encode(listed))
+    listed[TRAINING] = layout.read_manifest(content)
+    (checkpoint / layout.MANIFEST).write_bytes(layout.encode_manifest(listed))
 
 
 @pytest.mark.parametrize("name", ["short form", "noam", "torch"])

@@ -14,10 +14,8 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subse
 
 from pipeline import Context, GeneralTrainer, hookimpl, stages
 from pipeline.checkpoint.comparison import differences
-from pipeline.data.loader import make_loader
-from pipeline.data.order import EpochSampler
-from pipeline.data.position import order_drawn_by
-from pipeline.stopping import StoppedError
+from pipeline.data.loader import EpochSampler, make_loader, order_drawn_by
+from pipeline.signals import StoppedError
 from tests.training.conftest import mse, table
 
 EPOCH, AT = 5, 7

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pipeline import Brain, Context, GeneralTrainer, Stage, Updater, UpdaterBase, hookimpl
 from pipeline.checkpoint.comparison import differences
-from pipeline.checkpoint.saved import read
+from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import CheckpointError
 from pipeline.stages.base import RunnerBase
 from tests.training.conftest import Kill, KilledError, mse, table
@@ -206,7 +206,7 @@ def test_an_updaters_own_optimizers_and_their_schedules_are_resumed(
 ) -> None:
     unbroken, resumed = both(monkeypatch, config(updater={"class_path": updater}))
     assert unlike((unbroken, resumed)) == []
-    kept = [read(each["checkpointer"].newest()).training["parts"] for each in (unbroken, resumed)]
+    kept = [read_checkpoint(each["checkpointer"].newest()).training["parts"] for each in (unbroken, resumed)]
     assert [place for place, state in kept[0].items() if state is None] == (
         ["phase.p.updater.first"] if updater is Covering else []
     )

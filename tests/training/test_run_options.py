@@ -11,7 +11,7 @@ import torch
 
 from pipeline import RunOptions
 from pipeline.errors import ConfigError
-from pipeline.training.option_rules import RULES
+from pipeline.training.run_options import RULES
 
 DEFAULTS = {
     "test_only": False, "debug": False, "debug_batches": 2, "debug_epochs": 2, "debug_persistently": False,

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from pipeline import Context, GeneralTrainer, hookimpl
 from pipeline.errors import ExitCode
-from pipeline.stopping import StoppedError
+from pipeline.signals import StoppedError
 
 
 class Noisy(Dataset[tuple[Tensor, Tensor]]):

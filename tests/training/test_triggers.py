@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pipeline.config.values import Interval
+from pipeline.config.schema import Interval
 from pipeline.training.triggers import NEVER, Trigger, Triggers
 
 

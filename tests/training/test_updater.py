@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeline import Context, GeneralTrainer, Updater, UpdaterBase, UpdaterState, stages
-from pipeline.checkpoint.state_file import save_state
+from pipeline.checkpoint.pytree import save_state
 from pipeline.errors import CheckpointError
 
 

@@ -13,7 +13,7 @@ from torch.optim import SGD
 from pipeline import Brain, GeneralTrainer, OptimScheduler, Stage, UpdaterBase
 from pipeline.context import Context
 from pipeline.errors import DataError, DivergedError
-from pipeline.training.module_brain import ModuleBrain
+from pipeline.training.brain import ModuleBrain
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Context]

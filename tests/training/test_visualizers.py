@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline import Context, discovery
+from pipeline import Context
 from pipeline.hookspecs import hookimpl
-from pipeline.training.visualizers import JsonLines, PluginNumbers
+from pipeline.stages.experiment_config import JsonLines, PluginNumbers
+from pipeline.user_code.plugins import plugin_manager
 
 
 class Heard:
@@ -38,7 +39,7 @@ def heard() -> Heard:
 @pytest.fixture
 def numbers(heard: Heard) -> PluginNumbers:
     """In an epoch, with no iteration done."""
-    plugins = discovery.manager()
+    plugins = plugin_manager()
     plugins.register(heard)
     made = PluginNumbers(Context(hooks=plugins.hook, train_state={"iteration": 0}))
     made.begin_epoch()

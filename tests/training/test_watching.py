@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from pipeline import Brain, Stage, UpdaterBase, hookimpl
 from pipeline.context import Context
+from pipeline.training.loop import attach_optimizer_hooks
 from pipeline.training.schedules import Constant
-from pipeline.training.watching import watch
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Context]
@@ -138,5 +138,5 @@ def test_watching_again_takes_the_place_of_what_watched_before(config: Config, r
     context, plain = run(chosen), run(config())
     scheduler = Constant("SGD", {"lr": 0.1}, nn.Linear(1, 1))
     for each in (context, plain):
-        watch({"mine": scheduler}, each)
+        attach_optimizer_hooks({"mine": scheduler}, each)
         assert (scheduler.before_update is None) is (each is plain)

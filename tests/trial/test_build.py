@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.check import checked
-from pipeline.trial import phase_build
-from pipeline.trial.build import Build
-from pipeline.trial.phase_build import META, PhaseBuild
+from pipeline.check.checker import checked
+from pipeline.cli import dry_run
+from pipeline.cli.dry_run import META, Build, PhaseBuild
 
 MODEL = """
     import torch
@@ -280,8 +279,8 @@ def test_what_fails_in_several_places_is_told_all_at_once(linear: Path) -> None:
 
 def test_a_batch_is_told_with_all_its_shapes() -> None:
     batch: Any = ({"a": torch.ones(2, 3), "b": [torch.ones(2), "x"]}, torch.ones(2, dtype=torch.long))
-    assert phase_build.batch_shapes(batch) == "(inputs {a [2, 3], b ([2], a str)}, target [2])"
-    assert phase_build.batch_shapes({"words": ["w"] * 9, "label": torch.ones(())}) == "{words a list of 9, label []}"
+    assert dry_run.batch_shapes(batch) == "(inputs {a [2, 3], b ([2], a str)}, target [2])"
+    assert dry_run.batch_shapes({"words": ["w"] * 9, "label": torch.ones(())}) == "{words a list of 9, label []}"
 
 
 def test_a_phase_with_the_model_of_another_is_built_as_that_one(linear: Path) -> None:

@@ -3,7 +3,7 @@
 import torch
 
 from pipeline import Context, stages
-from pipeline.checkpoint import tensors
+from pipeline.checkpoint import safetensors_io
 
 from .data import Rings
 from .model import Encoder
@@ -23,4 +23,4 @@ class Instance(stages.Instance):
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
-        (context["run_dir"] / "encoder.safetensors").write_bytes(tensors.encode(encoder.state_dict()))
+        (context["run_dir"] / "encoder.safetensors").write_bytes(safetensors_io.encode_tensors(encoder.state_dict()))

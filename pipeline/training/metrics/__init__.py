@@ -7,11 +7,8 @@ batches changes nothing. A metric of no samples is nan. ``state_dict`` and ``loa
 """
 
 from pipeline.training.metrics.auc import AUC
-from pipeline.training.metrics.averages import MAE, RMSE, Accuracy, LogLoss
-from pipeline.training.metrics.confusion import F1, Precision, Recall
-from pipeline.training.metrics.mean import Mean
-from pipeline.training.metrics.metric import Metric, build_metrics
-from pipeline.training.metrics.recall_at_k import RecallAtK
+from pipeline.training.metrics.base import MAE, RMSE, Accuracy, LogLoss, Mean, Metric, build_metrics
+from pipeline.training.metrics.classification import F1, Precision, Recall, RecallAtK
 
 __all__ = [
     "AUC",

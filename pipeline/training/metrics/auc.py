@@ -11,9 +11,7 @@ from loguru import logger
 from torch import Tensor
 
 from pipeline.errors import ConfigError
-from pipeline.training.metrics.mean import wide
-from pipeline.training.metrics.shapes import paired
-from pipeline.training.metrics.sums import LABELS, Summed, no_labels
+from pipeline.training.metrics.base import LABELS, Summed, no_labels, paired, wide
 
 BINS = 4096
 NOTICEABLE = 0.001

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.training.metrics import F1, Precision, Recall
-from pipeline.training.metrics.confusion import Average
+from pipeline.training.metrics.classification import F1, Average, Precision, Recall
 
 PREDICTED = [0, 0, 1, 1, 1, 2, 2, 0, 4]
 ACTUAL = [0, 1, 1, 1, 2, 2, 0, 0, 2]

@@ -14,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pipeline import check
+from pipeline.check import checker
 from pipeline.errors import DataError
 from pipeline.training import metrics
-from pipeline.training.metrics import AUC, F1, MAE, RMSE, Accuracy, LogLoss, Mean, Precision, Recall, RecallAtK
+from pipeline.training.metrics import AUC
+from pipeline.training.metrics.base import MAE, RMSE, Accuracy, LogLoss, Mean
+from pipeline.training.metrics.classification import F1, Precision, Recall, RecallAtK
 
 Data = tuple[Tensor, Tensor]
 random = torch.Generator().manual_seed(0)
@@ -121,11 +123,13 @@ def test_a_state_from_another_device_moves_to_that_of_the_predictions(make: Call
 
 @pytest.mark.parametrize("kind", ["Mean", "Accuracy", "AUC", "LogLoss", "MAE", "RMSE", "Precision", "Recall", "F1"])
 def test_a_metric_is_named_in_a_config_by_its_bare_name(kind: str, linear: Path) -> None:
-    assert check.check(linear, [f"phase.line.metrics={{m: {{class: {kind}}}}}"]) == []
+    assert checker.check(linear, [f"phase.line.metrics={{m: {{class: {kind}}}}}"]) == []
 
 
 def test_the_arguments_of_a_metric_are_checked_from_its_source(linear: Path) -> None:
-    faults = check.check(linear, ["phase.line.metrics={m: {class: RecallAtK}, f: {class: F1, args: {avrage: micro}}}"])
+    faults = checker.check(
+        linear, ["phase.line.metrics={m: {class: RecallAtK}, f: {class: F1, args: {avrage: micro}}}"]
+    )
     assert [each.message for each in faults] == [
         "RecallAtK needs the argument k; add it",
         "F1 has no argument 'avrage'; did you mean 'average'?",

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ClassPathError
-from pipeline.training.metrics import AUC, LogLoss, build_metrics
+from pipeline.training.metrics import AUC
+from pipeline.training.metrics.base import LogLoss, build_metrics
 
 
 class Count:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.training.metrics import RecallAtK
+from pipeline.training.metrics.classification import RecallAtK
 
 
 def mean_over_orders(scores: list[int], relevant: set[int], k: int) -> float:

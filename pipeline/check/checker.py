@@ -1,0 +1,275 @@
+"""Every fault of a config, all at once, from source alone: no user code and no torch is imported.
+
+The trainer calls this before it runs anything, and so does ``pipeline check``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+from pipeline.check.data_flow import DataFlow, FlowCheck, is_untouched, runs_in_order
+from pipeline.check.hooks import definition_of, faults_of_hooks
+from pipeline.check.hyper_parameters import HyperParameterCheck
+from pipeline.check.inspection import Inspection, Setting
+from pipeline.check.phase import PhaseCheck
+from pipeline.check.runner import (
+    absent,
+    check_debug,
+    check_experiment,
+    check_init,
+    check_keys,
+    experiment_of,
+    kind,
+    with_experiment,
+)
+from pipeline.check.stage import check_arguments, stage_faults, swap_report, uncalled_methods, wrong_supers
+from pipeline.config.load import Config, ConfigBuilder, Source
+from pipeline.config.schema import RunnerSchema
+from pipeline.config.yaml_tree import DEFAULT, Node, refusal, resolved
+from pipeline.context import STAGES, base_of
+from pipeline.errors import ConfigError, Fault
+from pipeline.inference.flow import Flow
+from pipeline.inference.stage import flow_of_plugin
+from pipeline.user_code import class_path, classes, source, uncalled
+from pipeline.user_code.plugins import HOOKS, Plugin, configured_plugins, plugin_faults
+from pipeline.user_code.source import unchanging
+
+
+@dataclass
+class Checked:
+    """What a check found.
+
+    Attributes:
+        faults: what is wrong; empty means that the config may run.
+        config: the resolved config; None where there are faults.
+        flows: runner name -> how the context's keys flow through its stages, for the runners of ``mode``.
+        files: the files of user code that were read.
+    """
+
+    faults: list[Fault]
+    config: Config | None = None
+    flows: dict[str, DataFlow] = field(default_factory=dict)
+    files: list[Path] = field(default_factory=list)
+
+
+def check(config: Source, overrides: Sequence[str] = ()) -> list[Fault]:
+    """The faults of a config file or dict; an empty list means that it may run."""
+    return inspect(config, overrides).faults
+
+
+def checked(config: Source, overrides: Sequence[str] = (), *, in_order: bool = True, resumes: bool = False) -> Config:
+    """The resolved config.
+
+    Args:
+        config: a config file or dict.
+        overrides: ``"runner.train_runner.epochs=3"`` and the like.
+        in_order: whether the stages follow each other as the default trainer's do.
+        resumes: whether an earlier run may go on, which does not need its first weights any more.
+
+    Raises:
+        ConfigError: it has faults; all of them.
+    """
+    found = inspect(config, overrides, in_order=in_order, resumes=resumes)
+    if found.config is None:
+        raise ConfigError(found.faults)
+    return found.config
+
+
+@unchanging()
+def inspect(config: Source, overrides: Sequence[str] = (), *, in_order: bool = True, resumes: bool = False) -> Checked:
+    """Look at a config file or dict, and at all that it names; the arguments are those of ``checked``."""
+    draft = ConfigBuilder(config, overrides)
+    if draft.tree is None:
+        return Checked(draft.faults)
+    inspection = Inspection(draft.tree, draft.workspace, draft.faults)
+    # What could not be made out may be what is referred to.
+    sound = not any(not fault.address or fault.address.startswith("hyper_parameters") for fault in draft.faults)
+    plugins = _check_plugins(inspection)
+    runners = _runners(inspection)
+    _check_folders(inspection, runners)
+    checks = []
+    # Another class than infer is a misspelt one.
+    trained: dict[str, Setting] = {}
+    for name, runner in runners.items():
+        checks.append(_RunnerCheck(runner, [flow for _, flow in plugins], dict(trained), in_order=in_order))
+        if kind(runner) != "infer":
+            trained[name] = runner
+        if runner.node and not resumes and (message := absent(runner.node)):
+            runner.fault_at("init_model_path", message)
+    flows = {check.runner.name: check.flow for check in checks}
+    if in_order and not any(check.is_open() for check in checks):
+        inspection.faults += faults_of_hooks(plugins, list(flows.values()))
+    certain = sound and in_order and not isinstance(config, Mapping)
+    suspects = HyperParameterCheck(inspection, draft.used).all(certain=certain)
+    # Two runners that share a phase share its faults.
+    faults = sorted(dict.fromkeys(draft.faults), key=lambda fault: (fault.where, fault.line, fault.column))
+    if draft.config:
+        draft.config.sources = inspection.files
+        draft.config.swaps = swap_report(flows)
+        draft.config.reads.suspects = suspects
+    return Checked(faults, None if faults else draft.config, flows, inspection.files)
+
+
+def _check_plugins(inspection: Inspection) -> list[tuple[Plugin, Flow | None]]:
+    """What each plugin may do with the context; None where that cannot be told."""
+    plugins, faults = configured_plugins(inspection.tree, inspection.workspace)
+    inspection.faults += faults
+    flows: list[tuple[Plugin, Flow | None]] = []
+    for plugin in plugins:
+        inspection.faults += plugin_faults(plugin)
+        if isinstance(plugin.target, class_path.ClassPath):
+            inspection.remember(plugin.target)
+        flows.append((plugin, _plugin_flow(plugin)))
+    return flows
+
+
+def _plugin_flow(plugin: Plugin) -> Flow | None:
+    definition = definition_of(plugin)
+    if definition is None:
+        return None
+    return _as_it_comes(definition) if not plugin.args else flow_of_plugin(definition, HOOKS, plugin.args)
+
+
+@lru_cache(maxsize=64)
+def _as_it_comes(definition: source.Definition) -> Flow:
+    """What a plugin without arguments does, found out once; a file that has changed is another definition."""
+    return flow_of_plugin(definition, HOOKS, {})
+
+
+def _runners(inspection: Inspection) -> dict[str, Setting]:
+    """Name -> runner, for the runners of ``mode`` in its order; a name that isn't there is a fault."""
+    runners, mode = inspection.settings("runner"), inspection.setting("mode")
+    names = mode.references("runner")
+    whole = len(mode.value) if isinstance(mode.value, list) else 1
+    return {name: runners[name] for name in names} if names and len(names) == whole else runners
+
+
+def _check_folders(inspection: Inspection, runners: Mapping[str, Setting]) -> None:
+    """Where a run writes: below a file there can be no folder."""
+    keys = ("save_checkpoint_path", "save_inference_path")
+    for folder in (inspection.setting("output_dir"), *(runner[key] for runner in runners.values() for key in keys)):
+        if isinstance(folder.value, str) and (message := _wrong_folder(folder.value)):
+            folder.fault(message)
+
+
+def _wrong_folder(text: str) -> str:
+    """Why a path can be no folder; ``""`` where it can."""
+    try:
+        resolved(Path(text))
+    except OSError as error:
+        if error.errno in {errno.EINVAL, errno.ENAMETOOLONG}:
+            return f"'{text}' can be no folder: {error.strerror}; check the path"
+    path = os.path.abspath(text.replace("{run_dir}", ""))
+    if refused := refusal(path):
+        return refused
+    file = next((str(above) for above in (Path(path), *Path(path).parents) if os.path.isfile(above)), None)
+    where = "is a file" if file == path else f"lies below {file}, which is a file"
+    return f"'{text}' {where}; name a folder" if file else ""
+
+
+class _RunnerCheck:
+    """The checks of one runner and of the phases that it runs.
+
+    Args:
+        runner: the runner.
+        plugins: what each plugin may do with the context.
+        trained: name -> runner, for the train runners that precede this one.
+        in_order: whether the stages follow each other as the default trainer's do.
+
+    Attributes:
+        flow: how the keys of the context flow through the stages.
+    """
+
+    def __init__(
+        self, runner: Setting, plugins: Sequence[Flow | None], trained: Mapping[str, Setting], *, in_order: bool
+    ) -> None:
+        self.runner = runner
+        self.inspection = runner.inspection
+        assert runner.node, "a section has what is written alone"
+        self.is_open: Callable[[], bool] = lambda: True
+        definitions = {stage: self.stage(stage) for stage in STAGES}
+        self.trainer()
+        default = {stage for stage, definition in definitions.items() if definition and _is_default(definition, stage)}
+        phases = self.phases()
+        check_debug(runner)
+        if "runner" in default and kind(runner) in {"train", "infer"}:
+            self.budget(phases)
+        experiment = experiment_of(runner, definitions["runner"])
+        if experiment:
+            check_experiment(experiment, runner)
+        check_init(runner, trained, default, experiment)
+        if experiment == "" and not self.inspection.section("phase") and runner["phases"].value is None:
+            self.needs_phase(sorted(default & {"network", "runner"}))
+        if "network" in default:
+            PhaseCheck(runner, phases, trains=kind(runner) == "train").all()
+        nodes = {name: phase.node for name, phase in phases.items() if phase.node}
+        flow_check = FlowCheck(self.inspection, runner.node, nodes, runner.fault_at)
+        facts = {"is_infer": kind(runner) == "infer", "is_fleet": False} if kind(runner) in {"train", "infer"} else {}
+        self.flow = flow_check.flow({**definitions, "runner": None} if experiment else definitions, plugins, facts)
+        if experiment:
+            self.flow = with_experiment(self.flow, definitions["runner"])
+        in_order = in_order and runs_in_order(runner.node)
+        if in_order:
+            flow_check.faults(self.flow)
+            self.is_open = partial(flow_check.is_reached, self.flow)
+        for stage, definition in definitions.items():
+            if definition and not is_untouched(runner.node, stage):
+                self.methods(stage, definition, in_order=in_order)
+
+    def methods(self, stage: str, definition: source.Definition, *, in_order: bool) -> None:
+        """What the methods of a stage of the user's call, and whether somebody calls them."""
+        messages = wrong_supers(definition)
+        # A trainer of the user's own may call other methods.
+        uncalled_ones = uncalled_methods(definition, stage, self.inspection.modules.values()) if in_order else ()
+        for message in (*messages, *uncalled_ones):
+            self.runner.fault_at(f"{stage}_class_path", message)
+
+    def stage(self, stage: str) -> source.Definition | None:
+        """The class of a stage, checked with its arguments; None: it cannot be told which."""
+        key = f"{stage}_class_path"
+        path = self.runner[key]
+        if path.node is None:
+            path = replace(path, node=Node(RunnerSchema.model_fields[key].default, DEFAULT))
+        definition = path.find_class(stage.capitalize(), base_of(stage))
+        for message in stage_faults(definition, stage) if definition else ():
+            self.runner.fault_at(key, message)
+        if definition and self.runner[f"{stage}_args"].node:
+            check_arguments(definition, self.runner[f"{stage}_args"].or_empty(path.origin))
+        return definition
+
+    def trainer(self) -> None:
+        """The class of the trainer: one of ours, whose methods somebody calls."""
+        trainer = self.runner["trainer_class"]
+        definition = trainer.find_class("Trainer", uncalled.TRAINER) if trainer.is_written else None
+        if definition:
+            for message in uncalled.in_source(definition, uncalled.TRAINER, uncalled.OF_A_TRAINER, ()):
+                trainer.fault(message)
+
+    def budget(self, phases: dict[str, Setting]) -> None:
+        """What the runner's keys say together, and how long it trains."""
+        node, trains = self.runner.node, kind(self.runner) == "train"
+        whole = node is not None and all(is_untouched(node, stage) for stage in ("network", "runner"))
+        check_keys(self.runner, phases, trains=trains, whole=whole)
+        limits = ("epochs", "max_steps", "optimizer_step_limit")
+        if trains and all(self.runner[key].value is None for key in limits):
+            self.runner.fault("does not say how long to train; add `epochs:` or `max_steps:`")
+
+    def phases(self) -> dict[str, Setting]:
+        """The phases that the runner runs."""
+        phases, names = self.inspection.settings("phase"), self.runner["phases"]
+        return phases if names.value is None else {name: phases[name] for name in names.references("phase")}
+
+    def needs_phase(self, stages: list[str]) -> None:
+        """The default network and runner need phases."""
+        if stages:
+            need = f"{' and '.join(stages)} need{'s' if len(stages) == 1 else ''}"
+            self.runner.fault(f"the default {need} a phase; add `phase:`, or replace network and runner")
+
+
+def _is_default(definition: source.Definition, stage: str) -> bool:
+    return classes.is_subclass(definition, RunnerSchema.model_fields[f"{stage}_class_path"].default) is True

@@ -1,0 +1,61 @@
+"""Whether the hooks of the plugins find the keys that they read, from source alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pipeline.check.data_flow import DataFlow
+from pipeline.config.yaml_tree import DEFAULT
+from pipeline.context import KEYS, STAGES
+from pipeline.errors import ClassPathError, Fault, nearest
+from pipeline.inference.flow import Flow, Use
+from pipeline.inference.stage import reads_of_hook
+from pipeline.user_code import class_path, source
+from pipeline.user_code.plugins import HOOKS, Plugin
+
+_OF_A_STAGE = ("before_stage", "after_stage")
+
+"""The hooks that are called with the name of each stage."""
+
+
+def faults_of_hooks(plugins: Sequence[tuple[Plugin, Flow | None]], flows: Sequence[DataFlow]) -> list[Fault]:
+    """The keys that a hook certainly reads and nobody writes in any runner; none where somebody may write anything.
+
+    Args:
+        plugins: each with what it may do with the context; None where that cannot be told.
+        flows: what the stages of each runner do with it.
+    """
+    found = [*(flow for _, flow in plugins), *(each and each.flow for flow in flows for each in flow.stages.values())]
+    known = [each for each in found if each and not each.unknown]
+    if len(known) < len(found):
+        return []
+    written = {*(key.name for key in KEYS), *(key for each in known for key in each.writes())}
+    named = [plugin for plugin, _ in plugins if plugin.origin is not DEFAULT]
+    return [fault for plugin in named for fault in _missing(plugin, written)]
+
+
+def _missing(plugin: Plugin, written: set[str]) -> Iterator[Fault]:
+    definition = definition_of(plugin)
+    reads = [(hook, use) for hook in HOOKS for use in _reads(definition, hook, plugin)] if definition else []
+    for hook, use in reads:
+        if use.key not in written:
+            where = f"plugin '{plugin.name}', hook {hook} ({use.place})"
+            remedy = nearest(use.key, written) or "; write it in a stage, or read it with context.get"
+            message = f"{where} reads context['{use.key}'], which nobody writes{remedy}"
+            yield plugin.origin.fault("plugins", message)
+
+
+def definition_of(plugin: Plugin) -> source.Definition | None:
+    """The source of a plugin's class; None where there is none to read."""
+    try:
+        found = class_path.define(plugin.target) if isinstance(plugin.target, class_path.ClassPath) else None
+    except ClassPathError:  # a fault already
+        return None
+    return found if found and isinstance(found.node, source.ClassNode) else None
+
+
+def _reads(definition: source.Definition, hook: str, plugin: Plugin) -> list[Use]:
+    """What a hook reads each time that it is called; of one that is called for each stage, for any of them."""
+    names = [{"name": stage} for stage in STAGES] if hook in _OF_A_STAGE else [{}]
+    found = [use for given in names for use in reads_of_hook(definition, hook, plugin.args, given)]
+    return list({use.path: use for use in found}.values())

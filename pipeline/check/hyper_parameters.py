@@ -1,0 +1,170 @@
+"""Whether somebody reads each of the ``hyper_parameters``, from source alone."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+from pipeline.check.data_flow import is_untouched, runs_in_order
+from pipeline.check.inspection import Inspection, plain
+from pipeline.check.phase import MODULE
+from pipeline.check.usages import user_files
+from pipeline.config.yaml_tree import DEFAULT, Node
+from pipeline.context import STAGES
+from pipeline.errors import ClassPathError, one_of
+from pipeline.inference.frame import is_ours
+from pipeline.user_code import class_path, classes, source
+from pipeline.user_code.class_path import OPTIMIZERS, optimizer_name
+from pipeline.user_code.plugins import configured_plugins
+from pipeline.user_code.uncalled import BRAIN
+
+_WHOLE = {"hyper_parameters", "env", "config", "config_yaml", "yaml"}
+
+"""Words of code that may read any of them."""
+
+_MOST = 300
+
+"""Files of a workspace that are looked at."""
+
+
+class HyperParameterCheck:
+    """The check of what is written under ``hyper_parameters``, but for the optimizer.
+
+    Args:
+        inspection: where the faults go.
+        used: the addresses that values of the config refer to.
+    """
+
+    def __init__(self, inspection: Inspection, used: Collection[str]) -> None:
+        self.inspection = inspection
+        self.used = used
+        self.models = [self.define(phase.child("model"), "Model") for phase in inspection.section("phase").values()]
+        self.taken = [classes.parameters(each) if each else None for each in self.models]
+
+    def define(self, path: Node | None, implied: str, module: str = "") -> source.Definition | None:
+        """The class that a path names; None where that cannot be told. What is wrong with it is another's fault."""
+        if path is None or not isinstance(path.value, str):
+            return None
+        try:
+            workspace, folder = self.inspection.workspace, path.origin.folder
+            return class_path.define(
+                class_path.parse(path.value, name=implied, folder=folder, workspace=workspace, module=module)
+            )
+        except ClassPathError:
+            return None
+
+    def all(self, *, certain: bool) -> set[str]:
+        """The names that, as far as the source tells, nobody reads; each is a fault where that is certain.
+
+        Args:
+            certain: whether the trainer is the default, and the config stands in a file.
+        """
+        section = self.inspection.tree.child("hyper_parameters")
+        names = {name for each in self.taken if each for name in each.names} | {"optimizer"}
+        written = section.children() if section and isinstance(section.value, dict) else ()
+        left = {name: node for name, node in written if node.origin is not DEFAULT and name not in names}
+        left = {name: node for name, node in left.items() if not self.is_referred(f"hyper_parameters.{name}")}
+        named = user_files(self.inspection.tree, self.inspection.workspace) if left else []
+        words = _words(named)
+        left = {name: node for name, node in left.items() if name not in words}
+        if left and certain and self.is_default(named):
+            words |= _words(self.files())
+            for name, node in left.items():
+                if self.is_own(node) and name not in words and not words & _WHOLE:
+                    message = f"nobody reads it: no model takes it, and nothing refers to it{self.hint(name)}"
+                    self.inspection.add(node.key or node.origin, f"hyper_parameters.{name}", message)
+        return set(left)
+
+    def is_referred(self, address: str) -> bool:
+        """Whether a value of the config takes this one, a part of it, or what holds it."""
+        return any(f"{address}.".startswith(f"{each}.") or each.startswith(f"{address}.") for each in self.used)
+
+    def is_own(self, node: Node) -> bool:
+        """Whether a value serves this config alone: it is no base's, and no alias repeats it."""
+        place = node.key or node.origin
+        texts = [each.origin.text for each in (node, *(below for _, below in node.walk()))]
+        here = place.where == self.inspection.tree.origin.where or place.where.startswith("override '")
+        return here and not any(re.search(r"(^|[\s{\[,])&\w", text) for text in texts)
+
+    def is_default(self, files: Collection[Path]) -> bool:
+        """Whether just the default stages and plugins, and code whose files are looked at, come to the context."""
+        for runner in self.inspection.section("runner").values():
+            if not runs_in_order(runner) or not all(is_untouched(runner, stage) for stage in STAGES):
+                return False
+        phases = self.inspection.section("phase").values()
+        updaters = [self.define(path, "Updater") for each in phases if (path := each.find("updater.class_path"))]
+        plugins, _ = configured_plugins(self.inspection.tree, self.inspection.workspace)
+        return (
+            not any(each is None or each.any_name for each in self.taken)
+            and all(each and _is_looked_at(each, files) for each in (*self.models, *updaters))
+            and all(isinstance(each.target, class_path.ClassPath) and _is_known(each.target) for each in plugins)
+        )
+
+    def files(self) -> Iterator[Path]:
+        """The programs of the workspace."""
+        skipped = Path(str(plain(self.inspection.tree, "output_dir"))).name
+        return _code(self.inspection.workspace, skipped) if self.inspection.workspace else iter(())
+
+    def hint(self, name: str) -> str:
+        """The nearest parameter of a model or of the optimizer; else all of the models'."""
+        optimizer = self.inspection.tree.find("hyper_parameters.optimizer.class")
+        path = optimizer and Node(optimizer_name(optimizer.value), optimizer.origin)
+        made = self.define(path, "Optimizer", OPTIMIZERS)
+        rates = classes.parameters(made) if made else None
+        known = {each: f"optimizer.{each}" for each in (*(rates.names[1:] if rates else ()), "learning_rate")}
+        free = {each: each for parameters in self.taken if parameters for each in parameters.names}
+        near = difflib.get_close_matches(name.lower(), [*free, *known, "optimizer"], n=1, cutoff=0.6)
+        nearest = (known | free).get(near[0], near[0]) if near else ""
+        return f"; did you mean '{nearest}'?" if near else one_of(name, free)
+
+
+def _is_looked_at(definition: source.Definition, files: Collection[Path]) -> bool:
+    """Whether a class has nothing of the context, or all its code stands in some files or is ours."""
+    is_class = isinstance(definition.node, source.ClassNode)
+    if is_class and classes.is_subclass(definition, BRAIN) is False and classes.is_subclass(definition, MODULE):
+        return True
+    above, complete = classes.ancestry(definition) if is_class else ([definition], True)
+    return complete and all(is_ours(each.module) or each.module.file in files for each in above)
+
+
+def _is_known(plugin: class_path.ClassPath) -> bool:
+    return plugin.file is not None or plugin.module.startswith("pipeline_plugins.")
+
+
+def _code(folder: Path, skipped: str) -> Iterator[Path]:
+    """The programs below a folder, but for what is installed or kept there, and what is hidden."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = [each for each in folders if not each.startswith((".", "__")) and each != skipped]
+        if "pyvenv.cfg" in files:
+            folders.clear()
+        yield from (Path(place, each) for each in files if each.endswith((".py", ".ipynb", ".sh")))
+
+
+def _words(files: Iterable[Path]) -> set[str]:
+    """The words of some files' code; docstrings and comments are none. Of more files than one reads, every word."""
+    found: set[str] = set()
+    for count, file in enumerate(dict.fromkeys(files)):
+        if count == _MOST:
+            return found | _WHOLE
+        try:
+            text = file.read_text(encoding="utf-8", errors="replace")
+            found |= set(_of_code(ast.parse(text)) if file.suffix == ".py" else re.findall(r"\w+", text))
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            return found | _WHOLE
+    return found
+
+
+def _of_code(tree: ast.AST) -> Iterator[str]:
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=word) | ast.Attribute(attr=word) | ast.arg(arg=word) | ast.keyword(arg=str(word)):
+                yield word
+            case ast.alias(name=word):
+                yield from re.findall(r"\w+", word)
+            case ast.Constant(value=str(text)) if id(node) not in told:
+                yield from re.findall(r"\w+", text)

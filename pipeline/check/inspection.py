@@ -1,0 +1,227 @@
+"""Class paths of a config, followed through source; the faults on the way are collected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.load import unknown_name
+from pipeline.config.yaml_tree import DEFAULT, Node, Origin
+from pipeline.errors import ClassPathError, Fault, nearest, one_of
+from pipeline.user_code import class_path, classes, source
+from pipeline.user_code.classes import shown
+
+
+class Inspection:
+    """The inspection of one config.
+
+    Attributes:
+        tree: the config, as far as it could be resolved.
+        workspace: what ``{workspace}`` stands for.
+        faults: what is wrong with it; grows.
+        modules: the workspace files that were read.
+    """
+
+    def __init__(self, tree: Node, workspace: Path | None, faults: list[Fault]) -> None:
+        self.tree = tree
+        self.workspace = workspace
+        self.faults = faults
+        self.modules: dict[Path, source.Module] = {}
+
+    @property
+    def files(self) -> list[Path]:
+        """The workspace files that were read, and those that they import relatively."""
+        return sorted({each.file for module in self.modules.values() for each in source.neighbours(module)})
+
+    def section(self, name: str) -> dict[str, Node]:
+        """Name -> item of ``runner``, ``dataset`` or ``phase``."""
+        node = self.tree.child(name)
+        items = node.children() if node and isinstance(node.value, list) else ()
+        return {part: item for part, item in items if isinstance(item.value, dict)}
+
+    def settings(self, section: str) -> dict[str, Setting]:
+        """The same, with their addresses."""
+        items = self.section(section).items()
+        return {name: Setting(self, f"{section}.{name}", item, item.origin) for name, item in items}
+
+    def setting(self, key: str) -> Setting:
+        """A key of the config itself."""
+        return Setting(self, key, self.tree.child(key), self.tree.origin)
+
+    def add(self, origin: Origin, address: str, message: str) -> None:
+        """Note a fault."""
+        self.faults.append(origin.fault(address, message))
+
+    def find_class(
+        self, node: Node, address: str, name: str, base: str = "", module: str = ""
+    ) -> source.Definition | None:
+        """The definition behind a class path; everything wrong with it becomes a fault.
+
+        Args:
+            node: holds the path; a class given from Python is left to the trainer.
+            address: its address.
+            name: the class meant where the path names only a file.
+            base: ``module:Name`` of the class that it has to derive from.
+            module: where a bare name is looked up.
+        """
+        if not isinstance(node.value, str):
+            if module and not callable(node.value):  # elsewhere the schema says so
+                self.add(
+                    node.origin, address, f"is {node.plain()!r}; write the name of a class in {module}, or a class path"
+                )
+            return None
+        if "{workspace}" in node.value or "${" in node.value:  # stands for nothing: the config says so
+            return None
+        try:
+            path = class_path.parse(
+                node.value, name=name, folder=node.origin.folder, workspace=self.workspace, module=module
+            )
+        except ClassPathError as error:
+            self.add(node.origin, address, str(error))
+            return None
+        self.remember(path)
+        definition, wrong = class_path.examine(path)
+        for message in wrong:
+            self.add(node.origin, address, message)
+        fault = _wrong_class(node.value, definition, base) if definition and base else None
+        if fault:
+            self.add(node.origin, address, fault)
+        return None if fault else definition
+
+    def remember(self, path: class_path.ClassPath) -> None:
+        """Keep a workspace file for the run directory."""
+        try:
+            module = source.read(path.module) if path.file else None
+        except (SyntaxError, ValueError, OSError):  # a fault of the class path
+            return
+        if module:
+            self.modules[module.file] = module
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is written at an address of a config.
+
+    Attributes:
+        inspection: where the faults go.
+        address: ``phase.ctr.model``.
+        node: what is written; None where there is nothing.
+        above: the place of what would hold it.
+    """
+
+    inspection: Inspection
+    address: str
+    node: Node | None
+    above: Origin
+
+    def __getitem__(self, key: str) -> Setting:
+        node = self.node.child(key) if self.node else None
+        return Setting(self.inspection, f"{self.address}.{key}", node, self.origin)
+
+    def entries(self) -> Iterator[tuple[str, Setting]]:
+        """(key, setting) of a mapping; none of anything else, of which the schema says so."""
+        return ((key, self[key]) for key in (self.node.value if self.node and self.is_mapping else ()))
+
+    @property
+    def name(self) -> str:
+        """The last part of its address."""
+        return self.address.rpartition(".")[2]
+
+    @property
+    def value(self) -> Any:
+        """The plain value; None where it is not set."""
+        return self.node.plain() if self.node else None
+
+    @property
+    def is_mapping(self) -> bool:
+        """Whether it has keys."""
+        return self.node is not None and isinstance(self.node.value, dict)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether it is there, and no default."""
+        return self.node is not None and self.node.origin is not DEFAULT
+
+    @property
+    def origin(self) -> Origin:
+        """Its place; where it is not written, that of what would hold it."""
+        return self.node.origin if self.node and self.is_written else self.above
+
+    def fault(self, message: str, *, of_key: bool = False) -> None:
+        """Note a fault at the value, or at its key."""
+        key = self.node.key if self.node and of_key else None
+        self.inspection.add(key or self.origin, self.address, message)
+
+    def fault_at(self, key: str, message: str) -> None:
+        """Note a fault at a key, or here where that is not written."""
+        (self[key] if key and self[key].is_written else self).fault(message)
+
+    def or_empty(self, origin: Origin) -> Setting:
+        """This where it is written; else a mapping without keys, whose faults are noted elsewhere."""
+        return self if self.is_written else replace(self, node=Node({}, origin))
+
+    def with_value(self, value: Any, address: str = "") -> Setting:
+        """The same with another value, as if that were written here."""
+        key = self.node.key if self.node else None
+        return replace(self, address=address or self.address, node=Node(value, self.origin, key))
+
+    def find_class(self, name: str, base: str = "", module: str = "") -> source.Definition | None:
+        """The definition behind a class path, if there is one; see ``Inspection.find_class``."""
+        return self.inspection.find_class(self.node, self.address, name, base, module) if self.node else None
+
+    def references(self, section: str) -> list[str]:
+        """The names in it, one or a list, of items of a section that exist; the others become faults."""
+        node, known, names = self.node, self.inspection.section(section), []
+        for item in node.value if node and isinstance(node.value, list) else [node] if node else ():
+            if isinstance(item.value, str) and item.value in known:
+                names.append(item.value)
+            elif isinstance(item.value, str):
+                self.inspection.add(item.origin, self.address, unknown_name(section, item.value, list(known)))
+        return names
+
+    def check_keys(self, known: list[str]) -> None:
+        """A fault for each key of a mapping that is none of those known."""
+        for name, setting in self.entries():
+            if name not in known:
+                setting.fault(f"unknown key{one_of(name, known)}", of_key=True)
+
+    def check_mapping(self) -> None:
+        """A fault for arguments that have no names."""
+        if self.node and not self.is_mapping and "${" not in str(self.node.value):
+            self.fault(f"is {shown(self.value)}; write a mapping")
+
+    def check_arguments(self, taken: classes.Parameters | None, what: str) -> None:
+        """Hold arguments by name against what is taken; None: cannot tell."""
+        for name, message in taken.wrong(self.value, what).items() if taken and self.is_mapping else ():
+            (self[name] if name else self).fault(message, of_key=bool(name))
+
+    def check_call(self, definition: source.Definition, path: Setting) -> None:
+        """Hold these arguments against what a class takes; where there are none, faults are noted where it is named."""
+        self.or_empty(path.origin).check_arguments(classes.parameters(definition), definition.name)
+
+    def class_of(self, example: str) -> Setting:
+        """The class of ``{class, args}``; a fault where there is none, for arguments that are none, and for other keys."""
+        self.check_keys(["class", "args"])
+        self["args"].check_mapping()
+        if self.is_mapping and not set(self.value) - {"args"}:  # else the class is there, or may be misspelt
+            self.fault(f"has no class; write {example}")
+        return self["class"]
+
+
+def _wrong_class(text: str, definition: source.Definition, base: str) -> str | None:
+    """What makes a definition unfit to stand where a concrete subclass of ``base`` is wanted."""
+    if not isinstance(definition.node, source.ClassNode):
+        return f"'{text}' is a function, not a class; name a subclass of {base}"
+    if classes.is_subclass(definition, base) is False:
+        return class_path.wrong_base(text, definition.name, base)
+    if left := classes.abstract_methods(definition):
+        return class_path.left_abstract(text, definition.name, left) + nearest(left[0], classes.methods(definition))
+    return None
+
+
+def plain(node: Node, key: str) -> Any:
+    """The plain value of a key; None where it is not set."""
+    child = node.child(key)
+    return child.plain() if child else None

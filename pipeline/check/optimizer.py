@@ -1,0 +1,182 @@
+"""Whether the optimizers and ``optim_schedulers`` of a phase can be built, from source alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.check.inspection import Setting
+from pipeline.config.schema import too_short
+from pipeline.errors import one_of
+from pipeline.user_code import classes, source
+from pipeline.user_code.class_path import LR_SCHEDULERS, OPTIMIZERS, SCHEDULES, optimizer_name, schedule_name
+from pipeline.user_code.classes import Parameters, shown
+
+
+def check_short_form(runner: Setting, *, needed: bool, stepped: bool) -> None:
+    """``hyper_parameters.optimizer``, of which every phase without ``optim_schedulers`` makes its own.
+
+    Args:
+        runner: the runner.
+        needed: whether some phase does so.
+        stepped: whether it certainly is ours that steps that of some phase.
+    """
+    optimizer = runner.inspection.setting("hyper_parameters")["optimizer"]
+    if not needed:
+        if optimizer.value is not None:
+            message = "would be ignored: every phase of this runner has optim_schedulers; remove one or the other"
+            optimizer.fault(message, of_key=True)
+    elif optimizer["class"].node is None:
+        remedy = "add `optimizer: {class: Adam, learning_rate: 0.001}` to hyper_parameters"
+        place = optimizer if optimizer.node else replace(optimizer, above=runner.origin)
+        place.fault(f"training needs an optimizer; {remedy}")
+    else:
+        check_optimizer(optimizer, optimizer["class"], stepped=stepped)
+
+
+def check_optimizer(settings: Setting, named: Setting, *, stepped: bool) -> None:
+    """An optimizer's class, and its own keys; ``stepped``: certainly by ours."""
+    if settings["learning_rate"].node and settings["lr"].node:
+        settings["lr"].fault("means the same as 'learning_rate', which is set too; keep one", of_key=True)
+    path = named.with_value(optimizer_name(named.value), f"{settings.address}.class")
+    definition = path.find_class("Optimizer", module=OPTIMIZERS)
+    taken = classes.parameters(definition) if definition else None
+    if taken and definition:
+        given = {
+            ("lr" if key == "learning_rate" else key): each.node for key, each in settings.entries() if key != "class"
+        }
+        # The first are the parameters to optimize, which the network stage gives.
+        free = taken.without_first()
+        if "lr" in free.names:
+            free = replace(free, names=(*free.names, "learning_rate"))
+        settings.with_value(given).check_arguments(free, definition.name)
+    if definition and stepped and (argument := _step_needs(definition)):
+        remedy = "write an updater or a Runner of your own, or name another optimizer"
+        path.fault(f"{definition.name}.step needs a {argument}, and nobody gives it one; {remedy}")
+    if definition and definition.module.name.startswith(f"{OPTIMIZERS}."):
+        _check_rate(settings)
+
+
+def _step_needs(definition: source.Definition) -> str:
+    """The argument without which an optimizer makes no step: the closure of LBFGS; ``""`` for none."""
+    above, _ = classes.ancestry(definition)
+    step = next((classes.methods(each)["step"] for each in above if "step" in classes.methods(each)), None)
+    required = step.args.args[1 : len(step.args.args) - len(step.args.defaults)] if step else []
+    return required[0].arg if required else ""
+
+
+def _check_rate(settings: Setting) -> None:
+    """Every optimizer of torch refuses a rate below 0, and takes a Tensor too, so that its annotation says nothing."""
+    for rate in (settings["learning_rate"], settings["lr"]):
+        value = rate.value
+        certain = rate.node and (value is None or isinstance(value, str | int | float | dict | list))
+        if certain and not (isinstance(value, int | float) and value >= 0):
+            rate.fault(f"is {shown(value)}; write a number of at least 0, such as 0.001")
+
+
+OPTIM_SCHEDULER = "pipeline.training.optim_scheduler:OptimScheduler"
+
+
+@dataclass(frozen=True)
+class Around:
+    """What is known of the run that an OptimScheduler is part of.
+
+    Attributes:
+        judged: the numbers that a validation reports to it; as a text, what to do for there to be one; None: cannot tell.
+        losses: the names of the losses that reach it; None: cannot tell.
+        stepped: whether it certainly is ours that steps it.
+        batches: how many it trains on, where the config says so.
+        accum_grad: how many make a window, where it does not say so itself.
+        epochs: how many it trains for, where the config says so, right or wrong.
+    """
+
+    judged: str | set[str] | None
+    losses: set[str] | None
+    stepped: bool
+    batches: int | None
+    accum_grad: Any
+    epochs: Any
+
+
+def check_optim_scheduler(scheduler: Setting, around: Around) -> None:
+    """One of ``optim_schedulers``: ``{class, args}``.
+
+    Args:
+        scheduler: what is written there.
+        around: the run that it is part of.
+    """
+    written = scheduler.class_of("{class: noam, args: {optim_type: Adam, …}}")
+    if written.node is None:
+        return
+    path = written.with_value(schedule_name(written.value))
+    definition = path.find_class("OptimScheduler", OPTIM_SCHEDULER, SCHEDULES)
+    arguments = scheduler["args"].or_empty(written.origin)
+    if not definition or not arguments.is_mapping:
+        return
+    arguments.check_arguments(_taken(definition), definition.name)
+    optimizer, settings = arguments["optim_type"], arguments["optim_conf"]
+    if optimizer.node and settings.is_mapping:
+        applies = not classes.undefined(definition, ("apply",), OPTIM_SCHEDULER)
+        check_optimizer(settings, optimizer, stepped=around.stepped and not applies)
+    _check_loss(arguments["optim_loss"], around)
+    if (definition.module.name, definition.name) == (SCHEDULES, "Plateau"):
+        _check_metric(path, arguments["metric"], around)
+    elif (definition.module.name, definition.name) == (SCHEDULES, "TorchSchedule"):
+        _check_schedule(arguments)
+        _check_length(arguments, around)
+
+
+def _check_loss(loss: Setting, around: Around) -> None:
+    """The loss that it descends has to be there."""
+    name = "loss" if loss.value is None else loss.value
+    if around.losses is not None and isinstance(name, str) and name not in around.losses:
+        loss.fault(f"there is no loss '{name}' to descend{one_of(name, around.losses)}")
+
+
+def _check_metric(path: Setting, metric: Setting, around: Around) -> None:
+    """The number by which a Plateau falls has to be reported."""
+    if isinstance(around.judged, str):
+        path.fault(f"Plateau falls by the numbers of the validation, and there is none; {around.judged}")
+    elif around.judged and isinstance(metric.value, str) and metric.value not in around.judged:
+        metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, around.judged)}")
+
+
+def _check_schedule(arguments: Setting) -> None:
+    """The schedule of torch's that is named, and its arguments; its first is the optimizer, which is ours."""
+    definition = arguments["schedule"].find_class("Schedule", f"{LR_SCHEDULERS}:LRScheduler", LR_SCHEDULERS)
+    taken = classes.parameters(definition) if definition else None
+    if definition and taken:
+        arguments["args"].or_empty(arguments.origin).check_arguments(taken.without_first(), definition.name)
+
+
+def _check_length(arguments: Setting, around: Around) -> None:
+    """OneCycleLR ends at its last step; what is longer for want of data to tell is refused before the first step."""
+    name, settings = arguments["schedule"].value, arguments["args"].value
+    if not isinstance(name, str) or re.split("[.:]", name)[-1] != "OneCycleLR" or not isinstance(settings, dict):
+        return
+    total, epochs, steps = (settings.get(key) for key in ("total_steps", "epochs", "steps_per_epoch"))
+    if total is None and isinstance(epochs, int) and isinstance(steps, int):
+        total = epochs * steps
+    accum_grad = arguments["accum_grad"].value or around.accum_grad or 1
+    if not isinstance(total, int) or not isinstance(accum_grad, int):
+        return
+    per_epoch = arguments["per"].value == "epoch"
+    needed = around.epochs if per_epoch else around.batches and -(-around.batches // accum_grad)
+    if isinstance(needed, int) and needed > total:
+        arguments["args"].fault(too_short(name, total, needed, per_epoch=per_epoch))
+
+
+def _taken(definition: source.Definition) -> Parameters | None:
+    """What the constructor takes, and what it passes on to the schedule; the network stage gives the model."""
+    general, special = classes.parameters(definition), classes.method_parameters(definition, "sche_init")
+    if general is None or special is None:
+        return None
+    own = special.names if not special.any_name else ()
+    taken = general.without(["model"])
+    return Parameters(
+        (*taken.names, *own),
+        (*taken.required, *special.required),
+        any_name=special.any_name,
+        annotations={**taken.annotations, **special.annotations},
+    )

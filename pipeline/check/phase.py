@@ -1,0 +1,405 @@
+"""A phase: its model, loss, metrics, data and updater, checked from source alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from pipeline.check.data_flow import is_untouched
+from pipeline.check.inspection import Setting
+from pipeline.check.optimizer import Around, check_optim_scheduler, check_short_form
+from pipeline.config.load import Config
+from pipeline.config.schema import DEFAULT_PLUGINS, PhaseSchema, UpdaterSettings
+from pipeline.config.yaml_tree import Node
+from pipeline.errors import ClassPathError, nearest, one_of
+from pipeline.user_code import class_path, classes, source, uncalled
+from pipeline.user_code.class_path import METRICS, MODULES
+from pipeline.user_code.uncalled import BRAIN
+
+MODULE = "torch.nn.modules.module:Module"
+
+_COMPUTING, _STEPPING = ("compute_forward", "compute_objectives"), ("fit_batch", "evaluate_batch")
+
+
+def check_model(runner: Setting, phase: Setting) -> None:
+    """The model of a phase, with its arguments, its modules and its loss.
+
+    Args:
+        runner: the runner that it is built for.
+        phase: the phase.
+    """
+    for name, module in phase["modules"].entries():
+        _check_module(name, module)
+    model = phase["model"]
+    if model.value is None:
+        model.fault("required key is missing; add `model:`, the class of the model")
+        return
+    definition = model.find_class("Model")
+    _check_uncalled(runner, phase, definition)
+    if definition:
+        _check_arguments(phase, definition)
+        _check_loss(phase, definition)
+        if classes.is_subclass(definition, BRAIN):
+            _check_brain(runner, model, definition)
+
+
+def _check_module(name: str, module: Setting) -> None:
+    """One of the modules that the config names, with its arguments."""
+    if not name.isidentifier():
+        remedy = "use letters, digits and '_', as in self.modules.encoder"
+        module.fault(f"'{name}' is no name of a module; {remedy}", of_key=True)
+    path = module.class_of("{class: Linear, args: {in_features: 8, out_features: 1}}")
+    definition = path.find_class("Module", module=MODULES)
+    if definition and classes.is_subclass(definition, MODULE) is False:
+        name = definition.name
+        path.fault(f"{name} is not a torch.nn.Module; write `class {name}(torch.nn.Module)`")
+    elif definition:
+        module["args"].check_call(definition, path)
+
+
+def _check_uncalled(runner: Setting, phase: Setting, definition: source.Definition | None) -> None:
+    """Methods of SpeechBrain's that a Brain defines and nobody calls, be it in the updater or the runner stage."""
+    updater, own_runner = phase["updater"]["class_path"], runner["runner_class_path"]
+    callers = [updater.find_class("Updater"), own_runner.find_class("Runner")]
+    if any(path.node and not caller for path, caller in zip((updater, own_runner), callers, strict=True)):
+        return
+    model, infers = phase["model"], str(runner["class"].value).lower().endswith("infer")
+    remedies = uncalled.OF_A_BRAIN if infers else uncalled.IN_A_CONFIG
+    modules = [*phase.inspection.modules.values(), *(caller.module for caller in callers if caller)]
+    messages = uncalled.in_source(definition, BRAIN, remedies, modules) if definition else []
+    if isinstance(model.value, type):
+        messages = uncalled.in_class(model.value, BRAIN, remedies)
+    for message in messages:
+        model.fault(message)
+
+
+def _check_arguments(phase: Setting, definition: source.Definition) -> None:
+    """The model's parameters: from ``modules`` and ``model_args``, else by name from ``hyper_parameters``."""
+    taken, model = classes.parameters(definition), phase["model"]
+    written = phase["model_args"].or_empty(model.origin)
+    if taken is None or not written.is_mapping:
+        return
+    if phase["modules"].value:
+        _check_modules(phase, definition, taken, written)
+        taken = taken.without(["modules"])
+    hyper_parameters = phase.inspection.setting("hyper_parameters")
+    values = {name: setting.node for name, setting in hyper_parameters.entries() if name in taken.names}
+    filled = {name: node for name, node in values.items() if name not in written.value}
+    # What hyper_parameters fill need not be given, but may be.
+    written.check_arguments(replace(taken, required=taken.without(list(filled)).required), definition.name)
+    filling = replace(hyper_parameters, node=Node(filled, model.origin))
+    filling.check_arguments(replace(taken, required=()), definition.name)
+
+
+def _check_modules(phase: Setting, definition: source.Definition, taken: classes.Parameters, written: Setting) -> None:
+    """Modules that the config names go to a Brain, as the argument ``modules`` of its constructor."""
+    name, modules = definition.name, phase["modules"]
+    if classes.is_subclass(definition, BRAIN) is False:
+        remedy = f"write `class {name}(Brain)`, or remove them"
+        modules.fault(f"are given to a Brain, and {name} is none; {remedy}", of_key=True)
+    elif "modules" not in taken.names and not taken.any_name:
+        remedy = f"write `def __init__(self, modules)` in {definition.module.file.name}, or remove them"
+        modules.fault(f"are given to {name} as `modules`, which it does not take; {remedy}", of_key=True)
+    elif "modules" in written.value:
+        message = f"{name} is given the phase's own `modules`; keep one of the two"
+        written["modules"].fault(message, of_key=True)
+
+
+def _check_loss(phase: Setting, definition: source.Definition) -> None:
+    """A plain module needs a loss; a Brain brings its own."""
+    loss, name, is_brain = phase["loss"], definition.name, classes.is_subclass(definition, BRAIN)
+    if is_brain is False and classes.is_subclass(definition, MODULE) is False:
+        phase["model"].fault(f"{name} is neither a torch.nn.Module nor a Brain; write `class {name}(torch.nn.Module)`")
+    elif loss.value is not None:
+        loss.find_class("Loss")
+        if is_brain:
+            loss.fault(f"would be ignored: {name} is a Brain and computes its own; remove it", of_key=True)
+    elif is_brain is False:
+        loss.fault(f"required key is missing; {name} is a plain module: add `loss: torch.nn.functional.…`")
+
+
+def _check_brain(runner: Setting, model: Setting, definition: source.Definition) -> None:
+    """A Brain says what it computes, unless it makes its own steps; its constructor calls the one above it."""
+    left = classes.undefined(definition, (*_COMPUTING, *_STEPPING), BRAIN)
+    if set(_STEPPING) <= set(left):
+        refuse_undefined(runner, model, definition, [name for name in _COMPUTING if name in left])
+    above, complete = classes.ancestry(definition)
+    for each in above if complete else ():
+        constructor, text = classes.methods(each).get("__init__"), ast.unparse(each.node)
+        if f"{each.module.name}:{each.name}" == BRAIN:
+            return
+        if constructor and "super" not in text:
+            if ".__init__" not in text:
+                place = f"{each.name}.__init__ ({each.module.file.name}:{constructor.lineno})"
+                remedy = "call it first, with the modules: super().__init__({'net': net})"
+                model.fault(f"{place} does not call super().__init__(); {remedy}")
+            return
+
+
+def refuse_undefined(runner: Setting, path: Setting, definition: source.Definition, left: list[str]) -> None:
+    """A fault for methods that the default runner calls and nobody defines."""
+    if left and has_default_runner(runner):
+        hint = nearest(left[0], classes.methods(definition))
+        path.fault(class_path.left_abstract(str(path.value), definition.name, left) + hint)
+
+
+def has_default_runner(runner: Setting) -> bool:
+    """Whether the runner stage is the default itself."""
+    return runner.node is not None and is_untouched(runner.node, "runner")
+
+
+def is_brain(phase: Setting) -> bool | None:
+    """Whether the model of a phase is a Brain; None: cannot tell."""
+    definition = phase["model"].find_class("Model")
+    return classes.is_subclass(definition, BRAIN) if definition else None
+
+
+def loss_names(runner: Setting, phase: Setting) -> set[str] | None:
+    """The names of the losses that drive the optimizers of a phase, where it is ours that does; None: cannot tell."""
+    definition = phase["model"].find_class("Model")
+    if not definition or not is_stepped(runner, phase):
+        return None
+    if not classes.is_subclass(definition, BRAIN):
+        return {"loss"} if _is_torchs(phase["loss"]) else None
+    above, complete = classes.ancestry(definition)
+    methods = [each for each in map(classes.methods, above) if "compute_objectives" in each]
+    return _returned_keys(methods[0]["compute_objectives"]) if methods and complete else None
+
+
+def is_stepped(runner: Setting, phase: Setting) -> bool:
+    """Whether it certainly is ours that steps the optimizers of a phase: no updater, Runner or ``fit_batch`` of the user's."""
+    definition = phase["model"].find_class("Model")
+    if not definition or not has_default_runner(runner) or phase["updater"].value is not None:
+        return False
+    derives = classes.is_subclass(definition, BRAIN)
+    return derives is False or bool(derives and classes.undefined(definition, ("fit_batch",), BRAIN))
+
+
+def _returned_keys(function: source.FunctionNode) -> set[str] | None:
+    """The keys of the dicts that a function returns; None where some of what it returns is something else."""
+    keys: set[str] = set()
+    for value in _returned(function):
+        if not isinstance(value, ast.Dict):
+            return None
+        for key in value.keys:
+            if not isinstance(key, ast.Constant):
+                return None
+            keys.add(str(key.value))
+    return keys or None
+
+
+def _returned(node: ast.AST) -> Iterator[ast.expr | None]:
+    for each in ast.iter_child_nodes(node):
+        if isinstance(each, ast.Return):
+            yield each.value
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield from _returned(each)
+
+
+def may_report(phases: Collection[Setting]) -> bool:
+    """Whether a validation of these phases may report other numbers than their losses and metrics.
+
+    A Brain or a plugin of the user's may, and so may a loss of the user's that gives several.
+    """
+    for phase in phases:
+        owner = phase.inspection.settings("phase").get(str(phase["model_of"].value), phase)
+        if is_brain(owner) is not False or not _is_torchs(owner["loss"]):
+            return True
+        plugins = phase.inspection.setting("plugins").value or []
+        names = [name for plugin in plugins for name in (plugin if isinstance(plugin, dict) else [plugin])]
+        if any(name not in DEFAULT_PLUGINS for name in names):
+            return True
+    return False
+
+
+def _is_torchs(loss: Setting) -> bool:
+    return isinstance(loss.value, str) and loss.value.startswith("torch.")
+
+
+def reported(phase: Setting) -> set[str]:
+    """The names of the numbers that the loss and the metrics of a phase give in a validation."""
+    return {"valid_loss", *(f"valid_{name}" for name, _ in phase["metrics"].entries())}
+
+
+def notes(config: Config) -> list[str]:
+    """What is no fault of a config, and perhaps not meant either: two phases with a model each from one file."""
+    found = dict.fromkeys(note for runner in config.runners for note in _twins(config.phases(runner), config))
+    return list(found)
+
+
+def _twins(phases: list[PhaseSchema], config: Config) -> Iterator[str]:
+    first: dict[tuple[str, str], str] = {}
+    for phase in phases:
+        if not isinstance(phase.model, str):
+            continue
+        try:
+            path = class_path.parse(phase.model, name="Model", workspace=config.workspace)
+        except ClassPathError:  # a fault already
+            continue
+        if path.file is None:
+            continue
+        other = first.setdefault((path.module, path.name), phase.name)
+        if other != phase.name:
+            address = f"phase.{phase.name}.model"
+            what = f"'{path.file.name}' is the model of phase '{other}' too, and each gets one of its own"
+            yield f"{config.origin(address)}: {address}: {what}; to share one, write `model_of: {other}`"
+
+
+UPDATER = "pipeline.training.updater:UpdaterBase"
+
+OFFERED = ("model", "brain", "optim_schedulers", "loader")
+
+"""What the network stage gives an updater, as far as its constructor names it."""
+
+
+def check_updater(updater: Setting) -> None:
+    """``{class_path, args}``: the class, and the arguments beside those that it is given."""
+    path = updater["class_path"]
+    updater.check_keys(list(UpdaterSettings.model_fields))
+    updater["args"].check_mapping()
+    definition = path.find_class("Updater", UPDATER)
+    arguments = updater["args"].or_empty(path.origin)
+    if path.node is None or not arguments.is_mapping:  # the schema says so
+        return
+    own = {}
+    for name, argument in arguments.entries():
+        if name in OFFERED:
+            argument.fault(f"an updater is given '{name}' where its constructor names it; take it out", of_key=True)
+        else:
+            own[name] = argument.node
+    taken = classes.parameters(definition) if definition else None
+    if definition and taken:
+        arguments.with_value(own).check_arguments(taken.without(OFFERED), definition.name)
+
+
+METRIC = ("update", "compute", "reset")
+
+"""What the runner calls on a metric."""
+
+OF_THE_MODEL = ("model", "model_args", "modules", "loss", "optim_schedulers")
+
+"""What a phase takes from the phase whose model it shares."""
+
+_WITH_WORKERS = {"multiprocessing_context": "nothing is started", "timeout": "no worker is waited for"}
+
+"""Key of a dataset that needs ``num_workers`` -> what becomes of it without."""
+
+
+class PhaseCheck:
+    """The checks of what the default network stage builds.
+
+    Args:
+        runner: the runner that it is built for.
+        phases: name -> phase, those that it runs.
+        trains: whether it is a train runner.
+    """
+
+    def __init__(self, runner: Setting, phases: dict[str, Setting], *, trains: bool) -> None:
+        self.runner = runner
+        self.phases = phases
+        self.trains = trains
+
+    def all(self) -> None:
+        """Check the phases of the runner, and the optimizer if it trains."""
+        for phase in self.phases.values():
+            self.phase(phase)
+        own = [phase for phase in self.phases.values() if phase["model_of"].value is None]
+        if own and self.trains:
+            without = [phase for phase in own if not phase["optim_schedulers"].value]
+            stepped = any(is_stepped(self.runner, phase) for phase in without)
+            check_short_form(self.runner, needed=bool(without), stepped=stepped)
+
+    def phase(self, phase: Setting) -> None:
+        """Check one phase."""
+        if phase["model_of"].value is not None:
+            self.sharing(phase)
+        else:
+            check_model(self.runner, phase)
+            self.optim_schedulers(phase)
+        names = ("dataset_name", "valid_dataset_name")
+        for name in (name for key in names for name in phase[key].references("dataset")):
+            check_dataset(phase.inspection.settings("dataset")[name])
+        if phase["dataset_name"].value is None and (self.trains or phase["valid_dataset_name"].value is None):
+            phase["dataset_name"].fault("required key is missing; add `dataset_name:`, one of `dataset:`")
+        if phase["updater"].is_mapping:
+            check_updater(phase["updater"])
+        for name, metric in phase["metrics"].entries():
+            self.metric(name, metric)
+
+    def sharing(self, phase: Setting) -> None:
+        """A phase that trains the model of another one of this runner, and so has none of its own."""
+        shared, name = phase["model_of"], phase.name
+        other = shared.value
+        if not isinstance(other, str):  # the schema says so
+            return
+        if other == name:
+            shared.fault(f"'{other}' is this phase itself; name another, or a `model`")
+        elif other not in phase.inspection.section("phase"):
+            shared.fault(f"there is no phase '{other}'{one_of(other, [each for each in self.phases if each != name])}")
+        elif other not in self.phases:
+            remedy = "add it to the runner's `phases`, or name one of those"
+            shared.fault(f"phase '{other}' is not run by runner '{self.runner.name}'; {remedy}")
+        elif (first := self.phases[other]["model_of"].value) is not None:
+            shared.fault(f"'{other}' has the model of '{first}'; name '{first}' itself")
+        for key in OF_THE_MODEL:
+            if phase[key].is_written and phase[key].value not in (None, {}):
+                message = f"would be ignored: the model is that of phase '{other}'; remove it, or model_of"
+                phase[key].fault(message, of_key=True)
+
+    def optim_schedulers(self, phase: Setting) -> None:
+        """The optimizers of a phase; the numbers of a validation reach them from each phase that shares the model."""
+        around = Around(
+            judged=self.judged(phase),
+            losses=loss_names(self.runner, phase) if self.trains else None,
+            stepped=self.trains and is_stepped(self.runner, phase),
+            batches=self.batches(),
+            accum_grad=self.runner["accum_grad"].value,
+            epochs=self.runner["epochs"].value if self.runner["max_steps"].value is None else None,
+        )
+        for _, scheduler in phase["optim_schedulers"].entries():
+            check_optim_scheduler(scheduler, around)
+
+    def judged(self, phase: Setting) -> str | set[str] | None:
+        """The numbers that a validation reports to the optimizers; what to do for one; None: cannot tell."""
+        sharing = [phase, *(each for each in self.phases.values() if each["model_of"].value == phase.name)]
+        validated = [each for each in sharing if each["valid_dataset_name"].value is not None]
+        interval = self.runner["valid_interval"]
+        if not validated:
+            return "add valid_dataset_name to the phase"
+        if interval.node and interval.value in (None, []):
+            return "give the runner a valid_interval"
+        if not has_default_runner(self.runner) or may_report(validated):
+            return None
+        return set.intersection(*map(reported, validated))
+
+    def batches(self) -> int | None:
+        """How many batches the only phase of a runner trains on, where the runner alone says so."""
+        keys = ("epochs", "optimizer_step_limit", "debug")
+        if len(self.phases) > 1 or not has_default_runner(self.runner) or any(self.runner[key].value for key in keys):
+            return None
+        most = self.runner["max_steps"].value
+        return most if isinstance(most, int) else None
+
+    def metric(self, name: str, metric: Setting) -> None:
+        """One metric: ``{class, args}``."""
+        if name == "loss":
+            metric.fault("would replace the loss of the phase, which is reported by that name; give it another")
+        path = metric.class_of("{class: AUC} or {class: …, args: {…}}")
+        definition = path.find_class("Metric", module=METRICS)
+        if definition and not isinstance(definition.node, source.ClassNode):
+            path.fault(f"'{path.value}' is a function, not a class; name a class with update, compute and reset")
+        elif definition:
+            refuse_undefined(self.runner, path, definition, classes.undefined(definition, METRIC))
+            metric["args"].check_call(definition, path)
+
+
+def check_dataset(dataset: Setting) -> None:
+    """A dataset that a phase names."""
+    path = dataset["class_path"]
+    if definition := path.find_class("Dataset"):
+        dataset["args"].check_call(definition, path)
+    for key, why in _WITH_WORKERS.items():
+        if dataset[key].value and not dataset["num_workers"].value:
+            dataset[key].fault(f"would be ignored: with num_workers: 0 {why}; remove it, or set num_workers")
+    dataset["collate_fn"].find_class("collate")

@@ -1,0 +1,269 @@
+"""The keys of a runner together: what they need, what they would ignore, where its first weights are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from pipeline.check.data_flow import DataFlow, StageFlow, is_untouched
+from pipeline.check.inspection import Setting, plain
+from pipeline.check.phase import is_brain, may_report, reported
+from pipeline.check.stage import EXPERIMENT, is_experiment
+from pipeline.config.json_schema import fields
+from pipeline.config.load import BEST, LAST
+from pipeline.config.schema import BestSettings, RunnerSchema
+from pipeline.config.yaml_tree import Node
+from pipeline.errors import one_of
+from pipeline.inference.flow import Flow, Use
+from pipeline.user_code import source
+
+
+def check_inference(runner: Setting, phases: dict[str, Setting], *, whole: bool) -> None:
+    """The faults of a train runner's ``save_inference_…`` keys.
+
+    Args:
+        runner: the runner.
+        phases: name -> phase, those that it runs.
+        whole: whether network and runner are the defaults themselves, so that it is known what is exported.
+    """
+    if runner["save_inference_interval"].value in (None, []):
+        for key in ("save_inference_path", "save_inference_export"):
+            if runner[key].value not in (None, False):
+                runner.fault_at(key, "would be ignored: save_inference_interval is null; set it, or remove this")
+    elif whole and runner["save_inference_export"].value is True:
+        for name, phase in phases.items():
+            if model := is_brain(phase) and phase["model"].find_class("Model"):
+                message = f"the model of phase '{name}', {model.name}, is a Brain, which has no forward to export"
+                remedy = "remove this, or name an nn.Module and a loss there"
+                runner.fault_at("save_inference_export", f"{message}; {remedy}")
+
+
+TRAINING = (
+    "precision", "epochs", "max_steps", "optimizer_step_limit", "valid_interval", "save_interval", "keep_last", "keep_best",
+    "on_save_error", "grad_clip", "accum_grad", "nonfinite_patience", "check_gradients", "overfit_batches", "debug_epochs", "freeze",
+    "save_checkpoint_path", "save_inference_interval", "save_inference_path", "save_inference_export",
+)  # fmt: skip
+
+"""What an infer runner has no use for."""
+
+SWITCHED = {
+    "debug_batches": "debug",
+    "debug_epochs": "debug",
+    "compile_module_keys": "compile",
+    "compile_mode": "compile",
+    "compile_using_fullgraph": "compile",
+    "compile_using_dynamic_shape_tracing": "compile",
+    "jit_module_keys": "jit",
+}
+
+"""Key -> the one that has to be on for it to matter."""
+
+JUDGED = ("valid_interval", "eval_precision", "keep_best")
+
+"""What a train runner has no use for without validation."""
+
+
+def runners_of_mode(tree: Node) -> dict[str, Node]:
+    """Name -> runner, for those that ``mode`` names, in its order; those that are not there are left out."""
+    section, mode = tree.child("runner"), plain(tree, "mode")
+    items = section.children() if section and isinstance(section.value, list) else ()
+    runners = {name: item for name, item in items if isinstance(item.value, dict)}
+    named = [mode] if isinstance(mode, str) else mode if isinstance(mode, list) else list(runners)
+    return {name: runners[name] for name in named if isinstance(name, str) and name in runners}
+
+
+def is_asked(runner: Setting, key: str) -> bool:
+    """Whether a key asks for something; its default, which the config of a run is kept with, asks for nothing."""
+    return runner[key].is_written and runner[key].value not in (None, False, fields(RunnerSchema)[key].default)
+
+
+def check_debug(runner: Setting) -> None:
+    """What a debug run is to the trainer, whatever the stages: all runners share one directory, kept or not."""
+    if is_asked(runner, "debug_persistently") and runner["debug"].value is not True:
+        runner["debug_persistently"].fault("would be ignored: debug is off; remove it, or set debug: true")
+        return
+    runners = runners_of_mode(runner.inspection.tree)
+    for key in ("debug", "debug_persistently"):
+        off = [name for name, node in runners.items() if plain(node, key) is not True]
+        if off and is_asked(runner, key):
+            both = "both" if len(runners) == 2 else "all"
+            why = "all runners share one run directory, and that of a debug run is temporary"
+            runner[key].fault(f"is on here, and off for {', '.join(off)}; set it for {both}: {why}")
+
+
+def check_keys(runner: Setting, phases: dict[str, Setting], *, trains: bool, whole: bool) -> None:
+    """What the default runner stage would ignore, or cannot do.
+
+    Args:
+        runner: the runner.
+        phases: name -> phase, those that it runs.
+        trains: whether it is a train runner.
+        whole: whether network and runner are the defaults themselves, so that it is known what is reported.
+    """
+    idle = {"write_predictions": "a train runner writes no predictions; remove it"}
+    if not trains:
+        idle = dict.fromkeys(TRAINING, "an infer runner makes one pass; remove it")
+        idle["precision"] = "an infer runner computes in eval_precision; set that"
+    for key, switch in SWITCHED.items():
+        if key not in idle and not runner[switch].value:
+            idle[key] = f"{switch} is off; remove it, or set {switch}: true"
+    _refuse_idle(runner, idle)
+    _check_contradictions(runner)
+    for key in ("precision", "eval_precision") if trains else ("eval_precision",):
+        if runner[key].value == "fp16" and runner["device"].value == "cpu":
+            runner.fault_at(key, "is 'fp16', and device is 'cpu': fp16 needs a GPU; use bf16 or fp32")
+    if trains:
+        validated = [phase for phase in phases.values() if phase["valid_dataset_name"].value is not None]
+        _check_validation(runner, validated, whole=whole)
+        check_inference(runner, phases, whole=whole)
+    runner["keep_best"].check_keys(list(BestSettings.model_fields))
+
+
+def _refuse_idle(runner: Setting, idle: dict[str, str]) -> None:
+    """Keys that ask for what does not happen: key -> why, and what to do."""
+    for key, reason in idle.items():
+        if is_asked(runner, key):
+            runner[key].fault(f"would be ignored: {reason}")
+
+
+def _check_contradictions(runner: Setting) -> None:
+    """Keys of which one leaves no room for the other."""
+    limit = runner["limit_batches"].value
+    if limit and is_asked(runner, "overfit_batches"):
+        runner["overfit_batches"].fault(f"contradicts limit_batches: {limit}; keep one of the two")
+    if runner["compile"].value is True and runner["jit"].value is True:
+        compiled, scripted = (_names(runner[f"{way}_module_keys"]) for way in ("compile", "jit"))
+        both = compiled & scripted if compiled and scripted else compiled or scripted or {"all modules"}
+        if both:
+            remedy = "name others in jit_module_keys than in compile_module_keys, or turn one of them off"
+            runner.fault_at("jit", f"is on for {', '.join(sorted(both))}, and so is compile; {remedy}")
+
+
+def _names(keys: Setting) -> set[str]:
+    """The names in a list; none stand for all."""
+    names = keys.value
+    return {str(name) for name in (names if isinstance(names, list) else [names] if names else ())}
+
+
+def _check_validation(runner: Setting, validated: list[Setting], *, whole: bool) -> None:
+    """What needs the numbers of a validation has to get them; ``validated``: the phases that have one."""
+    interval, metric = runner["valid_interval"], runner["keep_best"]["metric"]
+    if not validated:
+        reason = "no phase of this runner has valid_dataset_name; add one, or remove this"
+        _refuse_idle(runner, dict.fromkeys(JUDGED, reason))
+    elif interval.node and interval.value in (None, []):
+        _refuse_idle(runner, dict.fromkeys(JUDGED[1:], "valid_interval is null; set it, or remove this"))
+    elif whole and isinstance(metric.value, str):
+        known = set().union(*map(reported, validated))
+        if metric.value not in known and not may_report(validated):
+            metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, known)}")
+
+
+WRITES = ("model", "current_epoch", "metrics")
+
+"""The keys that every experiment writes."""
+
+_SAID = {"valid_interval": "valid_interval", "save_interval": "save_interval", "max_iteration": "max_steps"}
+
+"""Key of ``config.training`` -> the key of the runner that says it."""
+
+_UNREAD = ("save_inference_interval", "save_inference_path", "save_inference_export")
+
+"""Keys of the runner that only the default runner stage reads."""
+
+
+def experiment_of(runner: Setting, definition: source.Definition | None) -> str | None:
+    """The name of the experiment that is a runner's runner stage; ``""``: it certainly is none; None: cannot tell.
+
+    Args:
+        runner: the runner; its class may have been given from Python.
+        definition: what can be read of the class.
+    """
+    if definition:
+        return definition.name if is_experiment(definition) else ""
+    given = runner["runner_class_path"].value
+    if not isinstance(given, type):
+        return None
+    above = {f"{each.__module__}:{each.__qualname__}" for each in given.__mro__}
+    return given.__name__ if EXPERIMENT in above else ""
+
+
+def check_experiment(name: str, runner: Setting) -> None:
+    """The faults of a runner whose runner stage is an experiment; ``name``: of its class."""
+    if kind(runner) == "infer":
+        runner.fault_at("class", f"is infer, and {name} is an experiment, which trains; write train")
+    elif kind(runner) == "train" and runner["epochs"].value is None and runner["max_steps"].value is None:
+        runner.fault("does not say how long to train; add `epochs:` or `max_steps:`")
+    for key in _UNREAD:
+        if runner[key].value not in (None, False):
+            why = f"{name} is an experiment, which saves its weights itself; remove it"
+            runner.fault_at(key, f"would be ignored: {why}")
+    training = runner.inspection.setting("hyper_parameters")["training"]
+    for key, setting in training.entries():
+        if key in _SAID:
+            setting.fault(f"would be ignored: the runner's `{_SAID[key]}` says it; write it there", of_key=True)
+
+
+def with_experiment(flow: DataFlow, definition: source.Definition | None) -> DataFlow:
+    """A runner's flow with an experiment, which may do anything with the context, from any of its methods."""
+    if definition is None:
+        return flow
+    uses = tuple(Use((key,), "write", definition.place, sure=False) for key in WRITES)
+    does = Flow(uses, opaque=frozenset((key,) for key in WRITES), unknown=definition.place)
+    runs = StageFlow("runner", definition, does, custom=True)
+    return DataFlow({**flow.stages, "runner": runs}, flow.plugins)
+
+
+def check_init(runner: Setting, trained: Mapping[str, Setting], default: set[str], experiment: str | None) -> None:
+    """What a runner says of its first weights.
+
+    Args:
+        runner: the runner.
+        trained: name -> runner, for the train runners before it, in order.
+        default: the stages that are the default, or derive from it.
+        experiment: the name of the experiment that is the runner stage; ``""``: it is none; None: cannot tell.
+    """
+    path = runner["init_model_path"].value
+    if "startup" not in default:
+        return
+    if experiment:
+        # An experiment makes its model, and loads its weights, when the startup stage is over.
+        for key in ("init_modules", "freeze"):
+            if runner[key].value is not None:
+                why = f"{experiment} is an experiment, which loads all weights itself; remove it"
+                runner.fault_at(key, f"would be ignored: {why}")
+        if path in (BEST, LAST):
+            message = f"is '{path}', and {experiment} is an experiment; name a checkpoint or a file"
+            runner.fault_at("init_model_path", message)
+    elif path in (BEST, LAST):
+        _check_best_or_last(runner["init_model_path"], trained)
+    elif "network" in default and not trained and not path and kind(runner) == "infer":
+        runner.fault("has no weights to evaluate; add `init_model_path:`, or name a train runner before it in `mode`")
+    if not path and runner["init_modules"].value is not None:
+        runner.fault_at("init_modules", "would be ignored: there is no init_model_path; add it, or remove this")
+
+
+def _check_best_or_last(path: Setting, trained: Mapping[str, Setting]) -> None:
+    """``best`` and ``last`` are of the train runner before; ``best`` only if that keeps the best."""
+    name, before = list(trained.items())[-1] if trained else ("", None)
+    if before is None:
+        remedy = "name a checkpoint, or a train runner before it in `mode`"
+        path.fault(f"is '{path.value}', and no train runner comes before this one; {remedy}")
+    elif path.value == BEST and before["keep_best"].value is None:
+        remedy = f"add `keep_best: {{metric: valid_loss, mode: min}}` to {name}, or name `{LAST}`"
+        path.fault(f"is '{BEST}', and {name} keeps no best checkpoint; {remedy}")
+
+
+def kind(runner: Setting) -> str:
+    """``train`` or ``infer``; anything else is a fault of the schema's."""
+    return str(runner["class"].value).lower().removeprefix("single_")
+
+
+def absent(runner: Node) -> str:
+    """What is wrong where nothing is at a runner's ``init_model_path``, and no stage of its own may make it; else ``""``."""
+    path = plain(runner, "init_model_path")
+    # Of os.path, which says of a name too long that nothing is there.
+    there = not isinstance(path, str) or not os.path.isabs(path) or os.path.exists(path)
+    if there or not all(is_untouched(runner, stage) for stage in ("instance", "startup")):
+        return ""
+    return f"no such checkpoint: {path}; check the path"

@@ -1,0 +1,356 @@
+"""A stage class: its methods, and what a swap of it changes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from pipeline.check.data_flow import DataFlow, StageFlow, default_definition
+from pipeline.check.inspection import Setting
+from pipeline.context import KEYS, STAGES
+from pipeline.errors import nearest, one_of
+from pipeline.inference.flow import ANY
+from pipeline.inference.frame import is_ours
+from pipeline.inference.members import mark, patched
+from pipeline.user_code import classes, source
+from pipeline.user_code.classes import supers
+from pipeline.user_code.source import once
+
+EXPERIMENT = "pipeline.stages.experiment:ExperimentBase"
+
+STEPS = ("train_batch", "valid", "setup_dataloader", "setup_model")
+
+"""The methods of an experiment that are the user's; they are called without arguments."""
+
+
+def is_experiment(definition: source.Definition) -> bool:
+    """Whether a class certainly is an experiment, which is not built as other stages are."""
+    return classes.is_subclass(definition, EXPERIMENT) is True
+
+
+def given_first(definition: source.Definition) -> tuple[str, ...]:
+    """What the constructor of a stage is given by position."""
+    return ("config", "args") if is_experiment(definition) else ("context",)
+
+
+def parameters_given(definition: source.Definition) -> dict[str, str]:
+    """The parameters of a stage's constructor that are given by position, and what each is given."""
+    taken, given = classes.parameters(definition), given_first(definition)
+    return dict(zip(taken.names[: taken.positional], given, strict=False)) if taken else {}
+
+
+def check_arguments(definition: source.Definition, arguments: Setting) -> None:
+    """The arguments of a stage's constructor, beside those that it is given by position."""
+    first = parameters_given(definition)
+    for name, what in first.items():
+        if name != what and arguments[name].node:
+            message = f"{definition.name}'s parameter '{name}' is given the {what}"
+            remedy = f"write `def __init__(self, {', '.join(first.values())}, {name}, …)`"
+            arguments[name].fault(f"{message}; {remedy}")
+            return
+    taken = classes.parameters(definition)
+    arguments.check_arguments(taken and taken.without(list(first)), definition.name)
+
+
+def stage_faults(definition: source.Definition, stage: str) -> Iterator[str]:
+    """What makes a class unfit, each as a message."""
+    called = {STAGES[stage]: ("context",)} | (dict.fromkeys(STEPS, ()) if is_experiment(definition) else {})
+    above = classes.ancestry(definition)[0]
+    for each in above:
+        for node in each.node.body:
+            yield from _declaration(node, each)
+    yield from _constructor(definition)
+    for name, given in called.items():
+        home = next((each for each in above if name in classes.methods(each)), None)
+        if home:
+            found = classes.methods(home)[name]
+            yield from _method(found, f"{home.name}.{name} ({home.module.file.name}:{found.lineno})", given)
+
+
+def _constructor(definition: source.Definition) -> Iterator[str]:
+    """It has to take what it is given by position."""
+    for each in classes.ancestry(definition)[0]:
+        if node := classes.methods(each).get("__init__"):
+            given = given_first(definition)
+            if not node.decorator_list and not node.args.vararg and _positional(node.args) <= len(given):
+                place = f"{each.name}.__init__ ({each.module.file.name}:{node.lineno})"
+                takes = f"takes ({ast.unparse(node.args)}), and is called with {' and '.join(given)}"
+                yield f"{place} {takes}; write `def __init__(self, {', '.join(given)}, …)`"
+            return
+
+
+def _declaration(node: ast.stmt, definition: source.Definition) -> Iterator[str]:
+    """``reads = ("model")`` is no tuple: its comma is missing."""
+    match node:
+        case ast.Assign(targets=[ast.Name(id="reads" | "writes" as name)], value=ast.Constant(value=str(text))):
+            place = f"{definition.name} ({definition.module.file.name}:{node.lineno})"
+            yield f"{place}: `{name}` is '{text}', a string; write {name} = (\"{text}\",)"
+
+
+def _method(node: source.FunctionNode, place: str, given: tuple[str, ...]) -> Iterator[str]:
+    """Whether a method can be called with what it is given, and does something then."""
+    name, call = node.name, f"{node.name}({', '.join(given)})"
+    marks = [ast.unparse(mark) for mark in node.decorator_list]
+    own = () if (static := marks == ["staticmethod"]) else ("self",)
+    signature = f"`def {name}({', '.join((*own, *given))})`"
+    if "property" in marks:
+        caller = "the trainer calls" if given else "it is called as"
+        yield f"{place} is a property; take @property away: {caller} {call} on the stage"
+    elif isinstance(node, ast.AsyncFunctionDef):
+        yield f"{place} is async, and nobody would await it: it would do nothing; write {signature}"
+    elif not marks and _yields(node):
+        yield f"{place} has a yield: called, it would do nothing; take the yield out"
+    elif (static or not marks) and not _takes(node.args, len(own) + len(given)):
+        with_what = "with the context alone" if given else "without arguments"
+        yield f"{place} takes ({ast.unparse(node.args)}), and is called {with_what}; write {signature}"
+
+
+def _positional(arguments: ast.arguments) -> int:
+    return len(arguments.posonlyargs) + len(arguments.args)
+
+
+def _takes(arguments: ast.arguments, count: int) -> bool:
+    """Whether a function can be called with so many arguments, by position."""
+    positional = _positional(arguments)
+    required = positional - len(arguments.defaults)
+    if any(default is None for default in arguments.kw_defaults):
+        return False
+    return required <= count and (positional >= count or arguments.vararg is not None)
+
+
+def _yields(node: ast.AST) -> bool:
+    """Whether a function is a generator; what it defines within is another function."""
+    inner = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
+    below = [child for child in ast.iter_child_nodes(node) if not isinstance(child, inner)]
+    return any(isinstance(child, ast.Yield | ast.YieldFrom) or _yields(child) for child in below)
+
+
+_OPTIONAL = {"terminal": {"abort"}}
+
+"""Methods that a stage may have without a base class having them."""
+
+_ELSEWHERE, _INSTEAD = {"runner": ("train",)}, {"runner": "; the trainer calls run(context)"}
+
+"""Methods that other trainers have, near which nobody calls one; and what to write instead."""
+
+_LOOKS = {"__class__", "__dict__", "__subclasses__", "__mro__", "__bases__", "__getattribute__"}
+
+"""Attributes by which code reaches methods that it does not name."""
+
+
+def wrong_supers(definition: source.Definition) -> Iterator[str]:
+    """Each ``super().m`` that is certainly reached, of a method that no class after it in the order of bases has."""
+    above, complete = classes.ancestry(definition)
+    users = [each for each in above if not is_ours(each.module)]
+    changed = frozenset[str]().union(*(patched(each.module) for each in users))
+    if not complete or ANY in changed or any("__init_subclass__" in classes.methods(each) for each in above):
+        return
+    for index, each in enumerate(above):
+        known = {name for other in above[index + 1 :] for name in classes.own_names(other)} | changed | set(dir(object))
+        for name, method in classes.methods(each).items() if each in users else ():
+            if mark(method, each.module) == "?" or any(_hides(lower, name) for lower in above[:index]):
+                continue
+            for asked in supers(method, each):
+                if asked.attr not in known:
+                    place = f"{each.name}.{name} ({each.module.file.name}:{asked.lineno})"
+                    there = {name for other in above[index + 1 :] for name in classes.methods(other)}
+                    hint = one_of(asked.attr, (name for name in there if not name.startswith("_")))
+                    yield f"{place} calls super().{asked.attr}, which no class after {each.name} has{hint}"
+
+
+def _hides(definition: source.Definition, name: str) -> bool:
+    """Whether a class has a method in the place of its bases' that does not call them."""
+    method = classes.methods(definition).get(name)
+    return method is not None and "super" not in ast.unparse(method)
+
+
+def uncalled_methods(definition: source.Definition, stage: str, files: Iterable[source.Module]) -> Iterator[str]:
+    """Each method that is named nearly as one of the stage's, and that certainly nobody calls.
+
+    Args:
+        definition: the class of the stage.
+        stage: which of the five it is.
+        files: the files of the workspace.
+    """
+    above, complete = classes.ancestry(definition)
+    users = [each for each in above if not is_ours(each.module)]
+    modules = {near for each in (*files, *(each.module for each in users)) for near in source.neighbours(each)}
+    known = {name for each in above if each not in users for name in classes.methods(each)} | _OPTIONAL.get(
+        stage, set()
+    )
+    own = {name for each in users for name in classes.methods(each)}
+    public = [name for name in known - own if not name.startswith("_")]
+    for each in users if complete else ():
+        if not _is_beside(each, definition):
+            continue
+        for name, method in classes.methods(each).items():
+            hint = nearest(name, public) or (_INSTEAD[stage] if nearest(name, _ELSEWHERE.get(stage, ())) else "")
+            plain = not name.startswith("_") and not method.decorator_list and name not in known
+            if hint and plain and not _is_reached(name, above, modules):
+                yield f"{each.name}.{name} ({each.module.file.name}:{method.lineno}) is called by nobody{hint}"
+
+
+def _is_beside(definition: source.Definition, other: source.Definition) -> bool:
+    """Whether two classes are in one folder; what others have written serves others too."""
+    return definition.module.file.parent == other.module.file.parent
+
+
+def _is_reached(name: str, above: Sequence[source.Definition], modules: Iterable[source.Module]) -> bool:
+    """Whether anything in some modules may call a method of a class, which has these bases."""
+    names = {each.name for each in above}
+    if any(not each.complete or name in _mentioned(each) or names & _loose(each) for each in modules):
+        return True
+    return any(_gives_itself_away(each, names) for each in above if not is_ours(each.module))
+
+
+@once
+def _mentioned(module: source.Module) -> frozenset[str]:
+    """The names of attributes that a module uses, and its strings: a method may be asked for by its name."""
+    nodes = [node for statement in module.body for node in ast.walk(statement)]
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return frozenset(texts | {node.attr for node in nodes if isinstance(node, ast.Attribute)})
+
+
+@once
+def _loose(module: source.Module) -> frozenset[str]:
+    """The names that a module uses as values, and not to derive from them, to ask for an attribute or as a type."""
+    nodes = [node for statement in module.body for node in ast.walk(statement)]
+    held = {id(part) for node in nodes for part in _held(node)}
+    renamed = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names if alias.asname}
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in held}
+    return frozenset(used | renamed)
+
+
+def _held(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts of a node that give nothing away of what they name."""
+    match node:
+        case ast.Attribute(value=value):
+            yield value
+        case ast.ClassDef(bases=bases):
+            yield from bases
+        case ast.Call(func=ast.Name("super" | "isinstance"), args=given):
+            yield from given
+        case ast.arg(annotation=kind) | ast.AnnAssign(annotation=kind) | ast.FunctionDef(returns=kind) if kind:
+            yield from ast.walk(kind)
+
+
+def _gives_itself_away(definition: source.Definition, names: Collection[str]) -> bool:
+    """Whether an object of a class may come to others as a whole, or looks at itself: then anything may call its methods."""
+    for method in classes.methods(definition).values():
+        if mark(method, definition.module) == "staticmethod":
+            continue
+        own = next((each.arg for each in (*method.args.posonlyargs, *method.args.args)), "")
+        nodes = list(ast.walk(method))
+        held = {id(part) for node in nodes for part in _held(node)}
+        for node in nodes:
+            # `Base.method(self, …)`
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+                held |= {id(node.args[0])} if ast.unparse(node.func.value).rpartition(".")[2] in names else set()
+        if not own or any(isinstance(each, ast.Name) and each.id == own and id(each) not in held for each in nodes):
+            return True
+        if any(isinstance(each, ast.Attribute) and each.attr in _LOOKS for each in nodes):
+            return True
+    return False
+
+
+def swap_report(flows: Mapping[str, DataFlow]) -> str:
+    """The report on all runners; ``""`` where no stage is replaced."""
+    return "".join(f"{line}\n" for runner, flow in flows.items() for line in report(runner, flow))
+
+
+def report(runner: str, flow: DataFlow) -> list[str]:
+    """The lines on one runner: a headline for each replaced stage, and under it what that changes."""
+    lines = []
+    for name, stage in flow.stages.items():
+        if stage is None:
+            lines.append(f"{runner}: {name} is not the default, and what it is cannot be told from its source")
+        elif stage.custom:
+            default = default_definition(stage.stage)
+            lines.append(
+                f"{runner}: {stage.stage} is {_name(stage.definition)}, in the place of {default.module.name}:{default.name}"
+            )
+            lines += [f"  {line}" for line in _changes(stage, flow)]
+    return lines
+
+
+def _name(definition: source.Definition) -> str:
+    return f"{definition.module.file.name}:{definition.name}"
+
+
+def _changes(stage: StageFlow, flow: DataFlow) -> Iterator[str]:
+    default, own = stage.default_flow, stage.flow
+    if own.reads():
+        yield f"reads: {', '.join(own.reads())}"
+    if lost := [key for key in default.writes() if key not in own.writes()]:
+        uncertain = ", as far as can be told" if own.unknown else ""
+        yield f"no longer writes{uncertain}: {_each_with(lost, lambda key: _readers(key, stage, flow))}"
+    if new := [key for key in own.writes() if key not in default.writes()]:
+        yield f"also writes: {_each_with(new, lambda key: _readers(key, stage, flow))}"
+    if own.unknown:
+        yield f"may do more to the context: {own.unknown} cannot be followed"
+    if arguments := _arguments(stage.definition):
+        yield f"arguments: {arguments}"
+    yield from _methods(stage)
+
+
+def _each_with(keys: Iterable[str], remark: Callable[[str], str]) -> str:
+    return ", ".join(f"{key} ({remark(key)})" for key in keys)
+
+
+def _readers(key: str, stage: StageFlow, flow: DataFlow) -> str:
+    order = list(flow.stages)
+    after = [each for name in order[order.index(stage.stage) + 1 :] if (each := flow.stages[name])]
+    need = [each.stage for each in after if any(use.key == key for use in each.flow.demands())]
+    may = [each.stage for each in after if key in each.flow.reads() and each.stage not in need]
+    said = [f"needed by {' and '.join(need)}"] if need else []
+    said += [f"may be read by {' and '.join(may)}"] if may else []
+    ours = key in {each.name for each in KEYS if each.writer == "trainer"}
+    return ", ".join(said) or ("read by the trainer" if ours else "read by no later stage")
+
+
+def _arguments(definition: source.Definition) -> str:
+    taken = classes.parameters(definition)
+    if taken is None:
+        return ""
+    free = taken.without(list(parameters_given(definition)))
+    names = [name if name in free.required else f"{name} (optional)" for name in free.names]
+    return ", ".join([*names, *(["any other"] if free.any_name else [])])
+
+
+def _methods(stage: StageFlow) -> Iterator[str]:
+    """What the class makes of the methods of the default and of the base."""
+    method, default = STAGES[stage.stage], default_definition(stage.stage)
+    inherits = classes.is_subclass(stage.definition, f"{default.module.name}:{default.name}")
+    above, _ = classes.ancestry(stage.definition)
+    own = {name: node for each in reversed(above) if _is_users(each) for name, node in classes.methods(each).items()}
+    there = {name for each in above for name in classes.methods(each)}
+    expected = {name for each in classes.ancestry(default)[0] for name in classes.methods(each)}
+    if inherits and method in own:
+        if f"{default.name}.{method}" in stage.flow.runs:
+            yield f"calls super().{method}()"
+        elif _calls_super(own[method], method):
+            yield f"may call super().{method}(): on some ways what the default does there is left out{_and_writes(stage)}"
+        else:
+            yield f"does not call super().{method}(): what the default does there is left out"
+    if inherits is False:
+        left = sorted(name for name in expected - there if not name.startswith("_"))
+        yield f"derives from the base, not from the default{f': does not have {_listed(left)}' if left else ''}"
+
+
+def _and_writes(stage: StageFlow) -> str:
+    keys = stage.default_flow.writes()
+    return f", and with it the writing of {_listed(keys)}" if keys else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _is_users(definition: source.Definition) -> bool:
+    return not definition.module.name.startswith("pipeline.stages.")
+
+
+def _calls_super(node: source.FunctionNode, method: str) -> bool:
+    """Whether ``super().method(…)`` or ``Base.method(self, …)`` stands in it."""
+    calls = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
+    return any(isinstance(call, ast.Attribute) and call.attr == method for call in calls)

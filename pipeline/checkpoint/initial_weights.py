@@ -1,0 +1,260 @@
+"""First weights: which checkpoints ``init_model_path`` names, ``init_modules`` and ``freeze``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from loguru import logger
+
+from pipeline.checkpoint import foreign, layout, reader, store, weights
+from pipeline.checkpoint.reader import LoadedCheckpoint
+from pipeline.checkpoint.storage import DISK
+from pipeline.checkpoint.store import NAME, CheckpointWriter
+from pipeline.checkpoint.weights import Models
+from pipeline.config.load import BEST, LAST, Config
+from pipeline.config.schema import BestSettings, RunnerSchema
+from pipeline.errors import CheckpointError, ConfigError, NoCheckpointError
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A train runner of this run that is over.
+
+    Attributes:
+        name: its name.
+        folder: of its checkpoints, in which nobody writes any more.
+        keep_best: which of them is the best; None: nobody has asked.
+    """
+
+    name: str
+    folder: Path
+    keep_best: BestSettings | None
+
+    def newest(self, with_training: bool = False) -> LoadedCheckpoint:
+        """Its newest checkpoint that is valid; damaged ones are set aside.
+
+        Raises:
+            NoCheckpointError: it has saved some, and none is valid.
+            CheckpointError: it has saved none.
+        """
+        found = store.newest_valid(CheckpointWriter(self.folder, DISK), DISK, with_training)
+        if found is None:
+            none = f"{self.folder}: the runner '{self.name}' saved no checkpoint"
+            raise CheckpointError(f"{none}; let its runner stage save one, or set init_model_path")
+        return found
+
+    def best(self) -> LoadedCheckpoint:
+        """The best of its checkpoints that is valid.
+
+        Raises:
+            CheckpointError: nothing says which is the best, or none of the best is valid.
+        """
+        if self.keep_best is None:
+            raise CheckpointError(
+                f"runner.{self.name}: has no keep_best, so none of its checkpoints is the best; add it"
+            )
+        known = self._best()
+        if not known:
+            metric = self.keep_best.metric
+            raise CheckpointError(f"{self.folder}: '{metric}' was never a number, so none is the best; name `last`")
+        return first_valid(known)
+
+    def _best(self) -> list[Path]:
+        """Those that were kept as the best, best first; of a runner stage that keeps none so, that with the best number."""
+        assert self.keep_best
+        loop = (self.newest(with_training=True).training or {}).get("loop") or {}
+        if best := loop.get("validation", {}).get("best"):
+            return [self.folder / layout.checkpoint_name(iteration) for _, iteration in best["kept"]]
+        found = reader.best_by_metric(
+            layout.committed_checkpoints(self.folder), self.keep_best.metric, self.keep_best.mode
+        )
+        return [found] if found else []
+
+
+def read(path: Path) -> LoadedCheckpoint:
+    """A checkpoint without what only training needs, or a file of weights, which counts nothing.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    if path.is_dir():
+        return reader.read_checkpoint(path, with_training=False)
+    return LoadedCheckpoint(path, {}, {}, {path.name: foreign.read(path)}, None)
+
+
+def tried(path: Path) -> LoadedCheckpoint | None:
+    """The same of one among others: where it is missing or damaged the log says so, and it is left out."""
+    try:
+        return read(path)
+    except CheckpointError as error:
+        logger.warning(f"{error}; this one is left out")
+        return None
+
+
+def first_valid(paths: Sequence[Path]) -> LoadedCheckpoint:
+    """The first of some checkpoints that is valid.
+
+    Raises:
+        NoCheckpointError: none is.
+    """
+    found = next((each for each in map(tried, paths) if each), None)
+    if found is None:
+        where = f"{paths[0].parent}: none of {', '.join(each.name for each in paths[:5])}{', …' if paths[5:] else ''} is valid"
+        raise NoCheckpointError(f"{where}; bring one back from a copy, or name another in init_model_path")
+    return found
+
+
+def resolve(path: Path) -> list[Path]:
+    """The checkpoints in a folder by step, or the one checkpoint or file that a path is itself.
+
+    A folder may be one of checkpoints, that of a runner, or a run directory in which one runner has checkpoints.
+
+    Raises:
+        CheckpointError: there are none, or those of several runners.
+    """
+    if not path.is_dir() or layout.step_of(path) is not None or os.path.lexists(path / layout.MANIFEST):
+        return [path]
+    folders = [each for each in (path, path / NAME) if layout.committed_checkpoints(each)][:1]
+    folders = folders or sorted(each for each in path.glob(f"*/{NAME}") if layout.committed_checkpoints(each))
+    if not folders:
+        raise CheckpointError(
+            f"{path}: holds no checkpoint; name a step-… folder, a folder of them, or a file of weights"
+        )
+    if len(folders) > 1:
+        which = ", ".join(each.parent.name for each in folders)
+        raise CheckpointError(f"{path}: holds checkpoints of several runners ({which}); name the folder of one of them")
+    # One that was about to take the place of another of its step counts only where that is gone.
+    by_step = {layout.step_of(each): each for each in reversed(layout.committed_checkpoints(folders[0]))}
+    return list(reversed(by_step.values()))
+
+
+class Given(NamedTuple):
+    """What an infer runner was given; a train runner, which counts from 0, keeps nothing of it.
+
+    Attributes:
+        checkpoints: those that are to be evaluated, in step order, each with a place for its numbers; the first is
+            loaded. Empty where a file gave the weights.
+        train_state: the counters with which the loaded one was saved.
+    """
+
+    checkpoints: dict[Path, dict[str, Any]]
+    train_state: dict[str, int]
+
+
+def load(config: Config, runner_name: str, run_dir: Path, models: Models) -> Given:
+    """Load what a runner's ``init_model_path`` and ``init_modules`` name, then freeze what ``freeze`` does.
+
+    Args:
+        config: the config.
+        runner_name: the runner's.
+        run_dir: the run directory.
+        models: phase -> what the network stage built for it; empty where an experiment makes its model later.
+
+    Raises:
+        CheckpointError: nothing is there or valid, or it does not fit.
+        ConfigError: ``freeze`` or ``init_modules`` cannot be done.
+    """
+    runner, given = _runner(config, runner_name), Given({}, {})
+    if runner.init_model_path and models and not _is_needless(runner, runner.init_model_path, run_dir):
+        paths, found = _found(runner, runner.init_model_path, _trained_before(config, runner_name, run_dir))
+        given = _give(runner, paths, found, models)
+    if runner.freeze and models:
+        frozen = weights.freeze(models, runner.freeze, f"runner.{runner_name}.freeze")
+        logger.info(f"not trained: {weights.some(frozen)}")
+    return given
+
+
+def load_trained(config: Config, runner_name: str, run_dir: Path, models: Models) -> Given:
+    """Load the newest valid checkpoint of the train runner before; the arguments are those of ``load``.
+
+    Raises:
+        CheckpointError: there is none, or it does not fit.
+    """
+    trained = _trained_before(config, runner_name, run_dir)
+    found = _needed(trained, runner_name, "add init_model_path").newest()
+    return _give(_runner(config, runner_name), [found.path], found, models)
+
+
+def load_another(path: Path, models: Models) -> dict[str, int] | None:
+    """Load the next of several checkpoints.
+
+    Returns:
+        The counters with which it was saved; None where it is damaged: then the log says so, and nothing has changed.
+
+    Raises:
+        CheckpointError: it does not fit.
+    """
+    found = tried(path)
+    if found is None:
+        return None
+    _fit(found, models)
+    return found.train_state
+
+
+def _runner(config: Config, name: str) -> RunnerSchema:
+    return next(each for each in config.runners if each.name == name)
+
+
+def _is_needless(runner: RunnerSchema, path: str, run_dir: Path) -> bool:
+    """Whether weights that have gone need not be loaded: the run goes on from its own, and no stage of a user's sees them."""
+    default = RunnerSchema.model_fields["startup_class_path"].default
+    gone = os.path.isabs(path) and not os.path.exists(path) and runner.startup_class_path == default
+    needless = gone and runner.kind == "train" and bool(layout.committed_checkpoints(run_dir / runner.name / NAME))
+    if needless:
+        logger.warning(f"{path}: is not there any more; the run goes on from its own checkpoints, and does without it")
+    return needless
+
+
+def _trained_before(config: Config, runner_name: str, run_dir: Path) -> Trained | None:
+    """The train runner that comes before a runner."""
+    order = config.runners
+    before = order[: [each.name for each in order].index(runner_name)]
+    found = next((each for each in reversed(before) if each.kind == "train"), None)
+    return Trained(found.name, run_dir / found.name / NAME, found.keep_best) if found else None
+
+
+def _needed(trained: Trained | None, runner_name: str, remedy: str) -> Trained:
+    if trained is None:
+        raise CheckpointError(f"runner.{runner_name}: no train runner before it has weights to take; {remedy}")
+    return trained
+
+
+def _found(runner: RunnerSchema, path: str, trained: Trained | None) -> tuple[list[Path], LoadedCheckpoint]:
+    """All that ``init_model_path`` names, from the first on that is to be loaded."""
+    if path in (BEST, LAST):
+        before = _needed(trained, runner.name, "name a checkpoint in init_model_path")
+        found = before.best() if path == BEST else before.newest()
+        return [found.path], found
+    paths = resolve(Path(path))
+    if paths == [Path(path)]:
+        return paths, read(Path(path))
+    if runner.kind == "train":
+        found = first_valid(paths[::-1])
+        return [found.path], found
+    found = first_valid(paths)
+    return paths[paths.index(found.path) :], found
+
+
+def _give(runner: RunnerSchema, paths: list[Path], found: LoadedCheckpoint, models: Models) -> Given:
+    """Load the first, all of it or the part that is wanted."""
+    only = runner.init_modules
+    if only is None:
+        _fit(found, models)
+    elif len(paths) > 1:
+        what = f"runner.{runner.name}.init_modules: would take a part of {len(paths)} checkpoints"
+        raise ConfigError(f"{what}, and what one lacks would be left of the one before; name one in init_model_path")
+    else:
+        report = weights.load_part(found.weights, models, str(found.path), only)
+        logger.info(f"{found.path}: {report}")
+    if runner.kind == "train":
+        return Given({}, {})
+    return Given({path: {} for path in paths if path.is_dir()}, found.train_state)
+
+
+def _fit(found: LoadedCheckpoint, models: Models) -> None:
+    weights.load_weights(found.weights, models, str(found.path))
+    logger.info(f"weights of {', '.join(models)} loaded from {found.path}")

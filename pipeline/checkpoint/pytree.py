@@ -1,0 +1,295 @@
+"""A nested state <-> tensors and JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.checkpoint import safetensors_io, storage
+from pipeline.checkpoint.listing import METADATA
+from pipeline.errors import CheckpointError, StorageError
+
+FORMAT = "1"
+
+MAX_DEPTH = 64
+
+"""Levels of a state: what is deeper holds itself."""
+
+MAX_VALUES = 2_000_000
+
+"""Plain values of a state; there may be as many numbers in tensors as the memory holds."""
+
+
+_MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+
+_KINDS = {kind: name for name, kind in _MAPPINGS.items()}
+
+_SPARSE = ("indices", "values", "shape", "is_coalesced")
+
+_PLAIN = "numbers, strings, lists, tuples, dicts and tensors"
+
+
+def flatten(state: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a state by their place in it, and the rest as the texts of a header.
+
+    Raises:
+        CheckpointError: something in it cannot be saved.
+    """
+    found: dict[str, Tensor] = {}
+    structure = json.dumps(_flatten(state, "state", found), allow_nan=False, separators=(",", ":"))
+    if _count(structure) > MAX_VALUES:
+        raise CheckpointError(f"state: has more than {MAX_VALUES} plain values; keep long lists in tensors")
+    return found, {"state_format": FORMAT, "state": structure}
+
+
+def split(
+    state: Mapping[str, Any], metadata: Mapping[str, str] | None = None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a module's state by their names, and what no file of weights has a form for as texts of its header.
+
+    That is what ``get_extra_state`` returned, a sparse buffer, and one with the name of the header's own texts.
+
+    Args:
+        state: of the module.
+        metadata: other texts of the header.
+
+    Raises:
+        CheckpointError: something in it cannot be saved.
+    """
+    rest = {name: value for name, value in state.items() if not _is_plain(value) or name == METADATA}
+    if not rest:
+        return dict(state), dict(metadata or {})
+    found, texts = flatten(rest)
+    return {**{name: value for name, value in state.items() if name not in rest}, **found}, {
+        **(metadata or {}),
+        **texts,
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.layout is not torch.sparse_coo or value.is_meta)
+
+
+def join(found: dict[str, Tensor], metadata: dict[str, str]) -> dict[str, Any]:
+    """The state that ``split`` took apart; of weights that something else wrote, the tensors.
+
+    Raises:
+        CheckpointError: these are damaged.
+    """
+    if metadata.get("state_format") != FORMAT:
+        return dict(found)
+    rest = unflatten({name: value for name, value in found.items() if name.startswith("state[")}, metadata)
+    if not isinstance(rest, dict):
+        raise CheckpointError("is damaged: its structure is no state of a module; use another")
+    return {**{name: value for name, value in found.items() if not name.startswith("state[")}, **rest}
+
+
+def unflatten(found: dict[str, Tensor], metadata: dict[str, str]) -> Any:
+    """The state that ``flatten`` took apart.
+
+    Raises:
+        CheckpointError: these are damaged, or something else made them.
+    """
+    left = dict(found)
+    structure = _structure(metadata)
+    try:
+        state = _restore(structure, left)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        raise CheckpointError(f"is damaged: its structure makes no sense ({error}); use another") from error
+    if left:
+        raise CheckpointError(f"is damaged: nothing in it uses the tensor {min(left)}; use another")
+    return state
+
+
+def _structure(metadata: dict[str, str]) -> Any:
+    """The JSON of the state."""
+    if "state" not in metadata:
+        raise CheckpointError("holds tensors, but no state that save_state wrote; load it as weights, or use another")
+    if metadata.get("state_format") != FORMAT:
+        raise CheckpointError(
+            f"its format {metadata.get('state_format')!r} is not {FORMAT}; use the version that wrote it"
+        )
+    if _count(metadata["state"]) > MAX_VALUES:
+        raise CheckpointError(f"is damaged: its structure has more than {MAX_VALUES} values; use another")
+    try:
+        return json.loads(metadata["state"])
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"is damaged: its structure is no JSON ({error}); use another") from error
+
+
+def _count(structure: str) -> int:
+    """At least as many values as this JSON has; it is not read for it."""
+    return sum(map(structure.count, "[{,"))
+
+
+def _flatten(value: Any, where: str, found: dict[str, Tensor], depth: int = 0) -> Any:
+    """A value as JSON, each tensor in it put into ``found`` under its place."""
+    if depth > MAX_DEPTH:
+        raise CheckpointError(f"{where[:60]}…: more than {MAX_DEPTH} levels, or a value that holds itself; save less")
+    kind = type(value)
+    if value is None or kind in {bool, str}:
+        return value
+    if kind is int:
+        return value if value.bit_length() < 64 else {"int": hex(value)}
+    if kind is float:
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if kind is bytes:
+        return {"bytes": value.hex()}
+    if kind in {Tensor, nn.Parameter} and value.layout is torch.sparse_coo:
+        value = value.detach()
+        parts = [value._indices(), value._values(), list(value.shape), value.is_coalesced()]
+        return {
+            "sparse": [
+                _flatten(each, f"{where}.{name}", found, depth + 1) for name, each in zip(_SPARSE, parts, strict=True)
+            ]
+        }
+    if kind in {Tensor, nn.Parameter}:
+        found[where] = value
+        return {"tensor": where}
+    if kind in {list, tuple}:
+        items = [_flatten(each, f"{where}[{index}]", found, depth + 1) for index, each in enumerate(value)]
+        return items if kind is list else {"tuple": items}
+    if kind in _KINDS:
+        return _flatten_mapping(value, where, found, depth)
+    raise CheckpointError(f"{where}: is {_named(kind)}, which cannot be saved; keep the state in {_PLAIN}")
+
+
+def _flatten_mapping(value: dict[Any, Any], where: str, found: dict[str, Tensor], depth: int) -> dict[str, Any]:
+    for key in value:
+        if type(key) not in {str, int}:
+            what = f"has the key {key!r}, {_named(type(key))}, which cannot be saved"
+            raise CheckpointError(f"{where}: {what}; use strings and integers as keys")
+    items = [
+        [_flatten(key, where, found), _flatten(each, f"{where}[{key!r}]", found, depth + 1)]
+        for key, each in value.items()
+    ]
+    attributes = getattr(value, "__dict__", {})
+    if not attributes:
+        return {_KINDS[type(value)]: items}
+    if attributes.keys() != {"_metadata"}:
+        raise CheckpointError(f"{where}: has attributes ({', '.join(attributes)}), which cannot be saved; use a dict")
+    return {"state_dict": [items, _flatten(attributes["_metadata"], f"{where}._metadata", found, depth + 1)]}
+
+
+def _named(kind: type) -> str:
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    "int": lambda text: int(text, 16),
+    "float": float,
+    "bytes": bytes.fromhex,
+}
+
+
+def _restore(saved: Any, found: dict[str, Tensor]) -> Any:
+    """The value that ``_flatten`` made this JSON of; its tensors are taken out of ``found``."""
+    if isinstance(saved, list):
+        return [_restore(each, found) for each in saved]
+    if not isinstance(saved, dict):
+        return saved
+    [(kind, content)] = saved.items()
+    if kind == "tensor":
+        return found.pop(content)
+    if kind == "tuple":
+        return tuple(_restore(each, found) for each in content)
+    if kind in _SCALARS:
+        return _SCALARS[kind](content)
+    if kind == "sparse":
+        indices, values, shape, is_coalesced = (_restore(each, found) for each in content)
+        # Whatever a file says: indices beyond the shape would be memory of others.
+        return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=is_coalesced, check_invariants=True)
+    if kind == "state_dict":
+        # What torch's modules put beside their tensors: the version of each, from which older states are converted.
+        items, metadata = content
+        value: Any = _restore({"OrderedDict": items}, found)
+        value._metadata = _restore(metadata, found)
+        return value
+    return _MAPPINGS[kind]({_restore(key, found): _restore(each, found) for key, each in content})
+
+
+def save_state(path: str | Path, state: Any) -> None:
+    """Write a state to a file, in the place of what it was, and wait until the disk has it.
+
+    Args:
+        path: the file; the folders above it are made.
+        state: None, truth values, integers, floats, strings, bytes, tensors (dense, or sparse as COO), and lists, tuples,
+            dicts with keys that are strings or integers, OrderedDicts and Counters of them.
+
+    Raises:
+        CheckpointError: something in it is of another type.
+        StorageError: the storage refuses; what was there is there still.
+    """
+    content = encode(state)
+    try:
+        storage.replace_durably(Path(path), content)
+    except OSError as error:
+        raise StorageError(
+            f"{path}: cannot be saved: {error.strerror}; free or repair the storage, or use another path"
+        ) from error
+
+
+def load_state(path: str | Path) -> Any:
+    """The state that ``save_state`` wrote, every value of the type that it had, tensors on the CPU.
+
+    Raises:
+        CheckpointError: there is no such file, it is damaged, or something else wrote it.
+    """
+    try:
+        return decode(Path(path).read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}; check the path") from error
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def encode(state: Any) -> bytes:
+    """The bytes of a state file. Parameters become tensors, views and tied tensors are each written out.
+
+    Raises:
+        CheckpointError: something in it cannot be saved.
+    """
+    found, metadata = flatten(state)
+    return safetensors_io.encode_tensors(found, metadata)
+
+
+def decode(content: bytes) -> Any:
+    """The state that ``encode`` made these bytes of; only plain values and tensors come from them, whatever they hold.
+
+    Raises:
+        CheckpointError: they are damaged, or something else made them.
+    """
+    try:
+        found = safetensors_io.read_tensors(BytesIO(content), len(content))
+    except CheckpointError as error:
+        if other := _what_else(content):
+            raise CheckpointError(other) from error
+        raise CheckpointError(f"is damaged, or no state file ({error})") from error
+    _check(content, found.metadata)
+    return unflatten(found.tensors, found.metadata)
+
+
+def _what_else(content: bytes) -> str:
+    """What to say of bytes that are a known format, but not this one."""
+    if content.startswith((b"PK\x03\x04", b"\x80")):
+        return (
+            "is a pickle, which can run code; load it with torch.load(weights_only=True), and save_state what it holds"
+        )
+    return "" if content else "is empty; use another"
+
+
+def _check(content: bytes, metadata: dict[str, str]) -> None:
+    """Compare the checksum with the one that was written, where a state is said to be in it."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    if "state" in metadata and metadata.get("crc32") != safetensors_io.checksum(header, [memoryview(content)[start:]]):
+        raise CheckpointError("is damaged: its checksum is not the one that was written; use another")

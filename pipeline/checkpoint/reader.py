@@ -1,0 +1,213 @@
+"""A checkpoint, read and verified; which of several is the best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from pipeline.checkpoint import layout, pytree, safetensors_io, storage
+from pipeline.checkpoint.layout import MAX_STATE, STATE, SUFFIX, TRAINING
+from pipeline.checkpoint.safetensors_io import Source, TensorFile
+from pipeline.checkpoint.storage import CHUNK
+from pipeline.errors import CheckpointError, one_of
+
+Iterations = Mapping[str, Mapping[str, int]]
+
+"""Phase -> name -> the iteration that a number is of."""
+
+
+def of_one_iteration(metrics: Mapping[str, Any], iteration: int) -> Iterations:
+    """All numbers are of one iteration."""
+    return {phase: dict.fromkeys(each, iteration) for phase, each in metrics.items() if isinstance(each, Mapping)}
+
+
+def best_by_metric(paths: Iterable[Path], metric: str, mode: str) -> Path | None:
+    """The checkpoint with the highest (``mode`` max) or lowest (min) number of a name; the newest of equals.
+
+    Only numbers of a checkpoint's own iteration count: those of an earlier one judge other weights. Where an earlier
+    version did not keep the iterations, of neighbours with the same numbers the first has its own.
+
+    Args:
+        paths: the checkpoints, by step.
+        metric: the name.
+        mode: ``max`` or ``min``.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none knows the number as its own.
+    """
+    known: dict[Path, float] = {}
+    names: set[str] = set()
+    before: Any = None
+    path = None
+    for path in paths:
+        metrics, own = _of(path, before)
+        names.update(name for each in metrics.values() for name in each)
+        if isinstance(own.get(metric), int | float):
+            known[path] = own[metric]
+        before = metrics
+    if path and not known:
+        if metric in names:
+            what = f"no checkpoint is of an iteration in which '{metric}' was reported"
+            raise CheckpointError(f"{path.parent}: {what}; save where it is validated, as keep_best does")
+        raise CheckpointError(f"{path.parent}: no checkpoint knows '{metric}'{one_of(metric, names)}")
+    sign = 1 if mode == "max" else -1
+    return max(known, key=lambda path: (sign * known[path], path.name), default=None)
+
+
+def _of(path: Path, before: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The numbers of one, and those of its own iteration by their names alone; ``before``: the numbers of its neighbour."""
+    try:
+        state = json.loads(storage.content_of(path / STATE, MAX_STATE))
+        metrics, iteration = state["metrics"], state["train_state"]["iteration"]
+        iterations = state.get("iterations", {} if metrics == before else of_one_iteration(metrics, iteration))
+        own = {
+            name: value
+            for phase, each in metrics.items()
+            for name, value in each.items()
+            if iterations.get(phase, {}).get(name) == iteration
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path / STATE}: cannot be read ({error}); remove this checkpoint") from error
+    return metrics, own
+
+
+_READERS = 4
+
+
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """What a checkpoint holds.
+
+    Attributes:
+        path: its folder.
+        train_state: the counters.
+        metrics: phase -> name -> number; null where it was not finite.
+        iterations: phase -> name -> the iteration that a number is of; its own where an earlier version saved it.
+        weights: phase -> name -> tensor.
+        training: what else was saved to go on from; None where nothing was, or where it was not read.
+    """
+
+    path: Path
+    train_state: dict[str, int]
+    metrics: dict[str, Any]
+    weights: dict[str, dict[str, Tensor]] = field(repr=False)
+    training: dict[str, Any] | None = field(repr=False)
+    iterations: dict[str, dict[str, int]] = field(default_factory=dict, repr=False)
+
+
+def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:
+    """Read a checkpoint; what is returned is what was hashed, whatever happens to the files meanwhile.
+
+    Args:
+        path: its folder.
+        with_training: False reads and verifies the weights and numbers alone.
+
+    Raises:
+        CheckpointError: something in it is missing, or is not what was written.
+        StorageError: the storage refuses for a reason that may pass.
+    """
+    files = layout.listed_files(path)
+    if STATE not in files:
+        raise CheckpointError(f"{path / layout.MANIFEST}: is damaged (it lists no {STATE}); use another checkpoint")
+    state = _state(path, files[STATE])
+    chosen = [name for name in files if name.endswith(SUFFIX) and (with_training or name != TRAINING)]
+    # Reading and hashing both let other threads run.
+    with ThreadPoolExecutor(_READERS) as pool:
+        contents = pool.map(lambda name: _verified(path / name, files[name], safetensors_io.read_tensors), chosen)
+        tensors = dict(zip(chosen, contents, strict=True))
+    training = tensors.pop(TRAINING, None)
+    weights = {
+        name.removesuffix(SUFFIX): _located(path / name, partial(pytree.join, each.tensors, each.metadata))
+        for name, each in tensors.items()
+    }
+    restored = (
+        _located(path / TRAINING, lambda: pytree.unflatten(training.tensors, training.metadata)) if training else None
+    )
+    counters, metrics = state["train_state"], state["metrics"]
+    iterations = state.get("iterations", of_one_iteration(metrics, counters["iteration"]))
+    return LoadedCheckpoint(path, counters, metrics, weights, restored, iterations)
+
+
+def problems_of(path: Path) -> list[str]:
+    """All that is wrong with a checkpoint; nothing of it is kept in memory.
+
+    Raises:
+        StorageError: the storage refuses for a reason that may pass.
+    """
+    try:
+        files = layout.manifest_entries(path)
+    except CheckpointError as error:
+        return [str(error)]
+    found = (
+        []
+        if STATE in files
+        else [f"{path / layout.MANIFEST}: is damaged (it lists no {STATE}); use another checkpoint"]
+    )
+    for name, entry in files.items():
+        try:
+            layout.check_size(path / name, entry)
+            if name == STATE:
+                _state(path, entry)
+            else:
+                _verified(path / name, entry, _hash)
+        except CheckpointError as error:
+            found.append(str(error))
+    return found
+
+
+def _verified(path: Path, entry: layout.Listed, reader: Callable[[Any, int], TensorFile]) -> TensorFile:
+    """What a reader makes of a file that is as it was written."""
+    with storage.opened(path) as file:
+        content = _located(path, lambda: reader(file, entry.size))
+    if content.sha256 != entry.sha256:
+        raise CheckpointError(
+            f"{path}: is damaged: its SHA-256 is not the one that was written; use another checkpoint"
+        )
+    return content
+
+
+def _hash(file: Any, size: int) -> TensorFile:
+    """A file's hash alone, and a look at its header."""
+    source = Source(file, size)
+    safetensors_io.read_header(source)
+    chunk = memoryview(bytearray(CHUNK))
+    while source.left:
+        source.fill(chunk[: min(CHUNK, source.left)])
+    return TensorFile({}, {}, source.digest.hexdigest())
+
+
+def _state(path: Path, entry: layout.Listed) -> Mapping[str, Any]:
+    """The counters and numbers, which must be those of the step that the folder is named after."""
+    file = path / STATE
+    content = storage.content_of(file, MAX_STATE)
+    if layout.read_manifest(content) != entry:
+        raise CheckpointError(
+            f"{file}: is damaged: its SHA-256 is not the one that was written; use another checkpoint"
+        )
+    try:
+        state: Mapping[str, Any] = json.loads(content)
+        iteration, step = state["train_state"]["iteration"], layout.step_of(path)
+        state["metrics"].keys()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{file}: makes no sense ({error}); use another checkpoint") from error
+    if step is not None and iteration != step:
+        raise CheckpointError(f"{file}: is of iteration {iteration}, and not of {path.name}; use another checkpoint")
+    return state
+
+
+def _located(path: Path, make: Callable[[], Read]) -> Read:
+    """Say of what is wrong where it is."""
+    try:
+        return make()
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error

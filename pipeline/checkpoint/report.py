@@ -1,0 +1,157 @@
+"""Checkpoints described, compared and exported."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pipeline.checkpoint import layout, listing, pytree, reader, safetensors_io, storage
+from pipeline.checkpoint.comparison import Difference, differences
+from pipeline.checkpoint.layout import SUFFIX, TRAINING
+from pipeline.checkpoint.listing import Entry, Header
+from pipeline.checkpoint.reader import LoadedCheckpoint
+from pipeline.checkpoint.safetensors_io import COMPLEX
+from pipeline.errors import CheckpointError, ConfigError, StorageError, one_of
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Counters, numbers, files with their bytes, weights with their types and shapes, and what else it goes on with.
+
+    Raises:
+        CheckpointError: the manifest, a size or a header is damaged; nothing else is verified.
+        StorageError: the storage refuses for a reason that may pass.
+    """
+    files = layout.listed_files(path)
+    found = listing.describe_checkpoint(path)
+    if found.problem:
+        raise CheckpointError(found.problem)
+    headers = {name: listing.read_header(path / name) for name in files if name.endswith(SUFFIX)}
+    weights = {name.removesuffix(SUFFIX): _tensors(path / name, headers[name]) for name in headers if name != TRAINING}
+    return {
+        "checkpoint": str(path),
+        "counters": found.counters,
+        "metrics": found.metrics,
+        "iterations": found.iterations,
+        "bytes": {name: entry.size for name, entry in files.items()},
+        "weights": weights,
+        "training": _training(path / TRAINING, headers[TRAINING]) if TRAINING in headers else None,
+    }
+
+
+def _tensors(path: Path, found: Header) -> dict[str, str]:
+    """Name -> ``F32 [64, 3]``."""
+    try:
+        # The format holds these as pairs of numbers.
+        pairs = set(json.loads(found.metadata.get(COMPLEX, "[]")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: its list of complex tensors makes no sense ({error}); use another") from error
+    return {name: _tensor(entry, name in pairs) for name, entry in sorted(found.entries.items())}
+
+
+def _tensor(entry: Entry, is_complex: bool) -> str:
+    return f"C128 {list(entry.shape[:-1])}" if is_complex else f"{entry.dtype} {list(entry.shape)}"
+
+
+def _training(path: Path, found: Header) -> dict[str, Any]:
+    """The parts of the state, each with what is in it."""
+    # Where the tensors would be, there are the entries of the header.
+    entries: dict[str, Any] = dict(found.entries)
+    try:
+        state = pytree.unflatten(entries, found.metadata)
+        schedulers = {
+            phase: {name: f"{one['class']}, {_amount(one['state'])}" for name, one in some.items()}
+            for phase, some in state.get("optim_schedulers", {}).items()
+        }
+        return {**{name: _part(each) for name, each in state.items()}, "optim_schedulers": schedulers}
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: is no training state ({error}); use another checkpoint") from error
+
+
+def _part(value: Any) -> Any:
+    return {str(name): _amount(each) for name, each in value.items()} if isinstance(value, Mapping) else _amount(value)
+
+
+def _amount(value: Any) -> str:
+    """``2 tensors, 14 values``."""
+    leaves = list(_leaves(value))
+    tensors = sum(isinstance(each, Entry) for each in leaves)
+    counts = {"tensor": tensors, "value": len(leaves) - tensors}
+    return ", ".join(f"{count} {what}{'s' * (count > 1)}" for what, count in counts.items() if count) or "nothing"
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What a nested state is made of."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple) and not isinstance(value, Entry):
+        for each in value:
+            yield from _leaves(each)
+    elif value is not None:
+        yield value
+
+
+def export(checkpoint: Path, target: Path, phase: str | None = None, *, force: bool = False) -> list[str]:
+    """Verify a checkpoint and write its weights, and wait until the disk has them.
+
+    Args:
+        checkpoint: its folder.
+        target: the file, ``….safetensors``; the folders above it are made.
+        phase: whose weights; None: of every phase, by the names ``phase.name`` where there are several.
+        force: whether a file that is there is replaced.
+
+    Returns:
+        The names of the tensors.
+
+    Raises:
+        ConfigError: the target is there, or is called otherwise.
+        CheckpointError: the checkpoint is damaged, or has no such phase.
+        StorageError: the storage refuses; what was there is there still.
+    """
+    if target.suffix != SUFFIX:
+        raise ConfigError(
+            f"{target}: the weights are written as safetensors alone; name a file that ends with {SUFFIX}"
+        )
+    if os.path.lexists(target) and not force:
+        raise ConfigError(f"{target}: is there already; name another file, or replace it with --force")
+    found = reader.read_checkpoint(checkpoint, with_training=False)
+    chosen = _chosen(found, phase)
+    # "format" is what others ask for; the step tells whence the weights are.
+    metadata = {"format": "pt", "step": str(found.train_state["iteration"])}
+    try:
+        storage.replace_durably(target, b"".join(safetensors_io.pack(*pytree.split(chosen, metadata)).parts()))
+    except OSError as error:
+        raise StorageError(
+            f"{target}: cannot be saved: {error.strerror}; free or repair the storage, or use another path"
+        ) from error
+    return list(chosen)
+
+
+def _chosen(found: LoadedCheckpoint, phase: str | None) -> dict[str, Tensor]:
+    """The tensors by the names that they get."""
+    if phase is not None and phase not in found.weights:
+        raise CheckpointError(f"{found.path}: has no weights of phase '{phase}'{one_of(phase, found.weights)}")
+    if phase is None and len(found.weights) > 1:
+        return {f"{name}.{each}": value for name, some in found.weights.items() for each, value in some.items()}
+    return found.weights[phase] if phase is not None else next(iter(found.weights.values()), {})
+
+
+def of_checkpoints(one: LoadedCheckpoint, other: LoadedCheckpoint) -> Iterator[Difference]:
+    """Where two checkpoints differ, their folders apart."""
+    yield from _of_parts("counters", one.train_state, other.train_state)
+    yield from _of_parts("metrics", one.metrics, other.metrics)
+    for phase in one.weights | other.weights:
+        yield from _of_parts(f"weights {phase}", one.weights.get(phase, {}), other.weights.get(phase, {}))
+    yield from _of_parts("training", one.training, other.training)
+
+
+def _of_parts(part: str, one: Any, other: Any) -> Iterator[Difference]:
+    for each in differences(one, other):
+        yield replace(each, place=f"{part}: {each.place}" if each.place else part)

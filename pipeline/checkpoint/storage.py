@@ -1,0 +1,343 @@
+"""Files that are written whole and durably, and what is said where the storage refuses."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+import stat
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+from types import NoneType
+from typing import Any, NamedTuple
+
+from pipeline.errors import CheckpointError, StageError, StorageError
+
+_PLAIN = frozenset({int, str, bool, NoneType})
+
+"""What JSON has a form for, beside floats."""
+
+
+def finite(value: Any, where: str = "") -> Any:
+    """Plain data for JSON, which has no nan and no inf: those become null.
+
+    Args:
+        value: what is to be written.
+        where: it stands, for the error; ``""`` leaves what is no plain data as it is.
+
+    Raises:
+        StageError: some of it is none.
+    """
+    # The usual cases, on the way of every printed step.
+    kind = type(value)
+    if kind is float:
+        return value if math.isfinite(value) else None
+    if kind in _PLAIN:
+        return value
+    if isinstance(value, dict):
+        return {name: finite(each, where and f"{where}[{name!r}]") for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each, where) for each in value]
+    try:
+        number = as_number(value, where)
+    except StageError:
+        if where:
+            raise
+        return value
+    return None if isinstance(number, float) and not math.isfinite(number) else number
+
+
+def as_number(value: Any, where: str) -> Any:
+    """A number as a file keeps it: that of a tensor or an array with one element, as a plugin may report it.
+
+    Raises:
+        StageError: it has several, or is something else; ``where`` it is.
+    """
+    if type(value) is float or type(value) in _PLAIN:
+        return value
+    try:
+        return value.item()
+    except (AttributeError, RuntimeError, ValueError) as error:
+        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+        message = f"{where} is a {type(value).__name__}{shape}, which is no number; put a number there"
+        raise StageError(message) from error
+
+
+def no_link(path: str, flags: int) -> int:
+    """Open a file, as ``open`` wants it done, but no link: that would write where somebody else has it lead."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+@contextmanager
+def storing(path: Path, otherwise: str = "set output_dir") -> Iterator[None]:
+    """Say of what the storage refuses in the block that it did, and what to do; ``otherwise``: to write elsewhere.
+
+    Raises:
+        StorageError: the block raised an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise refusal(path, error, otherwise) from error
+
+
+def refusal(path: Path | str, error: OSError, otherwise: str = "set output_dir") -> StorageError:
+    """What ``storing`` raises, for who is called too often for a block."""
+    what = f"{error.filename or path}: cannot be written: {error.strerror or error}"
+    return StorageError(f"{what}; free or repair the storage, or {otherwise}")
+
+
+def write(path: Path, content: str) -> None:
+    """Put a whole file in place: a reader sees the old one or the new one.
+
+    Raises:
+        StorageError: the storage refuses; the old one is there still.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    with storing(path):
+        try:
+            # What the system calls a file may be no UTF-8; the bytes are kept.
+            with open(temporary, "w", encoding="utf-8", errors="surrogateescape", opener=no_link) as file:
+                file.write(content)
+            temporary.replace(path)
+        except BaseException:  # a signal may end the run here too
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+def write_json(path: Path, content: Any) -> None:
+    """The same, as JSON."""
+    write(path, json.dumps(content, indent=2, default=str) + "\n")
+
+
+Buffer = bytes | memoryview
+
+CHUNK = 4 * 2**20
+
+"""Bytes that are hashed, written or read at a time."""
+
+
+class Written(NamedTuple):
+    """A file whose content the system has, but perhaps not the disk."""
+
+    descriptor: int
+    size: int
+
+
+class Disk:
+    """The six operations of which every durable write is made, and the hash of what is written."""
+
+    def mkdir(self, path: Path) -> None:
+        """Make one folder."""
+        path.mkdir()
+
+    def write(self, path: Path, parts: Iterable[Buffer]) -> Written:
+        """Write a new file; it stays open until ``fsync``. Its mode is that of the umask."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        size = 0
+        try:
+            for chunk in _chunks(parts):
+                _write_all(descriptor, chunk)
+                size += len(chunk)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return Written(descriptor, size)
+
+    def fsync(self, written: Written) -> None:
+        """Wait until the disk has a file. Where this fails the file is worthless: asked again, the system says yes."""
+        try:
+            os.fsync(written.descriptor)
+        finally:
+            os.close(written.descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file or folder another name in the same folder, in one step."""
+        source.rename(target)
+
+    def fsync_folder(self, path: Path) -> None:
+        """Wait until the disk has the entries of a folder."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file, or a folder with what is in it; a link in it is removed, never followed."""
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
+
+    def sha256(self, parts: Iterable[Buffer]) -> str:
+        """The SHA-256 of a content, in hex."""
+        digest = hashlib.sha256()
+        for chunk in _chunks(parts):
+            digest.update(chunk)
+        return digest.hexdigest()
+
+
+DISK = Disk()
+
+"""The one that there is, outside of tests."""
+
+
+def write_file(path: Path, parts: Sequence[Buffer], disk: Disk = DISK) -> tuple[str, int]:
+    """Write a new file and wait until the disk has it; it is hashed meanwhile.
+
+    Returns:
+        Its SHA-256, in hex, and its size in bytes.
+    """
+    digest: Future[str] = Future()
+    thread = threading.Thread(target=_hash, args=[digest, parts, disk], name="checkpoint hash")
+    try:
+        thread.start()
+    except RuntimeError:
+        # The interpreter is ending, and starts no thread any more.
+        _hash(digest, parts, disk)
+    try:
+        written = disk.write(path, parts)
+        disk.fsync(written)
+        return digest.result(), written.size
+    finally:
+        wait([digest])
+
+
+def _hash(digest: Future[str], parts: Sequence[Buffer], disk: Disk) -> None:
+    try:
+        digest.set_result(disk.sha256(parts))
+    except BaseException as error:
+        digest.set_exception(error)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """The same for one content."""
+    DISK.fsync(DISK.write(path, [content]))
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it; it may be there."""
+    if not path.is_dir():
+        make_way(path, DISK)
+        sync_way(path, DISK)
+
+
+def make_way(path: Path, disk: Disk) -> None:
+    """Make a folder, and those above it, without waiting for the disk; it may be there."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_way(path.parent, disk)
+    try:
+        disk.mkdir(path)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+
+
+def sync_way(path: Path, disk: Disk) -> None:
+    """Wait until the disk has the entries of a folder, and the folders on the way to it."""
+    path = path.absolute()
+    disk.fsync_folder(path)
+    for parent in path.parents:
+        # A folder that is not ours to read was not made by us either.
+        with suppress(PermissionError):
+            disk.fsync_folder(parent)
+
+
+def replace_durably(path: Path, content: bytes) -> None:
+    """Put a whole file in place, with the folders above it: whatever happens, there is the old one or the new one."""
+    make_folder(path.parent)
+    temporary = path.with_name(f".tmp-{uuid.uuid4().hex}")
+    try:
+        write_durably(temporary, content)
+        move_into_place(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def move_into_place(temporary: Path, final: Path, disk: Disk = DISK) -> None:
+    """Give a finished folder or file its name, in one step."""
+    disk.rename(temporary, final)
+    disk.fsync_folder(final.parent)
+
+
+def _chunks(parts: Iterable[Buffer]) -> Iterator[memoryview]:
+    for part in parts:
+        view = memoryview(part).cast("B")
+        for start in range(0, len(view), CHUNK):
+            yield view[start : start + CHUNK]
+
+
+def _write_all(descriptor: int, chunk: memoryview) -> None:
+    while chunk:
+        count = os.write(descriptor, chunk)
+        if not count:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        chunk = chunk[count:]
+
+
+_DAMAGE = {
+    errno.ENOENT,
+    errno.ELOOP,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENXIO,
+    errno.EIO,
+    errno.EINVAL,
+    errno.ENAMETOOLONG,
+}
+
+"""What a damaged folder or disk says; anything else may pass, such as a permission or too many open files."""
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[FileIO]:
+    """A regular file, opened for reading without a buffer; no pipe is waited for, no link followed.
+
+    Raises:
+        CheckpointError: it is missing, something else, or the disk cannot read it.
+        StorageError: the storage refuses for a reason that may pass.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with FileIO(descriptor) as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise CheckpointError(f"{path}: is no regular file; use another")
+            yield file
+    except OSError as error:
+        kind = CheckpointError if error.errno in _DAMAGE else StorageError
+        raise kind(f"{path}: cannot be read ({error.strerror}); use another, or repair the storage") from error
+
+
+def size_of(path: Path) -> int | None:
+    """The bytes of a regular file that is no link, without opening it; None for anything else."""
+    try:
+        found = path.lstat()
+    except (OSError, ValueError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def content_of(path: Path, most: int) -> bytes:
+    """All of a small file.
+
+    Raises:
+        CheckpointError: it is larger than ``most``, or as ``opened``.
+    """
+    with opened(path) as file:
+        content = file.read(most + 1) or b""
+    if len(content) > most:
+        raise CheckpointError(f"{path}: has more than {most} bytes; use another")
+    return content

@@ -1,0 +1,354 @@
+"""The folder of checkpoints: commit, recover, set aside, retention."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from loguru import logger
+
+from pipeline.checkpoint import layout, reader, storage
+from pipeline.checkpoint.layout import Listed
+from pipeline.checkpoint.reader import LoadedCheckpoint
+from pipeline.checkpoint.storage import DISK, Buffer, Disk
+from pipeline.config.schema import RunnerSchema
+from pipeline.errors import CheckpointError, NoCheckpointError, StorageError
+
+NAME = "checkpoints"
+
+
+def own_folder(path: str, run_dir: Path, runner: RunnerSchema) -> Path | None:
+    """The folder of one runner of one run, below one that other runs may be given too.
+
+    Returns:
+        None for a debug run of which nothing is kept: all of it is in its temporary run directory.
+    """
+    kept = not runner.debug or runner.debug_persistently
+    return Path(path) / run_dir.name / runner.name if kept else None
+
+
+def link_checkpoint_dir(run_dir: Path, runner: RunnerSchema) -> None:
+    """Have ``<run_dir>/<runner>/checkpoints`` lead to where the runner's checkpoints go, if that is elsewhere.
+
+    A run that was begun goes on where it began.
+
+    Raises:
+        StorageError: the folder cannot be made, is not there any more, or belongs to another run.
+    """
+    path = runner.save_checkpoint_path
+    wanted = own_folder(path, run_dir, runner) if path else None
+    link = run_dir / runner.name / NAME
+    try:
+        if link.is_symlink():
+            _go_on(link, wanted, run_dir.name)
+        elif wanted and os.path.lexists(link):
+            logger.warning(f"save_checkpoint_path has changed, and the run goes on where it began: in {link}")
+        elif wanted:
+            _make(wanted, link)
+    except OSError as error:
+        what = f"{error.filename or wanted}: the checkpoints cannot go there: {error.strerror}"
+        raise StorageError(f"{what}; free or repair the storage, or choose another save_checkpoint_path") from error
+
+
+def refuse_copy(run_dir: Path, original: Path, runner_name: str) -> None:
+    """See that a run directory is not the copy of another one whose checkpoints it would write into.
+
+    Args:
+        run_dir: the run directory.
+        original: where the run was when it last began or went on; the same, if nobody has moved or copied it.
+        runner_name: of the runner.
+
+    Raises:
+        StorageError: it is.
+    """
+    link, its = (each / runner_name / NAME for each in (run_dir, original))
+    if not (link.is_symlink() and its.exists()) or os.path.samefile(run_dir, original):
+        return
+    if link.exists() and os.path.samefile(link, its):
+        raise StorageError(
+            f"{link}: leads to {os.readlink(link)}, into which the run in {original} writes, and {run_dir} is a copy of "
+            f"that; go on with {original}, or put a copy of the folder in the place of the link"
+        )
+
+
+def _go_on(link: Path, wanted: Path | None, run: str) -> None:
+    there = Path(os.readlink(link))
+    if not link.is_dir():
+        raise StorageError(
+            f"{link}: leads to {there}, which is not there; mount its disk or bring it back, or begin a new run"
+        )
+    if there.parent.name != run:
+        raise StorageError(
+            f"{link}: leads to {there}, the folder of the run {there.parent.name}; give the run directory that name "
+            "again, or put a copy of the folder in the place of the link"
+        )
+    if there != wanted:
+        logger.warning(f"save_checkpoint_path has changed, and the run goes on where it began: in {there}")
+
+
+def _make(folder: Path, link: Path) -> None:
+    """First the folder, and then what leads to it: where there is a link, the disk has the folder."""
+    storage.make_way(folder, storage.DISK)
+    storage.sync_way(folder, storage.DISK)
+    link.symlink_to(folder)
+    storage.sync_way(link.parent, storage.DISK)
+
+
+def newest_valid(saver: CheckpointWriter, disk: Disk, with_training: bool = True) -> LoadedCheckpoint | None:
+    """The verified checkpoint of the highest step; None where none was ever committed.
+
+    Args:
+        saver: of the folder, which nobody else is writing to.
+        disk: what renames those that are not valid.
+        with_training: False reads and verifies the weights and numbers alone.
+
+    Raises:
+        NoCheckpointError: some were committed, and none is valid.
+        StorageError: the storage refuses for a reason that may pass.
+    """
+    folder = saver.folder
+    _recover(saver)
+    for path in reversed(layout.committed_checkpoints(folder)):
+        try:
+            return reader.read_checkpoint(path, with_training)
+        except CheckpointError as error:
+            _set_aside(path, error, disk)
+    if damaged := layout.committed_checkpoints(folder) + layout.bad_name(folder):
+        raise NoCheckpointError(
+            f"{folder}: none of its {len(damaged)} checkpoints is valid; bring one back from a copy, or begin a new run"
+        )
+    return None
+
+
+def _recover(saver: CheckpointWriter) -> None:
+    """Tidy up where anything is; on storage that can only be read, what can be read is used as it is."""
+    if not saver.folder.is_dir():
+        return
+    try:
+        saver.recover()
+    except OSError as error:
+        logger.warning(f"{saver.folder}: cannot be tidied up ({error.strerror}); what is valid in it is used")
+
+
+def _set_aside(path: Path, reason: CheckpointError, disk: Disk) -> None:
+    apart = layout.set_aside_name(path, "bad")
+    try:
+        disk.rename(path, apart)
+        disk.fsync_folder(path.parent)
+    except OSError as error:
+        logger.warning(f"{reason}; the one before it is used; it cannot be renamed ({error.strerror})")
+        return
+    logger.warning(f"{reason}; it is now {apart.name}, and the one before it is used")
+
+
+FEWEST = 2
+
+"""So many of the newest are always kept: if one turns out damaged, there is another."""
+
+
+class Retention:
+    """Removes checkpoints that are no longer wanted.
+
+    Args:
+        keep_last: how many of the newest stay, ``FEWEST`` at least; None: all.
+        disk: what removes.
+    """
+
+    def __init__(self, keep_last: int | None, disk: Disk) -> None:
+        self.keep_last = keep_last
+        self.disk = disk
+        self._verified: set[str] = set()
+
+    def apply(self, saved_now: Path, protected: frozenset[Path]) -> None:
+        """Remove what is older than the newest valid ones; what is not valid neither counts nor goes.
+
+        Args:
+            saved_now: the checkpoint that was just committed, which stays.
+            protected: those that stay besides.
+        """
+        if self.keep_last is None:
+            return
+        self._verified.add(saved_now.name)
+        try:
+            valid = [path for path in reversed(layout.committed_checkpoints(saved_now.parent)) if self._is_valid(path)]
+        except StorageError as error:
+            # The save is done: that nothing can be removed now is no failure of it.
+            logger.warning(f"{error}; no checkpoint is removed this time")
+            return
+        for path in valid[self.keep_last :]:
+            if path != saved_now and path not in protected:
+                self._remove(path)
+
+    def _is_valid(self, path: Path) -> bool:
+        """Whether a checkpoint is verified; all of it is read once, its sizes every time."""
+        try:
+            if path.name in self._verified:
+                layout.listed_files(path)
+            elif reader.problems_of(path):
+                return False
+        except (CheckpointError, StorageError):
+            return False
+        self._verified.add(path.name)
+        return True
+
+    def _remove(self, path: Path) -> None:
+        """Remove a checkpoint: first its name, so that one of which half is gone is never seen."""
+        apart = layout.set_aside_name(path, "del")
+        try:
+            self.disk.rename(path, apart)
+            self.disk.fsync_folder(path.parent)
+            self.disk.remove(apart)
+        except OSError as error:
+            logger.warning(f"{path}: cannot be removed ({error.strerror}); what is left of it goes with a later start")
+
+
+def verify(path: Path) -> None:
+    """See that a checkpoint is as it was written.
+
+    Raises:
+        NoCheckpointError: it is damaged; the first fault is named.
+        StorageError: the storage refuses for a reason that may pass.
+    """
+    if problems := reader.problems_of(path):
+        raise NoCheckpointError(problems[0])
+
+
+def after(path: Path) -> list[Path]:
+    """The checkpoints that come after one in its folder, by step."""
+    there = layout.committed_checkpoints(path.parent)
+    return there[there.index(path) + 1 :]
+
+
+def set_aside(path: Path, disk: Disk = DISK) -> Path:
+    """Give a checkpoint a name that nothing reads, in the same folder; the disk has it when this returns.
+
+    Returns:
+        The new path; to have the checkpoint again, rename it back.
+
+    Raises:
+        StorageError: the storage refuses.
+    """
+    target = layout.set_aside_name(path, "later")
+    try:
+        disk.rename(path, target)
+        disk.fsync_folder(path.parent)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be set aside: {error.strerror}; free or repair the storage") from error
+    return target
+
+
+Contents = Mapping[str, Callable[[], list[Buffer]]]
+
+"""Name -> what gives the parts of that file."""
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of one folder.
+
+    Args:
+        folder: where they are; made with the first.
+        disk: what writes.
+    """
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self.folder = folder
+        self.disk = disk
+        self._tidy = False
+
+    def save(self, name: str, contents: Contents) -> bool:
+        """Write a checkpoint; when this returns the disk has it.
+
+        One of the same name stays if it has the same content, and else makes place without a moment in which there is none.
+
+        Returns:
+            Whether it is a new one.
+
+        Raises:
+            StorageError: the storage refuses; what was saved before is there still.
+        """
+        final = self.folder / name
+        parts = {each: make() for each, make in contents.items()}
+        try:
+            if not self._tidy:
+                self.recover()
+            if _same(final, parts):
+                return False
+            self._tidy = False
+            self._write(final, parts)
+        except OSError as error:
+            raise StorageError(f"{final}: cannot be saved: {error.strerror}; free or repair the storage") from error
+        self._tidy = True
+        return True
+
+    def recover(self) -> None:
+        """Finish or undo what a process that ended, or a save that failed, has left; only whoever saves here may ask for it.
+
+        Raises:
+            OSError: the storage refuses.
+        """
+        storage.make_way(self.folder, self.disk)
+        # Whoever made these folders and names may have ended before the disk had them.
+        storage.sync_way(self.folder, self.disk)
+        for path in layout.committed_checkpoints(self.folder):
+            if path.suffix == layout.NEW and not reader.problems_of(path):
+                self._take_place(path)
+        for path in layout.left_behind(self.folder):
+            self.disk.remove(path)
+        self._tidy = True
+
+    def _write(self, final: Path, parts: Mapping[str, list[Buffer]]) -> None:
+        temporary = layout.set_aside_name(final, "tmp")
+        target = final.with_name(final.name + layout.NEW) if os.path.lexists(final) else final
+        try:
+            self.disk.mkdir(temporary)
+            written = {}
+            for name, content in parts.items():
+                written[name] = Listed(*storage.write_file(temporary / name, content, self.disk))
+            self.disk.fsync(self.disk.write(temporary / layout.MANIFEST, [layout.encode_manifest(written)]))
+            self.disk.fsync_folder(temporary)
+            if target != final and os.path.lexists(target):
+                self.disk.rename(target, layout.set_aside_name(target, "bad"))
+            storage.move_into_place(temporary, target, self.disk)
+        except BaseException:
+            self._discard(temporary, target)
+            raise
+        if target != final:
+            self._take_place(target)
+
+    def _take_place(self, new: Path) -> None:
+        """Give a new checkpoint the name of the one whose place it takes: one of the two is there at every moment."""
+        final = new.with_name(new.name.removesuffix(layout.NEW))
+        old = layout.set_aside_name(final, "del")
+        if os.path.lexists(final):
+            self.disk.rename(final, old)
+        storage.move_into_place(new, final, self.disk)
+        if os.path.lexists(old):
+            self.disk.remove(old)
+
+    def _discard(self, temporary: Path, target: Path) -> None:
+        """Leave nothing of an attempt that failed, as far as the storage lets us; the rest is removed by ``recover``."""
+        try:
+            if not os.path.lexists(temporary):
+                # It got its name, but the disk does not have that for sure, and asked again it would say yes.
+                self.disk.rename(target, temporary)
+            self.disk.remove(temporary)
+        except OSError as error:
+            with suppress(FileNotFoundError):
+                temporary.lstat()
+                logger.warning(f"{temporary}: cannot be removed ({error.strerror}); the next save removes it")
+
+
+def _same(path: Path, parts: Mapping[str, list[Buffer]]) -> bool:
+    """Whether a checkpoint is there and has this content."""
+    if not os.path.lexists(path):
+        return False
+    try:
+        return layout.listed_files(path) == {name: _listed(content) for name, content in parts.items()}
+    except CheckpointError:
+        return False
+
+
+def _listed(content: list[Buffer]) -> Listed:
+    return Listed(storage.DISK.sha256(content), sum(map(len, content)))

@@ -1,0 +1,503 @@
+"""``check --build`` and ``check --steps``: builds what a config names, and runs a few steps of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils.data import DataLoader
+
+from pipeline.check.checker import checked
+from pipeline.config.load import Config
+from pipeline.config.schema import PhaseSchema, RunnerSchema
+from pipeline.config.yaml_tree import DEFAULT, Origin, from_plain
+from pipeline.context import TRAIN_STATE, Context
+from pipeline.data.batch import shape_of, to_device
+from pipeline.data.loader import limited
+from pipeline.errors import ClassPathError, ConfigError, DataError, ExitCode, Fault, PipelineError
+from pipeline.hookspecs import hookimpl
+from pipeline.run.session import load_class
+from pipeline.stages.base import METHODS, RunnerBase
+from pipeline.stages.experiment import ExperimentBase
+from pipeline.stages.instance import Instance
+from pipeline.stages.network import Network
+from pipeline.stages.runner import Runner
+from pipeline.trainer import GeneralTrainer
+from pipeline.training.batch_brain import Stage
+from pipeline.training.brain import Brain
+from pipeline.training.evaluation import evaluating
+from pipeline.training.metrics.base import build_metrics
+from pipeline.user_code import plugins
+from pipeline.user_code.class_path import describe
+from pipeline.user_code.tracebacks import user_traceback
+
+_T = TypeVar("_T")
+
+_ADDRESSED = re.compile(r"(?:.*?: )??((?:runner|dataset|phase|hyper_parameters)\.[\w.-]+|plugins): (.*)", re.DOTALL)
+
+"""How our errors say where in the config: ``config.yaml:12: phase.ctr.model: …``."""
+
+
+class Problem(NamedTuple):
+    """A fault, and what the user's own code raised, its traceback cut to his frames; None where it raised nothing."""
+
+    fault: Fault
+    error: BaseException | None = None
+
+
+class CannotTellError(Exception):
+    """Something fails for a reason that need not hold in a run, and so is no problem.
+
+    Args:
+        reason: what that is.
+        error: how it fails.
+    """
+
+    def __init__(self, reason: str, error: BaseException | None = None) -> None:
+        failure = f": {type(error).__name__}: {error}".splitlines()[0] if error else ""
+        super().__init__(f"cannot tell ({reason}){failure}")
+
+
+class Problems:
+    """The problems of one config.
+
+    Attributes:
+        found: all of them, each once.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.found: list[Problem] = []
+
+    def attempt(
+        self,
+        address: str,
+        act: Callable[[], _T],
+        failing: str = "cannot be built",
+        remedy: str = "mend it, or its arguments",
+        origin: Origin | None = None,
+    ) -> _T | None:
+        """What ``act`` returns; None where it fails, which is then a problem.
+
+        Args:
+            address: where the config names what is tried.
+            act: tries it.
+            failing: what it means that it fails.
+            remedy: what to do then.
+            origin: the place of the address, where there are several.
+
+        Raises:
+            CannotTellError: it fails for a reason that need not hold in a run.
+        """
+        try:
+            return act()
+        except CannotTellError:
+            raise
+        except (Exception, SystemExit) as error:
+            self.add(error, address, failing, remedy, origin)
+        return None
+
+    def add(self, error: BaseException, address: str, failing: str, remedy: str, origin: Origin | None = None) -> None:
+        """Note an error; the arguments are those of ``attempt``."""
+        origin = origin or self.config.origin(address)
+        if isinstance(error, PipelineError):
+            problem = self._told(error, address, origin)
+        else:
+            message = f"{failing}: {type(error).__name__}: {error}{self._place(error)}; {remedy}"
+            frames = user_traceback(error.__traceback__) or error.__traceback__
+            problem = Problem(origin.fault(address, message), error.with_traceback(frames))
+        if problem.fault not in [each.fault for each in self.found]:
+            self.found.append(problem)
+
+    def _told(self, error: PipelineError, address: str, origin: Origin) -> Problem:
+        """An error of ours says itself what is wrong, and often where."""
+        if isinstance(error, ConfigError) and error.faults[0].address:
+            return Problem(error.faults[0])
+        message = str(error).removeprefix(f"{origin}: ")
+        if addressed := _ADDRESSED.fullmatch(message):
+            origin = origin if addressed[1] == address else self.config.origin(addressed[1])
+            address, message = addressed.groups()
+        return Problem(origin.fault(address, message), error.user_error if isinstance(error, ClassPathError) else None)
+
+    def _place(self, error: BaseException) -> str:
+        """The last line of the user's code that an error came through."""
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [each for each in frames if Path(each.filename) in self.config.sources]
+        return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+LARGE = 2**31
+
+"""Bytes of weights beyond which nothing is tried for real."""
+
+
+class PhaseBuild:
+    """A phase, built once on each device that is asked for.
+
+    Attributes:
+        owner: the phase whose model it has: itself, or the one that ``model_of`` names.
+    """
+
+    def __init__(self, phase: PhaseSchema, runner: RunnerSchema, config: Config) -> None:
+        self.phase = phase
+        self.runner = runner
+        self.config = config
+        self.owner = next((each for each in config.phases(runner) if each.name == phase.model_of), phase)
+        self.built: dict[torch.device, dict[str, Any]] = {}
+
+    def tried(self, act: Callable[[torch.device], _T]) -> _T:
+        """What ``act`` does on the meta device; where it fails there, what it does for real.
+
+        Raises:
+            CannotTellError: it fails on the meta device, and the model is too large for more.
+            Exception: what ``act`` raises for real.
+        """
+        try:
+            return act(META)
+        except (Exception, SystemExit) as error:
+            if META in self.built and _bytes(self.modules) > LARGE:
+                raise CannotTellError("too large to be tried but on the meta device", error) from error
+        return act(CPU)
+
+    def entry(self, device: torch.device) -> dict[str, Any]:
+        """What ``context["model"]`` would hold for the phase, but for optimizers."""
+        if device not in self.built:
+            with _making(device), warnings.catch_warnings():
+                # A constructor that loads weights would be told that nothing is copied.
+                warnings.filterwarnings("ignore", message=".*to a meta parameter")
+                context = self.context(device)
+                phase = self.owner.model_copy(deep=True)
+                self.built[device] = Network(context).build_phase(phase, self.runner, context)
+        return self.built[device]
+
+    def context(self, device: torch.device) -> Context:
+        """What the network stage reads of the context; infer, so that it leaves the optimizer to us."""
+        return Context(
+            config=self.config,
+            hyper_parameters=self.config.plain()["hyper_parameters"],
+            runner_name=self.runner.name,
+            device=device,
+            is_infer=True,
+            hooks=plugins.plugin_manager().hook,
+            train_state=dict.fromkeys(TRAIN_STATE, 0),
+        )
+
+    @property
+    def name(self) -> str:
+        """The name of the model's class."""
+        return type(next(iter(self.built.values()))["model"]).__name__
+
+    @property
+    def modules(self) -> nn.Module:
+        """All that is trained and saved, on whichever device it could be built."""
+        modules: nn.Module = next(iter(self.built.values()))["brain"].modules
+        return modules
+
+    def size(self) -> tuple[int, int, int]:
+        """How large the model is: (numbers in its parameters, those that are trained, bytes with its buffers).
+
+        Raises:
+            CannotTellError: a module takes its shape from its first batch, and there was none.
+        """
+        parameters = list(self.modules.parameters())
+        if any(map(is_lazy, parameters)):
+            raise CannotTellError("a lazy module takes its shape from the first batch")
+        trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+        return sum(parameter.numel() for parameter in parameters), trained, _bytes(self.modules)
+
+    def forward(self, batch: Any, stage: Stage, device: torch.device) -> str:
+        """The shape of the predictions for a batch."""
+        with self._passing(stage, device) as brain:
+            return _shapes(brain.compute_forward(to_device(batch, device), stage))
+
+    def loss(self, batch: Any, stage: Stage, device: torch.device) -> None:
+        """The losses of a batch, held to what training asks of them."""
+        with self._passing(stage, device) as brain:
+            brain.evaluate_batch(to_device(batch, device), stage)
+
+    @contextmanager
+    def _passing(self, stage: Stage, device: torch.device) -> Iterator[Brain]:
+        brain: Brain = self.entry(device)["brain"]
+        brain._begin_pass()
+        with _making(device), nullcontext() if stage is Stage.TRAIN else evaluating(brain):
+            yield brain
+
+    def optimizers(self, device: torch.device) -> None:
+        """Build the optimizers of the phase."""
+        context, brain = self.context(device), self.entry(device)["brain"]
+        Network(context).build_optim_schedulers(self.owner, brain, self.runner, context)
+
+
+def _making(device: torch.device) -> AbstractContextManager[Any]:
+    """Whatever makes a tensor makes it on the meta device; for real, it makes it where it does in a run."""
+    return device if device == META else nullcontext()
+
+
+def _bytes(modules: nn.Module) -> int:
+    """What parameters and buffers take: of a sparse one its values, of a lazy one, which has no shape yet, nothing."""
+    tensors = [tensor for tensor in (*modules.parameters(), *modules.buffers()) if not is_lazy(tensor)]
+    return sum((t.numel() if t.layout is torch.strided else t._nnz()) * t.element_size() for t in tensors)
+
+
+def batch_shapes(value: Any) -> str:
+    """``(inputs [32, 2], target [32])``."""
+    if isinstance(value, list | tuple) and len(value) == 2:
+        return f"(inputs {_shapes(value[0])}, target {_shapes(value[1])})"
+    return _shapes(value)
+
+
+def _shapes(value: Any) -> str:
+    """``[32, 2]``."""
+    if isinstance(value, Tensor):
+        return str(list(value.shape))
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name} {_shapes(each)}' for name, each in value.items())}}}"
+    if isinstance(value, list | tuple) and len(value) <= 8:
+        return f"({', '.join(_shapes(each) for each in value)})"
+    return shape_of(value)
+
+
+StageClasses = dict[str, type]
+
+"""Stage -> class, for those that could be imported."""
+
+
+class Build:
+    """The build of everything that the runners of a config name.
+
+    Attributes:
+        lines: the name of a phase, or of what there is to say anything else of -> what there is to say.
+        problems: what is wrong.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.lines: dict[str, str] = {}
+        self.problems = Problems(config)
+        self.batches: dict[str, Any] = {}
+
+    def all(self) -> None:
+        """Import every class, then build the phases; those of the train runners first, which show more of them."""
+        for plugin in plugins.configured_plugins(self.config.tree, self.config.workspace)[0]:
+            self.problems.attempt("plugins", partial(plugins.load_plugin_class, plugin), origin=plugin.origin)
+        classes = {runner.name: self.classes(runner) for runner in self.config.runners}
+        for runner in sorted(self.config.runners, key=lambda runner: runner.kind != "train"):
+            network = classes[runner.name].get("network")
+            if network is Network:
+                for phase in self.config.phases(runner):
+                    if phase.name not in self.lines:
+                        said = self.phase(phase, runner, classes[runner.name])
+                        self.lines[phase.name] = "; ".join(filter(None, said))
+            elif network:
+                self.lines[runner.name] = f"its models are built by {_name(network)}, not checked"
+
+    def classes(self, runner: RunnerSchema) -> StageClasses:
+        """Import the classes that a runner names."""
+        wanted = {f"{stage}_class_path": (stage.capitalize(), base) for stage, (base, _) in METHODS.items()}
+        found = {}
+        for key, (name, base) in {"trainer_class": ("Trainer", GeneralTrainer), **wanted}.items():
+            load = partial(load_class, self.config, runner, key, name, base)
+            found[key.removesuffix("_class_path")] = self.problems.attempt(f"runner.{runner.name}.{key}", load)
+        return {stage: cls for stage, cls in found.items() if cls}
+
+    def phase(self, phase: PhaseSchema, runner: RunnerSchema, classes: StageClasses) -> list[str]:
+        """Build a phase, and send a batch of each of its datasets through it; what there is to say of it."""
+        built, instance = PhaseBuild(phase, runner, self.config), classes.get("instance")
+        preparing = "" if instance is Instance else f"data is prepared by the instance stage {_name(instance)}"
+        passes = [(phase.dataset_name, Stage.TRAIN), (phase.valid_dataset_name, Stage.VALID)]
+        if runner.kind == "infer":
+            passes = [(phase.valid_dataset_name or phase.dataset_name, Stage.TEST)]
+        named = [(name, stage) for name, stage in passes if name]
+        for name, _ in named:
+            if name not in self.batches:
+                self.batches[name] = self.batch(name, runner, preparing)
+        metrics = partial(build_metrics, phase.metrics, self.config.workspace)
+        self.problems.attempt(f"phase.{phase.name}.metrics", metrics)
+        try:
+            model = self.model(built, preparing)
+        except CannotTellError as error:
+            return [str(error)]
+        if model is None:
+            return ["cannot be built"]
+        if issubclass(classes.get("runner", Runner), Runner):
+            said = [self.through(built, name, stage) for name, stage in named]
+        else:
+            said = [f"what becomes of a batch is up to {_name(classes['runner'])}, not checked"]
+        return [self.size(built), *said]
+
+    def model(self, built: PhaseBuild, preparing: str) -> Any:
+        """The model of a phase; None where it cannot be built.
+
+        Raises:
+            CannotTellError: it lacks a file that an instance stage may make.
+        """
+
+        def build() -> Any:
+            with _excused(preparing, OSError):
+                return built.tried(built.entry)["model"]
+
+        return self.problems.attempt(f"phase.{built.phase.name}.model", build)
+
+    def batch(self, name: str, runner: RunnerSchema, preparing: str) -> Any:
+        """The first batch of a dataset; None where there is none, which is a problem unless it may yet be prepared."""
+
+        def first() -> Any:
+            with _excused(preparing, Exception):
+                return _first_batch(name, runner, self.config)
+
+        try:
+            return self.problems.attempt(f"dataset.{name}.class_path", first, "gives no batch")
+        except CannotTellError as error:
+            self.lines[f"dataset.{name}"] = str(error)
+        return None
+
+    def through(self, built: PhaseBuild, name: str, stage: Stage) -> str:
+        """Send a batch of a dataset through a model and its loss."""
+        batch, address = self.batches[name], f"phase.{built.phase.name}"
+        if batch is None:
+            return ""
+        loss, what = "loss" if built.phase.loss else "model", f"a batch of {name} {batch_shapes(batch)}"
+        forward, objectives = partial(built.forward, batch, stage), partial(built.loss, batch, stage)
+        attempt, remedy = self.problems.attempt, "the model or the dataset"
+        try:
+            gone = attempt(
+                f"{address}.model", lambda: built.tried(forward), f"forward fails on {what}", f"mend {remedy}"
+            )
+            if not gone:
+                return ""
+            attempt(
+                f"{address}.{loss}", lambda: built.tried(objectives), f"the loss fails on {what}", f"mend it, {remedy}"
+            )
+        except CannotTellError as error:
+            return str(error)
+        # What is validated has the shapes of what is trained on.
+        return "" if stage is Stage.VALID else f"batch {batch_shapes(batch)} -> {gone}"
+
+    def size(self, built: PhaseBuild) -> str:
+        """How large a model is; for a train runner its optimizers are built too."""
+        try:
+            parameters, trained, weights = built.size()
+        except CannotTellError as error:
+            return str(error)
+        if built.runner.kind == "train":
+            self.problems.attempt("hyper_parameters.optimizer", lambda: built.tried(built.optimizers))
+        frozen = "" if trained == parameters else f", {trained:,} of them trained"
+        return f"{built.name}, {parameters:,} parameters{frozen} ({_human(weights)})"
+
+
+@contextmanager
+def _excused(reason: str, errors: type[Exception]) -> Iterator[None]:
+    """What fails here has an excuse, if there is a reason; but a class is there from the beginning."""
+    try:
+        yield
+    except errors as error:
+        if reason and not isinstance(error, ClassPathError):
+            raise CannotTellError(reason, error) from error
+        raise
+
+
+def _first_batch(name: str, runner: RunnerSchema, config: Config) -> Any:
+    settings = next(each for each in config.settings.dataset if each.name == name)
+    # No worker is started for one batch.
+    settings = settings.model_copy(update={"num_workers": 0, "multiprocessing_context": None})
+    context = Context(config=config, device=CPU)
+    batch = next(iter(Network(context).build_dataset(settings, runner, context)), None)
+    if batch is None:
+        raise DataError(f"dataset.{name}: gives no batch; check it, or drop_last with few samples")
+    return batch
+
+
+def _name(cls: type | None) -> str:
+    """``your_network.Network``."""
+    return f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}" if cls else "that cannot be imported"
+
+
+def _human(count: int) -> str:
+    """``2.0 MB``."""
+    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{count} B"
+
+
+class FirstBatches:
+    """A plugin: every torch loader that the network stage leaves in ``dataset`` gives only its first batches.
+
+    Args:
+        count: how many.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    @hookimpl
+    def after_stage(self, name: str, context: Context) -> None:
+        """Cut the loaders short; a network stage of the user's own may leave something else, or nothing."""
+        # Not a read of the stage's own, and so not recorded as one.
+        loaders: Any = dict.get(context, "dataset") if name == "network" else None
+        for each, loader in list(loaders.items()) if isinstance(loaders, dict) else ():
+            if isinstance(loader, DataLoader):
+                loaders[each] = limited(loader, self.count)
+
+
+def trial(config: Config, overrides: Sequence[str], steps: int) -> list[Problem]:
+    """Run every runner of ``mode``, each phase for some steps.
+
+    Args:
+        config: a file, without faults.
+        overrides: those that it was read with.
+        steps: iterations of each phase of a train runner, and batches of each pass without training.
+
+    Returns:
+        What ended the run early. What a stage raised, with its traceback, is in the log.
+    """
+    with TemporaryDirectory(prefix="pipeline-check-") as folder:
+        short = _short(config, [*overrides, f"output_dir={json.dumps(folder)}"], steps)
+        trainer, problems = GeneralTrainer(short), Problems(short)
+        try:
+            trainer.run()
+        except (Exception, SystemExit) as error:
+            if trainer.outcome in {ExitCode.USAGE, ExitCode.BUG}:
+                problems.add(error, "runner", "cannot be run", "mend it")
+            else:
+                name = short.runners[len(trainer.contexts)].name
+                headline = error.__notes__[-1].removeprefix(f"runner '{name}': ")
+                address = f"runner.{name}"
+                problems.found.append(Problem(short.origin(address).fault(address, headline)))
+        return problems.found
+
+
+def _short(config: Config, overrides: Sequence[str], steps: int) -> Config:
+    """The same config for a few steps."""
+    assert config.path, "the command line names a file"
+    bounded = [each for each in config.runners if each.kind == "train" and each.name not in unbounded(config)]
+    limits = [f"runner.{each.name}.max_steps={steps * (len(config.phases(each)) or 1)}" for each in bounded]
+    # Nothing of a trial is kept, and so nothing goes elsewhere.
+    keys = ("save_checkpoint_path", "save_inference_path")
+    here = [f"runner.{each.name}.{key}=null" for each in config.runners for key in keys if getattr(each, key)]
+    short = checked(config.path, [*overrides, *limits, *here])
+    plugins = short.tree.child("plugins")
+    assert plugins, "every key has its default"
+    plugins.value.append(from_plain({describe(FirstBatches): {"count": steps}}, DEFAULT))
+    return short
+
+
+def unbounded(config: Config) -> list[str]:
+    """The runners with a runner stage of the user's own, which need not ask how many steps there are to be."""
+    classes = {
+        each.name: load_class(config, each, "runner_class_path", "Runner", RunnerBase) for each in config.runners
+    }
+    return [name for name, cls in classes.items() if not issubclass(cls, (Runner, ExperimentBase))]

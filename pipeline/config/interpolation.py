@@ -1,0 +1,141 @@
+"""``${hyper_parameters.embedding_dim}`` and ``${env:HOME}``: values that stand elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from typing import Any
+
+from pipeline.config import json_schema, yaml_tree
+from pipeline.config.yaml_tree import DEFAULT, MAX_BYTES, MAX_DEPTH, Node, Origin
+from pipeline.errors import ConfigError, Fault, nearest
+
+REFERENCE = re.compile(r"\$\{([^{}]*)\}")
+
+
+class References:
+    """Replaces the references of a tree in place.
+
+    A string that is one reference takes the value, type and all (an environment variable is typed as YAML); within a
+    longer string the value is written out. A key that is not written has its default. A relative path that is taken so
+    belongs to the file that wrote its beginning.
+
+    Attributes:
+        faults: references to nothing, circles, and those that would make a config of any size out of a small one.
+        used: the addresses that were referred to.
+    """
+
+    def __init__(self, tree: Node) -> None:
+        self.tree = tree
+        self.faults: list[Fault] = []
+        self.used: set[str] = set()
+        self._active: list[str] = []
+        self._done: set[int] = set()
+        self._depth = 0
+        self._taken = 0
+        self._told = False
+
+    def resolve(self, node: Node, address: str = "") -> None:
+        """Replace every reference in ``node`` and below."""
+        if id(node) in self._done:
+            return
+        self._done.add(id(node))
+        self._depth += 1
+        if isinstance(node.value, str) and "${" in node.value and node.origin is not DEFAULT:
+            self._active.append(address)
+            node.written = node.value
+            self._replace(node, address)
+            self._active.pop()
+        for part, child in list(node.children()):
+            self.resolve(child, f"{address}.{part}" if address else part)
+        self._depth -= 1
+
+    def _replace(self, node: Node, address: str) -> None:
+        text: str = node.value
+        whole = REFERENCE.fullmatch(text)
+        if whole:
+            found = self._lookup(whole[1], node, address)
+            if found is not None:
+                is_text = whole[1].startswith("env:")
+                node.value = _typed(found.value, node.origin) if is_text else found.value
+                node.unexpanded = found.unexpanded
+            return
+        node.value = REFERENCE.sub(lambda match: self._text(match, node, address), text)
+
+    def _text(self, match: re.Match[str], node: Node, address: str) -> str:
+        found = self._lookup(match[1], node, address, begins=match.start() == 0)
+        if found is None:
+            return match[0]
+        if found.unexpanded is not None:
+            node.unexpanded = match.string
+        if isinstance(found.value, dict | list):
+            kind = f"'{match[0]}' is a {type(found.value).__name__} and cannot stand within a string"
+            self._fault(node, address, f"{kind}; refer to one value of it")
+            return match[0]
+        # As YAML writes them, not as Python does.
+        return json.dumps(found.value) if found.value is None or isinstance(found.value, bool) else str(found.value)
+
+    def _lookup(self, target: str, node: Node, address: str, *, begins: bool = True) -> Node | None:
+        """A copy of what a reference means; None, and a fault, where that is nothing or too much."""
+        if target.startswith("env:"):
+            return self._environment(target.removeprefix("env:"), node, address)
+        if target in self._active:
+            circle = " -> ".join([*self._active[self._active.index(target) :], target])
+            self._fault(node, address, f"refers to itself: {circle}; give one of them a value")
+            return None
+        found = json_schema.find_key(self.tree, target) if target else None
+        if found is None:
+            hint = nearest(target, sorted(json_schema.addresses_of(self.tree))) or "; check the address"
+            self._fault(node, address, f"'${{{target}}}' refers to nothing{hint}")
+            return None
+        if isinstance(found.value, dict | list) and any(each.startswith(f"{target}.") for each in self._active):
+            self._fault(node, address, f"'${{{target}}}' holds itself; refer to one value of it")
+            return None
+        if self._depth < MAX_DEPTH:
+            self.resolve(found, target)
+        if self._is_too_much(found, node, address):
+            return None
+        self.used.add(target)
+        if begins and found.origin.folder:
+            node.origin = replace(node.origin, folder=found.origin.folder)
+        return found.copy()
+
+    def _is_too_much(self, found: Node, node: Node, address: str) -> bool:
+        """Whether references make the config too deep or too large; this is said once."""
+        depth, size = _extent(found)
+        self._taken += size
+        too_deep = self._depth + depth > MAX_DEPTH
+        if not too_deep and self._taken <= MAX_BYTES:
+            return False
+        if not self._told:
+            limit = f"{MAX_DEPTH} levels" if too_deep else f"{MAX_BYTES} characters"
+            self._fault(node, address, f"more than {limit} once references are followed; make the config smaller")
+        self._told = True
+        return True
+
+    def _environment(self, name: str, node: Node, address: str) -> Node | None:
+        if name not in os.environ:
+            self._fault(node, address, f"the environment variable '{name}' is not set; set it, or write a value")
+            return None
+        return Node(os.environ[name], node.origin, unexpanded=f"${{env:{name}}}")
+
+    def _fault(self, node: Node, address: str, message: str) -> None:
+        self.faults.append(node.origin.fault(address, message))
+
+
+def _extent(node: Node) -> tuple[int, int]:
+    """(levels, characters) of a value; each costs at least what fifty characters do."""
+    below = [_extent(child) for _, child in node.children()]
+    own = max(50, len(node.value)) if isinstance(node.value, str) else 50
+    return 1 + max((levels for levels, _ in below), default=0), own + sum(size for _, size in below)
+
+
+def _typed(text: str, origin: Origin) -> Any:
+    """A scalar is typed as YAML, like an override's; anything else stays text."""
+    try:
+        value = yaml_tree.parse(text, origin).value
+    except ConfigError:
+        return text
+    return text if isinstance(value, dict | list) else value

@@ -1,0 +1,150 @@
+"""Which values of a config were read while it ran, and so which of them nobody read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config import json_schema
+from pipeline.config.yaml_tree import DEFAULT, Node
+from pipeline.errors import nearest
+
+if TYPE_CHECKING:
+    from _collections_abc import dict_items, dict_values
+
+
+_SECTIONS = ("dataset", "phase", "runner")
+
+_NEVER, _SO_FAR = "nobody read it, so it had no effect", "nobody has read it before the first batch"
+
+_REMEDY = "; take it out, or check its name"
+
+
+class UsageTracker:
+    """The addresses that were read, or looked for in vain.
+
+    Attributes:
+        found: what was read; reading a value reads all that is in it.
+        missed: what was asked for and isn't there.
+        everything: whether somebody had the whole config as plain data, of which nobody knows what was read.
+        suspects: the hyper-parameters that, as far as the source tells, nobody reads; filled in by the check.
+    """
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
+        self.missed: set[str] = set()
+        self.everything = False
+        self.suspects: set[str] = set()
+        self._told: set[str] = set()
+
+    def unread_so_far(self, tree: Node) -> list[str]:
+        """A line for each hyper-parameter that nobody has read and no source names; each is told once."""
+        found = self._lines(tree.child("hyper_parameters"), "hyper_parameters", _SO_FAR)
+        told = {name: line for name, line in found.items() if name in self.suspects - self._told}
+        self._told |= set(told)
+        return list(told.values())
+
+    def unread(self, tree: Node, runners: Collection[str]) -> list[str]:
+        """A line for each thing that was written and not read; a whole item has one.
+
+        Args:
+            tree: the config.
+            runners: the names of those that ran. The others were left out on purpose, and perhaps what only they use.
+        """
+        if self.everything:
+            return []
+        sections = {name: list(node.children()) for name in _SECTIONS if (node := tree.child(name))}
+        some_left_out = len(runners) < len(sections["runner"])
+        found = self._lines(tree.child("hyper_parameters"), "hyper_parameters")
+        # What a source names may be for a runner that was left out.
+        kept = set(found) - self.suspects if some_left_out else set[str]()
+        lines = [line for name, line in found.items() if name not in self._told | kept]
+        for section, items in sections.items():
+            for name, item in items:
+                unread = self._lines(item, f"{section}.{name}")
+                is_whole = len(unread) == len(_written(item, f"{section}.{name}"))
+                if section == "runner":
+                    lines += unread.values() if name in runners else []
+                elif not is_whole:
+                    lines += unread.values()
+                elif not some_left_out:
+                    lines.append(f"{item.origin}: {section}.{name}: {_NEVER}{_REMEDY}")
+        return lines
+
+    def _lines(self, node: Node | None, address: str, what: str = _NEVER) -> dict[str, str]:
+        # A key that is there, by default too, is not what another was meant to be.
+        asked = [each.rpartition(".")[2] for each in self.missed if each.rpartition(".")[0] == address]
+        left = {name: each for name, each in _written(node, address).items() if not self._has(f"{address}.{name}")}
+        return {
+            name: f"{each.key or each.origin}: {address}.{name}: {what}{nearest(name, asked) or _REMEDY}"
+            for name, each in left.items()
+        }
+
+    def _has(self, address: str) -> bool:
+        parts = address.split(".")
+        above = {".".join(parts[:depth]) for depth in range(1, len(parts) + 1)}
+        return bool(above & self.found) or any(each.startswith(f"{address}.") for each in self.found)
+
+
+class TrackedDict(dict[str, Any]):
+    """A mapping of the config that notes which of its keys are read. A copy of it is a plain dict."""
+
+    def __init__(self, values: Mapping[str, Any], address: str, reads: UsageTracker) -> None:
+        super().__init__(values)
+        self._address = address
+        self._reads = reads
+
+    def _note(self, key: object) -> None:
+        (self._reads.found if dict.__contains__(self, key) else self._reads.missed).add(f"{self._address}.{key}")
+
+    def __getitem__(self, key: str) -> Any:
+        """The value."""
+        self._note(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        """Whether the key is there: who asks, knows it."""
+        self._note(key)
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value, or ``default``."""
+        self._note(key)
+        return super().get(key, default)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """The value, which is no longer there."""
+        self._note(key)
+        return super().pop(key, *default)
+
+    def _all(self) -> None:
+        self._reads.found.add(self._address)
+
+    def items(self) -> dict_items[str, Any]:
+        """All of it."""
+        self._all()
+        return super().items()
+
+    def values(self) -> dict_values[str, Any]:
+        """All of it."""
+        self._all()
+        return super().values()
+
+    def __iter__(self) -> Iterator[str]:
+        """The names; defined here so that ``{**mapping}`` asks for each value."""
+        return super().__iter__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A plain dict, for another process."""
+        return dict, (dict(self),)
+
+
+def _written(node: Node | None, address: str) -> dict[str, Node]:
+    """What the config says there, but for what it would be anyway."""
+    found = {}
+    for name, each in node.children() if node else ():
+        known = json_schema.key_of(f"{address}.{name}")
+        usual = known and not known.inside and each.plain() == known.info.get_default(call_default_factory=True)
+        if each.origin is not DEFAULT and name != "name" and not usual:
+            found[name] = each
+    return found

@@ -1,0 +1,457 @@
+"""YAML text -> a tree of values that know their line and column, and back."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.errors import ConfigError, Fault, nearest
+
+MAX_DEPTH = 64
+
+"""Levels of a config: what is deeper holds itself, or is meant to break something."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The place at which a key or value was written.
+
+    Attributes:
+        where: the file as the user would type it, ``override 'key=value'``, ``dict`` or ``default``.
+        folder: what a relative path written there is relative to; None where there is no folder.
+        line, column: counted from 1; 0 where there is none.
+        text: the source line.
+    """
+
+    where: str
+    folder: Path | None = None
+    line: int = 0
+    column: int = 0
+    text: str = ""
+
+    def fault(self, address: str, message: str) -> Fault:
+        """A fault at this place."""
+        return Fault(self.where, self.line, self.column, address, message, self.text)
+
+    def __str__(self) -> str:
+        """``config.yaml:12``."""
+        return f"{self.where}:{self.line}" if self.line else self.where
+
+
+DEFAULT = Origin("default")
+
+
+@dataclass
+class Node:
+    """A value of the config: a scalar, a dict of nodes or a list of nodes.
+
+    Attributes:
+        value: the value.
+        origin: where the value was written.
+        key: where its key was written, for a value of a mapping.
+        unexpanded: the text before ``${env:…}`` was replaced, for the config that is kept with the run.
+        written: the text before any ``${…}`` was replaced; None where there was none.
+        earlier: what stood here before, in bases, files and overrides; the first comes first.
+    """
+
+    value: Any
+    origin: Origin
+    key: Origin | None = None
+    unexpanded: str | None = field(default=None, compare=False)
+    written: str | None = field(default=None, compare=False)
+    earlier: tuple[Node, ...] = field(default=(), compare=False)
+
+    @property
+    def name(self) -> str | None:
+        """The ``name`` of an item of a list of named items."""
+        named = self.value.get("name") if isinstance(self.value, dict) else None
+        return named.value if named and isinstance(named.value, str) else None
+
+    def children(self) -> Iterator[tuple[str, Node]]:
+        """(address part, child) of a mapping or list; an item with a name is addressed by it."""
+        if isinstance(self.value, dict):
+            yield from self.value.items()
+        elif isinstance(self.value, list):
+            yield from ((child.name or str(index), child) for index, child in enumerate(self.value))
+
+    def child(self, part: str) -> Node | None:
+        """The child with this address part."""
+        if isinstance(self.value, dict):
+            found: Node | None = self.value.get(part)
+            return found
+        return next((child for name, child in self.children() if name == part), None)
+
+    def find(self, address: str) -> Node | None:
+        """The node at a dotted address."""
+        node: Node | None = self
+        for part in address.split(".") if address else ():
+            node = node.child(part) if node else None
+        return node
+
+    def walk(self, address: str = "") -> Iterator[tuple[str, Node]]:
+        """(address, node) of everything below, parents first."""
+        for part, child in self.children():
+            below = f"{address}.{part}" if address else part
+            yield below, child
+            yield from child.walk(below)
+
+    def plain(self, *, expanded: bool = True) -> Any:
+        """The value without its marks; ``expanded=False`` keeps ``${env:…}`` as it was written."""
+        if isinstance(self.value, dict):
+            return {name: child.plain(expanded=expanded) for name, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.plain(expanded=expanded) for child in self.value]
+        return self.value if expanded or self.unexpanded is None else self.unexpanded
+
+    def copy(self) -> Node:
+        """A tree of its own; the scalars are shared."""
+        value: Any = self.value
+        if isinstance(value, dict):
+            value = {name: child.copy() for name, child in value.items()}
+        elif isinstance(value, list):
+            value = [child.copy() for child in value]
+        return Node(value, self.origin, self.key, self.unexpanded, self.written, self.earlier)
+
+    def take_place_of(self, there: Node) -> Node:
+        """This node in the place of ``there``, which it remembers; so does each value in it that was there too."""
+        self.earlier = each_once(*there.earlier, there, *self.earlier)
+        before = dict(there.children())
+        for part, child in self.children():
+            if part in before:
+                child.take_place_of(before[part])
+        return self
+
+
+def each_once(*nodes: Node) -> tuple[Node, ...]:
+    """The nodes, without those that were written where one before was: several bases may have one in common."""
+    kept: dict[Origin, Node] = {}
+    for each in nodes:
+        kept.setdefault(each.origin, each)
+    return tuple(kept.values())
+
+
+def from_plain(value: Any, origin: Origin, key: Origin | None = None, depth: int = 0) -> Node:
+    """A tree made of plain data, every value written at ``origin``.
+
+    Raises:
+        ConfigError: it is too deep.
+    """
+    if depth > MAX_DEPTH:
+        raise ConfigError([origin.fault("", f"more than {MAX_DEPTH} levels; make the config smaller")])
+    if isinstance(value, dict):
+        below = {str(name): from_plain(child, origin, origin, depth + 1) for name, child in value.items()}
+        return Node(below, origin, key)
+    if isinstance(value, list | tuple):
+        return Node([from_plain(child, origin, None, depth + 1) for child in value], origin, key)
+    return Node(value, origin, key)
+
+
+MAX_NODES = 100_000
+
+TAG = "tag:yaml.org,2002:"
+
+
+class Builder:
+    """Turns PyYAML's nodes into ours, counting them as it goes."""
+
+    def __init__(self, text: str, origin: Origin) -> None:
+        self.lines = text.splitlines() or [""]
+        self.origin = origin
+        self.faults: list[Fault] = []
+        self.count = 0
+
+    def place(self, node: yaml.Node) -> Origin:
+        """Where a node begins."""
+        line, column = node.start_mark.line, node.start_mark.column
+        if not self.origin.folder or self.origin.where.startswith("override '"):
+            return self.origin
+        text = self.lines[line] if line < len(self.lines) else ""
+        return replace(self.origin, line=line + 1, column=column + 1, text=text)
+
+    def build(self, node: yaml.Node, depth: int, key: Origin | None = None) -> Node:
+        """A node of ours, with all that is in it.
+
+        Raises:
+            ConfigError: it is too large or too deep, the values of its aliases counted each time.
+        """
+        place = self.place(node)
+        self.count += 1
+        if self.count > MAX_NODES or depth > MAX_DEPTH:
+            limit = f"{MAX_NODES} values" if self.count > MAX_NODES else f"{MAX_DEPTH} levels"
+            raise ConfigError(
+                [place.fault("", f"more than {limit} once its aliases are expanded; make the config smaller")]
+            )
+        if isinstance(node, yaml.MappingNode) and node.tag == TAG + "map":
+            return Node(self.mapping(node, depth), place, key)
+        if isinstance(node, yaml.SequenceNode) and node.tag == TAG + "seq":
+            return Node([self.build(child, depth + 1) for child in node.value], place, key)
+        if isinstance(node, yaml.ScalarNode):
+            return Node(self.scalar(node, place), place, key)
+        self.tag(node, place)
+        return Node(None, place, key)
+
+    def tag(self, node: yaml.Node, place: Origin) -> None:
+        """Refuse a tag, as it was written."""
+        written = node.tag.replace(TAG, "!!")
+        self.faults.append(place.fault("", f"the tag '{written}' is not allowed; a config holds plain values only"))
+
+    def mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, Node]:
+        """The values of a mapping: what it writes itself goes over what it merges."""
+        values: dict[str, Node] = {}
+        merged: dict[str, Node] = {}
+        for key_node, value_node in node.value:
+            place = self.place(key_node)
+            if key_node.tag == TAG + "merge":
+                merged |= self.merge(value_node, depth)
+                continue
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.faults.append(place.fault("", "a key must be a word; quote it"))
+                continue
+            self.scalar(key_node, place)
+            key = str(key_node.value)
+            if key in values:
+                first = values[key].key
+                before = f", first on line {first.line}" if first and first.line else ""
+                self.faults.append(place.fault(key, f"duplicate key{before}; remove one"))
+            values[key] = self.build(value_node, depth + 1, place)
+        return merged | values
+
+    def merge(self, node: yaml.Node, depth: int) -> dict[str, Node]:
+        """The mapping, or mappings, that ``<<:`` names; an earlier one wins."""
+        parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        merged: dict[str, Node] = {}
+        for part in parts:
+            below = self.build(part, depth + 1).value
+            if isinstance(below, dict):
+                merged = below | merged
+            else:
+                self.faults.append(
+                    self.place(part).fault("<<", "merges something that is not a mapping; name a mapping")
+                )
+        return merged
+
+    def scalar(self, node: yaml.ScalarNode, place: Origin) -> Any:
+        """The value of a scalar."""
+        text, kind = node.value, node.tag.removeprefix(TAG)
+        try:
+            match kind:
+                case "str":
+                    return text
+                case "null":
+                    return None
+                case "bool":
+                    return {"true": True, "false": False}[text.lower()]
+                case "int":
+                    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+                case "float":
+                    return float(re.sub(r"\.(inf|nan)", r"\1", text.lower()))
+        except (ValueError, KeyError):
+            self.faults.append(place.fault("", f"'{text[:40]}' is no {kind}; quote it to make it a string"))
+            return None
+        if kind == "merge":
+            return text
+        self.tag(node, place)
+        return None
+
+
+MAX_BYTES = 1 << 20
+
+
+_NUMBERS = "-+.0123456789"
+
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+
+_BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
+
+_NULL = re.compile(r"~|null|Null|NULL|")
+
+_BREAKS = frozenset("\n\r\x85\u2028\u2029")
+
+
+_KINDS = {list: "a list", str: "a string", bool: "a truth value", int: "a number", float: "a number"}
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe composer, with the core schema's scalars."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the strings that a reader of YAML 1.1 or of 1.2 would take for something else."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+
+for _tag, _pattern, _first in (
+    ("bool", _BOOL, "tTfF"),
+    ("int", _INT, _NUMBERS),
+    ("float", _FLOAT, _NUMBERS),
+    ("null", _NULL, ["~", "n", "N", ""]),
+    ("merge", re.compile("<<"), "<"),
+):
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(TAG + _tag, re.compile(rf"(?:{_pattern.pattern})\Z"), list(_first))
+
+
+def _represent_string(dumper: _Dumper, value: str) -> yaml.Node:
+    """Line breaks are escaped: PyYAML's other styles spread them over lines, and lose the rare ones."""
+    return dumper.represent_scalar(TAG + "str", value, '"' if _BREAKS & set(value) else None)
+
+
+_Dumper.add_representer(str, _represent_string)
+
+
+def read_file(path: Path, where: str, faults: list[Fault] | None = None) -> Node:
+    """The tree of a YAML file.
+
+    Args:
+        path: the file.
+        where: what messages call it.
+        faults: takes the faults in spite of which there is a tree; without it they are raised too.
+
+    Raises:
+        ConfigError: it cannot be read, is no YAML, or is no mapping.
+    """
+    origin = Origin(where, path.parent)
+    try:
+        if path.is_dir():
+            raise ConfigError([origin.fault("", "is a folder, not a config file; name the file in it")])
+        with path.open("rb") as file:
+            # What has no size, like a pipe, is bounded too.
+            size, content = path.stat().st_size, file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
+        reason, remedy = getattr(error, "strerror", error), neighbour(path) or "; check the path"
+        raise ConfigError([origin.fault("", f"cannot be read: {reason}{remedy}")]) from error
+    if len(content) > MAX_BYTES:
+        much = f"has {max(size, len(content))} bytes, more than the {MAX_BYTES} of a config"
+        raise ConfigError([origin.fault("", f"{much}; name the right file")])
+    node = parse(_decoded(content, origin), origin, faults)
+    if not isinstance(node.value, dict):
+        kind = "is empty" if node.value is None else f"holds {_KINDS[type(node.value)]}"
+        raise ConfigError([origin.fault("", f"{kind}, not a mapping; write `key: value` lines")])
+    return node
+
+
+def neighbour(path: Path) -> str:
+    """The file nearest in name, as a remedy for a path to none."""
+    # Of os.path, which says of a name too long that nothing is there.
+    if not os.path.isdir(path.parent):
+        return ""
+    # The suffix alone makes no two names alike.
+    alike = [each.name for each in path.parent.glob("*.y*ml") if nearest(path.stem, [each.stem])]
+    # One that is there, and cannot be read, is not misspelt.
+    return "" if path.name in alike else nearest(path.name, sorted(alike))
+
+
+def _decoded(content: bytes, origin: Origin) -> str:
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        what = f"is not UTF-8: byte {error.start + 1} is {error.object[error.start]:#04x}"
+        raise ConfigError([replace(origin, line=line).fault("", f"{what}; save the file as UTF-8")]) from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def parse(text: str, origin: Origin, faults: list[Fault] | None = None) -> Node:
+    """The tree of YAML text written at ``origin`` (its line and column are filled in here).
+
+    Args:
+        text: the YAML.
+        origin: where it stands.
+        faults: takes duplicate keys and tags; without it they are raised too.
+
+    Raises:
+        ConfigError: syntax, a bomb.
+    """
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError([_syntax(error, text, origin)]) from error
+    except RecursionError as error:
+        raise ConfigError([origin.fault("", f"more than {MAX_DEPTH} levels; make the config smaller")]) from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        what = f"holds the character {error.character:#06x}, which no YAML may hold"
+        raise ConfigError([replace(origin, line=line).fault("", f"{what}; take it out")]) from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError([origin.fault("", f"is no YAML: {str(error).splitlines()[0]}; mend it")]) from error
+    if root is None:
+        return Node(None, origin)
+    builder = Builder(text, origin)
+    node = builder.build(root, 0)
+    if builder.faults and faults is None:
+        raise ConfigError(builder.faults)
+    if faults is not None:
+        faults += builder.faults
+    return node
+
+
+def dump(value: Any, *, one_line: bool = False) -> str:
+    """YAML text that ``parse`` reads back as the same plain value; ``one_line`` keeps it on one line."""
+    text: str = yaml.dump(
+        value,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=float("inf") if one_line else 120,
+        default_flow_style=one_line,
+    )
+    return text
+
+
+def one_line(value: Any) -> str:
+    """YAML text of one line, without what ends a document."""
+    return dump(value, one_line=True).removesuffix("\n...\n").strip()
+
+
+def brief(value: Any) -> str:
+    """The same, cut where it is long, for messages."""
+    text = one_line(value)
+    return text if len(text) < 60 else f"{text[:57]}…"
+
+
+def _syntax(error: yaml.MarkedYAMLError, text: str, origin: Origin) -> Fault:
+    mark = error.problem_mark or error.context_mark
+    line = mark.line if mark else 0
+    lines = text.splitlines()
+    source = lines[line] if line < len(lines) else ""
+    remedy = "indent with spaces, not tabs" if "\t" in source else "mend the YAML"
+    problem = error.problem or error.context or "syntax error"
+    if "single document" in (error.context or ""):
+        problem, remedy = "holds several YAML documents", "keep one"
+    elif error.context_mark and error.context_mark.line < line:
+        problem += f", in what begins on line {error.context_mark.line + 1}"
+    place = replace(origin, line=line + 1, column=(mark.column if mark else 0) + 1, text=source)
+    return place.fault("", f"{problem}; {remedy}")
+
+
+def resolved(path: Path) -> Path:
+    """The path with its links followed; it need not be there.
+
+    Raises:
+        OSError: no file can have this path: it is too long, holds a NUL, or its links go in a circle.
+    """
+    try:
+        found = path.resolve()
+        found.exists()
+    except (RuntimeError, ValueError) as error:
+        raise OSError(errno.EINVAL, str(error)) from error
+    return found
+
+
+def refusal(path: Path | str) -> str:
+    """Why a folder or file cannot be used although it is there, with the remedy; ``""`` where it can."""
+    found = re.search(r"\$?\{[^/]*?\}|[\x00-\x1f]", str(path))
+    if found is None:
+        return ""
+    why = "cannot stand in a line" if found[0] < " " else "a config takes for another value"
+    return f"{str(path)!r} has {found[0]!r} in its name, which {why}; rename it"

@@ -1,0 +1,204 @@
+"""The random generators of a process: seeded for what is fetched, and as they were before once it is."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+from pipeline.errors import DataError
+
+_fetches: list[tuple[int, int]] = []
+
+"""(seed, epoch) of what is being fetched in this process, the innermost last."""
+
+_WORDS = 624
+
+"""Of 32 bits, that numpy's generator has in memory, one after the other; then comes its place in them, as many bits."""
+
+_SIZE = 4 * (_WORDS + 1)
+
+
+def mix(seed: int, *parts: int | str) -> int:
+    """A seed of 63 bits made of ``seed`` and ``parts``: neighbouring epochs share nothing."""
+    return int.from_bytes(_digest(seed, *parts)[:8], "big") >> 1
+
+
+def _digest(*parts: int | str) -> bytes:
+    return hashlib.sha256(":".join(map(str, parts)).encode()).digest()
+
+
+def seed_generators(seed: int, *parts: int | str) -> None:
+    """Seed python's ``random``, torch's generator of the CPU and, if it is imported, numpy's.
+
+    Each gets bytes of its own: they are the same generator, and from one seed they would draw the same.
+    """
+    digest = _digest(seed, *parts)
+    random.seed(int.from_bytes(digest[:8], "big"))
+    # torch.manual_seed would seed the GPU's as well, which nobody gives back, and takes 100 times as long.
+    torch.default_generator.manual_seed(int.from_bytes(digest[8:16], "big"))
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(int.from_bytes(digest[16:20], "big"))
+
+
+def states() -> tuple[Any, ...]:
+    """Where the generators are."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), torch.default_generator.get_state(), numpy and _numpy_state(numpy)
+
+
+def _numpy_state(numpy: Any) -> Any:
+    """What ``numpy.random.get_state`` gives; its memory alone, at a tenth of the time, where that says all."""
+    address = _address(numpy)
+    if address is None:
+        return numpy.random.get_state()
+    state = ctypes.string_at(address, _SIZE)
+    # Normals come in pairs, and memory does not show whether the second one of a pair is kept for the next who draws.
+    normal = numpy.random.standard_normal()
+    if ctypes.string_at(address, _SIZE) == state:
+        kind, keys, place, *_ = numpy.random.get_state()
+        kept = (kind, keys, place, 1, normal)
+        numpy.random.set_state(kept)
+        return kept
+    _restore_memory(numpy, address, state)
+    return state
+
+
+def _address(numpy: Any) -> int | None:
+    """Where numpy's generator has its state; None where it is one of another kind, or numpy does not say (before 1.24)."""
+    ask = getattr(numpy.random, "get_bit_generator", None)
+    return _checked_address(ask()) if ask else None
+
+
+@cache
+def _checked_address(generator: Any) -> int | None:
+    found = generator.state
+    if found["bit_generator"] != "MT19937":
+        return None
+    address: int = generator.ctypes.state_address
+    shown = found["state"]["key"].tobytes() + found["state"]["pos"].to_bytes(4, sys.byteorder)
+    return address if ctypes.string_at(address, _SIZE) == shown else None
+
+
+def _restore_memory(numpy: Any, address: int, state: bytes) -> None:
+    numpy.random.seed(0)  # forgets the normal that is kept
+    with numpy.random.get_bit_generator().lock:
+        ctypes.memmove(address, state, _SIZE)
+
+
+def restore(saved: tuple[Any, ...]) -> None:
+    """Put the generators where they were."""
+    of_python, of_torch, of_numpy = saved
+    random.setstate(of_python)
+    torch.default_generator.set_state(of_torch)
+    if of_numpy:
+        _restore_numpy(sys.modules["numpy"], of_numpy)
+
+
+def _restore_numpy(numpy: Any, state: Any) -> None:
+    address = _address(numpy) if isinstance(state, bytes) else None
+    if address is None:
+        numpy.random.set_state(state)
+    else:
+        _restore_memory(numpy, address, state)
+
+
+def plain_states(saved: tuple[Any, ...]) -> dict[str, Any]:
+    """What ``states`` gave, as plain data and a tensor, which a checkpoint can hold."""
+    of_python, of_torch, of_numpy = saved
+    if isinstance(of_numpy, bytes):
+        *words, place = memoryview(of_numpy).cast("I").tolist()
+        of_numpy = ("MT19937", words, place, 0, 0.0)
+    elif of_numpy:
+        kind, keys, *others = of_numpy
+        of_numpy = (kind, keys.tolist(), *others)
+    return {"python": of_python, "torch": of_torch, "numpy": of_numpy}
+
+
+def states_of(plain: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What ``plain_states`` made plain, for ``restore``; numpy's is left out where numpy is not in use."""
+    numpy, of_numpy = sys.modules.get("numpy"), plain["numpy"]
+    if numpy and of_numpy:
+        kind, keys, *others = of_numpy
+        of_numpy = (kind, numpy.array(keys, dtype=numpy.uint32), *others)
+    return plain["python"], plain["torch"], numpy and of_numpy
+
+
+@contextmanager
+def seeded(seed: int | None, epoch: int, *parts: int | str) -> Iterator[None]:
+    """The generators seeded from all of the arguments; after the block, and if it raises, as they were before.
+
+    Args:
+        seed: the run's; None leaves the generators alone.
+        epoch: from 0.
+        parts: what tells this block from the others of the epoch.
+    """
+    if seed is None:
+        yield
+        return
+    before = states()
+    seed_generators(seed, epoch, *parts)
+    _fetches.append((seed, epoch))
+    try:
+        yield
+    finally:
+        _fetches.pop()
+        restore(before)
+
+
+class RngStream:
+    """The same over several blocks: each draws on from where the one before it ended.
+
+    Args:
+        seed: the run's; None leaves the generators alone.
+        epoch: from 0.
+        parts: what tells these draws from the others of the epoch.
+
+    Attributes:
+        reached: where the generators were after the last block; None before the first, or without a seed.
+    """
+
+    def __init__(self, seed: int | None, epoch: int, *parts: int | str) -> None:
+        self.seed, self.epoch, self.parts = seed, epoch, parts
+        self.reached: tuple[Any, ...] | None = None
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """One block; after it the generators are as they were before it."""
+        with seeded(self.seed, self.epoch, *self.parts):
+            if self.reached:
+                restore(self.reached)
+            yield
+            if self.seed is not None:
+                self.reached = states()
+
+
+def sample_generator(index: int) -> torch.Generator:
+    """A generator for one sample: seeded from (seed, epoch, index), so whatever is drawn for others changes nothing.
+
+    For the ``__getitem__`` of a dataset, whose draws from it are the same at any batch size and order of samples::
+
+        def __getitem__(self, index):
+            return self.x[index] + torch.randn(3, generator=sample_generator(index))
+
+    Args:
+        index: of the sample in the dataset.
+
+    Raises:
+        DataError: no batch is being fetched, or by a loader that has no seed.
+    """
+    if not _fetches:
+        raise DataError(
+            f"sample_generator({index}): no loader with a seed is fetching a batch; call it in the dataset's "
+            "__getitem__ or __iter__, and make the loader with make_loader(dataset, seed=...), "
+            "or with a runner's `seed` that is not null"
+        )
+    seed, epoch = _fetches[-1]
+    return torch.Generator().manual_seed(mix(seed, epoch, "sample", index))

@@ -1,1 +1,0 @@
-"""Which run goes on and from where, what has changed since, and what may not have."""

@@ -1,0 +1,1 @@
+"""What stands around the stages: the run directory, the log, resuming, failures."""

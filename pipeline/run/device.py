@@ -1,0 +1,74 @@
+"""Where a runner computes, and torch's deterministic mode."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pipeline.errors import ConfigError, Fault
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that a runner's ``device`` means: ``auto`` and ``gpu`` take the first GPU, ``auto`` else the CPU.
+
+    Raises:
+        ConfigError: the machine has no such device.
+    """
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    found = torch.device("cuda" if name in {"auto", "gpu"} else name)
+    count = torch.cuda.device_count()
+    if (found.index or 0) >= count:
+        raise ConfigError(
+            f"is '{name}', and this machine has {count} GPU{'' if count == 1 else 's'}; write cpu or auto"
+        )
+    return found
+
+
+def describe_hardware() -> dict[str, Any]:
+    """What ``environment.json`` says of the machine."""
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {"torch_threads": torch.get_num_threads(), "gpus": gpus, "cuda": torch.version.cuda}
+
+
+def refuse_several_processes() -> None:
+    """Several processes come later; until then, being one of several would silently train several models.
+
+    Raises:
+        ConfigError: a launcher has started more than one.
+    """
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    if world_size != "1":
+        message = "several processes are not yet possible; start one, without a launcher"
+        raise ConfigError([Fault(f"environment WORLD_SIZE={world_size}", 0, 0, "", message)])
+
+
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+
+"""cuBLAS repeats itself only with buffers of a fixed size, and reads their size when it is first used."""
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Until the block ends, torch takes only operations whose result is the same each time, or raises.
+
+    cuDNN neither chooses by what was faster. Afterwards all is as it was before.
+    """
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    workspace = os.environ.get(CUBLAS)
+    os.environ.setdefault(CUBLAS, ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+        if workspace is None:
+            os.environ.pop(CUBLAS, None)

@@ -1,0 +1,124 @@
+"""Where log lines go: to stderr, and in full to the run's ``log.txt``. Standard logging and warnings join them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import TextIO
+
+from loguru import logger
+
+from pipeline.checkpoint.storage import no_link, storing
+
+_STDERR_FORMAT = "<green>{time:HH:mm:ss}</green> <level>{level: <7}</level> {message}"
+
+_FILE_FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} {level: <7} rank {extra[rank]} {name}:{line} {message}"
+
+
+class _ToLoguru(logging.Handler):
+    """Passes the records of standard logging on."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log it under its own level and logger name."""
+        level = (
+            record.levelname
+            if record.levelname in {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
+            else record.levelno
+        )
+        logger.opt(exception=record.exc_info).log(level, f"{record.name}: {record.getMessage()}")
+
+
+def to_stderr(level: str) -> None:
+    """Make stderr the only place for log lines, from ``level`` up; the command line calls this once.
+
+    The stream is looked up at each line: a progress bar puts its own in place while it is shown.
+    """
+    logger.remove()
+    logger.configure(extra={"rank": 0})
+    logger.add(
+        _write_to_stderr,
+        level=level,
+        format=_STDERR_FORMAT,
+        colorize=on_terminal(),
+        diagnose=False,
+        backtrace=False,
+    )
+
+
+def on_terminal() -> bool:
+    """Whether stderr is a terminal; a program without a console has no stderr at all."""
+    return bool(sys.stderr and sys.stderr.isatty())
+
+
+def _write_to_stderr(line: str) -> None:
+    if sys.stderr:
+        sys.stderr.write(line)
+
+
+@contextmanager
+def to_file(path: Path, rank: int, otherwise: str = "set output_dir") -> Iterator[None]:
+    """Write every line to ``path`` as well, and catch standard logging and warnings, until the block ends.
+
+    Args:
+        path: the file.
+        rank: of this process.
+        otherwise: what is to be done to have it elsewhere, for the message.
+
+    Raises:
+        StorageError: the file cannot be opened.
+    """
+    show, handlers, level = warnings.showwarning, logging.root.handlers[:], logging.root.level
+    logger.configure(extra={"rank": rank})
+    with storing(path, otherwise):
+        # No buffer: what was refused would be tried again with every line, and at the end.
+        file = FileIO(path, "a", opener=no_link)
+    sink = logger.add(_LogFile(file, path).write, level="DEBUG", format=_FILE_FORMAT, diagnose=False, backtrace=False)
+    logging.root.handlers, warnings.showwarning = [_ToLoguru()], _log_warning
+    logging.root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.root.handlers, warnings.showwarning = handlers, show
+        logging.root.setLevel(level)
+        try:
+            logger.remove(sink)
+        finally:
+            file.close()
+
+
+class _LogFile:
+    """Takes lines as long as the storage does: that one is lost ends no run, and is said once on stderr."""
+
+    def __init__(self, file: FileIO, path: Path) -> None:
+        self._file, self._path = file, path
+        self._refused = False
+
+    def write(self, line: str) -> None:
+        """Add a line."""
+        rest = memoryview(line.encode("utf-8", "backslashreplace"))
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            if not self._refused:
+                lost = f"{self._path}: cannot be written: {error.strerror}; lines are missing in it"
+                _write_to_stderr(f"{lost}; free or repair the storage\n")
+            self._refused = True
+        else:
+            self._refused = False
+
+
+def _log_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    logger.warning(f"{filename}:{lineno}: {category.__name__}: {message}")

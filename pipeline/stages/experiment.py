@@ -1,0 +1,618 @@
+"""ExperimentBase: an experiment written by hand, with setup, loop, saving and resume. Names are Parakeet's."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from loguru import logger
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from pipeline.checkpoint import layout, reader, state, weights
+from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.reader import LoadedCheckpoint
+from pipeline.checkpoint.state import (
+    gradients_of,
+    load_optimizer,
+    optimizer_state_of,
+    options_of,
+    random_state,
+    recover,
+    restore_frozen,
+    restore_gradients,
+    restore_parts,
+    restore_random_state,
+    snapshot,
+    states_of,
+)
+from pipeline.config import yaml_tree
+from pipeline.context import TRAIN_STATE, Context
+from pipeline.data.batch import count_samples, to_device
+from pipeline.data.loader import SeededLoader, after, place_of, set_epoch
+from pipeline.errors import CheckpointError, ConfigError, DataError, StageError, StorageError
+from pipeline.run.device import resolve_device
+from pipeline.signals import SHUTDOWN, ExitError, is_asked_to_end
+from pipeline.stages import experiment_config
+from pipeline.stages.base import RunnerBase
+from pipeline.stages.experiment_config import PHASE, JsonLines, PluginNumbers, Visualizer
+from pipeline.training.evaluation import in_evaluation_mode
+from pipeline.training.loop import Checkpoints
+from pipeline.training.triggers import Triggers
+from pipeline.user_code import plugins
+
+if TYPE_CHECKING:
+    from loguru import Logger
+
+
+class Batches:
+    """The batches of one epoch of a loader.
+
+    Args:
+        loader: gives them; nothing is read before it has to be.
+        epoch: which epoch, from 1; its sampler is told. 0 stands for the time before the first.
+        taken: how many of them were taken before; they are left out.
+
+    Attributes:
+        taken: how many were taken so far.
+    """
+
+    def __init__(self, loader: Iterable[Any], epoch: int, taken: int = 0) -> None:
+        self.loader = loader
+        self.epoch = epoch
+        self.taken = taken
+        self.length = _exact_length(loader)
+        self._rest: Iterator[Any] | None = None
+        self._reading: Any = None
+        self._place: Mapping[str, Any] | None = None
+        self._ahead: list[Any] = []
+        if epoch:
+            set_epoch(loader, epoch - 1)
+
+    def open(self, place: Mapping[str, Any] | None = None) -> None:
+        """Begin to read, if any is left; ``place``: where the batches were that are left out, if they knew."""
+        self._place = place
+        if self.taken and not self.over():
+            self._opened()
+
+    def place(self) -> Mapping[str, Any] | None:
+        """The place in the data after those that were taken; None where their number says it all."""
+        return self._place if self._reading is None else place_of(self._reading, self.taken)
+
+    def over(self) -> bool:
+        """Whether all were taken. A loader whose length is not certain is read one batch ahead to tell."""
+        if self.length is not None:
+            return self.taken >= self.length
+        if not self._ahead:
+            self._ahead = list(islice(self._opened(), 1))
+        return not self._ahead
+
+    def take(self) -> Any:
+        """The next one; there has to be one.
+
+        Raises:
+            DataError: the loader ends before its length says so.
+        """
+        for batch in self._ahead or islice(self._opened(), 1):
+            self._ahead = []
+            self.taken += 1
+            return batch
+        raise DataError(
+            f"train_loader: gave {self.taken} batches in epoch {self.epoch}, and its length is {self.length}; "
+            "correct its __len__, or that of its batch_sampler"
+        )
+
+    def _opened(self) -> Iterator[Any]:
+        if self._rest is None:
+            sampler = getattr(self.loader, "sampler", None)
+            if self.taken and isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
+                other = f"its {type(sampler).__name__} draws another order than the one that was left"
+                logger.warning(f"train_loader: {other}; make it with pipeline.data.loader.make_loader to go on exactly")
+            ours = isinstance(self.loader, SeededLoader)
+            self._reading = after(self.loader, self.taken, self._place) if ours else self.loader
+            self._rest = iter(self._reading)
+            if not ours:
+                self._skip(self._rest)
+        return self._rest
+
+    def _skip(self, batches: Iterator[Any]) -> None:
+        """Leave out what was taken before: it is read, and not trained on."""
+        found = sum(1 for _ in islice(batches, self.taken))
+        if found < self.taken:
+            left = f"has {found} batches in epoch {self.epoch}, and {self.taken} of them were taken before"
+            raise DataError(f"train_loader: {left}; go on with the data and batch size that it was trained on")
+
+
+def _exact_length(loader: Iterable[Any]) -> int | None:
+    """How many batches there are, where that is certain: an IterableDataset gives what it gives."""
+    if isinstance(loader, list | tuple):
+        return len(loader)
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    try:
+        return len(loader)
+    except TypeError:  # a batch_sampler without a length
+        return None
+
+
+class ExperimentSetup(RunnerBase):
+    """The part of an experiment that is set up, by hand or out of what the trainer has made."""
+
+    model: nn.Module
+    optimizer: Any
+    train_loader: Any
+    valid_loader: Any
+    device: torch.device
+    output_dir: Path
+    checkpointer: Checkpointer
+    visualizer: Visualizer
+    logger: Logger
+
+    def __init__(self, config: Any, args: Any) -> None:
+        self.config = experiment_config.attribute_view(config, "config")
+        self.args = experiment_config.attribute_view(args, "args")
+        self.alone = True
+        self.iteration = self.epoch = 0
+        self.train_state: dict[str, int] = dict.fromkeys(TRAIN_STATE, 0)
+        self.context = Context(hooks=plugins.plugin_manager().hook, train_state=self.train_state)
+        self._training: dict[str, Any] = {}
+        self._resources = ExitStack()
+
+    @classmethod
+    def from_context(cls, context: Context, **args: Any) -> Self:
+        """The experiment as a stage; ``args`` are what its constructor takes beside ``config`` and ``args``."""
+        if context["is_infer"]:
+            kind = f"runner.{context['runner_name']}.class: is infer, and {cls.__name__} is an experiment, which trains"
+            raise ConfigError(f"{kind}; write train, or take runner_class_path out")
+        training = experiment_config.training_of(context)
+        experiment = cls(experiment_config.config_of(context, training), experiment_config.args_of(context), **args)
+        experiment.alone, experiment._training = False, training
+        experiment.context, experiment.train_state = context, context["train_state"]
+        return experiment
+
+    @abstractmethod
+    def setup_dataloader(self) -> None:
+        """Set ``self.train_loader`` and ``self.valid_loader``."""
+
+    @abstractmethod
+    def setup_model(self) -> None:
+        """Set ``self.model``, on ``self.device``, and ``self.optimizer``."""
+
+    def setup(self) -> None:
+        """Everything that stands before the training, in this order."""
+        self._numbers = PluginNumbers(self.context)
+        self._numbers.begin_epoch()
+        self.setup_device()
+        if self.parallel:
+            self.init_parallel()
+        self.setup_output_dir()
+        self.dump_config()
+        self.setup_visualizer()
+        self.setup_logger()
+        self.setup_checkpointer()
+        self.setup_dataloader()
+        self._count_iterations()
+        self.setup_model()
+        self._offer_model()
+        on_error = "error" if self.alone else experiment_config.runner_value(self.context, "on_save_error")
+        self._checkpoints = Checkpoints(self.checkpointer, self.context, None, on_error)
+        self.iteration = self.epoch = 0
+
+    @property
+    def parallel(self) -> bool:
+        """Whether several processes are to train."""
+        return int(experiment_config.setting(self.args, "args.nprocs")) > 1
+
+    def setup_device(self) -> None:
+        """``self.device``: the run's, or the one that ``args.device`` means."""
+        if not self.alone:
+            self.device = self.context["device"]
+            return
+        try:
+            self.device = resolve_device(experiment_config.setting(self.args, "args.device"))
+        except ConfigError as error:
+            raise ConfigError(f"args.device: {error}") from error
+
+    def init_parallel(self) -> None:
+        """Join the other processes."""
+        several = f"args.nprocs: is {self.args.nprocs}, and several processes are not yet possible"
+        raise ConfigError(f"{several}; set it to 1, or define init_parallel")
+
+    def setup_output_dir(self) -> None:
+        """``self.output_dir``: ``args.output``, made where it is not there; the runner's folder in a run directory."""
+        self.output_dir = Path(experiment_config.setting(self.args, "args.output")).expanduser()
+        try:
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{self.output_dir}: cannot be made: {error.strerror}; set args.output") from error
+
+    def dump_config(self) -> None:
+        """``config.yaml`` in the output folder; a run directory has it already."""
+        if self.alone:
+            text = yaml_tree.dump(experiment_config.plain(self.config))
+            (self.output_dir / "config.yaml").write_text(text, encoding="utf-8")
+
+    def setup_visualizer(self) -> None:
+        """``self.visualizer``: writes ``metrics.jsonl``; as a stage, tells the plugins."""
+        self.visualizer = self._numbers
+        if self.alone:
+            self.visualizer = lines = JsonLines(self.output_dir / "metrics.jsonl")
+            self._resources.callback(lines.close)
+
+    def setup_logger(self) -> None:
+        """``self.logger``: loguru's; by hand it writes ``worker_0.log`` too, for a run directory has ``log.txt``."""
+        self.logger = logger
+        if self.alone:
+            sink = logger.add(self.output_dir / "worker_0.log", level="DEBUG", diagnose=False, encoding="utf-8")
+            self._resources.callback(logger.remove, sink)
+
+    def setup_checkpointer(self) -> None:
+        """``self.checkpointer``: the run's, or one that writes to ``checkpoints`` in the output folder."""
+        own = Checkpointer(self.output_dir / "checkpoints") if self.alone else None
+        self.checkpointer = own or self.context["checkpointer"]
+
+    def close(self) -> None:
+        """Close the files that setup() has opened."""
+        self._resources.close()
+
+    def _count_iterations(self) -> None:
+        """``config.training.max_iteration`` of a stage may depend on the loader."""
+        if getattr(self, "train_loader", None) is None:
+            raise StageError(f"{type(self).__name__}.setup_dataloader: has to set self.train_loader; give it batches")
+        if not self.alone:
+            self._training["max_iteration"] = experiment_config.iterations_of(self.context, self.train_loader)
+
+    def _offer_model(self) -> None:
+        """Put the model where checkpoints and later stages find it."""
+        model = getattr(self, "model", None)
+        if not isinstance(model, nn.Module):
+            kind = f"{type(self).__name__}.setup_model: self.model is a {type(model).__name__}, not an nn.Module"
+            raise StageError(f"{kind}; set it to one, to an nn.ModuleDict where there are several")
+        models = dict.get(self.context, "model") or {}
+        self.context["model"] = {**models, PHASE: {"model": model}}
+        optimizer = getattr(self, "optimizer", None)
+        self._configured = options_of(optimizer) if isinstance(optimizer, Optimizer) else []
+        self._options = {name: options_of(each) for name, each in self._parts().items() if isinstance(each, Optimizer)}
+        self.checkpointer.begin(self.context["model"])
+
+    def _parts(self) -> dict[str, Any]:
+        """What stands in attributes beside model and optimizer and has a state of its own."""
+        found = state.parts_of({PHASE: {"model": self.model, "updater": self}})
+        named = {place.removeprefix(f"phase.{PHASE}.updater."): each for place, each in found.items()}
+        return {f"self.{name}": each for name, each in named.items() if name != "optimizer"}
+
+    def _modules(self) -> dict[str, nn.Module]:
+        """The model, and those of the parts that are modules."""
+        others = {name: each for name, each in self._parts().items() if isinstance(each, nn.Module)}
+        return {PHASE: self.model, **others}
+
+
+class ExperimentBase(ExperimentSetup):
+    """A training whose steps are the user's own: ``train_batch``, ``valid``, ``setup_model``, ``setup_dataloader``.
+
+    By hand: ``experiment = Mine(config, args); experiment.setup(); experiment.run()``. As the runner stage of a config
+    it is built and set up by the trainer, and adopts what that has made: device, run directory, log, checkpointer.
+
+    Where the ancestor's behaviour was a fault, this differs: Ctrl-C ends in a KeyboardInterrupt and not in an exit
+    without a word, the last weights are validated and saved too, and everything is resumed.
+
+    Args:
+        config: an object with attributes or a mapping, read as ``config.training.max_iteration``. ``training`` has
+            ``max_iteration``, and ``valid_interval`` and ``save_interval``: iterations, ``"2 epoch"``, a list of
+            these, or None for never; by hand they may be set while it trains. As a stage it is the
+            ``hyper_parameters`` with the runner's keys.
+        args: likewise; ``device``, ``nprocs``, ``output`` (a folder), ``checkpoint_path`` (or None).
+
+    Attributes:
+        model: a module; ``setup_model`` sets it, and ``optimizer``.
+        train_loader: batches; ``setup_dataloader`` sets it, and ``valid_loader``.
+        iteration: how many batches were trained on, the present one included.
+        epoch: the epoch of the present batch, from 1.
+        context: the run's as a stage; by hand one of its own, with counters and without plugins.
+        alone: whether it is used by hand.
+    """
+
+    def __init__(self, config: Any, args: Any) -> None:
+        super().__init__(config, args)
+        self._batches = Batches((), 0)
+        self._in_epoch = self._interrupted = False
+        self._ended, self._validated = 0, -1
+        self._newest: Path | None = None
+        self._loaded = False
+
+    @abstractmethod
+    def train_batch(self) -> None:
+        """Read a batch (``self.read_batch()``) and train on it."""
+
+    @abstractmethod
+    def valid(self) -> None:
+        """Evaluate on ``self.valid_loader``; called without gradients and with the model in evaluation mode."""
+
+    def run(self, context: Context | None = None) -> None:
+        """The whole training, after ``setup()``; with the context of a run, as its stage."""
+        try:
+            if context is not None:
+                self.setup()
+                self.set_state_dict(self.train_state)
+            elif "model" not in self.context:
+                raise StageError(f"{type(self).__name__}.run: nothing is set up; call setup() first")
+            if self.checkpointer.resumed is not None and not self.alone:
+                self._go_on(self.checkpointer.resumed)
+            elif not self._loaded:
+                self.resume_or_load()
+            self.context.hurry = self._hurry
+            with SHUTDOWN.deferred(self._hurry), suppress(ExitError):
+                self.train()
+                self._end_epoch()
+                self.save()
+                self._checkpoints.finish()
+        finally:
+            self.close()
+
+    def train(self) -> None:
+        """Train on batch after batch, up to ``max_iteration``."""
+        self._begin()
+        self._heed()
+        self._validate(due=False)
+        while self.iteration < self._limit:
+            self.iteration += 1
+            self.train_batch()
+            self._after_batch()
+
+    def read_batch(self) -> Any:
+        """The next batch of ``train_loader``, on the device; after the last one of an epoch, the next epoch's first.
+
+        Raises:
+            DataError: there is none.
+        """
+        if self._batches.over():
+            if self._batches.taken or not self._in_epoch:
+                self.new_epoch()
+            if self._batches.over():
+                nothing = f"train_loader: gave no batch in epoch {self.epoch}"
+                raise DataError(f"{nothing}; check the dataset, or drop_last with few samples")
+        batch = self._batches.take()
+        self.train_state["samples"] += count_samples(batch)
+        return batch if self.device.type == "cpu" else to_device(batch, self.device)
+
+    def new_epoch(self) -> None:
+        """Begin the next epoch: ``epoch`` counts it, and the loader's sampler is told."""
+        if self._in_epoch:
+            self._ended = self.epoch
+            self._end_epoch()
+        self._numbers.begin_epoch()
+        self._next_epoch()
+
+    def save(self) -> None:
+        """Save a checkpoint of this moment: the model with its gradients, the counters, what ``training_state`` gives.
+
+        And whatever of torch's has a state and stands in an attribute, or in a list or dict in one: other optimizers and
+        modules, schedules, a GradScaler.
+
+        Raises:
+            ConfigError: by hand, the output folder has checkpoints of another run, which would be overwritten.
+        """
+        self._refuse_overwriting(self.iteration)
+        metrics = dict.get(self.context, "metrics") or {}
+        counters = {**self.train_state, **self.state_dict()}
+        own: dict[str, Any] = {
+            "data": self._batches.place(),
+            "in_epoch": self._in_epoch,
+            "validated": self._validated,
+            "numbers": self._numbers.state_dict(),
+            "attributes": states_of(self._parts(), {}, self._options),
+        }
+        if isinstance(self.visualizer, JsonLines):
+            own["lines"] = self.visualizer.size
+        self._checkpoints.settle()
+        phases = {name: entry for name, entry in self.context["model"].items() if "updater" in entry}
+        training = snapshot(phases, **own, **self.training_state())
+        training["gradients"] |= {name: gradients_of(each) for name, each in self._modules().items()}
+        self._checkpoints.save(counters, metrics, training, {PHASE: self._numbers.iterations})
+        self._newest = self.checkpointer.path_of(self.iteration)
+
+    def resume_or_load(self) -> None:
+        """Go on from the checkpoint ``args.checkpoint_path``, or from the newest in the output folder; ``run`` does it too.
+
+        From a file of weights, and as a stage, it gives the first weights alone.
+
+        Raises:
+            NoCheckpointError: there are some in the output folder, and none is valid.
+            CheckpointError: it does not fit, or is not of an experiment.
+        """
+        self._loaded = True
+        path = experiment_config.setting(self.args, "args.checkpoint_path")
+        if path and not (self.alone and Path(path).is_dir()):
+            self.checkpointer.load_weights(path, self.context["model"])
+        elif self.alone:
+            found = reader.read_checkpoint(Path(path)) if path else self.checkpointer.newest_valid()
+            if found:
+                self._go_on(found)
+                logger.info(f"going on after iteration {self.iteration}, from {found.path}")
+            elif isinstance(self.visualizer, JsonLines):
+                # Without a checkpoint it begins again, and so do its numbers.
+                self.visualizer.cut(0)
+
+    def training_state(self) -> dict[str, Any]:
+        """What checkpoints keep beside weights, counters and random generators; a subclass adds what it needs."""
+        optimizer = getattr(self, "optimizer", None)
+        if isinstance(optimizer, Optimizer):
+            return {"optimizer": optimizer_state_of(optimizer, self._configured)}
+        state_of = getattr(optimizer, "state_dict", None)
+        return {"optimizer": state_of() if state_of else None}
+
+    def load_training_state(self, state: Mapping[str, Any]) -> None:
+        """Take what ``training_state`` gave; of options of the optimizer that the config now says otherwise, its own."""
+        if isinstance(getattr(self, "optimizer", None), Optimizer):
+            load_optimizer(self.optimizer, state["optimizer"], self._configured)
+        elif state["optimizer"] is not None:
+            self.optimizer.load_state_dict(state["optimizer"])
+
+    def _go_on(self, found: LoadedCheckpoint) -> None:
+        """Take everything from the checkpoint of a training that ended or was interrupted."""
+        training = found.training
+        if training is None or "data" not in training:
+            what = f"{found.path}: is not of an experiment, which could go on from it"
+            raise CheckpointError(f"{what}; name a .safetensors file in it, for the weights alone")
+        where = str(found.path)
+        weights.forget(self.model, training.get("buffers", {}).get(PHASE, ()))
+        weights.load_weights(found.weights, self.context["model"], where)
+        for name, module in self._modules().items():
+            restore_gradients(module, training["gradients"].get(name, {}))
+        if "frozen" in training and self.checkpointer.initial:
+            restore_frozen({PHASE: {"model": self.model}}, training["frozen"], self.checkpointer.initial.frozen)
+        self.set_state_dict(found.train_state)
+        self.load_training_state(training)
+        restore_parts(self._parts(), training.get("attributes", {}), self._options, where)
+        if "numbers" in training:
+            self._numbers.load_state_dict(training["numbers"])
+        self._interrupted, self._validated = bool(training.get("in_epoch")), training.get("validated", -1)
+        if self.alone:
+            recover(self.checkpointer.recoverables, training["recoverables"], where)
+            self.checkpointer.resumed = found
+            in_folder = found.path.resolve().parent == self.checkpointer.folder.resolve()
+            self._newest = self.checkpointer.path_of(self.iteration) if in_folder else None
+            if in_folder and isinstance(self.visualizer, JsonLines):
+                self.visualizer.cut(training.get("lines"))
+        # The generators last: beginning to read draws a number, as it did before.
+        self._batches.open(training["data"])
+        restore_random_state(training["random"])
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the training is: ``iteration``, ``epoch`` (how many are over), ``batches`` (read of the one after)."""
+        taken = self._batches.taken
+        if taken and not self._batches.over():
+            return {"iteration": self.iteration, "epoch": self.epoch - 1, "batches": taken}
+        just_begun = self._in_epoch and not taken
+        return {"iteration": self.iteration, "epoch": self.epoch - just_begun, "batches": 0}
+
+    def set_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Go on where another was: ``read_batch`` gives the batch that would have come there."""
+        self.train_state.update({name: state_dict[name] for name in TRAIN_STATE if name in state_dict})
+        taken = state_dict.get("batches", 0)
+        self.train_state.pop("batches", None)
+        self.iteration, self.epoch = state_dict["iteration"], state_dict["epoch"] + bool(taken)
+        self._batches = Batches(self.train_loader, self.epoch, taken) if taken else Batches((), self.epoch)
+        self._in_epoch = False
+
+    def _begin(self) -> None:
+        """Be ready for the first batch."""
+        self._refuse_overwriting(self.iteration + 1)
+        self._plan()
+        self._printing = Triggers([] if self.alone else experiment_config.print_intervals(self.context), self.iteration)
+        self._ended = 0
+        if self.alone and self.iteration >= self._limit:
+            logger.info(f"nothing is left to train: config.training.max_iteration is {self._limit}")
+        if self._in_epoch:
+            return
+        if not self._batches.over():
+            self._begin_epoch()
+        elif self._interrupted:
+            self._next_epoch()
+        elif self.iteration < self._limit:
+            self.new_epoch()
+
+    def _plan(self) -> None:
+        """Take from ``config.training`` what is due when, and where training ends."""
+        self._limit = experiment_config.max_iteration(self.config)
+        in_config = {
+            name: experiment_config.intervals(self.config, name) for name in ("valid_interval", "save_interval")
+        }
+        self._validating, self._saving = (Triggers(each, self.iteration) for each in in_config.values())
+        self._in_epochs = [name for name, each in in_config.items() if any(one.unit == "epoch" for one in each)]
+        self._due = 0
+        self._planned = self._in_config()
+
+    def _in_config(self) -> tuple[Any, ...]:
+        training = self.config.training
+        return training.max_iteration, training.valid_interval, training.save_interval
+
+    def _after_batch(self) -> None:
+        """Count the batch, and do what is due."""
+        self.train_state["iteration"] = self.iteration
+        self.train_state["update"] += 1
+        over = self._batches.taken and self._batches.over()
+        if over:
+            self._ended = self.epoch
+        if self.alone and self._in_config() != self._planned:
+            self._plan()
+        if not self._ended and self.iteration < self._due:
+            return
+        self._checkpoints.tell()
+        self._refuse_epochs_without_end()
+        ended, self._ended = self._ended, 0
+        if self._printing.fires(self.iteration):
+            self._numbers.print()
+        due = self._validating.fires(self.iteration) or (ended and self._validating.fires_after(ended))
+        self._validate(due=bool(due))
+        if over:
+            self._end_epoch()
+        if self._saving.fires(self.iteration) or (ended and self._saving.fires_after(ended)):
+            self.save()
+        looks = (each.next_look() for each in (self._printing, self._validating, self._saving))
+        self._due = min(*looks, self._limit)
+        self._heed()
+
+    def _validate(self, *, due: bool) -> None:
+        """Once in an iteration; at the end also where it is not due."""
+        at_end = self._validating.each and self.iteration >= self._limit
+        if self._validated == self.iteration or not (due or at_end):
+            return
+        random = random_state()
+        with self._numbers.validating(), in_evaluation_mode(self.model):
+            self.valid()
+        self._validated = self.iteration
+        if not due:
+            # A training that goes on with a higher limit draws what it would have drawn.
+            restore_random_state(random)
+
+    def _heed(self) -> None:
+        """End here with everything saved, if a signal or ``is_exit`` has asked for it."""
+        if is_asked_to_end(self.context):
+            self.save()
+            self._checkpoints.finish()
+            SHUTDOWN.end()
+            raise ExitError
+
+    def _hurry(self) -> None:
+        """Look after this batch."""
+        self._due = 0
+
+    def _refuse_epochs_without_end(self) -> None:
+        """An epoch ends with the batches that ``read_batch`` gives: without it, what counts epochs would never come."""
+        if self._in_epochs and not self._batches.taken:
+            unread = f"{type(self).__name__}.train_batch: did not call self.read_batch(), so no epoch ends"
+            raise StageError(f"{unread}; call it, or give {' and '.join(self._in_epochs)} in iterations")
+
+    def _refuse_overwriting(self, iteration: int) -> None:
+        """By hand, go on only where the output folder has no checkpoints of another run that are as new or newer."""
+        newest = self.checkpointer.newest() if self.alone else None
+        if newest and newest != self._newest and (layout.step_of(newest) or 0) >= iteration:
+            what = f"{newest}: is of another run, and this one is at iteration {self.iteration}, and would overwrite it"
+            raise ConfigError(
+                f"{what}; choose another args.output, or go on from it, by resume_or_load() without a checkpoint_path"
+            )
+
+    def _next_epoch(self) -> None:
+        self.epoch += 1
+        self._batches = Batches(self.train_loader, self.epoch)
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self._in_epoch, self._interrupted = True, False
+        self.context["current_epoch"] = self.epoch - 1
+        self.context["hooks"].before_epoch(context=self.context)
+
+    def _end_epoch(self) -> None:
+        """Tell the plugins that the epoch is over, or that nothing more comes of it."""
+        if self._in_epoch:
+            self._in_epoch = False
+            self.train_state["epoch"] = self.epoch
+            self._numbers.end_epoch()
+            self.context["hooks"].after_epoch(context=self.context)

@@ -1,0 +1,350 @@
+"""What an ExperimentBase is given: its ``config``, its ``args``, its visualizer."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path, PurePath
+from types import SimpleNamespace
+from typing import Any, Protocol, TextIO
+
+from loguru import logger
+from torch import Tensor
+
+from pipeline.checkpoint.storage import finite
+from pipeline.config.schema import Interval, parsed
+from pipeline.context import Context
+from pipeline.errors import ConfigError, one_of
+from pipeline.training.meters import Meters
+
+PHASE = "experiment"
+
+"""The name under which an experiment's model and numbers stand where others have phases."""
+
+
+class Visualizer(Protocol):
+    """What an experiment calls; tensorboard's SummaryWriter fits as it is."""
+
+    def add_scalar(self, name: str, value: Any, step: int, /) -> None:
+        """Take a number, measured at an iteration."""
+
+
+class JsonLines:
+    """Writes each number as a line ``{"step": 3, "name": "loss", "value": 0.25}``; one that is not finite is null.
+
+    Args:
+        path: the file; what it has is kept. It is opened with the first number, also with the first after ``close()``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: TextIO | None = None
+
+    def add_scalar(self, name: str, value: Any, step: int) -> None:
+        """Write a number; reading a tensor makes a GPU wait."""
+        self.file = self.file or self.path.open("a", buffering=1, encoding="utf-8")
+        number = value.item() if isinstance(value, Tensor) else float(value)
+        self.file.write(json.dumps({"step": step, "name": name, "value": finite(number)}) + "\n")
+
+    @property
+    def size(self) -> int:
+        """How many bytes were written."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def cut(self, size: int | None) -> None:
+        """Take away what was written after the first so many bytes; None: keep it."""
+        self.close()
+        if size is not None and size < self.size:
+            os.truncate(self.path, size)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.file:
+            self.file.close()
+        self.file = None
+
+
+class PluginNumbers:
+    """Tells the plugins: the means of training numbers at each ``print_interval``, those of a validation after it.
+
+    Numbers stay on their device until then.
+
+    Args:
+        context: the run's.
+
+    Attributes:
+        training: the training numbers of this epoch.
+        validation: those of the validation that is running.
+        judged: those of the validations of this epoch that are over.
+        iterations: of each number in ``context["metrics"]`` the iteration that it is of.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.train_state: dict[str, int] = context["train_state"]
+        self.training = Meters()
+        self.validation: Meters | None = None
+        self.judged: dict[str, float] = {}
+        self.iterations: dict[str, int] = {}
+        self._strange: set[str] = set()
+
+    def add_scalar(self, name: str, value: Any, step: int) -> None:
+        """Take a number; several of a name are averaged, each counting alike."""
+        iteration = self.train_state["iteration"]
+        # A batch counts once it has been trained on.
+        if step not in (iteration, iteration + 1) and name not in self._strange:
+            self._strange.add(name)
+            logger.warning(f"visualizer: '{name}' is given for step {step}; the plugins are told iteration {iteration}")
+        numbers = self.training if self.validation is None else self.validation
+        numbers.log(name, value, 1)
+
+    def begin_epoch(self) -> None:
+        """Forget the epoch before."""
+        self.training, self.judged, self.iterations = Meters(), {}, {}
+        self.context["metrics"] = {PHASE: {}}
+
+    def print(self) -> None:
+        """Tell the training numbers since the last time: on a GPU this waits for the work so far."""
+        numbers = self.training.recent()
+        self.context["hooks"].on_print_interval(context=self.context, phase=PHASE, metrics=numbers)
+
+    @contextmanager
+    def validating(self) -> Iterator[None]:
+        """What comes within belongs to a validation, of which the plugins are told before and after."""
+        hooks, self.validation = self.context["hooks"], Meters()
+        hooks.before_validation(context=self.context, phase=PHASE)
+        try:
+            yield
+            numbers = self.validation.means()
+        finally:
+            self.validation = None
+        self.judged |= numbers
+        self.context["metrics"][PHASE] |= numbers
+        self.iterations |= dict.fromkeys(numbers, self.train_state["iteration"])
+        hooks.after_validation(context=self.context, phase=PHASE, metrics=numbers)
+
+    def end_epoch(self) -> None:
+        """The training numbers of the whole epoch come before those of its validations."""
+        numbers, iteration = self.training.means(), self.train_state["iteration"]
+        self.context["metrics"][PHASE] = numbers | self.judged
+        judged = {name: self.iterations[name] for name in self.judged}
+        self.iterations = dict.fromkeys(numbers, iteration) | judged
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, so that another goes on from it; on a GPU this waits for the work so far."""
+        numbers = {"metrics": self.context["metrics"], "iterations": self.iterations}
+        return {"training": self.training.state_dict(), "judged": self.judged, **numbers}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of another."""
+        self.begin_epoch()
+        self.training.load_state_dict(state["training"])
+        self.judged, self.iterations = state["judged"], state["iterations"]
+        self.context["metrics"] = state["metrics"]
+
+
+class MissingSettingError(ConfigError, AttributeError, KeyError):
+    """A setting that is read and not there. Also an AttributeError and a KeyError: ``hasattr`` and ``in`` work."""
+
+    def __str__(self) -> str:
+        """The message itself; KeyError would show its repr."""
+        return str(self.args[0])
+
+
+RUNNER_KEYS = {"valid_interval": "valid_interval", "save_interval": "save_interval", "max_iteration": "max_steps"}
+
+"""Setting in ``config.training`` of a stage -> the key of the runner that says it."""
+
+
+class Settings(Mapping[str, Any]):
+    """A mapping whose keys are attributes too, at any depth: ``config.training.max_iteration = 5``.
+
+    Args:
+        values: the mapping; what becomes of it later is seen here, and what is set here stands in it.
+        address: what it is called in messages.
+        fixed: name -> where it is said; these cannot be set.
+    """
+
+    def __init__(self, values: Mapping[str, Any], address: str, fixed: Mapping[str, str] | None = None) -> None:
+        # Past __setattr__, which sets what is in the mapping.
+        vars(self).update(_values=values, _address=address, _fixed=fixed or {})
+
+    def __getitem__(self, name: str) -> Any:
+        """The value; a mapping is such a view again."""
+        try:
+            value = self._values[name]
+        except KeyError:
+            missing = f"{self._address}.{name}: there is no such setting{one_of(str(name), map(str, self._values))}"
+            raise MissingSettingError(missing) from None
+        return attribute_view(value, f"{self._address}.{name}")
+
+    def __getattr__(self, name: str) -> Any:
+        """The same."""
+        if name.startswith("__") or name in {"_values", "_address", "_fixed"}:  # asked for by copy and pickle
+            raise AttributeError(name)
+        return self[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Set it in the mapping.
+
+        Raises:
+            ConfigError: it is said elsewhere, or the mapping cannot be changed.
+        """
+        where = f"{self._address}.{name} = {value!r}"
+        if name in self._fixed:
+            raise ConfigError(f"{where}: would be ignored: {self._fixed[name]} says it; write it there")
+        if not isinstance(self._values, MutableMapping):
+            raise ConfigError(f"{where}: a {type(self._values).__name__} cannot be changed; make the config of dicts")
+        self._values[name] = value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """The same."""
+        self[name] = value
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        """As the mapping."""
+        return f"Settings({dict(self._values)!r})"
+
+
+def attribute_view(value: Any, address: str) -> Any:
+    """A mapping with its keys as attributes; anything else is itself."""
+    return Settings(value, address) if isinstance(value, Mapping) and not isinstance(value, Settings) else value
+
+
+def setting(owner: Any, address: str) -> Any:
+    """What an attribute-style object has at an address such as ``config.training.max_iteration``, ``config`` being itself.
+
+    Raises:
+        MissingSettingError: it is not there.
+    """
+    where, *names = address.split(".")
+    for name in names:
+        if not hasattr(owner, name):
+            raise MissingSettingError(f"{where}.{name}: there is no such setting; add it to the {type(owner).__name__}")
+        owner, where = getattr(owner, name), f"{where}.{name}"
+    return owner
+
+
+def intervals(config: Any, name: str) -> list[Interval]:
+    """``config.training.<name>``: an interval, a list of them, or None for never.
+
+    Raises:
+        ConfigError: it is missing, or no interval.
+    """
+    value = setting(config, f"config.training.{name}")
+    try:
+        return parsed(value)
+    except ValueError as error:
+        raise ConfigError(f"config.training.{name}: {error}") from error
+
+
+def print_intervals(context: Context) -> list[Interval]:
+    """The runner's ``print_interval``."""
+    iterations = runner_value(context, "print_interval")
+    return [Interval(iterations, "iteration")] if iterations else []
+
+
+def max_iteration(config: Any) -> int:
+    """``config.training.max_iteration``.
+
+    Raises:
+        ConfigError: it is missing, or no positive number.
+    """
+    value = setting(config, "config.training.max_iteration")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"config.training.max_iteration: is {value!r}; write a positive number of iterations")
+    return value
+
+
+def plain(value: Any) -> Any:
+    """Settings as plain data: mappings and objects as dicts, what YAML does not have as text."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    return plain(vars(value)) if hasattr(value, "__dict__") and not isinstance(value, type) else repr(value)
+
+
+def runner_value(context: Context, key: str, default: Any = None) -> Any:
+    """What the config says of the runner that is running."""
+    return context["config"].get(f"runner.{context['runner_name']}.{key}", default)
+
+
+def training_of(context: Context) -> dict[str, Any]:
+    """``config.training`` of a stage: what ``hyper_parameters.training`` has, and the intervals of the runner.
+
+    ``max_iteration`` is missing as long as it depends on how long an epoch is.
+
+    Raises:
+        ConfigError: ``hyper_parameters.training`` is no mapping, or has what the runner says.
+    """
+    given = context["hyper_parameters"].get("training", {})
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"hyper_parameters.training: is {given!r}; write a mapping, or give it another name")
+    for name, key in RUNNER_KEYS.items():
+        if name in given:
+            ignored = f"hyper_parameters.training.{name}: would be ignored: the runner's `{key}` says it"
+            raise ConfigError(f"{ignored}; write it there")
+    training = {
+        **given,
+        "valid_interval": runner_value(context, "valid_interval", "1 epoch"),
+        "save_interval": runner_value(context, "save_interval"),
+    }
+    steps = runner_value(context, "max_steps")
+    if steps is not None and runner_value(context, "epochs") is None:
+        training["max_iteration"] = steps
+    return training
+
+
+def config_of(context: Context, training: dict[str, Any]) -> Settings:
+    """``config`` of a stage: the ``hyper_parameters``, and ``training``."""
+    said = {name: f"the runner's `{key}`" for name, key in RUNNER_KEYS.items()}
+    view = Settings(training, "hyper_parameters.training", said)
+    values = ChainMap({"training": view}, context["hyper_parameters"])
+    return Settings(values, "hyper_parameters", {"training": "the config"})
+
+
+def args_of(context: Context) -> SimpleNamespace:
+    """``args`` of a stage."""
+    return SimpleNamespace(
+        device=str(context["device"]),
+        nprocs=context["world_size"],
+        output=str(context["run_dir"] / context["runner_name"]),
+        checkpoint_path=runner_value(context, "init_model_path"),
+    )
+
+
+def iterations_of(context: Context, loader: Any) -> int:
+    """How many iterations a runner's ``epochs`` and ``max_steps`` are, whichever comes first.
+
+    Raises:
+        ConfigError: it has neither, or epochs of a loader without a length.
+    """
+    epochs: int | None = runner_value(context, "epochs")
+    steps: int | None = runner_value(context, "max_steps")
+    address = f"runner.{context['runner_name']}"
+    if epochs is None:
+        if steps is None:
+            raise ConfigError(f"{address}: does not say how long to train; add `epochs:` or `max_steps:`")
+        return steps
+    try:
+        iterations = epochs * len(loader)
+    except TypeError as error:
+        unknown = f"is {epochs}, and nobody knows how many batches an epoch of train_loader has ({error})"
+        raise ConfigError(f"{address}.epochs: {unknown}; give max_steps instead") from error
+    return min(iterations, steps or iterations)

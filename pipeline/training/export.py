@@ -1,0 +1,219 @@
+"""The weights alone, for inference, and the program that torch.export makes of a model."""
+
+from __future__ import annotations
+
+import inspect
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from loguru import logger
+from torch import Tensor, nn
+from torch.utils import _pytree as torch_pytree
+
+from pipeline.checkpoint import pytree, safetensors_io, storage, store
+from pipeline.checkpoint.weights import module_of, unique_modules
+from pipeline.config.schema import WARN, RunnerSchema
+from pipeline.context import Context
+from pipeline.data.batch import count_samples, split, to_device
+from pipeline.data.loader import first_batch
+from pipeline.errors import ConfigError, PipelineError, StorageError
+from pipeline.training.brain import ModuleBrain
+from pipeline.training.evaluation import in_evaluation_mode
+from pipeline.training.phase import pass_loader
+
+NAME = "inference"
+
+
+class WeightExporter:
+    """Saves the models of a training: ``<phase>-000000000528.safetensors``, and the same ``.pt2`` where it is asked for.
+
+    Phases that share a model share its files, which have the name of the first. All files are kept.
+
+    Args:
+        runner: whose ``save_inference_…`` keys say where, and whether the models are exported too.
+        context: after network and startup.
+
+    Attributes:
+        folder: where the files are.
+        models: phase -> what the network stage built for it, of those that share a model the first.
+        calls: phase -> an example of what its model is called with, where it is exported.
+    """
+
+    def __init__(self, runner: RunnerSchema, context: Context) -> None:
+        self.runner = runner
+        self.context = context
+        self.models = unique_modules(context["model"])
+        self.calls: dict[str, ExampleInputs] = {}
+        run_dir, path = context["run_dir"], runner.save_inference_path
+        self.folder = (path and store.own_folder(path, run_dir, runner)) or run_dir / runner.name / NAME
+        self._saved: tuple[int, int] | None = None
+
+    def begin(self) -> None:
+        """Make the folder, and try every export: what is not possible is told before the first step.
+
+        Raises:
+            StorageError: the folder cannot be made.
+            ConfigError: a model cannot be exported.
+            DataError: there is no batch to export it with.
+        """
+        if not self.runner.inference_intervals:
+            return
+        try:
+            storage.make_folder(self.folder)
+            # What a process that ended was writing.
+            for left in self.folder.glob(".tmp-*"):
+                left.unlink()
+        except OSError as error:
+            raise _refused(self.folder, error) from error
+        for phase, entry in self.models.items() if self.runner.save_inference_export else ():
+            self.calls[phase] = self._example(phase, entry)
+            self._try(phase, entry)
+
+    def save(self) -> None:
+        """Save every model as it is now; with ``on_save_error: warn``, training goes on if the storage refuses.
+
+        Raises:
+            StorageError: the storage refuses.
+        """
+        try:
+            self._save()
+        except StorageError as error:
+            if self.runner.on_save_error != WARN:
+                raise
+            logger.warning(f"{error}; on_save_error is '{WARN}', so training goes on")
+
+    def finish(self) -> None:
+        """Save at the end of training, if anything is to be saved at all.
+
+        Raises:
+            StorageError: the storage refuses.
+        """
+        if self.runner.inference_intervals:
+            self._save()
+
+    def _save(self) -> None:
+        """A file of a step that is there already is of a run that was resumed, and is replaced."""
+        state = self.context["train_state"]
+        # The last window of an epoch may close after its last iteration.
+        moment = state["iteration"], state["update"]
+        if moment == self._saved:
+            return
+        about = {"format": "pt", "step": str(state["iteration"]), "epoch": str(state["epoch"])}
+        for phase, entry in self.models.items():
+            file = self.folder / f"{phase}-{state['iteration']:012d}.safetensors"
+            _put(file, safetensors_io.encode_tensors(*pytree.split(module_of(entry).state_dict(), about)))
+            if phase in self.calls:
+                self._export(phase, entry, file.with_suffix(".pt2"))
+        self._saved = moment
+
+    def _export(self, phase: str, entry: Mapping[str, Any], file: Path) -> None:
+        """Export a model that could be exported when the training began."""
+        try:
+            content = export_program(entry["model"], self.calls[phase], self.context["device"])
+        except Exception as error:
+            # Nothing is gained by ending the training for it: the weights are saved.
+            logger.warning(f"{file}: cannot be exported any more ({_first_lines(error)}); training goes on")
+            return
+        _put(file, content)
+
+    def _example(self, phase: str, entry: Mapping[str, Any]) -> ExampleInputs:
+        """What a model is called with, for one batch of its phase."""
+        brain = entry["brain"]
+        if not isinstance(brain, ModuleBrain):
+            kind = f"the model of phase '{phase}' is trained by {type(brain).__name__}, a Brain, which has no forward"
+            raise ConfigError(f"{self._where}: {kind}; leave this out, or export its modules in a terminal stage")
+        dataset = next(each.dataset_name for each in self.context["config"].settings.phase if each.name == phase)
+        batch = first_batch(pass_loader(dataset or "", self.runner, self.context))
+        return Caller(entry["model"], brain.loss).call_of(batch)
+
+    def _try(self, phase: str, entry: Mapping[str, Any]) -> None:
+        try:
+            export_program(entry["model"], self.calls[phase], self.context["device"])
+        except PipelineError:
+            raise
+        except Exception as error:
+            what = f"{type(entry['model']).__name__} of phase '{phase}' cannot be exported: {_first_lines(error)}"
+            raise ConfigError(f"{self._where}: {what}; mend its forward, or set this to false") from error
+
+    @property
+    def _where(self) -> str:
+        return f"runner.{self.runner.name}.save_inference_export"
+
+
+def _put(file: Path, content: bytes) -> None:
+    try:
+        storage.replace_durably(file, content)
+    except OSError as error:
+        raise _refused(file, error) from error
+
+
+def _refused(path: Path, error: OSError) -> StorageError:
+    return StorageError(f"{path}: cannot be saved: {error.strerror}; free or repair the storage")
+
+
+def _first_lines(error: Exception) -> str:
+    """What torch.export says first; after it come pages."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])[:300]}"
+
+
+class ExampleInputs(NamedTuple):
+    """What a module is called with.
+
+    Attributes:
+        positional, named: the arguments.
+        samples: how many samples they are of.
+    """
+
+    positional: tuple[Any, ...]
+    named: dict[str, Any]
+    samples: int
+
+
+class Caller(ModuleBrain):
+    """Knows what a plain module is called with."""
+
+    def call_of(self, batch: Any) -> ExampleInputs:
+        """The call for a batch; of one sample there are two, since torch.export takes a size of 1 for a constant."""
+        samples = count_samples(batch)
+        if samples == 1:
+            batch, samples = torch_pytree.tree_map_only(Tensor, _doubled, batch), 2
+        inputs, _ = split(batch)
+        if isinstance(inputs, Mapping):
+            return ExampleInputs((), dict(self._by_name(inputs, batch)), samples)
+        return ExampleInputs(tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,), {}, samples)
+
+
+def export_program(module: nn.Module, call: ExampleInputs, device: torch.device) -> bytes:
+    """What ``torch.export.load`` reads: the module in evaluation mode, for any number of samples.
+
+    Args:
+        module: as it is now; afterwards it is so again.
+        call: an example. Each tensor in it that is as long as there are samples has one row per sample.
+        device: of the module.
+
+    Raises:
+        Exception: the module, or torch.export, cannot do it.
+    """
+    positional, named = to_device((call.positional, call.named), device)
+    rows = {0: torch.export.Dim("batch")}
+    arguments = inspect.signature(module.forward).bind(*positional, **named).arguments
+    shapes = torch_pytree.tree_map(lambda value: rows if _rows_of(value) == call.samples else None, arguments)
+    with in_evaluation_mode(module):
+        program = torch.export.export(module, positional, named, dynamic_shapes=shapes, strict=False)
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    return content.getvalue()
+
+
+def _rows_of(value: Any) -> int:
+    """The length of a tensor; 0 of anything that has none."""
+    return len(value) if isinstance(value, Tensor) and value.ndim else 0
+
+
+def _doubled(value: Tensor) -> Tensor:
+    """One sample twice; what has another length stays."""
+    return torch.cat([value, value]) if _rows_of(value) == 1 else value

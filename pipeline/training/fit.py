@@ -1,0 +1,222 @@
+"""``Brain.fit``: the training of a Brain by itself, over epochs, with a bar for each pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pipeline.checkpoint import reader, state, store
+from pipeline.checkpoint.reader import LoadedCheckpoint
+from pipeline.config.schema import Interval
+from pipeline.context import Context
+from pipeline.data.batch import on_device
+from pipeline.data.loader import length, limited
+from pipeline.errors import CheckpointError
+from pipeline.run.log import on_terminal
+from pipeline.training.batch_brain import BatchBrain, Stage
+from pipeline.training.evaluation import evaluate
+from pipeline.training.train_pass import train_epoch
+from pipeline.training.triggers import NEVER, Triggers
+from pipeline.training.updater import Updater, is_plain
+
+EVERY = 50
+
+"""Batches between two movements of the bar."""
+
+
+class PassProgress:
+    """Moves a bar where there is one, and does nothing where there is none.
+
+    Args:
+        bar: the bar; None: nothing is shown.
+    """
+
+    def __init__(self, bar: Progress | None) -> None:
+        self.bar = bar
+        self.every = EVERY if bar else 0
+
+    def show(self, done: int, loss: float) -> None:
+        """So many batches are done, with this mean loss."""
+        if self.bar:
+            self.bar.update(self.bar.task_ids[0], completed=done, loss=f"loss {loss:.4f}")
+
+    def over(self, batches: Iterable[Any]) -> Iterable[Any]:
+        """The batches, the bar moving with them."""
+        return batches if self.bar is None else self.bar.track(batches, task_id=self.bar.task_ids[0])
+
+
+@contextmanager
+def pass_progress(title: str, batches: int | None, shown: bool | None) -> Iterator[PassProgress]:
+    """A bar on stderr until the block ends.
+
+    Args:
+        title: what stands before it.
+        batches: how many there will be; None: that isn't known.
+        shown: whether it is; None: where stderr is a terminal.
+    """
+    if not (on_terminal() if shown is None else shown):
+        yield PassProgress(None)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[loss]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        bar.add_task(title, total=batches, loss="")
+        yield PassProgress(bar)
+
+
+NAME = "brain"
+
+"""The phase under which a Brain that runs by itself saves and reports."""
+
+
+class Fit:
+    """A Brain trained by itself, over some epochs; with a checkpointer it goes on from the last end of one.
+
+    Args:
+        brain: what is trained; its ``on_fit_start`` has been called.
+        train: the training batches.
+        valid: those that it is validated on after each epoch; None: it is not.
+        shown: whether progress is; None: where stderr is a terminal.
+
+    Attributes:
+        epochs: the numbers of the epochs that are done, those of earlier fits first.
+        last_end: the checkpoint of the last end of an epoch; None where there is none.
+        metrics: the numbers of the last epoch.
+        measured: the iteration that they are of.
+
+    Raises:
+        CheckpointError: the checkpoints are not of this Brain.
+    """
+
+    def __init__(
+        self, brain: BatchBrain, train: Iterable[Any], valid: Iterable[Any] | None, shown: bool | None
+    ) -> None:
+        options = brain._run_options
+        self.brain, self.options, self.shown = brain, options, shown
+        most = options.debug_batches if options.debug else None
+        self.train = limited(train, most) if most else train
+        self.valid = limited(valid, most) if most and valid is not None else valid
+        intervals = [Interval(options.ckpt_interval_steps, "iteration")] if options.ckpt_interval_steps > 0 else []
+        seconds = round(options.ckpt_interval_minutes * 60)
+        intervals += [Interval(seconds, "second")] if seconds > 0 else []
+        self.updater = Updater(brain)
+        brain._counts_batches = is_plain(brain, self.updater)
+        schedulers = {str(number): each for number, each in enumerate(brain._optim_schedulers)}
+        entry = {"model": brain, "brain": brain, "optim_schedulers": schedulers, "updater": self.updater}
+        self.models = {NAME: entry}
+        self.metrics: dict[str, float] = {}
+        self.measured = 0
+        self.epochs: list[int] = []
+        self.last_end: Path | None = None
+        # Those of a window that an earlier fit was interrupted in.
+        brain.modules.zero_grad()
+        self.restore()
+        self.saving = Triggers(intervals if brain.checkpointer else [], brain._train_state["iteration"])
+        self.updater.state.iteration = brain._train_state["iteration"]
+
+    def restore(self) -> None:
+        """Take everything back from the checkpoint of the last end of an epoch; those after it are set aside."""
+        checkpointer = self.brain.checkpointer
+        if checkpointer:
+            checkpointer.begin(self.models)
+        while checkpointer and (found := checkpointer.newest_valid()):
+            if found.weights.keys() != {NAME} or (found.training is not None and "fit" not in found.training):
+                what = f"{found.path}: was saved by a run, or by something else that is no fit of a Brain"
+                raise CheckpointError(f"{what}; give the Brain a Checkpointer with a folder of its own")
+            if found.training is None or found.training["fit"]:
+                self._go_on(found)
+                return
+            apart = store.set_aside(found.path)
+            within = f"{found.path}: was saved within an epoch, and training goes on from the last end of one"
+            logger.info(f"{within}; it is now {apart.name}")
+
+    def _go_on(self, found: LoadedCheckpoint) -> None:
+        context = Context(model=self.models, train_state=self.brain._train_state)
+        checkpointer = self.brain.checkpointer
+        recoverables, initial = (checkpointer.recoverables, checkpointer.initial) if checkpointer else ({}, None)
+        state.restore_training(found, context, recoverables, initial)
+        self.last_end = found.path
+        if found.training is None:
+            old = f"{found.path}: an earlier version saved weights and counters alone; the optimizers begin anew"
+            logger.warning(f"{old}, and no epoch of the counter is skipped")
+            return
+        fit = found.training["fit"]
+        self.epochs, self.metrics, self.measured = fit["epochs"], fit["metrics"], found.train_state["iteration"]
+        logger.info(f"going on after epoch {self.epochs[-1]}, from {found.path}")
+
+    def run(self, epoch_counter: Iterable[int]) -> None:
+        """All epochs that are not done yet."""
+        done, before = Counter(self.epochs), len(self.epochs)
+        for epoch in map(int, () if self._over() else epoch_counter):
+            if done[epoch]:
+                done[epoch] -= 1
+                continue
+            self.epoch(epoch)
+            self.epochs.append(epoch)
+            self.brain._train_state["epoch"] += 1
+            self.last_end = self.save()
+            if self._over():
+                break
+        if len(self.epochs) == before:
+            updates = self.brain._train_state["update"]
+            logger.info(f"fit: nothing is left to train; {before} epochs and {updates} updates are done")
+        if self.brain.checkpointer:
+            self.brain.checkpointer.wait()
+
+    def epoch(self, epoch: int) -> None:
+        """Train on everything, then validate."""
+        brain, iteration = self.brain, self.brain._train_state["iteration"]
+        with pass_progress(f"epoch {epoch}", length(self.train), self.shown) as progress:
+            on_due = partial(self.on_due, progress)
+            self.metrics = train_epoch(
+                brain, self.updater, self.train, epoch, self._next_look(iteration, progress), on_due
+            )
+        if self.valid is not None:
+            numbers = evaluate(brain, on_device(self.valid, brain.device), Stage.VALID, {}, epoch=epoch)
+            self.metrics |= {f"valid_{name}": value for name, value in numbers.items()}
+        self.measured = brain._train_state["iteration"]
+
+    def on_due(self, progress: PassProgress, iteration: int) -> int:
+        """Show, save, or end where it is time to; the next iteration to look at, 0 at the end."""
+        if progress.every and self.brain._batches_taken % progress.every == 0:
+            progress.show(self.brain._batches_taken, self.brain._pass_loss.mean())
+        if self.saving.fires(iteration):
+            self.brain._refuse_divergence()
+            self.save(within_epoch=True)
+        return 0 if self._over() else self._next_look(iteration, progress)
+
+    def _over(self) -> bool:
+        """Whether ``optimizer_step_limit`` or ``debug_epochs`` is reached."""
+        limit, most = self.options.optimizer_step_limit, self.options.debug_epochs if self.options.debug else 0
+        return (limit is not None and self.brain._train_state["update"] >= limit) or 0 < most <= len(self.epochs)
+
+    def _next_look(self, iteration: int, progress: PassProgress) -> int:
+        # An iteration makes one update at most.
+        left = (self.options.optimizer_step_limit or NEVER) - self.brain._train_state["update"]
+        shown = progress.every - self.brain._batches_taken % progress.every if progress.every else NEVER
+        return min(self.saving.next_look(), iteration + max(1, min(left, shown)))
+
+    def save(self, *, within_epoch: bool = False) -> Path | None:
+        """Save a checkpoint of this moment, if there is where to; within an epoch, of the weights alone."""
+        brain = self.brain
+        if brain.checkpointer is None:
+            return None
+        fit = {"epochs": self.epochs, "metrics": self.metrics}
+        training = {"fit": None} if within_epoch else state.snapshot(self.models, fit=fit)
+        keep = [self.last_end] if self.last_end else []
+        metrics = {NAME: self.metrics}
+        iterations = reader.of_one_iteration(metrics, self.measured)
+        return brain.checkpointer.save(self.models, brain._train_state, metrics, training, keep, iterations)

@@ -1,0 +1,134 @@
+"""The mean of numbers that stay on their device until somebody asks for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import DataError
+
+MOST = 1000
+
+"""Numbers that may wait on their device until they are read."""
+
+_STATE = (
+    "batches", "samples", "nonfinite", "first", "_total", "_count", "_recent_total", "_recent_count",
+)  # fmt: skip
+
+
+class Meter:
+    """The mean of a number per batch, over a pass and since it was last asked for, weighted by samples.
+
+    Whoever adds a number waits for nothing: many are read at once. They are summed up one by one in float64, so that
+    when they are read changes nothing. What is not finite is counted, and left out of the means.
+
+    Attributes:
+        waiting: (number, samples) of each that is not read yet; a loop may append to it itself.
+        batches, samples: how many there were in the pass, as far as read; those that are not finite included.
+        nonfinite: how many numbers of the pass were not finite, as far as read.
+        first: the first of them: its place in the pass, counted from 1, and its value; None: there is none.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """A new pass begins."""
+        self.waiting: list[tuple[Tensor, int]] = []
+        self.batches = self.samples = self.nonfinite = 0
+        self.first: tuple[int, float] | None = None
+        self._total, self._count, self._recent_total, self._recent_count = 0.0, 0, 0.0, 0
+
+    def add(self, value: Tensor, samples: int) -> None:
+        """Take in a scalar, detached, that is a mean over ``samples``."""
+        self.waiting.append((value, samples))
+
+    def read(self) -> None:
+        """Take in what waits; on a GPU this waits for the work so far."""
+        if not self.waiting:
+            return
+        numbers = [value for value, _ in self.waiting]
+        if len({value.device for value in numbers}) > 1:
+            numbers = [value.cpu() for value in numbers]
+        values = torch.stack(numbers).double()
+        # With the place of what is not finite, the sums need not ask each number.
+        bad = set((~values.isfinite()).nonzero().flatten().tolist())
+        for index, (value, (_, samples)) in enumerate(zip(values.tolist(), self.waiting, strict=True)):
+            self.samples += samples
+            if index in bad:
+                self.first = self.first or (self.batches + index + 1, value)
+                continue
+            self._total += value * samples
+            self._count += samples
+            self._recent_total += value * samples
+            self._recent_count += samples
+        self.batches += len(self.waiting)
+        self.nonfinite += len(bad)
+        self.waiting.clear()
+
+    def recent(self) -> float:
+        """The mean since this was last asked; nan if there was nothing finite."""
+        self.read()
+        mean = self._recent_total / self._recent_count if self._recent_count else math.nan
+        self._recent_total, self._recent_count = 0.0, 0
+        return mean
+
+    def mean(self) -> float:
+        """The mean over the pass so far; nan if there was nothing finite."""
+        self.read()
+        return self._total / self._count if self._count else math.nan
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, so that another goes on from it; on a GPU this waits for the work so far."""
+        self.read()
+        return {name: getattr(self, name) for name in _STATE}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of another."""
+        self.waiting.clear()
+        for name in _STATE:
+            setattr(self, name, state[name])
+
+
+class Meters(dict[str, Meter]):
+    """Averages by name, as ``self.log(name, value)`` fills them.
+
+    Attributes:
+        samples: how many the batch has that is computed now.
+    """
+
+    samples = 1
+
+    def log(self, name: str, value: Tensor | float, batch_size: int | None = None) -> None:
+        """Take in a number that is a mean over ``batch_size`` samples; None: those of the batch."""
+        if name not in self:
+            self[name] = Meter()
+        number = value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+        if number.ndim:
+            raise DataError(f"log('{name}', …) was given a tensor of shape {tuple(number.shape)}; give it a scalar")
+        average = self[name]
+        average.add(number, self.samples if batch_size is None else batch_size)
+        if len(average.waiting) >= MOST:
+            average.read()
+
+    def recent(self) -> dict[str, float]:
+        """The mean of each since this was last asked."""
+        return {name: average.recent() for name, average in self.items()}
+
+    def means(self) -> dict[str, float]:
+        """The mean of each over the pass so far."""
+        return {name: average.mean() for name, average in self.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of each."""
+        return {name: average.state_dict() for name, average in self.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of others."""
+        for name, each in state.items():
+            self[name] = Meter()
+            self[name].load_state_dict(each)

@@ -1,0 +1,310 @@
+"""The protocol of a metric, and those that are means: Mean, MAE, RMSE, LogLoss, Accuracy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from pipeline.data.batch import shape_of
+from pipeline.errors import DataError
+from pipeline.user_code import class_path
+from pipeline.user_code.class_path import METRICS
+
+
+def tensor(metric: object, value: Any) -> Tensor:
+    """The value, detached; it has to be a tensor.
+
+    Raises:
+        DataError: it is something else.
+    """
+    if not isinstance(value, Tensor):
+        raise DataError(
+            f"{type(metric).__name__} takes tensors, and got {shape_of(value)}; return one tensor, or write a metric of your own"
+        )
+    return value.detach()
+
+
+def paired(metric: object, predictions: Any, target: Any, wanted: str, remedy: str) -> tuple[Tensor, Tensor]:
+    """Two flat tensors that go together number by number, detached; [batch, 1] and [batch] do.
+
+    Args:
+        metric: whose.
+        predictions: as many numbers as the target has; also its shape, but for dimensions of 1, or one of the two is flat.
+        target: what they are compared with.
+        wanted: what the metric compares with what, for the message.
+        remedy: what to do, likewise.
+
+    Raises:
+        DataError: the shapes are others.
+    """
+    predictions, target = tensor(metric, predictions), tensor(metric, target)
+    shapes = [each.squeeze().shape for each in (predictions, target)]
+    if predictions.numel() != target.numel() or (shapes[0] != shapes[1] and min(map(len, shapes)) > 1):
+        raise _refused(metric, predictions, target, wanted, remedy)
+    return predictions.flatten(), target.flatten()
+
+
+def classified(metric: object, predictions: Any, target: Any, what: str, remedy: str) -> tuple[Tensor, Tensor]:
+    """Scores [samples, classes] and classes [samples], detached, of any number of dimensions before the last.
+
+    Args:
+        metric: whose.
+        predictions: scores [batch, …, classes].
+        target: classes [batch, …], integers.
+        what: what a class is called, in the plural, for the message.
+        remedy: what to do, likewise.
+
+    Raises:
+        DataError: the shapes are others, or the target is not of integers.
+    """
+    predictions, target = tensor(metric, predictions), tensor(metric, target)
+    if predictions.dim() < 2 or predictions.shape[:-1] != target.shape:
+        raise _refused(metric, predictions, target, f"scores [batch, {what}] with {what} [batch]", remedy)
+    if target.is_floating_point():
+        kind = str(target.dtype).removeprefix("torch.")
+        raise DataError(f"{type(metric).__name__} takes {what} as integers, and got {kind}; give it target.long()")
+    return predictions.flatten(0, -2), target.flatten().long()
+
+
+def _refused(metric: object, predictions: Tensor, target: Tensor, wanted: str, remedy: str) -> DataError:
+    got = f"{tuple(predictions.shape)} and {tuple(target.shape)}"
+    return DataError(f"{type(metric).__name__} compares {wanted}, and got {got}; {remedy}")
+
+
+class Metric(Protocol):
+    """What the runner asks of a metric."""
+
+    def update(self, predictions: Any, target: Any) -> None:
+        """Take in one batch."""
+
+    def compute(self) -> Any:
+        """The number over all batches since the last reset: a float or a tensor with one element."""
+
+    def reset(self) -> None:
+        """Start again."""
+
+
+def build_metrics(settings: Mapping[str, Mapping[str, Any]], workspace: Path | None) -> dict[str, Metric]:
+    """The metrics of a phase: name -> ``{class, args}`` to name -> metric. A bare class name is one of ours."""
+    metrics = {}
+    for name, each in settings.items():
+        chosen = each["class"]
+        path = (
+            chosen
+            if isinstance(chosen, type)
+            else class_path.parse(chosen, name="Metric", workspace=workspace, module=METRICS)
+        )
+        metrics[name] = class_path.load_class(path, object)(**each.get("args", {}))
+    return metrics
+
+
+def wide(device: torch.device) -> torch.dtype:
+    """The type in which a device sums up: float64, which MPS doesn't have."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+class Mean:
+    """The mean of a number, weighted by samples; kept on the device until it is read.
+
+    As a metric it is the mean of the predictions, such as the click rate that a model expects.
+
+    Attributes:
+        count: how many samples there were.
+    """
+
+    def __init__(self) -> None:
+        self.total, self.count = _zero(0.0), 0
+
+    def add(self, value: Tensor | float, count: int) -> None:
+        """Take in a scalar, detached, that is a mean over ``count`` samples."""
+        if not self.count:
+            self.total = _zero(value)
+        self.total = self.total + value * count
+        self.count += count
+
+    def update(self, predictions: Tensor, target: Any = None) -> None:
+        """Take in predictions [batch] of any unit; each number counts alike, in whatever shape. There is no target."""
+        values = tensor(self, predictions)
+        if not self.count:
+            self.total = _zero(values)
+        self.total = self.total + values.sum(dtype=self.total.dtype)
+        self.count += values.numel()
+
+    def compute(self) -> float:
+        """The mean; nan if there was nothing."""
+        return float(self.total) / self.count if self.count else math.nan
+
+    def reset(self) -> None:
+        """Start again."""
+        self.total, self.count = _zero(0.0), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sum and the number of samples."""
+        return {"total": self.total, "count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of another."""
+        self.total, self.count = state["total"], state["count"]
+
+
+def _zero(like: Tensor | float) -> Tensor:
+    device = like.device if isinstance(like, Tensor) else torch.device("cpu")
+    return torch.zeros((), dtype=wide(device), device=device)
+
+
+LABELS = "labels are neither 0 nor 1; make them so, e.g. (rating > 3).float()"
+
+CLASSES = "numbers in the target are of no score; count from 0, and leave out what is to be ignored"
+
+
+class Summed:
+    """Sums by name, kept on the device of the predictions until they are read.
+
+    A batch is added out of place: a state that was handed out stays as it is.
+
+    Attributes:
+        mistakes: sums that count what a metric cannot take, with the message that tells them.
+    """
+
+    mistakes: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+
+    def add(self, **parts: Tensor) -> None:
+        """Add the sums of one batch."""
+        for name, part in parts.items():
+            before = self.sums.get(name)
+            self.sums[name] = part if before is None else before.to(part.device) + part
+
+    def read(self) -> dict[str, Tensor]:
+        """The sums, brought to the CPU.
+
+        Raises:
+            DataError: there were mistakes among the values.
+        """
+        sums = {name: each.cpu() for name, each in self.sums.items()}
+        for name, message in self.mistakes.items():
+            if name in sums and (count := int(sums[name])):
+                raise DataError(f"{type(self).__name__}: {count} {message}")
+        return sums
+
+    def reset(self) -> None:
+        """Start again."""
+        self.sums = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that was taken in since the last reset: name -> tensor."""
+        return dict(self.sums)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of another."""
+        self.sums = dict(state)
+
+
+class Averaged(Summed):
+    """The mean of a number per sample."""
+
+    def add_each(self, values: Tensor) -> None:
+        """Add one number per sample, [samples]."""
+        samples = torch.full((), values.numel(), device=values.device)
+        self.add(total=values.sum(dtype=wide(values.device)), samples=samples)
+
+    def compute(self) -> float:
+        """The mean over samples; nan if there were none."""
+        sums = self.read()
+        return float(sums["total"] / sums["samples"]) if sums else math.nan
+
+
+def outside(values: Tensor, low: float, high: float) -> Tensor:
+    """How many values are below ``low`` or above ``high``; a nan is neither."""
+    return ((values < low) | (values > high)).sum()
+
+
+def no_labels(labels: Tensor) -> Tensor:
+    """How many labels are neither 0 nor 1."""
+    return ((labels != 0) & (labels != 1)).sum()
+
+
+LEAST_LOG = -100.0
+
+
+class Accuracy(Averaged):
+    """The share of samples whose class has the greatest score, from 0 to 1; nan where a score is nan."""
+
+    mistakes: ClassVar[Mapping[str, str]] = {"strangers": CLASSES}
+
+    def update(self, predictions: Tensor, target: Tensor) -> None:
+        """Scores [batch, classes] of any scale and classes [batch], from 0; or both with more dimensions of samples."""
+        scores, classes = classified(self, predictions, target, "classes", "use another metric")
+        hits = (scores.argmax(-1) == classes).to(wide(scores.device))
+        self.add_each(hits.masked_fill(scores.isnan().any(-1), math.nan))
+        self.add(strangers=outside(classes, 0, scores.shape[-1] - 1))
+
+
+class LogLoss(Averaged):
+    """Mean binary cross entropy in nats: the mean of -(y log p + (1 - y) log(1 - p)).
+
+    As in torch.nn.BCELoss, a logarithm is at least -100, so that a certain and wrong prediction is not infinite.
+
+    Args:
+        from_logits: whether predictions are logits instead of probabilities.
+    """
+
+    mistakes: ClassVar[Mapping[str, str]] = {
+        "improbable": "predictions outside [0, 1] are no probabilities; for logits write args: {from_logits: true}",
+        "unlabelled": "labels are outside [0, 1]; make them 0 and 1, or probabilities",
+    }
+
+    def __init__(self, from_logits: bool = False) -> None:
+        super().__init__()
+        self.from_logits = from_logits
+
+    def update(self, predictions: Tensor, target: Tensor) -> None:
+        """Predictions and labels in [0, 1], both [batch] or of one shape; each number counts alike."""
+        p, y = numbers(self, predictions, target, "labels")
+        if self.from_logits:
+            self.add_each(torch.nn.functional.binary_cross_entropy_with_logits(p, y, reduction="none"))
+        else:
+            # torch's own looks at the probabilities first, and so waits for the device.
+            self.add_each(-y * p.log().clamp(min=LEAST_LOG) - (1 - y) * (-p).log1p().clamp(min=LEAST_LOG))
+            self.add(improbable=outside(p, 0, 1))
+        self.add(unlabelled=outside(y, 0, 1))
+
+
+class MAE(Averaged):
+    """Mean absolute error, in the unit of the target: the mean of |prediction - target|."""
+
+    def update(self, predictions: Tensor, target: Tensor) -> None:
+        """Predictions and targets, both [batch] or of one shape; each number counts alike."""
+        given, wanted = numbers(self, predictions, target, "targets")
+        self.add_each((given - wanted).abs())
+
+
+class RMSE(Averaged):
+    """Root mean square error, in the unit of the target: the root of the mean of (prediction - target)² over the whole pass."""
+
+    def update(self, predictions: Tensor, target: Tensor) -> None:
+        """Predictions and targets, both [batch] or of one shape; each number counts alike."""
+        given, wanted = numbers(self, predictions, target, "targets")
+        self.add_each((given - wanted).square())
+
+    def compute(self) -> float:
+        """The root; nan if there was nothing."""
+        return math.sqrt(super().compute())
+
+
+def numbers(metric: object, predictions: Tensor, target: Tensor, what: str) -> tuple[Tensor, Tensor]:
+    """Predictions and target as flat tensors of the type in which is summed up.
+
+    Raises:
+        DataError: they are not of one shape.
+    """
+    wanted = f"predictions [batch] with {what} [batch]"
+    given, right = paired(metric, predictions, target, wanted, "return one prediction per sample")
+    return given.to(wide(given.device)), right.to(wide(given.device))

@@ -1,0 +1,186 @@
+"""Precision, Recall, F1 and RecallAtK."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import ConfigError, DataError, one_of
+from pipeline.training.metrics.base import (
+    CLASSES,
+    LABELS,
+    Averaged,
+    Summed,
+    classified,
+    no_labels,
+    outside,
+    paired,
+    tensor,
+    wide,
+)
+
+Average = Literal["macro", "micro", "binary"]
+
+
+class Confusion(Summed):
+    """Counts for each class, and a mean of what a subclass makes of them; nan where a score is nan.
+
+    A class that is neither predicted nor in the target has no number and is left out of a mean; one whose number is 0 / 0
+    otherwise has 0.
+
+    Args:
+        average: ``macro``, the mean of the classes' numbers; ``micro``, the number of the classes' sums, which is the
+            accuracy; ``binary``, the number of class 1 of two.
+        threshold: the score of scores [batch] above which class 1 is predicted. None: 0.5, and the scores must be
+            probabilities.
+    """
+
+    mistakes: ClassVar[Mapping[str, str]] = {
+        "improbable": "scores outside [0, 1] are no probabilities; for logits write args: {threshold: 0}",
+        "unlabelled": LABELS,
+        "strangers": CLASSES,
+    }
+
+    def __init__(self, average: Average = "macro", threshold: float | None = None) -> None:
+        super().__init__()
+        if average not in get_args(Average):
+            known = one_of(str(average), get_args(Average))
+            raise ConfigError(f"{type(self).__name__}: there is no average '{average}'{known}")
+        self.average = average
+        self.threshold = threshold
+
+    def update(self, predictions: Tensor, target: Tensor) -> None:
+        """Scores [batch, classes] of any scale and classes [batch], from 0; or scores [batch] and labels [batch], 0 or 1."""
+        if isinstance(predictions, Tensor) and predictions.shape[1:].numel() == 1:
+            self._update_labels(predictions, target)
+        else:
+            self._update_classes(predictions, target)
+
+    def compute(self) -> float:
+        """The number, from 0 to 1; nan if there was nothing."""
+        sums = self.read()
+        if not sums or sums["nans"]:
+            return math.nan
+        counts = torch.stack([sums["both"], sums["predicted"], sums["actual"]]).double()
+        if self.average == "micro":
+            counts = counts.sum(1, keepdim=True)
+        elif self.average == "binary":
+            counts = counts[:, 1:]
+        both, predicted, actual = counts[:, counts[1:].sum(0) > 0]
+        return float((both / self.denominator(predicted, actual)).nan_to_num().mean())
+
+    def denominator(self, predicted: Tensor, actual: Tensor) -> Tensor:
+        """What the number of samples that are rightly taken for a class is divided by, [classes].
+
+        Args:
+            predicted: how many samples are taken for a class, [classes].
+            actual: how many are of it, [classes].
+        """
+        raise NotImplementedError
+
+    def _update_labels(self, predictions: Tensor, target: Any) -> None:
+        wanted = "scores [batch] with labels [batch]"
+        scores, labels = paired(self, predictions, target, wanted, "return one score per sample, or one per class")
+        self.add(unlabelled=no_labels(labels))
+        if self.threshold is None:
+            self.add(improbable=outside(scores, 0, 1))
+        chosen = scores > (0.5 if self.threshold is None else self.threshold)
+        self._count(chosen.long(), (labels == 1).long(), 2, scores.isnan())
+
+    def _update_classes(self, predictions: Any, target: Any) -> None:
+        scores, classes = classified(self, predictions, target, "classes", "return one score per class")
+        size = scores.shape[-1]
+        if self.average == "binary" and size != 2:
+            raise DataError(
+                f"{type(self).__name__}: average is binary, and there are {size} classes; write macro or micro"
+            )
+        self.add(strangers=outside(classes, 0, size - 1))
+        # An index that is no class would end a process that uses a GPU.
+        self._count(scores.argmax(-1), classes.clamp(0, size - 1), size, scores.isnan())
+
+    def _count(self, predicted: Tensor, actual: Tensor, size: int, nans: Tensor) -> None:
+        before = self.sums.get("both")
+        if before is not None and len(before) != size:
+            came = f"scores of {size} classes came after scores of {len(before)}"
+            raise DataError(f"{type(self).__name__}: {came}; return as many for every batch")
+        none = torch.zeros(size, dtype=torch.int64, device=predicted.device)
+        self.add(
+            both=none.index_add(0, actual, (predicted == actual).long()),
+            predicted=none.index_add(0, predicted, torch.ones_like(predicted)),
+            actual=none.index_add(0, actual, torch.ones_like(actual)),
+            nans=nans.sum(),
+        )
+
+
+class Precision(Confusion):
+    """The share of the samples taken for a class that are of it: both / predicted."""
+
+    def denominator(self, predicted: Tensor, actual: Tensor) -> Tensor:
+        """Those that are taken for it."""
+        return predicted
+
+
+class Recall(Confusion):
+    """The share of the samples of a class that are taken for it: both / actual."""
+
+    def denominator(self, predicted: Tensor, actual: Tensor) -> Tensor:
+        """Those that are of it."""
+        return actual
+
+
+class F1(Confusion):
+    """The harmonic mean of precision and recall: 2 both / (predicted + actual)."""
+
+    def denominator(self, predicted: Tensor, actual: Tensor) -> Tensor:
+        """The mean of the two numbers."""
+        return (predicted + actual) / 2
+
+
+class RecallAtK(Averaged):
+    """The share of a sample's relevant items that are among its k best scored; the mean over samples, from 0 to 1.
+
+    Items of the same score share the places among the k that are left for them: a model that scores all items alike has
+    k / items, as with a random order. A sample without a relevant item doesn't count. nan where a score is nan.
+
+    Args:
+        k: how many items are looked at.
+    """
+
+    mistakes: ClassVar[Mapping[str, str]] = {"strangers": CLASSES, "unlabelled": LABELS}
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        if k < 1:
+            raise ConfigError(f"RecallAtK: k is {k}; it must be above 0")
+        self.k = int(k)
+
+    def update(self, predictions: Tensor, target: Tensor) -> None:
+        """Scores [batch, items] of any scale; the relevant item [batch], from 0, or labels [batch, items], 1 for relevant."""
+        scores, relevant = self._read(tensor(self, predictions), tensor(self, target))
+        if self.k > scores.shape[-1]:
+            raise DataError(f"RecallAtK: k is {self.k}, and a sample has {scores.shape[-1]} scores; lower k")
+        wanted = relevant.sum(-1)
+        recall = self._found(scores, relevant) / wanted.clamp(min=1)
+        recall = recall.masked_fill(scores.isnan().any(-1), math.nan)
+        self.add(total=recall.sum(), samples=(wanted > 0).sum())
+
+    def _read(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores, and whether each is of a relevant item, both [samples, items]."""
+        if scores.dim() > 1 and scores.shape == target.shape:
+            self.add(unlabelled=no_labels(target))
+            return scores.flatten(0, -2), target.flatten(0, -2) == 1
+        remedy = "return one score per item, and the item or a label for each of them"
+        scores, items = classified(self, scores, target, "items", remedy)
+        self.add(strangers=outside(items, 0, scores.shape[-1] - 1))
+        return scores, items[:, None] == torch.arange(scores.shape[-1], device=items.device)
+
+    def _found(self, scores: Tensor, relevant: Tensor) -> Tensor:
+        """How many relevant items are among the k best, [samples]."""
+        last = scores.topk(self.k).values[:, -1:]
+        above, level = scores > last, scores == last
+        left = (self.k - above.sum(-1)).to(wide(scores.device))
+        return (above & relevant).sum(-1) + (level & relevant).sum(-1) * left / level.sum(-1)

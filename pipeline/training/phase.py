@@ -1,0 +1,177 @@
+"""What the network stage built for a phase, looked up; what the keys of a runner mean for its passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from pipeline.config.schema import PhaseSchema, RunnerSchema, too_short
+from pipeline.context import Context
+from pipeline.data.loader import length, limited, overfitted
+from pipeline.errors import ConfigError, ContextError, one_of
+from pipeline.training.brain import Brain
+from pipeline.training.run_options import RunOptions
+from pipeline.training.schedules import TorchSchedule
+from pipeline.training.triggers import NEVER
+from pipeline.training.updater import is_plain
+from pipeline.user_code.tracebacks import error_context
+
+
+def phase_of(phase: str, context: Context, *needed: str) -> Mapping[str, Any]:
+    """``context["model"][phase]``, with at least the keys that are needed.
+
+    Raises:
+        ContextError: the network stage left no such entry, or one without a key.
+    """
+    models = context["model"]
+    if not isinstance(models, Mapping) or phase not in models:
+        known = one_of(phase, map(str, models)) if isinstance(models, Mapping) else f"; it is a {type(models).__name__}"
+        raise ContextError(
+            f"context['model'] has no entry for phase '{phase}'{known}; the network stage has to write it"
+        )
+    entry: Mapping[str, Any] = models[phase]
+    if not isinstance(entry, Mapping):
+        kind = type(entry).__name__
+        raise ContextError(f"context['model']['{phase}'] is a {kind}, not a dict; write {{{', '.join(needed)}}} there")
+    lacking = [key for key in needed if key not in entry]
+    if lacking:
+        has = ", ".join(map(str, entry)) or "nothing"
+        raise ContextError(
+            f"context['model']['{phase}'] has no '{lacking[0]}', only {has}; the network stage has to write it, "
+            "or replace the runner stage as well"
+        )
+    return entry
+
+
+def loader_of(dataset: str, context: Context) -> Any:
+    """``context["dataset"][dataset]``.
+
+    Raises:
+        ContextError: the network stage left no such loader.
+    """
+    loaders = context["dataset"]
+    if not isinstance(loaders, Mapping) or dataset not in loaders:
+        known = (
+            one_of(dataset, map(str, loaders))
+            if isinstance(loaders, Mapping)
+            else f"; it is a {type(loaders).__name__}"
+        )
+        raise ContextError(f"context['dataset'] has no loader '{dataset}'{known}; the network stage has to write it")
+    return loaders[dataset]
+
+
+_NAMES = {
+    "max_grad_norm": "grad_clip",
+    "grad_accumulation_factor": "accum_grad",
+    "skip_nonfinite_grads": "check_gradients",
+}
+
+"""SpeechBrain's name of an option -> ours, where they differ."""
+
+
+def run_options_for(runner: RunnerSchema, device: torch.device) -> RunOptions:
+    """The options of a Brain that a runner trains or evaluates.
+
+    Raises:
+        ConfigError: they contradict each other, or the device cannot do it.
+    """
+    given = {}
+    for option in fields(RunOptions):
+        key = _NAMES.get(option.name, option.name)
+        if key in RunnerSchema.model_fields and key != "device":
+            given[option.name] = getattr(runner, key)
+    try:
+        return RunOptions(device=str(device), **given)
+    except ConfigError as error:
+        raise ConfigError(f"runner.{runner.name}: {error}") from error
+
+
+def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSchema) -> None:
+    """Tell each Brain that a train runner trains it, whichever runner stage comes: first of all, before a restore.
+
+    What the network stage left for a phase is looked at by whoever trains it; without a Brain nobody is told.
+
+    Raises:
+        ConfigError: the runner's options contradict each other, or the device cannot do them.
+    """
+    models = dict.get(context, "model")
+    entries = {each.name: models.get(each.name) for each in phases} if isinstance(models, Mapping) else {}
+    begun = set[int]()
+    for name, entry in entries.items():
+        brain = entry.get("brain") if isinstance(entry, Mapping) else None
+        if isinstance(entry, Mapping) and isinstance(brain, Brain) and id(brain) not in begun:
+            begun.add(id(brain))
+            brain._take_options(run_options_for(runner, dict.__getitem__(context, "device")))
+            type(brain).bind(brain, name, entry.get("optim_schedulers") or {}, context, runner.nonfinite_patience)
+            with error_context(f"phase.{name}"):
+                brain.on_fit_start()
+
+
+def pass_loader(dataset: str, runner: RunnerSchema, context: Context) -> Any:
+    """The batches of one pass over a dataset: all, or as many as the runner says."""
+    loader = loader_of(dataset, context)
+    if runner.overfit_batches:
+        loader = overfitted(loader, runner.overfit_batches)
+    limits = [runner.limit_batches, runner.debug_batches if runner.debug else None]
+    most = min((limit for limit in limits if limit), default=0)
+    return limited(loader, most) if most else loader
+
+
+def refuse_short_schedules(runner: RunnerSchema, phases: list[PhaseSchema], epochs: int, context: Context) -> None:
+    """Before the first step: a schedule of torch's that would be over before the training is.
+
+    Args:
+        runner: what is trained.
+        phases: its phases, in order.
+        epochs: after which training ends at the latest.
+        context: after network and startup.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for phase in phases:
+        for name, each in context["model"][phase.name]["optim_schedulers"].items():
+            if isinstance(each, TorchSchedule) and each.steps is not None and phase.model_of is None:
+                needed = _needed(each, phase, runner, phases, epochs, context)
+                if needed > each.steps:
+                    address = f"phase.{phase.name}.optim_schedulers.{name}"
+                    kind = type(each.schedule).__name__
+                    message = too_short(kind, each.steps, needed, per_epoch=each.per == "epoch")
+                    raise ConfigError(f"{context['config'].origin(address)}: {address}: {message}")
+
+
+def _needed(
+    schedule: TorchSchedule,
+    owner: PhaseSchema,
+    runner: RunnerSchema,
+    phases: list[PhaseSchema],
+    epochs: int,
+    context: Context,
+) -> int:
+    """How many steps of the schedule the whole training takes; 0 where that cannot be told."""
+    models = context["model"]
+    sharing = [each.name for each in phases if owner.name in (each.name, each.model_of)]
+    own = not all(is_plain(models[name]["brain"], models[name]["updater"]) for name in sharing)
+    batches = {each.name: length(pass_loader(each.dataset_name or "", runner, context)) or 0 for each in phases}
+    # An updater of the user's own makes as many steps as it likes.
+    if own or runner.optimizer_step_limit or not all(batches.values()):
+        return 0
+    passes = list(_passes(batches, epochs, runner.max_steps or NEVER))
+    if schedule.per == "epoch":
+        return max(sum(times for each, _, times in passes if each == name) for name in sharing)
+    return sum(times * -(-count // schedule.accum_grad) for name, count, times in passes if name in sharing)
+
+
+def _passes(batches: Mapping[str, int], epochs: int, max_steps: int) -> Iterator[tuple[str, int, int]]:
+    """(phase, batches in a pass, how many such passes): those of the whole epochs, then those of the one that is cut short."""
+    whole = min(epochs, max_steps // sum(batches.values()))
+    left = max_steps - whole * sum(batches.values()) if whole < epochs else 0
+    for name, count in batches.items():
+        yield name, count, whole
+    for name, count in batches.items():
+        if cut := min(count, left):
+            yield name, cut, 1
+        left -= cut

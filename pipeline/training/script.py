@@ -1,0 +1,281 @@
+"""For experiments that are scripts: ``parse_arguments`` and ``create_experiment_directory``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from copy import deepcopy
+from datetime import UTC, datetime
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import yaml
+from loguru import logger
+
+from pipeline.checkpoint import storage
+from pipeline.config import yaml_tree
+from pipeline.config.yaml_tree import Origin
+from pipeline.errors import ConfigError, StorageError
+from pipeline.run import device, log
+from pipeline.training.run_options import NOT_TAKEN, RULES, checked_value, refuse_unknown
+
+_MAPPING = "tag:yaml.org,2002:map"
+
+_log = ExitStack()
+
+
+def create_experiment_directory(
+    experiment_directory: str | os.PathLike[str],
+    hyperparams_to_save: str | os.PathLike[str] | None = None,
+    overrides: Mapping[str, Any] | str | None = None,
+    log_config: None = None,
+    save_env_desc: bool = True,
+) -> None:
+    """Make the folder of an experiment, or use the one that is there, and put into it what the experiment is made of.
+
+    ``hyperparams.yaml`` has the hyperparameters with the overrides, the script that calls this is copied, ``env.log``
+    names python and the packages, and ``log.txt`` gets every log line, until the next experiment directory or the end of
+    the process. A file that is there with another content is kept as ``<name>.<UTC time>``. Unlike SpeechBrain's this
+    leaves ``sys.excepthook`` alone.
+
+    Args:
+        experiment_directory: the folder.
+        hyperparams_to_save: a YAML file. Nothing in it is built or resolved: tags such as ``!ref <seed>`` stay in it.
+            Without overrides it is copied as it is; with them it loses its comments.
+        overrides: what replaces values of it, as a mapping or as YAML text; a mapping in it goes into the one that is there.
+        log_config: SpeechBrain's setting of standard logging, which is not taken.
+        save_env_desc: whether to write ``env.log``.
+
+    Raises:
+        ConfigError: the hyperparameters or overrides are no YAML mapping, or a launcher has started several processes.
+        StorageError: the storage refuses.
+    """
+    device.refuse_several_processes()
+    if log_config is not None:
+        raise ConfigError(f"create_experiment_directory: log_config is {log_config!r}; {NOT_TAKEN['log_config']}")
+    contents = {}
+    if hyperparams_to_save is not None:
+        contents["hyperparams.yaml"] = _resolved(Path(hyperparams_to_save), overrides).encode()
+    elif overrides:
+        raise ConfigError(
+            "create_experiment_directory: overrides without hyperparams_to_save; name the file that they are for"
+        )
+    if save_env_desc:
+        contents["env.log"] = _environment().encode()
+    folder = Path(experiment_directory)
+    script = sys._getframe(1).f_globals.get("__file__")
+    try:
+        if script and Path(script).is_file():
+            contents[Path(script).name] = Path(script).read_bytes()
+        storage.make_folder(folder)
+        for name, content in contents.items():
+            _put(folder / name, content)
+        end_log()
+        _log.enter_context(log.to_file(folder / "log.txt", rank=0, otherwise="choose another folder"))
+    except OSError as error:
+        what = f"{error.filename or folder}: cannot be read or written: {error.strerror}"
+        raise StorageError(f"{what}; free or repair the storage, or choose another folder") from error
+    logger.info(f"experiment directory {folder}, made by {shlex.join(getattr(sys, 'argv', ()))}")
+
+
+@atexit.register
+def end_log() -> None:
+    """Write no more log lines into the newest experiment directory."""
+    # Whoever called logger.remove() has taken the place away already.
+    with suppress(ValueError):
+        _log.close()
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write a file; one of another content is kept under a name with the time."""
+    if path.exists():
+        if path.read_bytes() == content:
+            return
+        path.rename(_free(path.with_name(f"{path.name}.{datetime.now(UTC):%Y%m%d-%H%M%S}")))
+    storage.replace_durably(path, content)
+
+
+def _free(path: Path) -> Path:
+    """This path, or one like it that is not there."""
+    count = 1
+    free = path
+    while free.exists():
+        count += 1
+        free = path.with_name(f"{path.name}-{count}")
+    return free
+
+
+def _environment() -> str:
+    """Python, the system, the hardware, and every installed package."""
+    facts = {"python": sys.version, "platform": platform.platform(), **device.describe_hardware()}
+    packages = sorted({f"{each.name}=={each.version}" for each in distributions()}, key=str.lower)
+    return "".join(f"{line}\n" for line in [*(f"{name}: {value}" for name, value in facts.items()), "", *packages])
+
+
+def _resolved(path: Path, overrides: Mapping[str, Any] | str | None) -> str:
+    """The text of a YAML file with some values replaced."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else error.reason
+        raise ConfigError(f"{path}: cannot be read: {what}; name a YAML file") from error
+    there, over = _mapping(text, str(path)), _mapping(_text(overrides), "overrides")
+    if not over.value:
+        return text
+    resolved: str = yaml.serialize(_merged(there, over), Dumper=yaml.SafeDumper, allow_unicode=True)
+    return resolved
+
+
+def _text(overrides: Mapping[str, Any] | str | None) -> str:
+    if overrides is None or isinstance(overrides, str):
+        return overrides or ""
+    try:
+        return yaml_tree.dump(dict(overrides))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"overrides: hold what YAML cannot: {error}; keep them plain") from error
+
+
+def _mapping(text: str, where: str) -> yaml.MappingNode:
+    """YAML text as nodes, of which nothing is built; no text is no mapping's worth."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{where}: is no YAML: {str(error).splitlines()[0]}; mend it") from error
+    if node is None:
+        return yaml.MappingNode(_MAPPING, [])
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{where}: is no mapping; write `key: value` lines")
+    return node
+
+
+def _merged(there: yaml.Node | None, over: yaml.Node) -> yaml.Node:
+    """``over``; but one mapping goes into a copy of another, with its tag: an alias elsewhere means what it meant."""
+    if not isinstance(there, yaml.MappingNode) or not isinstance(over, yaml.MappingNode) or over.tag != _MAPPING:
+        return over
+    there, new = deepcopy(there), {key.value: (key, value) for key, value in over.value}
+    pairs = [
+        (key, _merged(value, new.pop(key.value)[1]))
+        if isinstance(key, yaml.ScalarNode) and key.value in new
+        else (key, value)
+        for key, value in there.value
+    ]
+    return yaml.MappingNode(there.tag, [*pairs, *new.values()], flow_style=there.flow_style)
+
+
+_WHERE = "command line"
+
+_TAGGED = (yaml.ScalarEvent, yaml.CollectionStartEvent)
+
+_USAGE = (
+    "write PARAM_FILE [--NAME VALUE]…, and a truth value as --NAME or --NAME=false; "
+    f"the run options are {', '.join(RULES)}; any other name replaces a hyperparameter"
+)
+
+
+def parse_arguments(arg_list: Sequence[str] | None = None) -> tuple[str, dict[str, Any], str]:
+    """Take a command line apart: ``hyperparams.yaml --device cuda:1 --seed 10``.
+
+    A run option is written ``--name value`` or ``--name=value``; one that is true or false ``--debug``, ``--debug=true``
+    or ``--debug=false``; a list of names ``--jit_module_keys encoder decoder``, up to the next option. Any other name
+    needs a value, ``--name value`` or ``--name=value``; SpeechBrain makes null of one without.
+
+    Args:
+        arg_list: the words of the command line; None takes ``sys.argv[1:]``.
+
+    Returns:
+        The file of hyperparameters, as it was written; the run options that were given, and no others (SpeechBrain
+        returns them all, so its command line could not leave any to the hyperparameters); and the other names as lines
+        of YAML, ``seed: 10``, in their order. Such a value is what YAML makes of a number, truth value, null, or a
+        list or mapping in brackets; what has a tag or quotes stays as it is; everything else is a string, and quoted
+        where YAML would take it for something else.
+
+    Raises:
+        ConfigError: there is no file, or two; a name comes twice, a value is missing, or is not what the option takes.
+    """
+    words = list(getattr(sys, "argv", ())[1:] if arg_list is None else arg_list)
+    if "--help" in words or "-h" in words:
+        raise ConfigError(f"{_WHERE}: asks for help; {_USAGE}")
+    files: list[str] = []
+    run_opts: dict[str, Any] = {}
+    overrides: dict[str, str] = {}
+    while words:
+        word = words.pop(0)
+        if not word.startswith("-"):
+            files.append(word)
+            continue
+        name, value = _name_and_value(word, words)
+        if name in run_opts or name in overrides:
+            raise ConfigError(f"{_WHERE}: --{name} is given twice; keep one")
+        if name in RULES:
+            run_opts[name] = checked_value(name, value, _WHERE)
+        else:
+            overrides[name] = _yaml_of(name, value)
+    if len(files) != 1:
+        what = f"names {len(files)} files ({', '.join(files)})" if files else "names no file of hyperparameters"
+        raise ConfigError(f"{_WHERE}: {what}; {_USAGE}")
+    return files[0], run_opts, "\n".join(f"{yaml_tree.one_line(name)}: {value}" for name, value in overrides.items())
+
+
+def _name_and_value(word: str, words: list[str]) -> tuple[str, Any]:
+    """The option that a word begins; its value is taken from ``words`` where the word has none."""
+    name, equals, text = word.removeprefix("--").partition("=")
+    if not word.startswith("--") or not name:
+        raise ConfigError(f"{_WHERE}: '{word}' is neither a file nor an option; write --NAME VALUE")
+    if name in NOT_TAKEN or name.replace("-", "_") in RULES.keys() - {name}:
+        refuse_unknown(name, _WHERE)
+    kind = RULES[name].kind if name in RULES else None
+    if kind is bool and not equals:
+        return name, True
+    if kind is list and not equals:
+        return name, _up_to_the_next_option(words)
+    if not equals:
+        if not words or words[0].startswith("--"):
+            remedy = f"write --{name} VALUE" if kind else f"write --{name} VALUE, or --{name}=true for a truth value"
+            raise ConfigError(f"{_WHERE}: --{name} has no value; {remedy}")
+        text = words.pop(0)
+    if kind is None:
+        return name, text
+    value = _plain(text)
+    return name, [value] if kind is list and isinstance(value, str) else value
+
+
+def _up_to_the_next_option(words: list[str]) -> list[str]:
+    taken = []
+    while words and not words[0].startswith("--"):
+        taken.append(words.pop(0))
+    return taken
+
+
+def _plain(text: str) -> Any:
+    """What a text means as a value: a number, truth value, null, list, mapping or quoted string of YAML, else itself."""
+    try:
+        value = yaml_tree.parse(text, Origin(_WHERE)).plain()
+    except ConfigError:
+        if text.startswith(("[", "{")):
+            raise
+        return text
+    if isinstance(value, list | dict):
+        return value if text.startswith(("[", "{")) else text
+    if text.startswith(("'", '"')):
+        return value
+    return text if isinstance(value, str) or "#" in text else value
+
+
+def _yaml_of(name: str, text: str) -> str:
+    """A value for a hyperparameter as YAML on one line; tags are left to whoever loads the file."""
+    where = f"{_WHERE}: --{name} is '{text}'"
+    try:
+        nodes = [each for each in yaml.parse(text, Loader=yaml.SafeLoader) if isinstance(each, _TAGGED)]
+    except yaml.YAMLError as error:
+        if text.startswith(("[", "{", "!")):
+            raise ConfigError(f"{where}, which is no YAML: {str(error).splitlines()[0]}; mend or quote it") from error
+        nodes = []
+    if any(each.tag for each in nodes) and "\n" not in text and text.startswith(("!", "[", "{")):
+        return text
+    return yaml_tree.one_line(_plain(text))

@@ -1,1 +1,0 @@
-"""A config tried out: everything imported and built, or a few steps run."""

@@ -1,0 +1,1 @@
+"""The user's code: class paths, plugins, and source that is read without importing it."""

@@ -1,0 +1,260 @@
+"""A class path -> a checked class.
+
+``{workspace}/file.py`` (the class named after its place), ``{workspace}/file.py:AnyName``, ``package.module:Name``,
+``package.module.Name``, a bare ``Name`` where a place has a module of its own (``Adam`` among optimizers, ``AUC`` among
+metrics), and from Python the class itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from pipeline.config.yaml_tree import resolved
+from pipeline.errors import ClassPathError, nearest, one_of
+from pipeline.user_code import source
+from pipeline.user_code.imports import no_python, wrong_imports
+from pipeline.user_code.source import find_spec
+from pipeline.user_code.tracebacks import import_failed, no_module
+from pipeline.workspaces import package_name
+
+
+@dataclass(frozen=True)
+class ClassPath:
+    """Where a class is: ``module`` can be imported and has ``name``.
+
+    ``file`` is set for a workspace file, ``implied`` where the path names only the file, and so not the class.
+    """
+
+    text: str
+    module: str
+    name: str
+    file: Path | None = None
+    implied: bool = False
+
+
+def parse(
+    text: str, *, name: str = "", folder: Path | None = None, workspace: Path | None = None, module: str = ""
+) -> ClassPath:
+    """Split a class path; nothing is imported.
+
+    Args:
+        text: the class path, ``{workspace}`` already replaced.
+        name: the class meant where the path names only a file.
+        folder: what a relative file path is relative to.
+        workspace: the root of the package to which files in it belong.
+        module: the module in which a bare name is looked up.
+
+    Raises:
+        ClassPathError: it has none of the forms, or there is no such file.
+    """
+    if left := re.search(r"\{(\w*)\}", text):
+        raise ClassPathError(f"'{text}': unknown placeholder '{left[0]}'{one_of(left[1], ['workspace', 'run_dir'])}")
+    if "\\" in text:
+        raise ClassPathError(f"'{text}': write folders with '/', on every system: '{text.replace(chr(92), '/')}'")
+    folders, slash, last = text.rpartition("/")
+    last, colon, attribute = last.partition(":")
+    path = folders + slash + last
+    if path.endswith(".py") or slash:
+        found = _parse_file(text, path, attribute if colon else name, folder, workspace)
+        return found if colon else replace(found, implied=True)
+    if not colon:
+        path, _, attribute = path.rpartition(".")
+    path = path or module
+    if not path or not all(part.isidentifier() for part in [*path.split("."), attribute]):
+        raise ClassPathError(
+            f"'{text}' is no class path; write '{{workspace}}/file.py', '{{workspace}}/file.py:Name' or 'package.module:Name'"
+        )
+    return ClassPath(text, path, attribute)
+
+
+def _parse_file(text: str, path: str, name: str, folder: Path | None, workspace: Path | None) -> ClassPath:
+    if folder is None and not Path(path).is_absolute():
+        raise ClassPathError(
+            f"'{text}': a relative path needs a config file or a workspace; give the config a 'workspace', or an absolute path"
+        )
+    try:
+        file = resolved((folder or Path()) / path)
+    except OSError as error:
+        raise ClassPathError(f"'{text}' can be no file: {error.strerror}; check the path") from error
+    if file.is_dir():
+        inside = ", ".join(_python_files(file)) or "there is none"
+        raise ClassPathError(f"'{text}': '{file.name}' is not a .py file but a folder; name a file in it: {inside}")
+    if file.suffix != ".py":
+        raise ClassPathError(
+            f"'{text}': '{file.name}' is not a .py file{one_of(file.name, _python_files(file.parent))}"
+        )
+    if not file.is_file():
+        name = Path(path).name
+        link = f", to which the link '{name}' leads; mend the link" if name != file.name else ""
+        hint = link or one_of(file.name, _python_files(file.parent))
+        raise ClassPathError(f"'{text}': no such file: {file}{hint}")
+    if not name.isidentifier():
+        raise ClassPathError(f"'{text}': '{name}' is no class name; write '{{workspace}}/{file.name}:Name'")
+    root = workspace.resolve() if workspace and file.is_relative_to(workspace.resolve()) else file.parent
+    parts = file.parent.relative_to(root).parts + (() if file.stem == "__init__" else (file.stem,))
+    if any("." in part for part in parts):
+        raise ClassPathError(
+            f"'{text}': Python cannot import '{file.name}' for the dot in its name or folder; rename it"
+        )
+    for each in file.parents[: len(file.parent.relative_to(root).parts)]:
+        if each.with_name(f"{each.name}.py").is_file() and not (each / "__init__.py").is_file():
+            hidden = f"Python finds '{each.name}.py' instead of the folder '{each.name}' beside it"
+            raise ClassPathError(f"'{text}': {hidden}; rename one of them")
+    return ClassPath(text, ".".join([package_name(root), *parts]), name, file)
+
+
+def _python_files(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.glob("*.py") if file.is_file())
+
+
+def examine(path: ClassPath) -> tuple[source.Definition | None, list[str]]:
+    """The class or function as source, and what is certainly wrong with the path and the imports of its file."""
+    wrong = [f"'{path.text}': {each}" for each in wrong_imports(path.module)] if path.file else []
+    try:
+        return define(path), wrong
+    except ClassPathError as error:
+        # What cannot be imported defines nothing: that is one fault, not two.
+        return None, wrong or [str(error)]
+
+
+def define(path: ClassPath) -> source.Definition | None:
+    """The class or function as source, nothing imported; None where that cannot be told.
+
+    Raises:
+        ClassPathError: there is certainly no such module or name.
+    """
+    if find_spec(path.module) is None:
+        if path.module in sys.modules:  # made by code, like os.path
+            return None
+        raise ClassPathError(no_module(path.text, path.module))
+    try:
+        module = source.read(path.module)
+    except SyntaxError as error:
+        raise ClassPathError(f"'{path.text}': {no_python(error, str(path.file or path.module))}", error) from error
+    except OSError as error:
+        raise ClassPathError(f"'{path.text}': {error.filename} cannot be read: {error.strerror}; check it") from error
+    try:
+        found = source.define(module, path.name) if module else None
+    except source.NotDefinedError as error:
+        raise ClassPathError(_no_name(path, module, error.args[0])) from error
+    if module and path.implied and (heirs := source.heirs(module, path.name)):
+        raise ClassPathError(_only_imported(path, heirs))
+    return found
+
+
+def _only_imported(path: ClassPath, heirs: list[str]) -> str:
+    """A file that just imports the class which its path implies, and derives from it, means the derived one."""
+    what = f"{path.file and path.file.name} only imports '{path.name}', and derives {', '.join(heirs)} from it"
+    return f"'{path.text}': {what}; write ':{heirs[0]}' after the file, or ':{path.name}' if the import is meant"
+
+
+def _no_name(path: ClassPath, module: source.Module | None, home: source.Module) -> str:
+    where = path.file.name if path.file else path.module
+    if module and path.name in module.bindings:
+        return (
+            f"'{path.text}': {where} imports '{path.name}' from {home.file}, which does not define it; mend the import"
+        )
+    names = [*source.classes(module), *source.functions(module)] if module else []
+    if not path.file:
+        names = [*names, *(source.names(module) if module else ())]
+        return f"'{path.text}': {where} has no '{path.name}'{nearest(path.name, names) or '; check the spelling'}"
+    outer = source.outer(module, path.name) if module else None
+    if outer:
+        return f"'{path.text}': {where} defines '{path.name}' only inside of {outer}; move it out, to the top level"
+    defined = ", ".join(names) or "no class"
+    hint = nearest(path.name, names) or (
+        f"; write ':{names[0]}' after the file, or name the class {path.name}"
+        if names
+        else f"; define {path.name} in it"
+    )
+    return f"'{path.text}': {where} defines no '{path.name}'; it defines {defined}{hint}"
+
+
+def load(path: ClassPath) -> Any:
+    """Import and return what the path names.
+
+    Raises:
+        ClassPathError: no such module or name, or the user's file failed; then ``user_error`` is what it raised.
+    """
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(path.module)
+    except (Exception, SystemExit) as error:
+        raise import_failed(path.text, path.module, path.file, error) from error
+    if not hasattr(module, path.name):
+        define(path)
+        where = path.file.name if path.file else path.module
+        raise ClassPathError(f"'{path.text}': {where} has no '{path.name}' after it was imported; check the spelling")
+    return getattr(module, path.name)
+
+
+def load_class(path: ClassPath | type, base: type) -> type:
+    """The class, imported and checked: a concrete subclass of ``base``.
+
+    Raises:
+        ClassPathError: it is no class, derives from something else, or leaves a method abstract.
+    """
+    found = load(path) if isinstance(path, ClassPath) else path
+    text = path.text if isinstance(path, ClassPath) else describe(path)
+    if not isinstance(found, type):
+        raise ClassPathError(
+            f"'{text}' is of type {type(found).__name__}, not a class; name a subclass of {describe(base)}"
+        )
+    if not issubclass(found, base):
+        raise ClassPathError(wrong_base(text, found.__name__, describe(base)))
+    if inspect.isabstract(found):
+        raise ClassPathError(left_abstract(text, found.__name__, sorted(getattr(found, "__abstractmethods__", ()))))
+    return found
+
+
+def describe(cls: type | FunctionType) -> str:
+    """``module:Name``, the class path of a class or function."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def wrong_base(text: str, name: str, base: str) -> str:
+    """The message for a class of the wrong kind."""
+    return f"'{text}': {name} does not derive from {base}; write `class {name}({base.rpartition(':')[2]})`"
+
+
+def left_abstract(text: str, name: str, methods: Iterable[str]) -> str:
+    """The message for a class that leaves methods of its base abstract."""
+    return f"'{text}': {name} does not define {', '.join(methods)}; define it, spelt exactly so"
+
+
+OPTIMIZERS = "torch.optim"
+
+
+def optimizer_name(name: Any) -> Any:
+    """The class of torch.optim that a config means: ``ADAM``, as PaddleRec writes it, is ``Adam``."""
+    module = source.read(OPTIMIZERS) if isinstance(name, str) and name.isidentifier() else None
+    known = {each.lower(): each for each in (module.bindings if module else ())}
+    return known.get(str(name).lower(), name) if module else name
+
+
+SCHEDULES = "pipeline.training.schedules"
+
+LR_SCHEDULERS = "torch.optim.lr_scheduler"
+
+
+def schedule_name(name: Any) -> Any:
+    """The class of a schedule that comes along: ``noam`` and ``warmup_cosine`` are ``Noam`` and ``WarmupCosine``."""
+    module = source.read(SCHEDULES) if isinstance(name, str) and name.isidentifier() else None
+    known = {each.lower(): each for each in (source.classes(module) if module else ())}
+    return known.get(str(name).lower().replace("_", ""), name) if module else name
+
+
+MODULES = "torch.nn"
+
+"""Where the class of a module is looked up that has only a name."""
+
+
+METRICS = "pipeline.training.metrics"

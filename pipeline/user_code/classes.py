@@ -1,0 +1,371 @@
+"""The bases, methods, parameters and annotations of a class whose source was read."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.errors import one_of
+from pipeline.user_code import source
+from pipeline.user_code.source import once
+
+_NAMES = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "list": "a list",
+    "dict": "a mapping",
+    "None": "null",
+}
+
+_TAKES: dict[str, Callable[[Any], bool]] = {
+    # 1e3 is a float in YAML; who writes it for a size may get away with it.
+    "int": lambda value: isinstance(value, int) or (isinstance(value, float) and value.is_integer()),
+    "float": lambda value: isinstance(value, int | float),
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, int),
+    "list": lambda value: isinstance(value, list),
+    "dict": lambda value: isinstance(value, dict),
+    "None": lambda value: value is None,
+}
+
+_TYPING = {"List": "list", "Dict": "dict", "Optional": "", "Union": ""}
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """What a parameter takes.
+
+    Attributes:
+        types: the plain types.
+        text: the parameter as it is written, with its place.
+    """
+
+    types: tuple[str, ...]
+    text: str
+
+    def refuses(self, value: Any) -> str | None:
+        """What is wrong with a value of a config; None where nothing is, or it cannot be told."""
+        unknown = isinstance(value, str) and "${" in value  # a reference to nothing, which is a fault of its own
+        if unknown or _kind(value) not in _NAMES or any(_TAKES[name](value) for name in self.types):
+            return None
+        return f"is {shown(value)}; write {' or '.join(_NAMES[name] for name in self.types)} ({self.text})"
+
+
+def shown(value: Any) -> str:
+    """A value of a config and what it is: ``'two', a string``."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value!r}, {_NAMES.get(_kind(value), _kind(value))}"
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def annotation(name: str, arguments: ast.arguments, module: source.Module) -> Annotation | None:
+    """What a parameter takes; None: cannot tell."""
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    written = next(each for each in every if each.arg == name)
+    types = _types(written.annotation, module) if written.annotation else None
+    if types is None or written.annotation is None:
+        return None
+    # `size: int = None` takes null, whatever its annotation says.
+    default = _default(name, arguments)
+    if isinstance(default, ast.Constant) and not any(_TAKES[name](default.value) for name in types):
+        types += [kind] if (kind := _kind(default.value)) in _NAMES else []
+    shown = ast.unparse(written.annotation).strip("'")
+    text = f"{module.file.name}:{written.lineno}: {name}: {shown}"
+    return Annotation(tuple(dict.fromkeys(types)), text)
+
+
+def _default(name: str, arguments: ast.arguments) -> ast.expr | None:
+    positional = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+    defaults = dict(zip(reversed(positional), reversed(arguments.defaults), strict=False))
+    keywords = zip((each.arg for each in arguments.kwonlyargs), arguments.kw_defaults, strict=True)
+    return {**defaults, **dict(keywords)}.get(name)
+
+
+def _types(node: ast.expr, module: source.Module) -> list[str] | None:
+    """The plain types that an annotation names; None where it names anything else."""
+    if isinstance(node, ast.Constant):
+        return ["None"] if node.value is None else _quoted(node.value, module)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return _union([node.left, node.right], module)
+    if isinstance(node, ast.Subscript):
+        name = _name(node.value, module)
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if name in {"Optional", "Union"}:
+            found = _union(parts, module)
+            return [*found, "None"] if found and name == "Optional" else found
+        return [_TYPING.get(name, name)] if name and _TYPING.get(name, name) in {"list", "dict"} else None
+    name = _name(node, module)
+    plain = _TYPING.get(name, name) if name else ""
+    return [plain] if plain in _NAMES else None
+
+
+def _union(parts: list[ast.expr], module: source.Module) -> list[str] | None:
+    found = [_types(part, module) for part in parts]
+    known = [types for types in found if types is not None]
+    return [name for types in known for name in types] if len(known) == len(found) else None
+
+
+def _quoted(value: Any, module: source.Module) -> list[str] | None:
+    try:
+        return _types(ast.parse(value, mode="eval").body, module) if isinstance(value, str) else None
+    except SyntaxError:
+        return None
+
+
+def _name(node: ast.expr, module: source.Module) -> str | None:
+    """The name of one of Python's own types, or of one of ``typing``, under which nothing else is meant."""
+    text = ast.unparse(node)
+    binding = module.bindings.get(text.partition(".")[0])
+    if binding is None:
+        return text if text in _NAMES and not module.stars else None
+    if isinstance(binding, ast.ImportFrom) and binding.module == "typing":
+        return next((alias.name for alias in binding.names if text == (alias.asname or alias.name)), None)
+    last = text.removeprefix("typing.")
+    return last if isinstance(binding, ast.Import) and text != last else None
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters that a call by keyword may or must give; ``any_name`` where ``**kwargs`` takes the rest.
+
+    ``annotations`` has those whose annotation says which values of a config they take.
+    """
+
+    names: tuple[str, ...]
+    required: tuple[str, ...]
+    any_name: bool
+    positional: int = 0
+    annotations: Mapping[str, Annotation] = field(default_factory=dict)
+
+    def wrong(self, given: Mapping[str, Any], what: str) -> dict[str, str]:
+        """What is wrong with arguments given by name: argument -> message; the missing ones come under ``""``.
+
+        Args:
+            given: the arguments as plain values of a config.
+            what: who takes them, for the messages.
+        """
+        faults = {}
+        for name, value in given.items():
+            if name in self.annotations:
+                if refused := self.annotations[name].refuses(value):
+                    faults[name] = f"{what}'s argument {name} {refused}"
+            elif name not in self.names and not self.any_name:
+                accepted = one_of(name, self.names) if self.names else "; it takes no arguments"
+                faults[name] = f"{what} has no argument '{name}'{accepted}"
+        if missing := [name for name in self.required if name not in given]:
+            named = f"the argument{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+            faults[""] = f"{what} needs {named}; add {'them' if len(missing) > 1 else 'it'}"
+        return faults
+
+    def without(self, given: Sequence[str]) -> Parameters:
+        """The same, less those that the caller gives anyway."""
+        return Parameters(
+            tuple(name for name in self.names if name not in given),
+            tuple(name for name in self.required if name not in given),
+            self.any_name,
+            annotations={name: each for name, each in self.annotations.items() if name not in given},
+        )
+
+    def without_first(self) -> Parameters:
+        """The same, less the one that the caller gives by position."""
+        return self.without(self.names[: min(self.positional, 1)])
+
+
+def ancestry(
+    definition: source.Definition, below: tuple[source.Definition, ...] = ()
+) -> tuple[list[source.Definition], bool]:
+    """The class and its bases, in the order in which Python looks a method up, and whether that is all of them.
+
+    What a function makes cannot be told.
+    """
+    node = definition.node
+    if not isinstance(node, ast.ClassDef):
+        return [definition], False
+    parents, orders = list[source.Definition](), list[list[source.Definition]]()
+    complete = not (node.decorator_list or node.keywords)
+    for base in node.bases:
+        name = source.base_name(base)
+        if _adds_nothing(definition.module, name):
+            continue
+        parent = _parent(definition.module, name)
+        if parent is None or parent in (*below, definition):
+            complete = False
+            continue
+        above, whole = ancestry(parent, (*below, definition))
+        complete = complete and whole
+        parents.append(parent)
+        orders.append(above)
+    return [definition, *_merged([*orders, parents])], complete
+
+
+def _merged(orders: list[list[source.Definition]]) -> list[source.Definition]:
+    """One order of classes that keeps to several, as Python finds it: what two bases have in common comes after both."""
+    found: list[source.Definition] = []
+    while orders := [order for order in orders if order]:
+        # Where none can be first, Python refuses the class.
+        first = next((each[0] for each in orders if not any(each[0] in other[1:] for other in orders)), orders[0][0])
+        found.append(first)
+        orders = [[each for each in order if each != first] for order in orders]
+    return found
+
+
+def _adds_nothing(module: source.Module, name: str) -> bool:
+    binding = module.bindings.get(name.partition(".")[0])
+    if isinstance(binding, ast.ImportFrom):
+        return name in {"ABC", "Generic", "Protocol"} and binding.module in {"abc", "typing", "typing_extensions"}
+    return name == "object" if binding is None else name == "abc.ABC" and isinstance(binding, ast.Import)
+
+
+@once
+def _parent(module: source.Module, name: str) -> source.Definition | None:
+    try:
+        parent = source.define(module, name)
+    except source.NotDefinedError:
+        return None
+    return parent if parent and isinstance(parent.node, ast.ClassDef) else None
+
+
+def is_subclass(definition: source.Definition, base: str) -> bool | None:
+    """Whether a class derives from ``module:Name``; None: cannot tell, as of a function."""
+    above, complete = ancestry(definition)
+    if any(f"{each.module.name}:{each.name}" == base for each in above):
+        return True
+    return False if complete else None
+
+
+def methods(definition: source.Definition) -> dict[str, source.FunctionNode]:
+    """The methods that the class itself defines."""
+    return {
+        node.name: node for node in definition.node.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def own_names(definition: source.Definition) -> set[str]:
+    """The names that a class itself defines in whatever way."""
+    assert isinstance(definition.node, ast.ClassDef)
+    return {name for statement, _ in source.top_level(definition.node.body) for name in source.bound_names(statement)}
+
+
+def abstract_methods(definition: source.Definition) -> list[str]:
+    """The abstract methods that nobody implements; empty where that cannot be told."""
+    above, complete = ancestry(definition)
+    if not complete:
+        return []
+    left: list[str] = []
+    for each in reversed(above):
+        own = own_names(each)
+        left = [name for name in left if name not in own]
+        for name, node in methods(each).items():
+            if any("abstractmethod" in ast.unparse(decorator) for decorator in node.decorator_list):
+                left.append(name)
+    return left
+
+
+def undefined(definition: source.Definition, names: Sequence[str], base: str = "") -> list[str]:
+    """The methods that certainly neither a class nor its bases define; ``base``'s, ``module:Name``, don't count."""
+    above, complete = ancestry(definition)
+    if not complete:
+        return []
+    bases = [each for each in above if f"{each.module.name}:{each.name}" == base]
+    inherited = [each for found in bases for each in ancestry(found)[0]]
+    own = [each for each in above if each not in inherited]
+    text = "".join(each.module.file.read_text(encoding="utf-8", errors="replace") for each in own)
+    if re.search(r"setattr|__getattr|__dict__|vars\(", text):
+        return []
+    left = [name for name in names if not any(name in own_names(each) for each in own)]
+    # `self.compute = …` defines it as well.
+    return [name for name in left if not re.search(rf"\.{name}\b(?!\s*\()", text)]
+
+
+def parameters(definition: source.Definition) -> Parameters | None:
+    """What a call of the class or function takes; None: cannot tell."""
+    if not isinstance(definition.node, ast.ClassDef):
+        return None if definition.node.decorator_list else _parameters(definition.node, definition.module, skip=0)
+    above, complete = ancestry(definition)
+    for each in above:
+        node = each.node
+        if isinstance(node, ast.ClassDef) and (node.decorator_list or node.keywords or "__new__" in methods(each)):
+            return None
+        constructor = methods(each).get("__init__")
+        if constructor:
+            return None if constructor.decorator_list else _parameters(constructor, each.module, skip=1)
+        # A base that cannot be read may come before the next.
+        if not complete or "__init__" in own_names(each):
+            return None
+    return Parameters((), (), any_name=False)
+
+
+def method_parameters(definition: source.Definition, name: str) -> Parameters | None:
+    """What a call of a method takes; None: cannot tell."""
+    above, complete = ancestry(definition)
+    for each in above:
+        method = methods(each).get(name)
+        if method:
+            return None if method.decorator_list or not complete else _parameters(method, each.module, skip=1)
+    return None
+
+
+def _parameters(node: source.FunctionNode, module: source.Module, skip: int) -> Parameters:
+    arguments = node.args
+    positional = [argument.arg for argument in arguments.posonlyargs + arguments.args][skip:]
+    optional = len(arguments.defaults)
+    required = positional[: len(positional) - optional] if optional else list(positional)
+    keywords = [argument.arg for argument in arguments.kwonlyargs]
+    required += [name for name, value in zip(keywords, arguments.kw_defaults, strict=True) if value is None]
+    types = {name: found for name in positional + keywords if (found := annotation(name, arguments, module))}
+    return Parameters(
+        tuple(positional + keywords), tuple(required), arguments.kwarg is not None, len(positional), types
+    )
+
+
+def supers(method: source.FunctionNode, home: source.Definition) -> Iterator[ast.Attribute]:
+    """Each ``super().m`` that is asked for whenever a method of the class ``home`` runs."""
+    yield from _within(method.body, home)
+
+
+def calls_super(definition: source.Definition, method: str) -> bool:
+    """Whether a class has a method that certainly asks for the same of its bases."""
+    node = methods(definition).get(method)
+    return node is not None and any(asked.attr == method for asked in supers(node, definition))
+
+
+def _within(body: Sequence[ast.stmt], home: source.Definition) -> Iterator[ast.Attribute]:
+    for statement in body:
+        for node in _evaluated(statement):
+            match node:
+                case ast.Attribute(value=ast.Call(func=ast.Name("super"), args=given), ctx=ast.Load()):
+                    own = not given or (len(given) == 2 and ast.unparse(given[0]) == home.name)
+                    if own and "super" not in home.module.bindings:
+                        yield node
+        match statement:
+            case ast.For(body=inner) | ast.Try(body=inner, handlers=[]):
+                yield from _within(inner, home)
+            case ast.With(items=items, body=inner) if not any("suppress" in ast.unparse(each) for each in items):
+                yield from _within(inner, home)
+        if any(isinstance(each, ast.Return | ast.Raise | ast.Break | ast.Continue) for each in ast.walk(statement)):
+            return
+
+
+def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
+    """The expressions that a statement evaluates in any case; none of those within its blocks."""
+    yield node
+    match node:
+        case ast.Lambda() | ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+            return
+        case ast.Match(subject=first) | ast.IfExp(test=first) | ast.BoolOp(values=[first, *_]):
+            yield from _evaluated(first)
+        case _:
+            for each in ast.iter_child_nodes(node):
+                if isinstance(each, ast.expr | ast.keyword | ast.withitem):
+                    yield from _evaluated(each)

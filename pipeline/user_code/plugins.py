@@ -1,0 +1,267 @@
+"""The plugins of a config: which they are, loaded, checked and registered."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pluggy
+
+from pipeline import hookspecs
+from pipeline.config.load import unknown_name
+from pipeline.config.schema import DEFAULT_PLUGINS
+from pipeline.config.yaml_tree import DEFAULT, Node, Origin
+from pipeline.errors import ClassPathError, Fault, PluginError, one_of
+from pipeline.user_code import class_path, classes, source
+from pipeline.user_code.class_path import ClassPath
+
+HOOKS = {name: inspect.signature(spec) for name, spec in vars(hookspecs).items() if hasattr(spec, "pipeline_spec")}
+
+"""Hook -> its arguments, in calling order."""
+
+
+@dataclass(frozen=True)
+class _Method:
+    """A method of a plugin.
+
+    Attributes:
+        name: its name.
+        where: ``Plugin.name (file.py:7)``.
+        arguments: those after ``self``.
+        marked: whether ``@hookimpl`` stands above it.
+    """
+
+    name: str
+    where: str
+    arguments: Sequence[str]
+    marked: bool
+
+    def faults(self) -> list[str]:
+        """What makes it no hook although it should be one."""
+        if not self.marked:
+            unmarked = f"{self.where} is named like a hook but not marked; write @hookimpl above it"
+            return [unmarked] if self.name in HOOKS else []
+        if self.name not in HOOKS:
+            return [f"{self.where}: there is no hook '{self.name}'{one_of(self.name, HOOKS)}"]
+        known = HOOKS[self.name].parameters
+        wrong = [argument for argument in self.arguments if argument not in known]
+        return [f"{self.where}: the hook has no argument '{each}'{one_of(each, known)}" for each in wrong]
+
+
+def faults_of_source(definition: source.Definition) -> list[str]:
+    """What is certainly wrong with the hooks of a plugin, from its source."""
+    if not isinstance(definition.node, source.ClassNode):
+        return [f"{definition.name} ({definition.place}) is a function, not a class; name a class with hooks"]
+    above, complete = classes.ancestry(definition)
+    methods = {name: node for each in reversed(above) for name, node in classes.methods(each).items()}
+    found = []
+    for name, node in methods.items():
+        marked = any("hookimpl" in ast.unparse(mark) for mark in node.decorator_list)
+        if node.decorator_list and not marked:
+            # Another decorator may mark it: that shows when it is loaded.
+            complete = False
+            continue
+        where = f"{definition.name}.{name} ({definition.module.file.name}:{node.lineno})"
+        found.append(_Method(name, where, [argument.arg for argument in node.args.args[1:]], marked))
+    return _faults(found, f"{definition.name} ({definition.place})", complete=complete)
+
+
+def faults_of_class(cls: type) -> list[str]:
+    """What is wrong with the hooks of a plugin that was imported."""
+    found = []
+    for name, function in inspect.getmembers(cls, inspect.isfunction):
+        file, line = Path(function.__code__.co_filename).name, function.__code__.co_firstlineno
+        arguments = list(inspect.signature(function).parameters)[1:]
+        found.append(
+            _Method(name, f"{cls.__name__}.{name} ({file}:{line})", arguments, hasattr(function, "pipeline_impl"))
+        )
+    return _faults(found, cls.__name__, complete=True)
+
+
+def _faults(methods: Sequence[_Method], who: str, *, complete: bool) -> list[str]:
+    messages = [message for each in methods for message in each.faults()]
+    if complete and not messages and not any(each.marked for each in methods):
+        return [f"{who} has no hook; mark a method such as before_epoch with @hookimpl (from pipeline import hookimpl)"]
+    return messages
+
+
+GROUP = "pipeline.plugins"
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plugin that a run has: its name, its class, its arguments, and where the config names it."""
+
+    name: str
+    target: ClassPath | type
+    args: dict[str, Any] = field(default_factory=dict)
+    origin: Origin = DEFAULT
+
+
+@cache
+def installed() -> dict[str, str]:
+    """Plugin name -> class path, for the plugins that installed packages offer (entry-point group ``pipeline.plugins``)."""
+    return {point.name: point.value for point in entry_points(group=GROUP)}
+
+
+def configured_plugins(tree: Node, workspace: Path | None) -> tuple[list[Plugin], list[Fault]]:
+    """The plugins of a config, in calling order, and what is wrong with how it names them."""
+    plugins: dict[str, Plugin] = {}
+    faults: list[Fault] = []
+    for name in DEFAULT_PLUGINS:
+        if name in installed():
+            plugins[name] = Plugin(name, class_path.parse(installed()[name]))
+        else:
+            missing = f"the default plugin '{name}' is not installed; install the package again: pip install -e ."
+            faults.append(DEFAULT.fault("plugins", missing))
+    for text, args, origin in _items(tree):
+        if "{workspace}" in str(text) or "${" in str(text):  # stands for nothing: the config says so
+            continue
+        try:
+            plugin = _plugin(text, args, origin, workspace)
+        except ClassPathError as error:
+            faults.append(origin.fault("plugins", str(error)))
+            continue
+        there = plugins.get(plugin.name)
+        if args is False and there:
+            del plugins[plugin.name]
+        elif args is False:
+            nothing = f"'{text}: false' removes a plugin that is not there{one_of(plugin.name, plugins)}"
+            faults.append(origin.fault("plugins", nothing))
+        elif there and (there.origin is not DEFAULT or there.target != plugin.target):
+            faults.append(origin.fault("plugins", _taken(plugin, there)))
+        else:
+            plugins[plugin.name] = plugin
+    return list(plugins.values()), faults
+
+
+def _taken(plugin: Plugin, there: Plugin) -> str:
+    by = "a default plugin" if there.origin is DEFAULT else f"the one of {there.origin}"
+    return f"the name '{plugin.name}' is taken by {by}; name each plugin once, or rename the file or class"
+
+
+def _items(tree: Node) -> list[tuple[Any, Any, Origin]]:
+    node = tree.child("plugins")
+    found: list[tuple[Any, Any, Origin]] = []
+    for item in node.value if node and isinstance(node.value, list) else ():
+        if isinstance(item.value, dict):
+            found += [(name, child.plain(), child.key or child.origin) for name, child in item.value.items()]
+        elif isinstance(item.value, str | type):  # else the schema says so
+            found.append((item.value, None, item.origin))
+    return found
+
+
+def _plugin(text: Any, args: Any, origin: Origin, workspace: Path | None) -> Plugin:
+    if not isinstance(args, dict | bool | None):
+        raise ClassPathError(f"'{text}': its arguments are {args!r}; write a mapping, or false to remove it")
+    keywords = args if isinstance(args, dict) else {}
+    if not isinstance(text, str):
+        return Plugin(text.__name__, text, keywords, origin)
+    if re.fullmatch(r"[\w-]+", text):
+        if text not in installed():
+            raise ClassPathError(unknown_name("plugin", text, sorted(installed())))
+        return Plugin(text, class_path.parse(installed()[text]), keywords, origin)
+    path = class_path.parse(text, name="Plugin", workspace=workspace)
+    name = path.file.stem if path.file and path.name == "Plugin" else path.name
+    return Plugin(name, path, keywords, origin)
+
+
+def plugin_faults(plugin: Plugin) -> list[Fault]:
+    """What is wrong with a plugin's class and arguments, from its source alone."""
+    if isinstance(plugin.target, type):
+        return []
+    definition, messages = class_path.examine(plugin.target)
+    messages += faults_of_source(definition) if definition else []
+    taken = classes.parameters(definition) if definition else None
+    if taken:
+        messages += taken.wrong(plugin.args, f"plugin '{plugin.name}'").values()
+    return [plugin.origin.fault("plugins", message) for message in messages]
+
+
+def plugin_manager() -> pluggy.PluginManager:
+    """What calls the plugins; it has none yet."""
+    empty = pluggy.PluginManager("pipeline")
+    empty.add_hookspecs(hookspecs)
+    return empty
+
+
+def load_plugins(tree: Node, workspace: Path | None) -> list[Plugin]:
+    """The plugins of a config, in calling order, each with its class imported and checked.
+
+    Raises:
+        PluginError: a plugin does not take its arguments, or one of its hooks does not exist.
+        ClassPathError: its class cannot be loaded.
+    """
+    plugins, faults = configured_plugins(tree, workspace)
+    if faults:
+        raise PluginError("\n".join(map(str, faults)))
+    return [replace(plugin, target=load_plugin_class(plugin)) for plugin in plugins]
+
+
+def register_plugins(plugins: Sequence[Plugin], into: pluggy.PluginManager) -> None:
+    """Build loaded plugins, so that they are called in the given order."""
+    built = [(_build(plugin), plugin.name) for plugin in plugins]
+    # pluggy calls the one registered last first.
+    for each, name in reversed(built):
+        into.register(each, name)
+
+
+def _build(plugin: Plugin) -> object:
+    assert isinstance(plugin.target, type)
+    return plugin.target(**plugin.args)
+
+
+def load_plugin_class(plugin: Plugin) -> type:
+    """The class of a plugin, imported and checked.
+
+    Raises:
+        PluginError: it does not take its arguments, or one of its hooks does not exist.
+        ClassPathError: it cannot be loaded.
+    """
+    try:
+        cls = class_path.load_class(plugin.target, object)
+    except ClassPathError as error:
+        raise ClassPathError(f"{plugin.origin}: plugins: {error}", error.user_error) from error
+    if messages := faults_of_class(cls):
+        raise PluginError("\n".join(f"{plugin.origin}: plugin '{plugin.name}': {each}" for each in messages))
+    try:
+        inspect.signature(cls).bind(**plugin.args)
+    except TypeError as error:
+        raise PluginError(
+            f"{plugin.origin}: plugin '{plugin.name}': {error}; its arguments are {inspect.signature(cls)}"
+        ) from error
+    return cls
+
+
+def culprit(manager: pluggy.PluginManager, error: BaseException) -> str | None:
+    """``plugin 'x', hook before_epoch``, for the plugin in whose code an error was raised; None if it was none's."""
+    running = {}
+    trace = error.__traceback__
+    while trace:
+        running[trace.tb_frame.f_code] = trace.tb_frame
+        trace = trace.tb_next
+    if building := running.get(_build.__code__):
+        plugin: Plugin = building.f_locals["plugin"]
+        return f"plugin '{plugin.name}' ({plugin.origin}), when it was built,"
+    for name, each in manager.list_name_plugin():
+        for method in ("state_dict", "load_state_dict"):
+            if getattr(getattr(type(each), method, None), "__code__", None) in running:
+                return f"plugin '{name}', {method}"
+    for hook in HOOKS:
+        for implementation in getattr(manager.hook, hook).get_hookimpls():
+            if getattr(implementation.function, "__code__", None) in running:
+                return f"plugin '{implementation.plugin_name}', hook {hook}"
+    return None
+
+
+def hook_or_none(hooks: pluggy.HookRelay, name: str) -> Callable[..., Any] | None:
+    """A hook resolved once, for the hot loop: None where nobody implements it, which then costs nothing."""
+    caller: pluggy.HookCaller = getattr(hooks, name)
+    return caller if caller.get_hookimpls() else None

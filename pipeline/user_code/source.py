@@ -1,0 +1,331 @@
+"""Python files that are read, not imported: where a module is, and what it defines."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+import tokenize
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import lru_cache, wraps
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any, ParamSpec, TypeAlias, TypeVar
+
+_P = ParamSpec("_P")
+
+_T = TypeVar("_T")
+
+_KNOWN: ContextVar[dict[Any, Any] | None] = ContextVar("known", default=None)
+
+"""What has been asked, and the answers; None outside of ``unchanging``."""
+
+
+@contextmanager
+def unchanging() -> Iterator[None]:
+    """A block in which no file changes: what depends on files alone is found out once."""
+    before = _KNOWN.set({})
+    try:
+        yield
+    finally:
+        _KNOWN.reset(before)
+
+
+def once(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A function whose answers depend on files alone."""
+
+    @wraps(function)
+    def asked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        known = _KNOWN.get()
+        if known is None:
+            return function(*args, **kwargs)
+        question = (function, args, *kwargs.items())
+        if question not in known:
+            known[question] = function(*args, **kwargs)
+        answer: _T = known[question]
+        return answer
+
+    return asked
+
+
+@once
+def find_spec(dotted: str) -> ModuleSpec | None:
+    """The spec of a module, found without importing its parents (``importlib.util.find_spec`` would import them)."""
+    spec: ModuleSpec | None = None
+    path: tuple[str, ...] | None = None
+    parts = dotted.split(".")
+    for depth in range(1, len(parts) + 1):
+        spec = _first_spec(".".join(parts[:depth]), path)
+        if spec is None or (depth < len(parts) and spec.submodule_search_locations is None):
+            return None
+        if spec.submodule_search_locations is not None:
+            path = tuple(spec.submodule_search_locations)
+    return spec
+
+
+@once
+def _first_spec(name: str, path: tuple[str, ...] | None) -> ModuleSpec | None:
+    for finder in sys.meta_path:
+        try:
+            spec = finder.find_spec(name, path)
+        except KeyError:
+            # A namespace package within a package asks sys.modules for its parent, which isn't imported.
+            spec = _namespace(name, path or ())
+        if spec is not None:
+            return spec
+    return None
+
+
+def _namespace(name: str, parents: Sequence[str]) -> ModuleSpec:
+    folders = [os.path.join(parent, name.rpartition(".")[2]) for parent in parents]
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = [folder for folder in folders if os.path.isdir(folder)]
+    return spec
+
+
+ClassNode: TypeAlias = ast.ClassDef
+
+FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+_BY_CODE = re.compile(r"(globals|locals|vars)\(\)|(?<![.\w])exec\(|sys\.modules\[__name__\]|^\s+global ", re.MULTILINE)
+
+"""Ways to define names that don't stand in the source."""
+
+
+class NotDefinedError(LookupError):
+    """A module that certainly doesn't define a name; the argument is the module."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """A parsed source file.
+
+    Attributes:
+        name: its dotted name.
+        file: where it is.
+        is_package: whether it is an ``__init__.py``.
+        bindings: what each top-level name is bound to; ``ast.Pass`` where that depends on a condition.
+        stars: the modules of which it imports every name.
+        complete: whether it has no other names than these.
+        body: its statements.
+    """
+
+    name: str
+    file: Path
+    is_package: bool
+    bindings: dict[str, ast.AST] = field(repr=False)
+    stars: tuple[str, ...] = field(repr=False)
+    complete: bool = True
+    body: tuple[ast.stmt, ...] = field(default=(), repr=False)
+
+    def __hash__(self) -> int:
+        """By file: one module is parsed once."""
+        return hash(self.file)
+
+    def absolute(self, node: ast.ImportFrom) -> str:
+        """The dotted name of the module that ``from … import`` names."""
+        if not node.level:
+            return node.module or ""
+        package = self.name.split(".")
+        drop = node.level - (1 if self.is_package else 0)
+        return ".".join(package[: max(len(package) - drop, 0)] + ([node.module] if node.module else []))
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A class or function as it stands in a source file."""
+
+    node: ClassNode | FunctionNode
+    module: Module
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.node.name
+
+    @property
+    def place(self) -> str:
+        """``file.py:14``."""
+        return f"{self.module.file.name}:{self.node.lineno}"
+
+
+@lru_cache(maxsize=1024)
+def _parse(name: str, file: Path, is_package: bool, _modified: int) -> Module:
+    try:
+        with tokenize.open(file) as source:
+            text = source.read()
+        tree = ast.parse(text, filename=str(file))
+    except ValueError as error:  # bytes that are no text
+        raise SyntaxError(str(error)) from error
+    except (MemoryError, RecursionError) as error:  # how Python's parser answers to thousands of brackets
+        raise SyntaxError("is nested too deeply") from error
+    bindings: dict[str, ast.AST] = {}
+    stars: list[str] = []
+    module = Module(name, file, is_package, bindings, ())
+    for statement, sometimes in top_level(tree.body):
+        if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
+            stars.append(module.absolute(statement))
+        for each in bound_names(statement):
+            bindings[each] = ast.Pass() if sometimes and each in bindings else statement
+    complete = "__getattr__" not in bindings and not _BY_CODE.search(text)
+    return Module(name, file, is_package, bindings, tuple(stars), complete, tuple(tree.body))
+
+
+def top_level(body: Sequence[ast.AST], *, sometimes: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
+    """The statements outside of classes and functions, each with whether it stands in a block that may not run."""
+    for node in body:
+        if isinstance(node, ast.stmt):
+            yield node, sometimes
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.expr):
+            yield from top_level(list(ast.iter_child_nodes(node)), sometimes=True)
+
+
+def bound_names(statement: ast.stmt) -> Iterator[str]:
+    """The names that a statement binds."""
+    if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield statement.name
+    elif isinstance(statement, ast.ImportFrom | ast.Import):
+        yield from (alias.asname or alias.name.partition(".")[0] for alias in statement.names)
+    else:
+        below = [node for node in ast.iter_child_nodes(statement) if isinstance(node, ast.expr | ast.withitem)]
+        parts = [part for node in below for part in ast.walk(node)]
+        yield from (part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store))
+        if isinstance(statement, ast.Match):
+            caught = [part for case in statement.cases for part in ast.walk(case.pattern)]
+            yield from (part.name for part in caught if isinstance(part, ast.MatchAs | ast.MatchStar) and part.name)
+            yield from (part.rest for part in caught if isinstance(part, ast.MatchMapping) and part.rest)
+
+
+@once
+def read(name: str) -> Module | None:
+    """The parsed module; None where there is no Python source to read (built in, compiled, not found).
+
+    Raises:
+        SyntaxError: the file is no Python; also for bytes that are no text.
+    """
+    spec = find_spec(name)
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return None
+    file = Path(spec.origin)
+    if not file.is_file():  # in a zip file
+        return None
+    return _parse(name, file, spec.submodule_search_locations is not None, file.stat().st_mtime_ns)
+
+
+def classes(module: Module) -> list[str]:
+    """The names of the classes that the file itself defines."""
+    return [name for name, node in module.bindings.items() if isinstance(node, ast.ClassDef)]
+
+
+def heirs(module: Module, name: str) -> list[str]:
+    """The classes of the file that derive from a name which the file imports."""
+    if not isinstance(module.bindings.get(name), ast.ImportFrom):
+        return []
+    defined = {each: node for each, node in module.bindings.items() if isinstance(node, ast.ClassDef)}
+    return [each for each, node in defined.items() if name in map(base_name, node.bases)]
+
+
+def outer(module: Module, name: str) -> str | None:
+    """The class in which the file defines another of that name."""
+    found = [each for each in module.body if isinstance(each, ast.ClassDef)]
+    return next((each.name for each in found if any(getattr(below, "name", "") == name for below in each.body)), None)
+
+
+def base_name(base: ast.expr) -> str:
+    """The name of a base class as written, without its type arguments."""
+    return ast.unparse(base.value if isinstance(base, ast.Subscript) else base)
+
+
+def functions(module: Module) -> list[str]:
+    """The names of the functions that the file itself defines."""
+    return [name for name, node in module.bindings.items() if isinstance(node, ast.FunctionDef)]
+
+
+def names(module: Module) -> list[str]:
+    """The names that a module has, as far as they can be told: its own, and those of its star imports."""
+    stars = [each for star in module.stars if (each := quiet_read(star))]
+    return [*module.bindings, *(name for each in stars for name in each.bindings)]
+
+
+def define(module: Module, name: str, depth: int = 0) -> Definition | None:
+    """What ``name`` (dotted for an attribute of a module) is in ``module``, imports followed; None: cannot tell.
+
+    Raises:
+        NotDefinedError: the module certainly has no such name.
+    """
+    first, _, rest = name.partition(".")
+    node = module.bindings.get(first)
+    if depth > 20:
+        return None
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return None if rest else Definition(node, module)
+    if isinstance(node, ast.ImportFrom):
+        return _imported(module, node, first, rest, depth)
+    if isinstance(node, ast.Import):
+        return _attribute(node, first, rest, depth)
+    if node is None:
+        return _starred(module, name, depth)
+    return None
+
+
+def _imported(module: Module, node: ast.ImportFrom, first: str, rest: str, depth: int) -> Definition | None:
+    original = next(alias.name for alias in node.names if (alias.asname or alias.name) == first)
+    home = module.absolute(node)
+    if rest:
+        submodule = quiet_read(f"{home}.{original}")
+        return define(submodule, rest, depth + 1) if submodule else None
+    source = quiet_read(home)
+    return define(source, original, depth + 1) if source else None
+
+
+def _attribute(node: ast.Import, first: str, rest: str, depth: int) -> Definition | None:
+    """``import torch.nn as nn; nn.Module`` and ``import torch; torch.nn.Module``."""
+    alias = next(a for a in node.names if (a.asname or a.name.partition(".")[0]) == first)
+    dotted = f"{alias.name if alias.asname else first}.{rest}"
+    home, _, last = dotted.rpartition(".")
+    module = quiet_read(home)
+    return define(module, last, depth + 1) if module else None
+
+
+def _starred(module: Module, name: str, depth: int) -> Definition | None:
+    certain = module.complete
+    for star in module.stars:
+        source = quiet_read(star)
+        try:
+            if source:
+                return define(source, name, depth + 1)
+        except NotDefinedError:
+            continue
+        certain = False
+    if certain and not (module.is_package and find_spec(f"{module.name}.{name.partition('.')[0]}")):
+        raise NotDefinedError(module)
+    return None
+
+
+def quiet_read(name: str) -> Module | None:
+    """The parsed module; None also where it cannot be read or is no Python."""
+    try:
+        return read(name)
+    except (SyntaxError, OSError, ValueError):
+        return None
+
+
+def neighbours(module: Module) -> Iterator[Module]:
+    """The module and the files that it imports relatively, and theirs."""
+    seen, waiting = {module.file}, [module]
+    while waiting:
+        current = waiting.pop()
+        yield current
+        for statement in current.bindings.values():
+            if isinstance(statement, ast.ImportFrom) and statement.level:
+                home = current.absolute(statement)
+                for name in [home, *(f"{home}.{alias.name}" for alias in statement.names)]:
+                    found = quiet_read(name)
+                    if found and found.file not in seen:
+                        seen.add(found.file)
+                        waiting.append(found)

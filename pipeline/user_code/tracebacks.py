@@ -1,0 +1,132 @@
+"""What a user's file did when it was imported or run: said of the user's file, in the user's frames."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from pipeline import workspaces
+from pipeline.errors import ClassPathError, PipelineError, nearest
+from pipeline.user_code import imports
+from pipeline.user_code.source import find_spec
+
+_ROOT = len(workspaces.__name__.split(".")) + 1
+
+_OURS = f"{Path(__file__).parents[1]}{os.sep}"
+
+_LOADING = ("<frozen importlib", str(workspaces.__file__))
+
+
+def no_module(text: str, module: str) -> str:
+    """The message for a class path whose module is not there."""
+    package, _, last = module.rpartition(".")
+    if package and find_spec(package):
+        remedy = nearest(last, imports.modules(package)) or "; check the spelling"
+        return f"'{text}': '{package}' has no module '{last}'{remedy}"
+    top = module.partition(".")[0]
+    return f"'{text}': there is no module '{module}'; check the spelling, or install the package that has '{top}'"
+
+
+def import_failed(text: str, module: str, file: Path | None, error: BaseException) -> ClassPathError:
+    """The error for a class path whose module raised when it was imported."""
+    user_error = _readable(error.with_traceback(user_traceback(error.__traceback__)))
+    frames = traceback.extract_tb(user_error.__traceback__)
+    if not frames and find_spec(module) is None:
+        return ClassPathError(no_module(text, module))
+    # The file that failed: the one that the path names, or one that it imports.
+    last = frames[-1] if frames else traceback.FrameSummary(str(file or module), 0, "")
+    what = _wrong_import(error, module, last) if isinstance(error, ImportError) else None
+    if what is None:
+        place = _place(error) if isinstance(error, SyntaxError) else None
+        place = place or ":".join(str(part) for part in (last.filename, last.lineno) if part)
+        what = f"importing {file or module} failed at {place}: {type(error).__name__}: {error}; mend the file"
+    return ClassPathError(f"'{text}': {what}", user_error)
+
+
+def _readable(error: BaseException) -> BaseException:
+    """The error, and those behind it, without the packages under which we import files: the user doesn't know them."""
+    each: BaseException | None = error
+    while each:
+        each.args = tuple(_short(part) if isinstance(part, str) else part for part in each.args)
+        if isinstance(each, ImportError):
+            each.msg = _short(each.msg)
+        each = each.__cause__ or each.__context__
+    return error
+
+
+def _short(text: str) -> str:
+    return re.sub(r"pipeline\.workspaces(\.\w+_[0-9a-f]+)?\b\.?", ".", text)
+
+
+def _place(error: SyntaxError) -> str | None:
+    """Where a file is no Python; what the file itself compiled may have no place."""
+    return f"{error.filename}:{error.lineno}" if error.filename and Path(error.filename).is_file() else None
+
+
+def _wrong_import(error: ImportError, module: str, frame: traceback.FrameSummary) -> str | None:
+    """What is said of an import that failed for want of a module or name; None where something else went wrong."""
+    place, missing = f"{frame.filename}:{frame.lineno}", error.name or ""
+    package = ".".join(module.split(".")[:_ROOT])
+    root = workspaces.folder_of(package)
+    written = re.match(r"from\s+(\.+[\w.]*)", frame.line or "")
+    relative = written if root and Path(frame.filename).is_relative_to(root) else None
+    if relative and ("beyond top-level package" in error.msg or not f"{missing}.".startswith(f"{package}.")):
+        return imports.leads_out(place, relative[1])
+    if "partially initialized module" in error.msg:
+        return f"{place}: {error.msg}; move what they share into a file of its own"
+    if not isinstance(error, ModuleNotFoundError) or not missing:
+        return None
+    top = missing.partition(".")[0]
+    if relative:
+        return imports.not_there(place, relative[1], missing)
+    if dots := imports.neighbour(Path(frame.filename).parent, package, top):
+        return imports.absolute(place, top, f"from {dots}{missing} import …")
+    if find_spec(top):
+        return imports.no_module(place, missing)
+    return imports.no_package(place, top)
+
+
+def user_traceback(trace: TracebackType | None, *, only: bool = False) -> TracebackType | None:
+    """The traceback as its reader needs it: without the frames that are ours, or of what calls the user for us.
+
+    Where we raised the error, ours are left out only up to the user's first: it may have to be reported.
+
+    Args:
+        trace: of the error.
+        only: leave out all of ours even then; another traceback tells where the error was raised.
+    """
+    frames = []
+    while trace:
+        # How a file is imported, by Python and by our loader, is nobody's.
+        if not trace.tb_frame.f_code.co_filename.startswith(_LOADING):
+            frames.append(trace)
+        trace = trace.tb_next
+    theirs = [each for each in frames if not _is_ours(each)]
+    if theirs and not only and _is_ours(frames[-1]):
+        theirs = frames[frames.index(theirs[0]) :]
+    shown: TracebackType | None = None
+    for each in reversed(theirs):
+        shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return shown
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    file = trace.tb_frame.f_code.co_filename
+    return file.startswith(_OURS) or any(each in file for each in ("/importlib/", "/pluggy/"))
+
+
+@contextmanager
+def error_context(address: str) -> Iterator[None]:
+    """What user code raises in the block gets a note that says to what of the config it belongs; our errors say so themselves."""
+    try:
+        yield
+    except PipelineError:
+        raise
+    except Exception as error:
+        error.add_note(address)
+        raise
