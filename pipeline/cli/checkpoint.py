@@ -14,6 +14,7 @@ from pipeline.checkpoint import layout, listing
 from pipeline.checkpoint.listing import Checkpoint
 from pipeline.checkpoint.storage import finite
 from pipeline.cli import COMMANDS
+from pipeline.cli.options import size_in_words
 from pipeline.config import yaml_tree
 from pipeline.errors import ExitCode
 
@@ -157,19 +158,10 @@ def _row(each: Checkpoint) -> tuple[str, ...]:
     if each.problem:
         marks.append(each.problem)
     counts = ["" if count is None else str(count) for count in (each.step, each.counters.get("epoch"))]
-    return (*counts, _bytes(each.size), metrics, ", ".join(marks))
+    return (*counts, size_in_words(each.size), metrics, ", ".join(marks))
 
 
 def _of_earlier(each: Checkpoint, phase: str, name: str) -> str:
     """`` of 8`` where a number is of an earlier iteration than the checkpoint."""
     iteration = each.iterations.get(phase, {}).get(name, each.step)
     return "" if iteration == each.step else f" of {iteration}"
-
-
-def _bytes(size: float) -> str:
-    """``1.2 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

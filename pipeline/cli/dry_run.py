@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from pipeline.check.checker import checked
+from pipeline.cli.options import size_in_words
 from pipeline.config.load import Config
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.config.yaml_tree import DEFAULT, Origin, from_plain
@@ -87,6 +88,9 @@ class Problems:
         failing: str = "cannot be built",
         remedy: str = "mend it, or its arguments",
         origin: Origin | None = None,
+        *,
+        excuse: str = "",
+        excused: type[Exception] = Exception,
     ) -> _T | None:
         """What ``act`` returns; None where it fails, which is then a problem.
 
@@ -96,6 +100,8 @@ class Problems:
             failing: what it means that it fails.
             remedy: what to do then.
             origin: the place of the address, where there are several.
+            excuse: why it may fail here and not in a run; ``""``: there is no reason. A class is there from the beginning.
+            excused: the errors that it excuses.
 
         Raises:
             CannotTellError: it fails for a reason that need not hold in a run.
@@ -105,6 +111,8 @@ class Problems:
         except CannotTellError:
             raise
         except (Exception, SystemExit) as error:
+            if excuse and isinstance(error, excused) and not isinstance(error, ClassPathError):
+                raise CannotTellError(excuse, error) from error
             self.add(error, address, failing, remedy, origin)
         return None
 
@@ -270,11 +278,6 @@ def _shapes(value: Any) -> str:
     return shape_of(value)
 
 
-StageClasses = dict[str, type]
-
-"""Stage -> class, for those that could be imported."""
-
-
 class Build:
     """The build of everything that the runners of a config name.
 
@@ -304,8 +307,8 @@ class Build:
             elif network:
                 self.lines[runner.name] = f"its models are built by {_name(network)}, not checked"
 
-    def classes(self, runner: RunnerSchema) -> StageClasses:
-        """Import the classes that a runner names."""
+    def classes(self, runner: RunnerSchema) -> dict[str, type]:
+        """Import the classes that a runner names: stage -> class, for those that can be imported."""
         wanted = {f"{stage}_class_path": (stage.capitalize(), base) for stage, (base, _) in METHODS.items()}
         found = {}
         for key, (name, base) in {"trainer_class": ("Trainer", GeneralTrainer), **wanted}.items():
@@ -313,7 +316,7 @@ class Build:
             found[key.removesuffix("_class_path")] = self.problems.attempt(f"runner.{runner.name}.{key}", load)
         return {stage: cls for stage, cls in found.items() if cls}
 
-    def phase(self, phase: PhaseSchema, runner: RunnerSchema, classes: StageClasses) -> list[str]:
+    def phase(self, phase: PhaseSchema, runner: RunnerSchema, classes: dict[str, type]) -> list[str]:
         """Build a phase, and send a batch of each of its datasets through it; what there is to say of it."""
         built, instance = PhaseBuild(phase, runner, self.config), classes.get("instance")
         preparing = "" if instance is Instance else f"data is prepared by the instance stage {_name(instance)}"
@@ -327,39 +330,23 @@ class Build:
         metrics = partial(build_metrics, phase.metrics, self.config.workspace)
         self.problems.attempt(f"phase.{phase.name}.metrics", metrics)
         try:
-            model = self.model(built, preparing)
+            build = partial(built.tried, built.entry)
+            # An instance stage may make a file that the model reads.
+            if not self.problems.attempt(f"phase.{phase.name}.model", build, excuse=preparing, excused=OSError):
+                return ["cannot be built"]
         except CannotTellError as error:
             return [str(error)]
-        if model is None:
-            return ["cannot be built"]
         if issubclass(classes.get("runner", Runner), Runner):
             said = [self.through(built, name, stage) for name, stage in named]
         else:
             said = [f"what becomes of a batch is up to {_name(classes['runner'])}, not checked"]
         return [self.size(built), *said]
 
-    def model(self, built: PhaseBuild, preparing: str) -> Any:
-        """The model of a phase; None where it cannot be built.
-
-        Raises:
-            CannotTellError: it lacks a file that an instance stage may make.
-        """
-
-        def build() -> Any:
-            with _excused(preparing, OSError):
-                return built.tried(built.entry)["model"]
-
-        return self.problems.attempt(f"phase.{built.phase.name}.model", build)
-
     def batch(self, name: str, runner: RunnerSchema, preparing: str) -> Any:
         """The first batch of a dataset; None where there is none, which is a problem unless it may yet be prepared."""
-
-        def first() -> Any:
-            with _excused(preparing, Exception):
-                return _first_batch(name, runner, self.config)
-
+        first = partial(_first_batch, name, runner, self.config)
         try:
-            return self.problems.attempt(f"dataset.{name}.class_path", first, "gives no batch")
+            return self.problems.attempt(f"dataset.{name}.class_path", first, "gives no batch", excuse=preparing)
         except CannotTellError as error:
             self.lines[f"dataset.{name}"] = str(error)
         return None
@@ -370,21 +357,16 @@ class Build:
         if batch is None:
             return ""
         loss, what = "loss" if built.phase.loss else "model", f"a batch of {name} {batch_shapes(batch)}"
-        forward, objectives = partial(built.forward, batch, stage), partial(built.loss, batch, stage)
+        forward, objectives = (partial(built.tried, partial(act, batch, stage)) for act in (built.forward, built.loss))
         attempt, remedy = self.problems.attempt, "the model or the dataset"
         try:
-            gone = attempt(
-                f"{address}.model", lambda: built.tried(forward), f"forward fails on {what}", f"mend {remedy}"
-            )
-            if not gone:
-                return ""
-            attempt(
-                f"{address}.{loss}", lambda: built.tried(objectives), f"the loss fails on {what}", f"mend it, {remedy}"
-            )
+            shapes = attempt(f"{address}.model", forward, f"forward fails on {what}", f"mend {remedy}")
+            if shapes:
+                attempt(f"{address}.{loss}", objectives, f"the loss fails on {what}", f"mend it, {remedy}")
         except CannotTellError as error:
             return str(error)
         # What is validated has the shapes of what is trained on.
-        return "" if stage is Stage.VALID else f"batch {batch_shapes(batch)} -> {gone}"
+        return f"batch {batch_shapes(batch)} -> {shapes}" if shapes and stage is not Stage.VALID else ""
 
     def size(self, built: PhaseBuild) -> str:
         """How large a model is; for a train runner its optimizers are built too."""
@@ -393,20 +375,9 @@ class Build:
         except CannotTellError as error:
             return str(error)
         if built.runner.kind == "train":
-            self.problems.attempt("hyper_parameters.optimizer", lambda: built.tried(built.optimizers))
+            self.problems.attempt("hyper_parameters.optimizer", partial(built.tried, built.optimizers))
         frozen = "" if trained == parameters else f", {trained:,} of them trained"
-        return f"{built.name}, {parameters:,} parameters{frozen} ({_human(weights)})"
-
-
-@contextmanager
-def _excused(reason: str, errors: type[Exception]) -> Iterator[None]:
-    """What fails here has an excuse, if there is a reason; but a class is there from the beginning."""
-    try:
-        yield
-    except errors as error:
-        if reason and not isinstance(error, ClassPathError):
-            raise CannotTellError(reason, error) from error
-        raise
+        return f"{built.name}, {parameters:,} parameters{frozen} ({size_in_words(weights)})"
 
 
 def _first_batch(name: str, runner: RunnerSchema, config: Config) -> Any:
@@ -423,14 +394,6 @@ def _first_batch(name: str, runner: RunnerSchema, config: Config) -> Any:
 def _name(cls: type | None) -> str:
     """``your_network.Network``."""
     return f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}" if cls else "that cannot be imported"
-
-
-def _human(count: int) -> str:
-    """``2.0 MB``."""
-    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while size >= 1000 and len(units) > 1:
-        size, units = size / 1000, units[1:]
-    return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{count} B"
 
 
 class FirstBatches:

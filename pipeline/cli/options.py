@@ -72,3 +72,12 @@ def print_tables(tables: Iterable[Any]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 1000, markup=False, highlight=False, emoji=False)
     for table in tables:
         console.print(table)
+
+
+def size_in_words(size: float) -> str:
+    """``1.2 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -219,7 +219,7 @@ def test_a_model_too_large_for_that_is_left_open(linear: Path) -> None:
     reason = "RuntimeError: Tensor.item() cannot be called on meta tensors"
     said = f"cannot tell (too large to be tried but on the meta device): {reason}"
     assert (done.problems.found, done.lines["line"].endswith(f"; {said}")) == ([], True)
-    assert "3,600,060,002 parameters (14.4 GB)" in done.lines["line"]
+    assert "3,600,060,002 parameters (13.4 GiB)" in done.lines["line"]
 
 
 def test_a_lazy_module_takes_its_size_from_the_batch(linear: Path) -> None:
