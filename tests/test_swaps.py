@@ -15,7 +15,11 @@ from pipeline.stages.base import METHODS
 
 Workspace = Callable[..., Path]
 STAGES = tuple(METHODS)
-SUBSETS = [subset for size in range(6) for subset in combinations(STAGES, size)]
+SUBSETS = [
+    pytest.param(subset, marks=pytest.mark.slow if size in {2, 3} else ())
+    for size in range(6)
+    for subset in combinations(STAGES, size)
+]
 
 SUBCLASSES = """
 from pipeline import stages

@@ -122,7 +122,7 @@ if {asked}:
 """
 
 
-@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("asked", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_failure_that_nobody_asks_for_is_logged_when_the_process_ends(tmp_path: Path, asked: bool) -> None:
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "faults")]
     code = UNASKED.format(folders=folders, folder=str(tmp_path / "c"), asked=asked)

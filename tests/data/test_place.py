@@ -22,7 +22,9 @@ pytestmark = [
     # where there are fewer processors than workers
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
-any_workers = pytest.mark.parametrize("workers", [0, 1, 2, 3])
+any_workers = pytest.mark.parametrize(
+    "workers", [0, 2, *(pytest.param(more, marks=pytest.mark.slow) for more in (1, 3))]
+)
 Loaders = Callable[[], Any]
 
 
@@ -127,6 +129,7 @@ def test_the_place_before_the_last_batch_that_was_given_is_known_too(workers: in
         assert list(after(make(), taken, place_of(reading, taken))) == batches[taken:]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_spawned_goes_on_too(noisy: ModuleType) -> None:
     here, spawned = (
         loaders(lambda: noisy.Resumable(11), workers, collate_fn=noisy.noisy_collate, multiprocessing_context=how)

@@ -20,7 +20,9 @@ pytestmark = [
     # where there are fewer processors than workers
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
-any_workers = pytest.mark.parametrize("workers", [0, 1, 2, 3])
+any_workers = pytest.mark.parametrize(
+    "workers", [0, 2, *(pytest.param(more, marks=pytest.mark.slow) for more in (1, 3))]
+)
 
 
 class Numbers(IterableDataset[int]):
@@ -138,7 +140,9 @@ def test_the_epoch_reaches_the_stream_in_its_workers(workers: int) -> None:
     assert sorted(loader) == list(range(200, 211))
 
 
-@pytest.mark.parametrize(("workers", "method"), [(1, "fork"), (2, "fork"), (3, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(
+    ("workers", "method"), [(1, "fork"), (3, "fork"), pytest.param(2, "spawn", marks=pytest.mark.slow)]
+)
 def test_random_samples_of_a_stream_are_the_same_with_any_workers(noisy: ModuleType, workers: int, method: str) -> None:
     expected = flat(given(noisy.Shuffling(11), 0))
     batches = given(noisy.Shuffling(11), workers, multiprocessing_context=method)
