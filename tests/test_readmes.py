@@ -119,6 +119,24 @@ def test_the_contents_list_every_section_in_order(folder: str) -> None:
     assert re.findall(r"\[(.*)\]", contents[0]) == sections
 
 
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_path_of_the_repository_exists(folder: str) -> None:
+    paths = re.findall(r"(?:pipeline|plugins|tests|workspace_examples)/[\w/]+\.\w+", READMES[folder])
+    assert [path for path in paths if not (REPOSITORY / path).is_file()] == []
+
+
+@pytest.mark.parametrize("folder", ["pipeline/config", "pipeline/checkpoint", "pipeline/training"])
+def test_every_file_of_the_folder_is_named(folder: str) -> None:
+    files = {file.name for file in (REPOSITORY / folder).glob("*.py")} - {"__init__.py"}
+    assert set(re.findall(r"`(\w+\.py)`", prose(folder))) - {"hookspecs.py"} == files
+
+
+def test_where_to_change_what_names_files_that_exist() -> None:
+    named = re.findall(r"`([\w/]+/(?:\w+\.py)?)`", " ".join(table("pipeline", "| to change | go to |")))
+    assert [name for name in named if not (REPOSITORY / "pipeline" / name).exists()] == []
+    assert len(named) > 10
+
+
 def test_the_reading_list_has_six_files() -> None:
     reading = READMES["pipeline"].partition("## Reading list")[2].partition("Whoever writes")[0]
     assert len(re.findall(r"^\d\. `pipeline/[a-z_/]+\.py`", reading, flags=re.MULTILINE)) == 6
