@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 COMMANDS = {
     "check": "Name every mistake of a config, without running anything.",
     "checkpoint": "List, show, verify, compare and export checkpoints.",
-    "convert": "Turn a PaddleRec 1.8.5 config into one of ours.",
     "explain": "Say what a config value means, and what set it.",
     "graph": "Print the five stages with the keys that flow between them, as a table or as Mermaid.",
     "new": "Write a workspace to edit, or a stage or plugin to add to one.",

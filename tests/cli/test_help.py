@@ -62,7 +62,6 @@ def test_help_names_every_command_with_what_it_does(pipeline: Call) -> None:
 USAGE = {
     "check": "CONFIG [KEY=VALUE]…",
     "checkpoint": "COMMAND [ARGS]...",
-    "convert": "CONFIG",
     "explain": "CONFIG [KEY=VALUE]… ADDRESS",
     "graph": "CONFIG [KEY=VALUE]…",
     "new": "DIR",

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from pipeline.convert.config import convert
+from pipeline_plugins.paddlerec.convert import convert
 
 
 @pytest.fixture

@@ -7,16 +7,25 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli import COMMANDS
-from pipeline.convert.config import convert
 from pipeline.errors import ConfigError, ExitCode
 
 
-@click.command("convert", help=COMMANDS["convert"])
+@click.command("convert")
 @click.argument("config")
 @click.option("-o", "--output", metavar="FILE", help="Where to write it, instead of to stdout; a new file.")
 def command(config: str, output: str | None) -> None:
-    """The new config on stdout; on stderr what could not be carried, or is different now."""
+    """Turn a PaddleRec 1.8.5 config into one of ours.
+
+    The new config goes to stdout. What could not be carried, or is different now, is said on stderr.
+    """
+    try:
+        from .convert import convert  # noqa: PLC0415 - imports ruamel.yaml, an extra
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "ruamel":
+            raise
+        what = "it is needed to keep comments; run `pip install 'five-stage-pipeline[paddlerec]'`"
+        click.echo(f"ruamel.yaml: is not installed, and {what}", err=True)
+        sys.exit(ExitCode.USAGE)
     try:
         converted = convert(Path(config), Path(output or config).parent)
         if output:

@@ -1,4 +1,4 @@
-"""The conversion of one runner."""
+"""The conversion of one runner, and of what it saves."""
 
 from __future__ import annotations
 
@@ -7,11 +7,127 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from pipeline.config.yaml_tree import brief
-from pipeline.convert.document import Document
-from pipeline.convert.entry import Entry
-from pipeline.convert.rules import STAGE_KEYS
-from pipeline.convert.saving import SavingSection
-from pipeline.convert.section import Notes, relative_note, slashes
+
+from .document import Document, Entry
+from .section import STAGE_KEYS, Notes, Section, integer, relative_note, slashes
+
+_SAVES_NOTHING = "an infer runner saves nothing; nothing to do"
+
+
+class SavingSection(Section):
+    """The keys of a runner that say what it saves, when and where."""
+
+    name = "runner"
+
+    def __init__(self, entries: Sequence[Entry], document: Document, notes: Notes) -> None:
+        super().__init__(entries, document, notes)
+        self.infers = kind_of(self.settings) == "infer"
+        self.anchor = self.settings.get("class", self.settings["name"])
+
+    @property
+    def rules(self) -> Mapping[str, Callable[[Entry], None]]:
+        """Key -> what converts it."""
+        return {
+            "save_checkpoint_interval": self.save_checkpoint_interval,
+            "save_step_interval": self.save_step_interval,
+            "save_checkpoint_path": self.save_checkpoint_path,
+            "save_step_path": self.save_step_path,
+            "save_inference_interval": self.save_inference_interval,
+            "save_inference_path": self.save_inference_path,
+        }
+
+    def save_checkpoint_interval(self, entry: Entry) -> None:
+        """``save_checkpoint_interval``: epochs; what is negative counted like what is positive."""
+        if self.infers:
+            self.not_carried(entry, _SAVES_NOTHING)
+        elif "save_checkpoint_path" not in self.settings:
+            self.not_carried(entry, "without save_checkpoint_path PaddleRec saved nothing; nothing to do")
+        else:
+            self.epoch_interval(entry)
+
+    def epoch_interval(self, entry: Entry) -> None:
+        """Epochs between two saves."""
+        interval = integer(entry)
+        if interval is not None and interval < 1:
+            was = "it saved at that interval too" if interval else "0 ended PaddleRec with a ZeroDivisionError"
+            self.change(entry, abs(interval) or 1, f"{was}; choose")
+        else:
+            self.number(entry)
+
+    def save_checkpoint_path(self, entry: Entry) -> None:
+        """``save_checkpoint_path``: runs do not share a folder any more."""
+        if self.infers:
+            self.not_carried(entry, _SAVES_NOTHING)
+        else:
+            self.folder(entry, "checkpoints")
+
+    def save_step_path(self, entry: Entry) -> None:
+        """``save_step_path``: one folder has all checkpoints."""
+        if self.infers:
+            self.not_carried(entry, _SAVES_NOTHING)
+        elif not self.saves_steps():
+            self.not_carried(entry, "PaddleRec saved no steps with these settings; nothing to do")
+        elif "save_checkpoint_path" in self.settings:
+            self.moved(entry, "save_checkpoint_path", "one folder has the checkpoints of steps and epochs; look there")
+        else:
+            self.folder(entry, "checkpoints")
+
+    def folder(self, entry: Entry, what: str) -> None:
+        """Where something is saved."""
+        self.path(entry)
+        where = f"{what} go to <run directory's name>/<runner> below it"
+        self.notes.add(entry, f"{where}; look there{relative_note(entry.value)}")
+
+    def save_inference_interval(self, entry: Entry) -> None:
+        """``save_inference_interval``: epochs, if PaddleRec exported at all."""
+        if reason := self.exports_nothing():
+            self.not_carried(entry, reason)
+        else:
+            self.epoch_interval(entry)
+
+    def save_inference_path(self, entry: Entry) -> None:
+        """``save_inference_path``: weights, and on request the model."""
+        if reason := self.exports_nothing():
+            self.not_carried(entry, reason)
+            return
+        self.folder(entry, "the weights alone")
+        self.notes.add(entry, "Paddle's program was saved too; set save_inference_export: true for torch's")
+        if "save_inference_interval" not in self.settings:
+            self.add(self.anchor, "save_inference_interval", 1, "PaddleRec saved after every epoch; choose")
+
+    def exports_nothing(self) -> str:
+        """Why PaddleRec saved nothing for inference; empty where it did."""
+        if self.infers:
+            return _SAVES_NOTHING
+        needed = ("save_inference_path", "save_inference_feed_varnames", "save_inference_fetch_varnames")
+        lacking = [key for key in needed if key not in self.settings]
+        return (
+            f"without {' and '.join(lacking)} PaddleRec saved nothing for inference; nothing to do" if lacking else ""
+        )
+
+    def save_step_interval(self, entry: Entry) -> None:
+        """``save_step_interval``: iterations, if PaddleRec saved at all."""
+        if self.saves_steps():
+            self.number(entry)
+            self.notes.add(entry, "counts the iterations of the run; PaddleRec's began anew with each epoch; check it")
+        else:
+            unsaved = "PaddleRec saved no steps with these settings; nothing to do"
+            self.not_carried(entry, _SAVES_NOTHING if self.infers else unsaved)
+
+    def saves_steps(self) -> bool:
+        """Whether PaddleRec saved within epochs."""
+        interval = integer(self.settings["save_step_interval"]) if "save_step_interval" in self.settings else None
+        return not self.infers and "save_step_path" in self.settings and interval is not None and interval > 0
+
+    def add_save_interval(self) -> None:
+        """When PaddleRec saved, where the config does not say so."""
+        if "save_checkpoint_path" in self.settings:
+            if "save_checkpoint_interval" not in self.settings:
+                reason = "PaddleRec saved after every epoch; choose"
+                self.add(self.anchor, "save_checkpoint_interval", 1, reason)
+        elif not self.saves_steps():
+            reason = "PaddleRec saved nothing without a path, here the end of training is always saved; choose"
+            self.add(self.anchor, "save_interval", None, reason)
 
 
 class RunnerSection(SavingSection):
@@ -52,11 +168,11 @@ class RunnerSection(SavingSection):
     def convert(self) -> None:
         """Convert every entry, and write down the defaults that were PaddleRec's."""
         super().convert()
-        if "device" not in self.given:
+        if "device" not in self.settings:
             default = "PaddleRec's default was the CPU, here it is auto; choose"
             chosen = "selected_gpus named it; check it" if self.chosen_device() != "cpu" else default
             self.add(self.anchor, "device", self.chosen_device(), chosen)
-        if "print_interval" not in self.given:
+        if "print_interval" not in self.settings:
             self.add(self.anchor, "print_interval", 20, "PaddleRec's default, here it is 50; choose")
         if not self.infers:
             self.add_save_interval()
@@ -73,12 +189,12 @@ class RunnerSection(SavingSection):
     def chosen_device(self) -> str:
         """What ``device`` and ``selected_gpus`` mean together."""
         gpus = self.gpus()
-        device = str(self.given["device"].value).lower() if "device" in self.given else "gpu" if gpus else "cpu"
+        device = str(self.settings["device"].value).lower() if "device" in self.settings else "gpu" if gpus else "cpu"
         return f"cuda:{gpus[0]}" if device == "gpu" and gpus else device
 
     def gpus(self) -> list[str]:
         """The numbers in ``selected_gpus``."""
-        return re.findall(r"\d+", str(self.given["selected_gpus"].value)) if "selected_gpus" in self.given else []
+        return re.findall(r"\d+", str(self.settings["selected_gpus"].value)) if "selected_gpus" in self.settings else []
 
     def device(self, entry: Entry) -> None:
         """``device``: in small letters, with the number of the GPU."""
@@ -96,7 +212,7 @@ class RunnerSection(SavingSection):
 
     def epochs(self, entry: Entry) -> None:
         """``epochs``: the default infer runner makes one pass."""
-        if self.infers and "runner_class_path" not in self.given:
+        if self.infers and "runner_class_path" not in self.settings:
             self.not_carried(entry, "an infer runner makes one pass; nothing to do")
         else:
             self.number(entry)
@@ -117,7 +233,7 @@ class RunnerSection(SavingSection):
 
     def init_model_path(self, entry: Entry) -> None:
         """``init_model_path``: an infer runner takes what the train runner before it has saved."""
-        own = {"startup_class_path", "runner_class_path"} & self.given.keys()
+        own = {"startup_class_path", "runner_class_path"} & self.settings.keys()
         path = posixpath.normpath(slashes(entry.value))
         if self.infers and not own and self.trained is not None and path == posixpath.normpath(slashes(self.trained)):
             reason = "it takes the newest checkpoint of the train runner before it, not each of them; nothing to do"
@@ -154,3 +270,9 @@ class RunnerSection(SavingSection):
         self.path(entry)
         name = STAGE_KEYS[entry.key]
         self.notes.add(entry, f"its class {name} is written for paddle; port it to torch{relative_note(entry.value)}")
+
+
+def kind_of(given: Mapping[str, Entry]) -> str:
+    """``train`` or ``infer``: what the class of a runner comes to here."""
+    kind = str(given["class"].value).lower() if "class" in given else ""
+    return "infer" if kind in {"infer", "single_infer"} else "train"

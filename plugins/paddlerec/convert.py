@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from pipeline.convert.dataset import DatasetSection, PhaseSection
-from pipeline.convert.document import Document
-from pipeline.convert.entry import Entry
-from pipeline.convert.runner import RunnerSection
-from pipeline.convert.saving import kind_of
-from pipeline.convert.section import Notes, Section, slashes
 from pipeline.errors import ConfigError, Fault
+
+from .document import Document, Entry
+from .runner import RunnerSection, kind_of
+from .section import Notes, Section, relative_note, slashes
 
 _OPTIMIZERS = {"SGD": "SGD", "ADAM": "Adam", "ADAGRAD": "Adagrad"}
 _LISTS = ("runner", "phase", "dataset")
@@ -79,8 +78,10 @@ class _Config(Section):
         folder: where the new one is going to be.
     """
 
+    name = ""
+
     def __init__(self, document: Document, notes: Notes, home: Path, folder: Path) -> None:
-        super().__init__("", document.entries, document, notes)
+        super().__init__(document.entries, document, notes)
         self.home = home
         self.folder = folder
 
@@ -120,7 +121,7 @@ class _Config(Section):
 
     def runners(self, entry: Entry) -> None:
         """``runner``: each with what the train runner before it in ``mode`` has saved."""
-        phases = [_name(item) for item in self.given["phase"].items] if "phase" in self.given else []
+        phases = [_name(item) for item in self.settings["phase"].items] if "phase" in self.settings else []
         saved = self.saved_before(entry)
         for item in entry.items:
             RunnerSection(item, self.document, self.notes, phases, saved.get(_name(item))).convert()
@@ -128,7 +129,7 @@ class _Config(Section):
     def saved_before(self, runners: Entry) -> dict[str, str]:
         """Name of a runner -> where the train runner before it saves; only where it does."""
         given = {_name(item): {each.key: each for each in item if not each.is_empty} for item in runners.items}
-        mode = self.given["mode"].value if "mode" in self.given else list(given)
+        mode = self.settings["mode"].value if "mode" in self.settings else list(given)
         named = [str(name) for name in (mode if isinstance(mode, list) else [mode])]
         saved: dict[str, str] = {}
         path: str | None = None
@@ -153,13 +154,15 @@ class _Config(Section):
         """``hyper_parameters``: free, but for the optimizer."""
         for each in entry.entries if isinstance(entry.ours.value, dict) else ():
             if each.key == "optimizer" and isinstance(each.ours.value, dict):
-                _Optimizer("hyper_parameters.optimizer", each.entries, self.document, self.notes).convert()
+                _Optimizer(each.entries, self.document, self.notes).convert()
             else:
                 self.keep(each)
 
 
 class _Optimizer(Section):
     """``hyper_parameters.optimizer``."""
+
+    name = "hyper_parameters.optimizer"
 
     @property
     def rules(self) -> Mapping[str, Callable[[Entry], None]]:
@@ -190,6 +193,96 @@ class _Optimizer(Section):
                 self.change(entry, float(entry.value), "PaddleRec made a number of the string itself; nothing to do")
             except ValueError:
                 self.notes.add(entry, f"'{entry.value}' is no number; write one")
+
+
+class DatasetSection(Section):
+    """One item of ``dataset``: what reads it is a class of the user's, its settings are that class's arguments."""
+
+    name = "dataset"
+    arguments = ("data_path", "sparse_slots", "dense_slots", "padding")
+
+    @property
+    def rules(self) -> Mapping[str, Callable[[Entry], None]]:
+        """Key -> what converts it."""
+        return {
+            "batch_size": self.batch_size,
+            "data_path": self.data_path,
+            "data_converter": self.data_converter,
+            "reader_class_name": self.reader_class_name,
+        }
+
+    @cached_property
+    def has_slots(self) -> bool:
+        """Whether PaddleRec's own reader of slots read it: then a converter was ignored."""
+        return bool({"sparse_slots", "dense_slots"} & self.settings.keys())
+
+    @property
+    def reader(self) -> str:
+        """The name of the class in the converter's file."""
+        return str(self.settings["reader_class_name"].value) if "reader_class_name" in self.settings else "Reader"
+
+    def convert(self) -> None:
+        """Convert every entry; give what reads the data a class path."""
+        super().convert()
+        if self.has_slots or "data_converter" not in self.settings:
+            self.add_class_path()
+
+    def add_class_path(self) -> None:
+        """A place for the class that PaddleRec had of its own, or in the model."""
+        what, name = ("its own reader of slots", "Slots") if self.has_slots else ("the model", self.reader)
+        path = f"{{workspace}}/{name.lower()}.py:{name}"
+        reason = f"PaddleRec read this with {what}; write class {name} there, {self.wanted()}"
+        self.add(self.settings["name"], "class_path", path, reason)
+
+    def wanted(self) -> str:
+        """What the class has to be."""
+        taken = [key for key in self.arguments if key in self.settings]
+        return f"a torch Dataset or IterableDataset{' that takes ' if taken else ''}{', '.join(taken)}"
+
+    def data_converter(self, entry: Entry) -> None:
+        """``data_converter``: the file with the class."""
+        if self.has_slots:
+            self.not_carried(entry, "PaddleRec did not use it where there are slots; nothing to do")
+            return
+        path = f"{slashes(entry.value)}:{self.reader}"
+        self.document.rename(entry, "class_path")
+        self.document.set(entry, path)
+        self.notes.add(entry, f"is now class_path: {path}: port {self.reader} to {self.wanted()}{relative_note(path)}")
+
+    def reader_class_name(self, entry: Entry) -> None:
+        """``reader_class_name``: the end of the class path."""
+        if self.has_slots or "data_converter" not in self.settings:
+            self.not_carried(entry, "there is no file of which it could name a class; nothing to do")
+        else:
+            self.moved(entry, "class_path")
+
+    def batch_size(self, entry: Entry) -> None:
+        """``batch_size``: here the last batch may be short."""
+        self.number(entry)
+        self.notes.add(entry, "PaddleRec left out the last batch where it was short; for that add `drop_last: true`")
+
+    def data_path(self, entry: Entry) -> None:
+        """``data_path``: an argument of the class."""
+        self.path(entry)
+        if str(entry.value).startswith("paddlerec::"):
+            self.notes.add(entry, "is a folder of PaddleRec's package, which is not here; copy it and name the copy")
+
+
+class PhaseSection(Section):
+    """One item of ``phase``."""
+
+    name = "phase"
+
+    @property
+    def rules(self) -> Mapping[str, Callable[[Entry], None]]:
+        """Key -> what converts it."""
+        return {"model": self.model}
+
+    def model(self, entry: Entry) -> None:
+        """``model``: a class of the user's."""
+        self.path(entry)
+        to = "a pipeline.Brain, or to a torch.nn.Module with `loss:` beside it"
+        self.notes.add(entry, f"its class Model is written for paddle; port it to {to}{relative_note(entry.value)}")
 
 
 def _name(item: list[Entry]) -> str:

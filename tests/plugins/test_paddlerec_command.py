@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -80,3 +81,22 @@ def test_neither_torch_nor_anything_of_the_user_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, OURS)
+
+
+def test_without_ruamel_yaml_it_is_said_what_to_install(tmp_path: Path) -> None:
+    # A package that cannot be imported stands for one that is not there.
+    (tmp_path / "ruamel").mkdir()
+    (tmp_path / "ruamel" / "__init__.py").write_text("", encoding="utf-8")
+    call = [sys.executable, "-m", "pipeline", "convert", "config.yaml"]
+    done = subprocess.run(
+        call, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    needed = "it is needed to keep comments; run `pip install 'five-stage-pipeline[paddlerec]'`"
+    assert done.stderr == f"ruamel.yaml: is not installed, and {needed}\n"
+
+
+def test_its_help_says_what_it_does(pipeline: Call) -> None:
+    done = pipeline("convert", "--help")
+    assert done.stdout.startswith("Usage: pipeline convert [OPTIONS] CONFIG\n")
+    assert "Turn a PaddleRec 1.8.5 config into one of ours." in done.stdout
