@@ -88,20 +88,13 @@ def use_canonical_keys(tree: Node) -> list[Fault]:
     """Rename the aliases in ``tree`` and take out what is not there yet, with a fault for each."""
     faults: list[Fault] = []
     for section, keys in NOT_YET.items():
-        items = tree.child(section)
-        for address, item in _items(items, section):
+        for address, item in tree.items(section):
             if section == "runner":
                 faults += _rename(item, address)
                 _use_our_precisions(item)
                 faults += _no_cluster(item, address)
             faults += [_not_yet(item.value.pop(key), f"{address}.{key}") for key in keys if key in item.value]
     return faults
-
-
-def _items(items: Node | None, section: str) -> list[tuple[str, Node]]:
-    if items is None or not isinstance(items.value, list):
-        return []
-    return [(f"{section}.{part}", item) for part, item in items.children() if isinstance(item.value, dict)]
 
 
 def _rename(item: Node, address: str) -> list[Fault]:

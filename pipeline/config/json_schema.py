@@ -50,9 +50,7 @@ def addresses_of(tree: Node) -> set[str]:
     """Every address of a config: of what is written, and of what has its default."""
     found = {address for address, _ in tree.walk()} | set(fields(ConfigSchema))
     for section, model in SECTIONS.items():
-        items = tree.child(section)
-        for name, item in items.children() if items and isinstance(items.value, list) else ():
-            found |= {f"{section}.{name}.{each}" for each in fields(model) if isinstance(item.value, dict)}
+        found |= {f"{address}.{name}" for address, _ in tree.items(section) for name in fields(model)}
     return found
 
 

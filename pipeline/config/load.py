@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -95,7 +96,7 @@ def read_with_bases(
     Raises:
         ConfigError: one of the files cannot be read, or they inherit from each other in a circle.
     """
-    tree = yaml_tree.read_file(path, str(path), faults)
+    tree = yaml_tree.read_file(path, faults)
     given = tree.value.pop("_base_", None)
     merged: Node | None = None
     clashes: list[tuple[str, Node, Node]] = []
@@ -228,11 +229,14 @@ _FILE_KEYS = re.compile(r"runner\.[^.]+\.(init_model|save_checkpoint|save_step|s
 
 _INITIAL = re.compile(r"runner\.[^.]+\.init_model_path")
 
+_RELATIVE = "'{}' is relative, and a dict has no folder; give an absolute path"
+
 BEST, LAST = "best", "last"
 
 """What ``init_model_path`` may say instead of a path: which checkpoint of the train runner before."""
 
 
+@dataclass(eq=False)
 class Config:
     """A resolved config: every default filled in, every value with its origin.
 
@@ -248,24 +252,21 @@ class Config:
         links: address -> the absolute path that was given there, where it leads over links; the tree has where it leads.
     """
 
-    def __init__(
-        self,
-        tree: Node,
-        settings: schema.ConfigSchema,
-        path: Path | None,
-        workspace: Path | None,
-        reads: UsageTracker | None = None,
-    ) -> None:
-        self.tree = tree
-        self.settings = settings
-        self.path = path
-        self.workspace = workspace
-        self.reads = reads or UsageTracker()
-        self.sources: list[Path] = []
-        self.swaps = ""
-        self.overrides: list[str] = []
-        self.links: dict[str, str] = {}
-        self._watch()
+    tree: Node
+    settings: schema.ConfigSchema
+    path: Path | None
+    workspace: Path | None
+    reads: UsageTracker = field(default_factory=UsageTracker)
+    sources: list[Path] = field(default_factory=list)
+    swaps: str = ""
+    overrides: list[str] = field(default_factory=list)
+    links: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Have it noted what is read of the typed objects."""
+        for section in schema.SECTIONS:
+            for item in getattr(self.settings, section):
+                item.watch(f"{section}.{item.name}", self.reads.found)
 
     @property
     def name(self) -> str:
@@ -330,12 +331,6 @@ class Config:
         """Each path that leads over links -> where it leads."""
         return {path: str(node.value) for address, path in self.links.items() if (node := self.tree.find(address))}
 
-    def _watch(self) -> None:
-        """Have it noted what is read of the typed objects."""
-        for section in schema.SECTIONS:
-            for item in getattr(self.settings, section):
-                item.watch(f"{section}.{item.name}", self.reads.found)
-
 
 class ConfigBuilder:
     """A config on its way: the tree as far as it got, and the faults found so far.
@@ -368,9 +363,9 @@ class ConfigBuilder:
         said = {_place(fault) for fault in self.faults}
         self.faults += [fault for fault in faults if _place(fault) not in said]
         if settings and not self.faults:
-            self.config = Config(self.tree, settings, self.path, self.workspace)
-            self.config.overrides = list(given)
-            self.config.links = self.links
+            self.config = Config(
+                self.tree, settings, self.path, self.workspace, overrides=list(given), links=self.links
+            )
             self.config.reads.found |= self.used
 
     def _read(self, source: Source) -> Node:
@@ -407,8 +402,7 @@ class ConfigBuilder:
         if path.startswith("{"):
             return
         if not Path(path).is_absolute():
-            relative = f"'{path}' is relative, and a dict has no folder; give an absolute path"
-            self.faults.append(node.origin.fault(address, relative))
+            self.faults.append(node.origin.fault(address, _RELATIVE.format(path)))
             return
         with suppress(OSError):  # where no file can be, which is told when it is needed
             node.value = str(resolved(Path(path)))
@@ -420,11 +414,7 @@ class ConfigBuilder:
         if given is None or not isinstance(given.value, str):
             return self.path.resolve().parent if self.path else None
         if given.origin.folder is None and not Path(given.value).is_absolute():
-            self.faults.append(
-                given.origin.fault(
-                    "workspace", f"'{given.value}' is relative, and a dict has no folder; give an absolute path"
-                )
-            )
+            self.faults.append(given.origin.fault("workspace", _RELATIVE.format(given.value)))
             return None
         try:
             folder = resolved((given.origin.folder or Path()) / given.value)

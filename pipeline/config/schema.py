@@ -28,11 +28,7 @@ class Interval(NamedTuple):
         Raises:
             ValueError: it has neither form, or is not positive.
         """
-        found = (
-            re.fullmatch(r"(\d+)(?: (\w+?)s?)?", str(value))
-            if isinstance(value, int | str) and not isinstance(value, bool)
-            else None
-        )
+        found = re.fullmatch(r"(\d+)(?: (\w+?)s?)?", str(value))
         if not found or int(found[1]) < 1 or (found[2] or "iteration") not in _UNITS:
             raise ValueError(
                 f"is {value!r}; write a positive number of iterations, or '2 epoch', '30 second', '10 minute'; null for never"
@@ -47,9 +43,7 @@ def parsed(intervals: int | str | list[int | str] | None, unit: str = "iteration
 
 
 def _intervals(value: Any) -> Any:
-    for each in value if isinstance(value, list) else [value]:
-        if each is not None:
-            Interval.parse(each)
+    parsed(value)
     return value
 
 

@@ -117,17 +117,14 @@ class TrackedDict(dict[str, Any]):
         self._note(key)
         return super().pop(key, *default)
 
-    def _all(self) -> None:
-        self._reads.found.add(self._address)
-
     def items(self) -> dict_items[str, Any]:
         """All of it."""
-        self._all()
+        self._reads.found.add(self._address)
         return super().items()
 
     def values(self) -> dict_values[str, Any]:
         """All of it."""
-        self._all()
+        self._reads.found.add(self._address)
         return super().values()
 
     def __iter__(self) -> Iterator[str]:

@@ -88,6 +88,12 @@ class Node:
             return found
         return next((child for name, child in self.children() if name == part), None)
 
+    def items(self, section: str) -> list[tuple[str, Node]]:
+        """(address, item) of the mappings in a list of the config, such as ``runner``."""
+        node = self.child(section)
+        children = node.children() if node and isinstance(node.value, list) else ()
+        return [(f"{section}.{part}", item) for part, item in children if isinstance(item.value, dict)]
+
     def find(self, address: str) -> Node | None:
         """The node at a dotted address."""
         node: Node | None = self
@@ -309,18 +315,17 @@ def _represent_string(dumper: _Dumper, value: str) -> yaml.Node:
 _Dumper.add_representer(str, _represent_string)
 
 
-def read_file(path: Path, where: str, faults: list[Fault] | None = None) -> Node:
+def read_file(path: Path, faults: list[Fault]) -> Node:
     """The tree of a YAML file.
 
     Args:
         path: the file.
-        where: what messages call it.
-        faults: takes the faults in spite of which there is a tree; without it they are raised too.
+        faults: takes the faults in spite of which there is a tree.
 
     Raises:
         ConfigError: it cannot be read, is no YAML, or is no mapping.
     """
-    origin = Origin(where, path.parent)
+    origin = Origin(str(path), path.parent)
     try:
         if path.is_dir():
             raise ConfigError([origin.fault("", "is a folder, not a config file; name the file in it")])
@@ -388,10 +393,10 @@ def parse(text: str, origin: Origin, faults: list[Fault] | None = None) -> Node:
         return Node(None, origin)
     builder = Builder(text, origin)
     node = builder.build(root, 0)
-    if builder.faults and faults is None:
-        raise ConfigError(builder.faults)
     if faults is not None:
         faults += builder.faults
+    elif builder.faults:
+        raise ConfigError(builder.faults)
     return node
 
 

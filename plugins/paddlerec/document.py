@@ -27,7 +27,7 @@ from ruamel.yaml.tokens import CommentToken
 
 from pipeline.config import yaml_tree
 from pipeline.config.yaml_tree import Node
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, Fault
 
 Slot = tuple[CommentedMap | CommentedSeq, Any]
 """A mapping and a key, or a list and an index, in block style: there comments stand above and behind."""
@@ -144,7 +144,10 @@ class Document:
 
     def __init__(self, path: Path) -> None:
         self.where = str(path)
-        self.ours = yaml_tree.read_file(path, self.where)
+        faults: list[Fault] = []
+        self.ours = yaml_tree.read_file(path, faults)
+        if faults:
+            raise ConfigError(faults)
         text = path.read_text(encoding="utf-8-sig")
         if rare := re.search("[\x85\u2028\u2029]", text):
             message = f"holds the character {ord(rare[0]):#06x}, which ends a line in YAML 1.1 only; take it out"

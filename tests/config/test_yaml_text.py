@@ -120,14 +120,14 @@ def test_a_list_of_64_levels_is_still_read() -> None:
 
 def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_bytes("a: größe\n".encode("utf-8-sig"))
-    tree = yaml_tree.read_file(tmp_path / "config.yaml", "config.yaml")
+    tree = yaml_tree.read_file(tmp_path / "config.yaml", [])
     assert tree.plain() == {"a": "größe"}
     assert tree.origin.column == 1
 
 
 def test_windows_line_ends_move_no_column(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_bytes(b"a: 1\r\nb: {c: 2}\r\n")
-    found = yaml_tree.read_file(tmp_path / "config.yaml", "config.yaml").find("b.c")
+    found = yaml_tree.read_file(tmp_path / "config.yaml", []).find("b.c")
     assert found is not None
     assert (found.origin.line, found.origin.column, found.origin.text) == (2, 8, "b: {c: 2}")
 
