@@ -126,14 +126,14 @@ class Context(dict[str, Any]):
     Attributes:
         stage: name of what is running: ``trainer`` or one of the five stages; the trainer sets it.
         accesses: every use so far, in order.
-        hurry: called when ``is_exit`` is written; a loop that trains puts there what makes it look after its step.
+        wake: called when ``is_exit`` is written; a training loop sets it, so that it ends after its step.
     """
 
     def __init__(self, *args: Any, **values: Any) -> None:
         super().__init__()
         self.stage = "trainer"
         self.accesses: dict[Access, None] = {}
-        self.hurry: Callable[[], object] = _nothing
+        self.wake: Callable[[], object] = _nothing
         self._wrote: set[str] = set()
         self.update(*args, **values)
 
@@ -160,7 +160,7 @@ class Context(dict[str, Any]):
             if action == "write":
                 self._wrote.add(key)
                 if key == "is_exit":
-                    self.hurry()
+                    self.wake()
         return where
 
     def __getitem__(self, key: str) -> Any:

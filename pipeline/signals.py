@@ -24,17 +24,13 @@ _T = TypeVar("_T")
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 _INSISTING = frozenset(SIGNALS) - {signal.SIGHUP}
-
-"""Those that end the process at once when they come second: a terminal that is closed may send SIGHUP twice by itself."""
+"""Those that end the process at once when they come second: a closed terminal may send SIGHUP twice by itself."""
 
 GRACE = 25.0
-
 """Seconds that a run has to end after the first signal."""
 
-
-_APART = 0.5
-
-"""Seconds after the first signal in which another may be that of a process just forked, which shares our pipe for a moment."""
+_DEBOUNCE = 0.5
+"""Seconds after the first signal in which another may come from a process just forked, which shares our pipe for a moment."""
 
 
 class StoppedError(BaseException):
@@ -50,88 +46,88 @@ class WaitInterrupted(BaseException):
 
 
 class GracefulShutdown:
-    """Whether the run is asked to end.
+    """Receives the signals that ask a run to end.
 
     Attributes:
-        asked: the signal that has asked; None: none has.
-        grace: seconds that are left to it then.
+        requested: the signal that has asked; None: none has.
+        grace: seconds that the run has left then.
     """
 
     def __init__(self, grace: float = GRACE) -> None:
-        self.asked: signal.Signals | None = None
+        self.requested: signal.Signals | None = None
         self.grace = grace
-        self._loops: list[Callable[[], None]] = []
+        self._wake_loops: list[Callable[[], None]] = []
         self._waiting = False
 
     @contextmanager
-    def heeded(self) -> Iterator[None]:
-        """In the block, signals ask; only in the main thread, where Python receives them."""
+    def handling(self) -> Iterator[None]:
+        """Handle the signals in the block; only in the main thread, where Python receives them."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self._receive) for number in heard}
+        numbers = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        previous = {number: signal.signal(number, self._receive) for number in numbers}
         try:
-            with self._watched():
+            with self._deadline():
                 yield
         finally:
-            self.asked = None
-            for number, handler in before.items():
+            self.requested = None
+            for number, handler in previous.items():
                 signal.signal(number, handler)
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """In the block, a thread sees to it that the process ends in time: the main one may be in code that is not Python's."""
+    def _deadline(self) -> Iterator[None]:
+        """In the block, a thread ends the process at the deadline: the main thread may be in code that is not Python's."""
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
-        other = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         thread = threading.Thread(target=self._count_down, args=[reading], name="grace", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            signal.set_wakeup_fd(other)
+            signal.set_wakeup_fd(previous)
             os.write(writing, b"\0")
             thread.join()
             os.close(writing)
             os.close(reading)
 
     def _count_down(self, reading: int) -> None:
-        """End the process at the second signal, and when ``grace`` is over; until there is told of a signal 0."""
+        """End the process at the second signal, and when ``grace`` is over; return when a 0 is read."""
         first, end = None, 0.0
         while True:
             left = None if first is None else max(0.0, end - time.monotonic())
             if not select.select([reading], [], [], left)[0]:
                 assert first
-                os._exit(_code(first))
+                os._exit(_exit_code(first, ExitCode.STOPPED))
             number = os.read(reading, 1)[0]
             if number == 0:
                 return
             if number in SIGNALS and first is None:
                 first, end = signal.Signals(number), time.monotonic() + self.grace
-            elif number in _INSISTING and end - time.monotonic() < self.grace - _APART:
-                os._exit(_at_once(number))
+            elif number in _INSISTING and end - time.monotonic() < self.grace - _DEBOUNCE:
+                os._exit(_exit_code(number, ExitCode.TERMINATED))
 
     @contextmanager
-    def deferred(self, hurry: Callable[[], None]) -> Iterator[None]:
-        """In the block, a loop looks itself whether it is asked to end; ``hurry`` makes it do so after this step."""
-        self._loops.append(hurry)
+    def defer(self, wake: Callable[[], None]) -> Iterator[None]:
+        """In the block, a signal calls ``wake`` alone; the loop in it checks ``requested`` after its step."""
+        self._wake_loops.append(wake)
         try:
             yield
         finally:
-            self._loops.pop()
+            self._wake_loops.pop()
 
-    def waited_for(self, batches: Iterable[_T], save: Callable[[], object] | None = None) -> Iterator[_T]:
+    def interruptible(self, batches: Iterable[_T], save: Callable[[], object] | None = None) -> Iterator[_T]:
         """The batches that workers make; a signal ends the wait for one of them, and with it the run.
 
         Args:
-            batches: whoever goes over them does nothing else between two of them that a signal must not interrupt.
-            save: called first, with the last batch done and the next not begun; it may end the run itself.
+            batches: what the consumer does with one of them is not interrupted.
+            save: called first, between two batches; it may end the run itself.
 
         Raises:
             StoppedError, KeyboardInterrupt: a signal has asked for it.
         """
-        # A batch costs one call: this stands in the training loop.
+        # One call for each batch: this is part of the training loop.
         self._waiting = True
         try:
             with suppress(WaitInterrupted):
@@ -139,120 +135,113 @@ class GracefulShutdown:
                     self._waiting = False
                     yield batch
                     self._waiting = True
-                    if self.asked is not None:
+                    if self.requested is not None:
                         break
         finally:
             self._waiting = False
-        if self.asked is not None:
+        if self.requested is not None:
             if save:
                 save()
-            self.end()
+            self.raise_if_requested()
 
-    def end(self) -> None:
-        """End the run, if it is asked to.
+    def raise_if_requested(self) -> None:
+        """End the run, if a signal has asked for it.
 
         Raises:
             StoppedError: a signal other than SIGINT has asked.
             KeyboardInterrupt: SIGINT has.
         """
-        if self.asked is signal.SIGINT:
+        if self.requested is signal.SIGINT:
             raise KeyboardInterrupt
-        if self.asked is not None:
-            raise StoppedError(f"asked to end by {self.asked.name}")
+        if self.requested is not None:
+            raise StoppedError(f"asked to end by {self.requested.name}")
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is not None:
+        if self.requested is not None:
             if number in _INSISTING:
-                os._exit(_at_once(number))
+                os._exit(_exit_code(number, ExitCode.TERMINATED))
             return
-        self.asked = signal.Signals(number)
-        if not self._loops:
-            self.end()
-        for hurry in self._loops:
-            hurry()
+        self.requested = signal.Signals(number)
+        if not self._wake_loops:
+            self.raise_if_requested()
+        for wake in self._wake_loops:
+            wake()
         if self._waiting:
             raise WaitInterrupted
 
 
 SHUTDOWN = GracefulShutdown()
+"""One for the process, as signals are."""
 
-"""Signals go to a process, and so does this."""
 
-
-def is_asked_to_end(context: dict[str, Any]) -> bool:
-    """Whether a signal or ``is_exit`` asks a loop that trains to end; that is no use of the key by a stage."""
-    if SHUTDOWN.asked is not None:
+def exit_requested(context: dict[str, Any]) -> bool:
+    """Whether a signal or ``is_exit`` asks a training loop to end; the context does not record this read."""
+    if SHUTDOWN.requested is not None:
         return True
     is_exit: bool = dict.get(context, "is_exit", False)
     return is_exit
 
 
-def _at_once(number: int) -> ExitCode:
-    return ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
+def _exit_code(number: int, otherwise: ExitCode) -> ExitCode:
+    return ExitCode.INTERRUPTED if number == signal.SIGINT else otherwise
 
 
-def _code(asked: signal.Signals) -> ExitCode:
-    return ExitCode.INTERRUPTED if asked is signal.SIGINT else ExitCode.STOPPED
-
-
-def _forget_in_child() -> None:
-    """A process that was forked is not the run: signals do to it what they do to any other."""
-    held = [number for number in SIGNALS if getattr(signal.getsignal(number), "__self__", None) is SHUTDOWN]
-    if held:
-        signal.set_wakeup_fd(-1)
+def _reset_handlers() -> None:
+    """In a forked process, which is not the run, signals do what they do to any other process."""
     for number in SIGNALS:
         if getattr(signal.getsignal(number), "__self__", None) is SHUTDOWN:
+            signal.set_wakeup_fd(-1)
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_reset_handlers)
 
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """In the block signals wait, and processes that begin in it hear none until they say so."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    """In the block signals wait, and processes started in it receive none until they unblock them."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 @cache
-def _end_workers_at_exit() -> None:
-    """Python ends what it calls daemons by SIGTERM, and waits for them: workers that hear none would never end."""
+def _kill_workers_at_exit() -> None:
+    """Python ends daemonic processes by SIGTERM, and waits for them: workers that ignore it would never end."""
     # Registered after multiprocessing's own, and so called before it.
-    atexit.register(_end_daemons)
+    atexit.register(_kill_daemons)
 
 
-def _end_daemons() -> None:
+def _kill_daemons() -> None:
     # Otherwise torch reports the death of each.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for each in multiprocessing.active_children():
-        if each.daemon:
-            each.kill()
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
 
 
 class IgnoreSignals:
-    """What a worker of a loader begins with: it hears none of these signals, which are for the run to heed.
+    """The ``worker_init_fn`` of a loader: its workers ignore these signals, which are the run's to handle.
 
     Args:
-        first: what else it begins with.
+        worker_init_fn: that of the user, called after it.
     """
 
-    def __init__(self, first: Callable[[int], Any] | None = None) -> None:
-        self.first = first
-        _end_workers_at_exit()
+    def __init__(self, worker_init_fn: Callable[[int], Any] | None = None) -> None:
+        self.worker_init_fn = worker_init_fn
+        _kill_workers_at_exit()
 
     def __call__(self, worker: int) -> None:
-        """Begin."""
+        """Called in the worker when it starts."""
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         parent = multiprocessing.parent_process()
         if parent is not None and not parent.is_alive():
-            # The run was killed before torch began to look whether it lives: nobody would ever end this process.
+            # The run was killed before torch began to check that it lives: nobody would ever end this process.
             os._exit(ExitCode.FAILED)
-        # It began without hearing any, see ``unheard``; what it starts itself is not to inherit that.
+        # It started with signals blocked, see ``signals_blocked``; processes that it starts must not inherit that.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        if self.first is not None:
-            self.first(worker)
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker)

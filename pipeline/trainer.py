@@ -72,7 +72,7 @@ class GeneralTrainer:
             Exception: whatever a stage raised, as it raised it.
         """
         try:
-            with SHUTDOWN.heeded(), session.open_run(self.config, self, GeneralTrainer, self.resume) as run:
+            with SHUTDOWN.handling(), session.open_run(self.config, self, GeneralTrainer, self.resume) as run:
                 with failures.reporting(run):
                     context = self.run_all(run)
                 self.outcome = ExitCode.DONE
@@ -143,7 +143,7 @@ class GeneralTrainer:
         runner.hooks.after_stage(name=stage, context=context)
         wrote_status = context.wrote("status")
         context.enter("trainer")
-        SHUTDOWN.end()
+        SHUTDOWN.raise_if_requested()
         return wrote_status
 
     def next_stage(self, stage: str, wrote_status: bool, runner: RunnerSession) -> str:

@@ -115,20 +115,20 @@ def test_a_step_that_takes_longer_than_the_grace_is_not_waited_for(run: Run) -> 
 
 def test_outside_of_a_loop_a_signal_ends_the_run_at_once() -> None:
     stop = GracefulShutdown()
-    with pytest.raises(StoppedError, match="asked to end by SIGUSR1"), stop.heeded():
+    with pytest.raises(StoppedError, match="asked to end by SIGUSR1"), stop.handling():
         signal.raise_signal(signal.SIGUSR1)
 
 
 def test_a_loop_is_made_to_look_and_handlers_are_put_back() -> None:
-    stop, hurried = GracefulShutdown(), []
+    stop, woken = GracefulShutdown(), []
     before = signal.getsignal(signal.SIGTERM)
-    with stop.heeded(), stop.deferred(lambda: hurried.append(stop.asked)):
+    with stop.handling(), stop.defer(lambda: woken.append(stop.requested)):
         signal.raise_signal(signal.SIGTERM)
-        assert hurried == [signal.SIGTERM]
+        assert woken == [signal.SIGTERM]
         with pytest.raises(StoppedError, match="asked to end by SIGTERM"):
-            stop.end()
+            stop.raise_if_requested()
     assert signal.getsignal(signal.SIGTERM) is before
-    stop.end()
+    stop.raise_if_requested()
 
 
 SLOW = """
@@ -212,8 +212,8 @@ def test_ctrl_c_ends_the_wait_too(zygote: Zygote, linear: Path) -> None:
 def go_over(stop: GracefulShutdown, batches: Iterator[int], saved: list[object], *, asking: int = 0) -> list[int]:
     """What is done before a signal ends it; at one of the batches a signal comes."""
     done: list[int] = []
-    with suppress(StoppedError), stop.heeded(), stop.deferred(lambda: None):
-        for each in stop.waited_for(batches, lambda: saved.append(stop.asked)):
+    with suppress(StoppedError), stop.handling(), stop.defer(lambda: None):
+        for each in stop.interruptible(batches, lambda: saved.append(stop.requested)):
             if each == asking:
                 signal.raise_signal(signal.SIGTERM)
             done.append(each)
@@ -242,4 +242,4 @@ def test_a_signal_during_a_step_does_not_interrupt_it() -> None:
 
 def test_without_a_signal_all_batches_come() -> None:
     stop = GracefulShutdown()
-    assert list(stop.waited_for([1, 2, 3])) == [1, 2, 3]
+    assert list(stop.interruptible([1, 2, 3])) == [1, 2, 3]

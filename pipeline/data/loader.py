@@ -250,11 +250,11 @@ class _ReadAgain:
         batches: Iterator[Any] = iter(self.loader)
         found = 0
         for _ in islice(
-            SHUTDOWN.waited_for(batches) if getattr(self.loader, "num_workers", 0) else batches, self.taken
+            SHUTDOWN.interruptible(batches) if getattr(self.loader, "num_workers", 0) else batches, self.taken
         ):
             found += 1
             # Nothing is to be saved: the checkpoint is there that the run goes on from.
-            SHUTDOWN.end()
+            SHUTDOWN.raise_if_requested()
         if found < self.taken:
             raise DataError(
                 f"the epoch has {found} batches, and {self.taken} of them were trained on before; go on with the data "

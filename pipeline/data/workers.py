@@ -168,7 +168,7 @@ def supervised(batches: object = None) -> Iterator[None]:
         raise
     except (StoppedError, KeyboardInterrupt):
         # Otherwise torch would wait for each of them, some seconds long.
-        for workers in list(RUNNING) if SHUTDOWN.asked is not None else ():
+        for workers in list(RUNNING) if SHUTDOWN.requested is not None else ():
             workers.end()
         raise
     finally:

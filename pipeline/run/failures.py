@@ -47,7 +47,7 @@ def _tell(error: BaseException, run: Run) -> None:
 def handle_failure(error: BaseException, runner: RunnerSession, resources: ExitStack, run: Run) -> None:
     """Say what failed, give ``abort`` its turn, and close the resources; an error on the way is logged beside the first."""
     run.ended = True
-    with SHUTDOWN.deferred(_later):
+    with SHUTDOWN.defer(_later):
         _handle(error, runner, resources, run)
 
 

@@ -38,7 +38,7 @@ from pipeline.data.batch import count_samples, to_device
 from pipeline.data.loader import SeededLoader, after, place_of, set_epoch
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError, StorageError
 from pipeline.run.device import resolve_device
-from pipeline.signals import SHUTDOWN, ExitError, is_asked_to_end
+from pipeline.signals import SHUTDOWN, ExitError, exit_requested
 from pipeline.stages import experiment_config
 from pipeline.stages.base import RunnerBase
 from pipeline.stages.experiment_config import PHASE, JsonLines, PluginNumbers, Visualizer
@@ -346,8 +346,8 @@ class ExperimentBase(ExperimentSetup):
                 self._go_on(self.checkpointer.resumed)
             elif not self._loaded:
                 self.resume_or_load()
-            self.context.hurry = self._hurry
-            with SHUTDOWN.deferred(self._hurry), suppress(ExitError):
+            self.context.wake = self._wake
+            with SHUTDOWN.defer(self._wake), suppress(ExitError):
                 self.train()
                 self._end_epoch()
                 self.save()
@@ -358,7 +358,7 @@ class ExperimentBase(ExperimentSetup):
     def train(self) -> None:
         """Train on batch after batch, up to ``max_iteration``."""
         self._begin()
-        self._heed()
+        self._stop_if_requested()
         self._validate(due=False)
         while self.iteration < self._limit:
             self.iteration += 1
@@ -557,7 +557,7 @@ class ExperimentBase(ExperimentSetup):
             self.save()
         looks = (each.next_look() for each in (self._printing, self._validating, self._saving))
         self._due = min(*looks, self._limit)
-        self._heed()
+        self._stop_if_requested()
 
     def _validate(self, *, due: bool) -> None:
         """Once in an iteration; at the end also where it is not due."""
@@ -572,15 +572,15 @@ class ExperimentBase(ExperimentSetup):
             # A training that goes on with a higher limit draws what it would have drawn.
             restore_random_state(random)
 
-    def _heed(self) -> None:
+    def _stop_if_requested(self) -> None:
         """End here with everything saved, if a signal or ``is_exit`` has asked for it."""
-        if is_asked_to_end(self.context):
+        if exit_requested(self.context):
             self.save()
             self._checkpoints.finish()
-            SHUTDOWN.end()
+            SHUTDOWN.raise_if_requested()
             raise ExitError
 
-    def _hurry(self) -> None:
+    def _wake(self) -> None:
         """Look after this batch."""
         self._due = 0
 

@@ -80,7 +80,7 @@ def evaluate(
         brain.on_stage_start(stage, epoch)
         for batch in batches:
             # Nothing is saved: the numbers would be those of half the data. The pass is made again.
-            SHUTDOWN.end()
+            SHUTDOWN.raise_if_requested()
             brain.step += 1
             samples = brain._pass_numbers.samples = brain._samples_in(batch)
             predictions, losses = brain._judge_batch(batch, stage)
@@ -121,7 +121,7 @@ def evaluate_with_hooks(
     hooks.before_validation(context=context, phase=phase)
     batches: Iterable[Any] = on_device(loader, context["device"])
     if getattr(loader, "num_workers", 0):
-        batches = SHUTDOWN.waited_for(batches)
+        batches = SHUTDOWN.interruptible(batches)
     with supervised(batches):
         numbers = evaluate(brain, batches, stage, metrics, observe, epoch)
     hooks.after_validation(context=context, phase=phase, metrics=numbers)

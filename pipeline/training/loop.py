@@ -20,7 +20,7 @@ from pipeline.config.schema import WARN, PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.loader import order_drawn_by
 from pipeline.errors import ConfigError, DataError, PipelineError, StorageError
-from pipeline.signals import SHUTDOWN, ExitError, StoppedError, is_asked_to_end
+from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.brain import Brain
 from pipeline.training.export import WeightExporter
 from pipeline.training.optim_scheduler import OptimScheduler
@@ -204,7 +204,7 @@ class Training:
     def run(self) -> None:
         """All epochs, and a checkpoint at the end; what ends it before is heeded where the state can be saved, not elsewhere."""
         self.context["metrics"] = self.metrics
-        with SHUTDOWN.deferred(_between_steps), suppress(ExitError):
+        with SHUTDOWN.defer(_between_steps), suppress(ExitError):
             self.tell_undivided()
             refuse_short_schedules(self.runner, self.phases, self.agenda.epochs, self.context)
             # That of the last one, in case there is none left.
@@ -215,7 +215,7 @@ class Training:
             while not over:
                 epoch = self.context["current_epoch"] = self.state["epoch"]
                 self.hooks.before_epoch(context=self.context)
-                if is_asked_to_end(self.context) and not self.begun:
+                if exit_requested(self.context) and not self.begun:
                     self.save_if(False)
                 self.epoch(epoch)
                 self.hooks.after_epoch(context=self.context)
@@ -405,20 +405,20 @@ class Training:
             ExitError: ``is_exit`` has.
         """
         if self.training and self.undivided:
-            if is_asked_to_end(self.context) and not self.ending:
+            if exit_requested(self.context) and not self.ending:
                 logger.info("asked to end: the epoch is finished first, for no run could go on in the middle of it")
                 self.ending = True
             self.postponed |= due or self.is_best_now
             return
         due, self.postponed = due or self.postponed, False
-        asked = is_asked_to_end(self.context)
+        asked = exit_requested(self.context)
         if due or asked or self.is_best_now:
             self.save()
             # A plugin may have asked for it when it was told of a checkpoint; then this moment is saved already.
-            asked = is_asked_to_end(self.context)
+            asked = exit_requested(self.context)
         if asked:
             self.checkpoints.finish()
-            SHUTDOWN.end()
+            SHUTDOWN.raise_if_requested()
             raise ExitError
 
 

@@ -12,7 +12,7 @@ from pipeline.data.loader import after, length, order_drawn_by, set_epoch
 from pipeline.data.stream import has_state
 from pipeline.data.workers import supervised
 from pipeline.errors import DataError
-from pipeline.signals import SHUTDOWN, is_asked_to_end
+from pipeline.signals import SHUTDOWN, exit_requested
 from pipeline.training.batch_brain import BatchBrain, Stage
 from pipeline.training.updater import UpdaterBase, update_of
 
@@ -32,15 +32,15 @@ class NextDue:
         self.at = at
         self.context = context
 
-    def hurry(self) -> None:
+    def wake(self) -> None:
         """After this iteration."""
         self.at = 0
 
     def put(self, at: int) -> None:
         """After a later one; unless the run has been asked to end in the meantime."""
         self.at = at
-        if is_asked_to_end(self.context):
-            self.hurry()
+        if exit_requested(self.context):
+            self.wake()
 
 
 def train_pass(
@@ -119,14 +119,14 @@ def train_epoch(
     batches: Iterator[Any] = iter(on_device(rest, brain.device))
     # To end the wait for a batch may lose it, after which no other loader could go on.
     if getattr(rest, "num_workers", 0) and not order_drawn_by(rest) and not has_state(rest):
-        batches = SHUTDOWN.waited_for(batches, lambda: on_due(state["iteration"]))
+        batches = SHUTDOWN.interruptible(batches, lambda: on_due(state["iteration"]))
     if begun:
         # Only now: beginning to iterate draws a number, as it did when the pass began.
         restore_random_state(begun["random"])
     looked = NextDue(due, {} if context is None else context)
     if context is not None:
-        context.hurry = looked.hurry
-    with SHUTDOWN.deferred(looked.hurry), supervised(batches):
+        context.wake = looked.wake
+    with SHUTDOWN.defer(looked.wake), supervised(batches):
         following = on_due(before) if begun else due
         if following:
             looked.put(following)
