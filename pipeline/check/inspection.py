@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -162,10 +162,13 @@ class Setting:
         """This where it is written; else a mapping without keys, whose faults are noted elsewhere."""
         return self if self.is_written else replace(self, node=Node({}, origin))
 
-    def with_value(self, value: Any, address: str = "") -> Setting:
-        """The same with another value, as if that were written here."""
-        key = self.node.key if self.node else None
-        return replace(self, address=address or self.address, node=Node(value, self.origin, key))
+    def with_keys(self, keys: Mapping[str, Node | None]) -> Setting:
+        """A mapping with these keys, as if they were written here."""
+        return replace(self, node=Node(dict(keys), self.origin))
+
+    def spelt(self, spelling: Callable[[Any], Any]) -> Setting:
+        """The same, a name in the spelling that it has in Python."""
+        return replace(self, node=self.node and replace(self.node, value=spelling(self.node.value)))
 
     def find_class(self, name: str, base: str = "", module: str = "") -> source.Definition | None:
         """The definition behind a class path, if there is one; see ``Inspection.find_class``."""

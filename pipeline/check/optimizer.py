@@ -39,7 +39,7 @@ def check_optimizer(settings: Setting, named: Setting, *, stepped: bool) -> None
     """An optimizer's class, and its own keys; ``stepped``: certainly by ours."""
     if settings["learning_rate"].node and settings["lr"].node:
         settings["lr"].fault("means the same as 'learning_rate', which is set too; keep one", of_key=True)
-    path = named.with_value(optimizer_name(named.value), f"{settings.address}.class")
+    path = replace(named.spelt(optimizer_name), address=f"{settings.address}.class")
     definition = path.find_class("Optimizer", module=OPTIMIZERS)
     taken = classes.parameters(definition) if definition else None
     if taken and definition:
@@ -50,7 +50,7 @@ def check_optimizer(settings: Setting, named: Setting, *, stepped: bool) -> None
         free = taken.without_first()
         if "lr" in free.names:
             free = replace(free, names=(*free.names, "learning_rate"))
-        settings.with_value(given).check_arguments(free, definition.name)
+        settings.with_keys(given).check_arguments(free, definition.name)
     if definition and stepped and (argument := _step_needs(definition)):
         remedy = "write an updater or a Runner of your own, or name another optimizer"
         path.fault(f"{definition.name}.step needs a {argument}, and nobody gives it one; {remedy}")
@@ -109,7 +109,7 @@ def check_optim_scheduler(scheduler: Setting, around: Around) -> None:
     written = scheduler.class_of("{class: noam, args: {optim_type: Adam, …}}")
     if written.node is None:
         return
-    path = written.with_value(schedule_name(written.value))
+    path = written.spelt(schedule_name)
     definition = path.find_class("OptimScheduler", OPTIM_SCHEDULER, SCHEDULES)
     arguments = scheduler["args"].or_empty(written.origin)
     if not definition or not arguments.is_mapping:

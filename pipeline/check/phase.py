@@ -206,8 +206,9 @@ def may_report(phases: Collection[Setting]) -> bool:
         owner = phase.inspection.settings("phase").get(str(phase["model_of"].value), phase)
         if is_brain(owner) is not False or not _is_torchs(owner["loss"]):
             return True
-        plugins = phase.inspection.setting("plugins").value or []
-        names = [name for plugin in plugins for name in (plugin if isinstance(plugin, dict) else [plugin])]
+        plugins = phase.inspection.setting("plugins").value
+        items = plugins if isinstance(plugins, list) else []
+        names = [name for item in items for name in (item if isinstance(item, dict) else [item])]
         if any(name not in DEFAULT_PLUGINS for name in names):
             return True
     return False
@@ -270,7 +271,7 @@ def check_updater(updater: Setting) -> None:
             own[name] = argument.node
     taken = classes.parameters(definition) if definition else None
     if definition and taken:
-        arguments.with_value(own).check_arguments(taken.without(OFFERED), definition.name)
+        arguments.with_keys(own).check_arguments(taken.without(OFFERED), definition.name)
 
 
 METRIC = ("update", "compute", "reset")
