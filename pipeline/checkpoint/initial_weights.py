@@ -158,7 +158,7 @@ def load(config: Config, runner_name: str, run_dir: Path, models: Models) -> Giv
         CheckpointError: nothing is there or valid, or it does not fit.
         ConfigError: ``freeze`` or ``init_modules`` cannot be done.
     """
-    runner, given = _runner(config, runner_name), Given({}, {})
+    runner, given = config.runner(runner_name), Given({}, {})
     if runner.init_model_path and models and not _is_needless(runner, runner.init_model_path, run_dir):
         paths, found = _found(runner, runner.init_model_path, _trained_before(config, runner_name, run_dir))
         given = _give(runner, paths, found, models)
@@ -176,7 +176,7 @@ def load_trained(config: Config, runner_name: str, run_dir: Path, models: Models
     """
     trained = _trained_before(config, runner_name, run_dir)
     found = _needed(trained, runner_name, "add init_model_path").newest()
-    return _give(_runner(config, runner_name), [found.path], found, models)
+    return _give(config.runner(runner_name), [found.path], found, models)
 
 
 def load_another(path: Path, models: Models) -> dict[str, int] | None:
@@ -195,10 +195,6 @@ def load_another(path: Path, models: Models) -> dict[str, int] | None:
     return found.train_state
 
 
-def _runner(config: Config, name: str) -> RunnerSchema:
-    return next(each for each in config.runners if each.name == name)
-
-
 def _is_needless(runner: RunnerSchema, path: str, run_dir: Path) -> bool:
     """Whether weights that have gone need not be loaded: the run goes on from its own, and no stage of a user's sees them."""
     default = RunnerSchema.model_fields["startup_class_path"].default
@@ -211,8 +207,7 @@ def _is_needless(runner: RunnerSchema, path: str, run_dir: Path) -> bool:
 
 def _trained_before(config: Config, runner_name: str, run_dir: Path) -> Trained | None:
     """The train runner that comes before a runner."""
-    order = config.runners
-    before = order[: [each.name for each in order].index(runner_name)]
+    before = config.runners[: config.runners.index(config.runner(runner_name))]
     found = next((each for each in reversed(before) if each.kind == "train"), None)
     return Trained(found.name, run_dir / found.name / NAME, found.keep_best) if found else None
 

@@ -283,6 +283,10 @@ class Config:
         named = {runner.name: runner for runner in self.settings.runner}
         return [named[name] for name in self.settings.mode or named]
 
+    def runner(self, name: str) -> schema.RunnerSchema:
+        """The runner of this name, one of those that ``mode`` names."""
+        return next(runner for runner in self.runners if runner.name == name)
+
     def phases(self, runner: schema.RunnerSchema) -> list[schema.PhaseSchema]:
         """The phases of a runner, in the order in which they are trained."""
         named = {phase.name: phase for phase in self.settings.phase}

@@ -466,7 +466,7 @@ def open_runner(name: str, run: Run, resources: ExitStack, begin_fit: BeginFit) 
     """
     # A config of its own: what a runner does to the arguments that it is given, the next does not see.
     config = run.config.in_run(run.directory.path)
-    settings = next(runner for runner in config.runners if runner.name == name)
+    settings = config.runner(name)
     plugins, folder = plugin_manager(), run.directory.path / name / "checkpoints"
     env = _env_of(config, settings)
     context = Context(

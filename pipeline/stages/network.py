@@ -34,7 +34,7 @@ class Network(NetworkBase):
     def build_network(self, context: Context) -> None:
         """Write ``dataset`` (name -> loader) and ``model`` (phase -> model, brain, optim_schedulers, updater)."""
         config: Config = context["config"]
-        runner = next(each for each in config.runners if each.name == context["runner_name"])
+        runner = config.runner(context["runner_name"])
         phases = config.phases(runner)
         context["dataset"] = {
             each.name: self.build_dataset(each, runner, context)

@@ -62,7 +62,7 @@ class Runner(RunnerBase):
     def evaluate_phases(self, context: Context) -> dict[str, dict[str, float]]:
         """Evaluate every phase on its ``valid_dataset_name``, else on its ``dataset_name``, as the weights are now."""
         config: Config = context["config"]
-        runner = next(each for each in config.runners if each.name == context["runner_name"])
+        runner = config.runner(context["runner_name"])
         context["metrics"] = {}
         for phase in config.phases(runner):
             with in_phase(phase.name):

@@ -169,7 +169,7 @@ class Training:
         self.hooks = context["hooks"]
         self.models: dict[str, dict[str, Any]] = context["model"]
         self.state: dict[str, int] = context["train_state"]
-        self.runner: RunnerSchema = next(each for each in config.runners if each.name == context["runner_name"])
+        self.runner: RunnerSchema = config.runner(context["runner_name"])
         self.phases: list[PhaseSchema] = config.phases(self.runner)
         self.agenda = Schedule(self.runner, self.state["iteration"])
         self.validation = Validation(context, self.runner, self.phases)
