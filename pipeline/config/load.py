@@ -136,12 +136,11 @@ def _base(item: Node, path: Path, faults: list[Fault], chain: tuple[Path, ...], 
 
 def _clashes(first: Node, second: Node, address: str = "") -> Iterator[tuple[str, Node, Node]]:
     """(address, value, other value) of all that two bases set differently, neither knowing of the other's."""
-    if isinstance(first.value, dict) and isinstance(second.value, dict):
-        if (mark := second.value.get("_delete_")) and mark.value is True:
-            return
-    elif not (isinstance(first.value, list) and isinstance(second.value, list) and _named(first) and _named(second)):
+    if not _mergeable(first, second):
         if repr(first.plain()) != repr(second.plain()) and not (_refines(first, second) or _refines(second, first)):
             yield address, first, second
+        return
+    if isinstance(second.value, dict) and (mark := second.value.get("_delete_")) and mark.value is True:
         return
     there = dict(first.children())
     for part, child in second.children():
@@ -165,32 +164,22 @@ def merge(base: Node, over: Node, faults: list[Fault], address: str = "") -> Nod
 
     ``_delete_: true`` in a mapping replaces the base's instead of merging into it.
     """
-    earlier = each_once(*base.earlier, base, *over.earlier)
-    if isinstance(over.value, dict):
-        replaces = _takes_mark(over, faults)
-        if isinstance(base.value, dict) and not replaces:
-            there = dict(base.value)
-            for name in over.value:
-                aliases.canonicalize(there, name, address)
-            merged = there | _merged(there, over, faults, address)
-            return Node(merged, over.origin, over.key, earlier=earlier)
-    if isinstance(over.value, list) and isinstance(base.value, list) and _named(base) and _named(over):
-        items = dict(base.children())
-        items |= _merged(items, over, faults, address)
-        return Node(list(items.values()), over.origin, over.key, earlier=earlier)
+    replaces = isinstance(over.value, dict) and _takes_mark(over, faults)
+    if _mergeable(base, over) and not replaces:
+        children = dict(base.children())
+        for part, _ in over.children():
+            aliases.canonicalize(children, part, address)
+        children |= {
+            part: merge(children[part], child, faults, f"{address}.{part}".lstrip("."))
+            if part in children
+            else _unmarked(child, faults)
+            for part, child in over.children()
+        }
+        merged = children if isinstance(over.value, dict) else list(children.values())
+        return Node(merged, over.origin, over.key, earlier=each_once(*base.earlier, base, *over.earlier))
     if _refines(base, over):
         return base
     return _unmarked(over, faults).take_place_of(base)
-
-
-def _merged(there: dict[str, Node], over: Node, faults: list[Fault], address: str) -> dict[str, Node]:
-    """The children of ``over``, each on top of the one that is there."""
-    return {
-        part: merge(there[part], child, faults, f"{address}.{part}".lstrip("."))
-        if part in there
-        else _unmarked(child, faults)
-        for part, child in over.children()
-    }
 
 
 def _takes_mark(node: Node, faults: list[Fault]) -> bool:
@@ -201,8 +190,13 @@ def _takes_mark(node: Node, faults: list[Fault]) -> bool:
     return bool(mark and mark.value is True)
 
 
-def _named(node: Node) -> bool:
-    names = [child.name for child in node.value]
+def _mergeable(*nodes: Node) -> bool:
+    """Whether all are mappings, or lists whose items have names."""
+    return all(isinstance(node.value, dict) for node in nodes) or all(_has_names(node) for node in nodes)
+
+
+def _has_names(node: Node) -> bool:
+    names = [child.name for child in node.value] if isinstance(node.value, list) else []
     return bool(names) and all(names) and len(set(names)) == len(names)
 
 
