@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from checkpoint_disks import Failing, Recorder
+from checkpoint_power import models, number_of
 from safetensors import safe_open
 from torch import Tensor, nn
 
 from pipeline import Brain
 from pipeline.checkpoint import safetensors_io
 from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.storage import Buffer, Disk, Written
 from pipeline.errors import CheckpointError, ExitCode, StorageError
 
 
@@ -258,3 +264,231 @@ def test_a_number_that_is_not_finite_is_null_in_the_state(tmp_path: Path) -> Non
     model = {"model": torch.nn.Linear(1, 1)}
     saved = Checkpointer(tmp_path).save({"main": model}, {"iteration": 1}, {"main": {"auc": math.nan, "loss": 1.0}})
     assert json.loads((saved / "state.json").read_text())["metrics"] == {"main": {"auc": None, "loss": 1.0}}
+
+
+def checkpoints(folder: Path, *numbers: dict[str, dict[str, Any]], of: tuple[int, ...] = ()) -> Checkpointer:
+    """Checkpoints 1, 2, … with these numbers: phase -> name -> number; ``of``: the iteration of each one's numbers."""
+    made = Checkpointer(folder / "checkpoints")
+    for iteration, each in enumerate(numbers, 1):
+        iterations = {phase: dict.fromkeys(some, of[iteration - 1]) for phase, some in each.items()} if of else None
+        models = {"main": {"model": nn.Linear(1, 1)}}
+        made.save(models, {"iteration": iteration}, each, iterations=iterations)
+    return made
+
+
+def as_an_earlier_version(folder: Path) -> None:
+    """Take away the iterations of the numbers."""
+    for path in folder.rglob("state.json"):
+        state = json.loads(path.read_text())
+        del state["iterations"]
+        path.write_text(json.dumps(state))
+
+
+@pytest.mark.parametrize(
+    ("values", "mode", "step"),
+    [
+        ([3.0, 1.0, 2.0], "min", 2),
+        ([3.0, 1.0, 2.0], "max", 1),
+        ([1.0, 2.0, 1.0], "min", 3),
+        ([2.0, 2.0, 1.0], "max", 2),
+        ([-3.0, -1.0, -2.0], "max", 2),
+        ([math.nan, 2.0, math.nan], "min", 2),
+        ([None, 2, 5.0], "max", 3),
+    ],
+)
+def test_the_best_has_the_lowest_or_highest_number_and_is_the_newest_of_equals(
+    tmp_path: Path, values: list[Any], mode: str, step: int
+) -> None:
+    made = checkpoints(tmp_path, *({"main": {"loss": 9.0 - at, "score": value}} for at, value in enumerate(values)))
+    assert made.best("score", mode) == tmp_path / "checkpoints" / f"step-{step:012d}"
+
+
+def test_the_number_may_be_of_any_phase_and_be_missing_in_some_checkpoints(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path, {"one": {"loss": 1.0}}, {"one": {"loss": 2.0}, "two": {"auc": 0.5}}, {})
+    best = made.best("auc", "max")
+    assert best is not None
+    assert best.name == "step-000000000002"
+
+
+def test_numbers_of_an_earlier_iteration_do_not_count(tmp_path: Path) -> None:
+    made = checkpoints(
+        tmp_path, *({"main": {"loss": value}} for value in (3.0, 1.0, 1.0, 2.0, 0.5)), of=(1, 2, 2, 4, 4)
+    )
+    best = made.best("loss", "min")
+    assert best is not None
+    assert best.name == "step-000000000002"
+
+
+def test_where_all_numbers_are_of_earlier_iterations_it_is_said_when_to_save(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path, {"main": {"loss": 3.0}}, of=(0,))
+    message = "no checkpoint is of an iteration in which 'loss' was reported; save where it is validated, as keep_best"
+    with pytest.raises(CheckpointError, match=message):
+        made.best("loss", "min")
+
+
+def test_of_neighbours_that_an_earlier_version_saved_with_the_same_numbers_the_first_counts(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path, *({"main": {"loss": value}} for value in (3.0, 1.0, 1.0, 2.0)))
+    as_an_earlier_version(tmp_path)
+    best = made.best("loss", "min")
+    assert best is not None
+    assert best.name == "step-000000000002"
+
+
+def test_without_a_checkpoint_there_is_no_best(tmp_path: Path) -> None:
+    assert Checkpointer(tmp_path / "checkpoints").best("loss", "min") is None
+
+
+def test_a_number_that_no_checkpoint_knows_is_told_with_the_nearest_else_all(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path, {"main": {"loss": 1.0, "valid_auc": 0.5}})
+    with pytest.raises(
+        CheckpointError, match=r"checkpoints: no checkpoint knows 'valid_acu'; did you mean 'valid_auc'\?"
+    ):
+        made.best("valid_acu", "max")
+    with pytest.raises(CheckpointError, match="no checkpoint knows 'bleu'; known: loss, valid_auc"):
+        made.best("bleu", "max")
+
+
+@pytest.mark.parametrize("damage", ["no json", '{"train_state": {}}', '{"metrics": [1]}'])
+def test_one_whose_numbers_cannot_be_read_is_refused(tmp_path: Path, damage: str) -> None:
+    made = checkpoints(tmp_path, {"main": {"loss": 1.0}})
+    (tmp_path / "checkpoints" / "step-000000000001" / "state.json").write_text(damage)
+    with pytest.raises(
+        CheckpointError, match=r"step-000000000001/state.json: cannot be read \(.*; remove this checkpoint"
+    ):
+        made.best("loss", "min")
+
+
+class Slow(Disk):
+    """Writes once it is allowed to."""
+
+    def __init__(self) -> None:
+        self.allowed = threading.Event()
+
+    def write(self, path: Path, parts: Iterable[Buffer]) -> Written:
+        self.allowed.wait()
+        return super().write(path, parts)
+
+
+def save(checkpointer: Checkpointer, step: int, number: int | None = None) -> Path:
+    number = step if number is None else number
+    return checkpointer.save(models(number), {"iteration": step}, {"main": {"number": number}}, {"number": number})
+
+
+def test_a_save_returns_before_the_disk_has_it_and_wait_when_it_has(tmp_path: Path) -> None:
+    disk = Slow()
+    checkpointer = Checkpointer(tmp_path, asynchronous=True, disk=disk)
+    path = save(checkpointer, 1)
+    assert not path.exists()
+    assert checkpointer.poll() == []
+    disk.allowed.set()
+    checkpointer.wait()
+    assert checkpointer.poll() == [path]
+    assert checkpointer.verify(path) == []
+
+
+def test_what_is_saved_is_the_moment_of_the_save_whatever_changes_meanwhile(tmp_path: Path) -> None:
+    disk, model = Slow(), nn.Linear(2, 2)
+    wanted = model.weight.detach().clone()
+    training = {"moments": torch.ones(3), "steps": [1, 2], "same memory": model.weight.data.T}
+    checkpointer = Checkpointer(tmp_path, asynchronous=True, disk=disk)
+    checkpointer.save({"main": {"model": model}}, {"iteration": 1}, {}, training)
+    with torch.no_grad():
+        model.weight.zero_()
+    training["moments"].zero_()  # type: ignore[attr-defined]
+    training["steps"].append(3)  # type: ignore[attr-defined]
+    disk.allowed.set()
+    found = checkpointer.newest_valid()
+    assert found
+    assert found.training
+    assert torch.equal(found.weights["main"]["weight"], wanted)
+    assert torch.equal(found.training["same memory"], wanted.T)
+    assert (found.training["moments"].tolist(), found.training["steps"]) == ([1, 1, 1], [1, 2])
+
+
+def test_save_after_save_each_has_its_own_content_though_the_memory_is_used_again(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path, asynchronous=True)
+    for step in range(1, 6):
+        save(checkpointer, step)
+    found = [number_of(Checkpointer(tmp_path)) for _ in checkpointer.all()]
+    weights = [torch.zeros(2, 2) for _ in found]
+    for path, weight in zip(checkpointer.all(), weights, strict=True):
+        model = nn.Linear(2, 2)
+        checkpointer.load_weights(path, {"main": {"model": model}})
+        weight.copy_(model.weight.detach())
+    assert [int(weight[0, 0]) for weight in weights] == [1, 2, 3, 4, 5]
+
+
+def test_the_memory_of_a_snapshot_is_taken_once(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path, asynchronous=True)
+    places = set()
+    for step in range(1, 4):
+        save(checkpointer, step)
+        places.add(tuple(memory.data_ptr() for memory in checkpointer._buffers._memory.values()))
+    checkpointer.wait()
+    assert len(places) == 1
+
+
+def failing() -> Failing:
+    return Failing(12, lambda: OSError(28, "No space left on device"), lasting=True)
+
+
+@pytest.mark.parametrize("asked", ["wait", "save", "poll", "newest"])
+def test_a_failure_in_the_background_is_raised_wherever_one_asks_next(tmp_path: Path, asked: str) -> None:
+    checkpointer = Checkpointer(tmp_path, asynchronous=True, disk=failing())
+    save(checkpointer, 1)
+    if checkpointer._background._thread:
+        checkpointer._background._thread.join()
+    actions = {"save": lambda: save(checkpointer, 2)}
+    with pytest.raises(
+        StorageError, match="step-000000000001: cannot be saved: No space left on device; free or repair"
+    ):
+        actions.get(asked, getattr(checkpointer, asked))()
+    assert checkpointer.poll() == []
+
+
+UNASKED = """
+import sys
+sys.path[:0] = {folders!r}
+from test_checkpointer import failing, save
+from pipeline.checkpoint.checkpointer import Checkpointer
+checkpointer = Checkpointer(__import__("pathlib").Path({folder!r}), asynchronous=True, disk=failing())
+save(checkpointer, 1)
+if {asked}:
+    try:
+        checkpointer.wait()
+    except Exception:
+        pass
+"""
+
+
+@pytest.mark.parametrize("asked", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_failure_that_nobody_asks_for_is_logged_when_the_process_ends(tmp_path: Path, asked: bool) -> None:
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "faults")]
+    code = UNASKED.format(folders=folders, folder=str(tmp_path / "c"), asked=asked)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    told = "in the background: " in done.stderr and "cannot be saved: No space left on device" in done.stderr
+    assert told == (not asked)
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {faults!r})
+from checkpoint_power import models
+from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.storage import Disk
+
+class Slow(Disk):
+    def write(self, path, parts):
+        time.sleep(0.2)
+        return super().write(path, parts)
+
+Checkpointer(Path("checkpoints"), asynchronous=True, disk=Slow()).save(
+    models(3), {{"iteration": 3}}, {{"main": {{"number": 3}}}}, {{"number": 3}})
+"""
+
+
+def test_the_interpreter_ends_only_when_the_disk_has_what_was_saved() -> None:
+    script = SCRIPT.format(faults=str(Path(__file__).parents[1] / "faults"))
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
+    assert number_of(Checkpointer(Path("checkpoints"), disk=Recorder())) == 3

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from pipeline.data.loader import make_loader
+from pipeline.checkpoint.pytree import decode, encode
+from pipeline.data.loader import after, limited, make_loader, place_of
 from pipeline.data.rng import sample_generator, seed_generators
+from pipeline.data.stream import BatchWithState, state_of
 from pipeline.errors import DataError
 
 pytestmark = [
@@ -198,3 +201,260 @@ def test_a_stream_may_draw_for_each_sample_from_a_generator_of_its_own(workers: 
             return ((index, torch.rand((), generator=sample_generator(index)).item()) for index in range(11))
 
     assert sorted(flat(given(Augmented(), workers))) == flat(given(Augmented(), 0, batch_size=2))
+
+
+Loaders = Callable[[], Any]
+
+
+class Resumable(IterableDataset[Any]):
+    """Noisy samples from a number on; where it ends, it is at its beginning again."""
+
+    def __init__(self, size: int = 11, first: int = 0) -> None:
+        self.size, self.first, self.given = size, first, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.given < self.size:
+            self.given += 1
+            yield self.first + self.given - 1, random.random(), torch.rand(()).item()
+        self.given = 0
+
+    def state_dict(self) -> Any:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.given = state["given"]
+
+
+class Shards(IterableDataset[Any]):
+    """Gives each worker a dataset of its own, the later ones more."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(Resumable())
+
+    def shard(self, rank: int, count: int) -> Resumable:
+        return Resumable(2 + 5 * rank, 100 * rank)
+
+
+class Endless(Resumable):
+    """Remembers where it was, and begins there; it never begins again by itself."""
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.given < self.size:
+            self.given += 1
+            yield self.given - 1
+
+
+class Plain(IterableDataset[Any]):
+    """Has no state."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(range(11))
+
+
+def noisy_list(samples: list[Any]) -> list[Any]:
+    return [*samples, random.random()]
+
+
+def loaders(dataset: Callable[[], Any], workers: int, epoch: int = 1, **keywords: Any) -> Loaders:
+    """Makes the loader of a new process."""
+
+    def make() -> Any:
+        chosen = {"seed": 3, "batch_size": 2, "collate_fn": noisy_list, **keywords}
+        loader = make_loader(dataset(), num_workers=workers, where="dataset.train", **chosen)
+        loader.set_epoch(epoch)
+        return loader
+
+    return make
+
+
+def places(make: Loaders) -> tuple[list[Any], list[Any]]:
+    """The batches of an epoch, and the place after each of them, as it comes out of a file."""
+    reading = after(make(), 0)
+    pairs = [(batch, decode(encode(place_of(reading, taken)))) for taken, batch in enumerate(reading, 1)]
+    return [batch for batch, _ in pairs], [place for _, place in pairs]
+
+
+@any_workers
+@pytest.mark.parametrize("dataset", [Resumable, Shards])
+def test_a_stream_goes_on_at_every_batch_as_if_it_had_not_been_left(
+    dataset: type[Any], workers: int, log_lines: list[str]
+) -> None:
+    make = loaders(dataset, workers)
+    batches, there = places(make)
+    assert batches == list(make())
+    for taken, place in enumerate(there, 1):
+        assert list(after(make(), taken, place)) == batches[taken:]
+    # Only one that shares itself out has no state where it need not.
+    assert any("read again" in line for line in log_lines) == (dataset is Shards and workers < 2)
+
+
+@any_workers
+def test_it_may_be_left_again_and_again(workers: int) -> None:
+    make = loaders(lambda: Resumable(23), workers)
+    batches, found, place = list(make()), [], None
+    for taken in range(0, len(batches), 3):
+        reading = after(make(), taken, place)
+        found += [batch for batch, _ in zip(reading, range(3), strict=False)]
+        place = place_of(reading, len(found))
+    assert found == batches
+
+
+@any_workers
+def test_the_place_before_the_last_batch_that_was_given_is_known_too(workers: int) -> None:
+    make = loaders(Resumable, workers)
+    batches, reading = list(make()), after(make(), 0)
+    for taken, _ in enumerate(reading):
+        assert list(after(make(), taken, place_of(reading, taken))) == batches[taken:]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_spawned_goes_on_too(noisy: ModuleType) -> None:
+    here, spawned = (
+        loaders(lambda: noisy.Resumable(11), workers, collate_fn=noisy.noisy_collate, multiprocessing_context=how)
+        for workers, how in ((0, None), (1, "spawn"))
+    )
+    batches, there = places(here)
+    assert list(after(spawned(), 3, there[2])) == batches[3:]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_without_a_seed_each_sample_comes_once_all_the_same(workers: int) -> None:
+    class Shuffled(Resumable):
+        order: list[int] | None = None
+
+        def __iter__(self) -> Iterator[Any]:
+            self.order = self.order or random.sample(range(11), 11)
+            while self.given < 11:
+                self.given += 1
+                yield self.order[self.given - 1]
+
+        def state_dict(self) -> Any:
+            return {"order": self.order, "given": self.given}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.order, self.given = state["order"], state["given"]
+
+    make = loaders(Shuffled, workers, seed=None, collate_fn=list)
+    reading = after(make(), 0)
+    first = next(iter(reading))
+    rest = [sample for batch in after(make(), 1, place_of(reading, 1)) for sample in batch]
+    assert sorted(first + rest) == list(range(11))
+
+
+def test_a_limited_pass_ends_where_it_would_have_ended() -> None:
+    make = loaders(Resumable, 2)
+    reading = after(limited(make(), 4), 0)
+    batches = list(reading)
+    place = place_of(reading, 4)
+    assert list(after(limited(make(), 6), 4, place)) == list(make())[4:6]
+    assert len(batches) == 4
+
+
+@any_workers
+def test_every_epoch_begins_at_the_beginning_also_where_the_dataset_keeps_its_place(workers: int) -> None:
+    loader = make_loader(Endless(), seed=0, batch_size=4, collate_fn=list, num_workers=workers)
+    first = list(loader)
+    assert sum(map(len, first)) == 11
+    assert list(loader) == first
+    assert list(after(loader, 0)) == first
+
+
+def test_the_epoch_is_told_after_the_beginning_was_restored(noisy: ModuleType) -> None:
+    dataset = noisy.Resumable(3)
+    loader = make_loader(dataset, seed=0)
+    loader.set_epoch(4)
+    list(loader)
+    assert dataset.epoch == 4
+
+
+@pytest.mark.parametrize(("begun", "now"), [(2, 0), (2, 3), (0, 2)])
+@pytest.mark.parametrize("dataset", [Resumable, Plain])
+def test_another_number_of_workers_is_refused(dataset: type[Any], begun: int, now: int) -> None:
+    _, there = places(loaders(dataset, begun))
+    message = (
+        f"dataset.train: num_workers is {now}, and the epoch was begun with {begun or 1}; each worker reads a part of "
+        f"the stream, so set it to {begun or 1} until the epoch is over"
+    )
+    with pytest.raises(DataError, match=message):
+        after(loaders(dataset, now)(), 1, there[0])
+
+
+def test_no_worker_and_one_worker_read_the_same() -> None:
+    _, there = places(loaders(Resumable, 0))
+    assert list(after(loaders(Resumable, 1)(), 2, there[1])) == list(loaders(Resumable, 1)())[2:]
+
+
+def test_where_batches_are_counted_another_batch_size_is_refused() -> None:
+    _, there = places(loaders(Plain, 0))
+    message = "batch_size is 3, and the epoch was begun with 2; the batches are counted to find the place"
+    with pytest.raises(DataError, match=message):
+        after(loaders(Plain, 0, batch_size=3)(), 1, there[0])
+
+
+@any_workers
+def test_a_stream_without_a_state_pays_nothing_and_is_read_again(workers: int, log_lines: list[str]) -> None:
+    make = loaders(Plain, workers, collate_fn=list)
+    loader = make()
+    assert after(loader, 0) is loader
+    assert list(after(make(), 3, place_of(loader, 3))) == list(loader)[3:]
+    assert "3 batches of the epoch are read again" in log_lines[0]
+    assert "state_dict and load_state_dict in its dataset would spare that" in log_lines[0]
+
+
+def test_a_pass_that_was_read_again_knows_its_state_from_then_on() -> None:
+    make = loaders(Resumable, 2)
+    reading, batches = after(make(), 2), list(make())
+    iterator = iter(reading)
+    assert next(iterator) == batches[2]
+    place = place_of(reading, 3)
+    assert place is not None
+    assert place["states"]
+    assert list(after(make(), 3, place)) == batches[3:]
+
+
+def test_what_a_state_holds_later_changes_nothing_in_the_one_that_was_taken() -> None:
+    class Growing(Resumable):
+        buffer: list[int] = []  # noqa: RUF012
+
+        def state_dict(self) -> Any:
+            return {"buffer": self.buffer}
+
+    dataset = Growing()
+    state = state_of(dataset, "dataset.train")
+    dataset.buffer.append(1)
+    assert state == {"buffer": []}
+
+
+@pytest.mark.parametrize(
+    ("state", "what"),
+    [
+        ({"a": {"b": [0, {1}]}}, r"\['a'\]\['b'\]\[1\] is a set, which cannot be saved; keep the state in numbers"),
+        ({"a": {1.5: 0}}, r"\['a'\] has the key 1.5, which cannot be saved; use strings and integers"),
+        (random.Random(0), " is a Random, which cannot be saved"),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_that_no_checkpoint_can_hold_is_refused_with_its_place(state: Any, what: str, workers: int) -> None:
+    class Unplain(Resumable):
+        def state_dict(self) -> Any:
+            return state
+
+    with pytest.raises(DataError, match=rf"dataset.train: Unplain.state_dict\(\){what}"):
+        list(after(loaders(Unplain, workers)(), 0))
+
+
+def test_a_state_may_hold_all_that_a_checkpoint_can() -> None:
+    class Rich(Resumable):
+        def state_dict(self) -> Any:
+            return {"a": (1, 2.5, None, b"x"), 3: Counter("ab"), "t": torch.arange(3)}
+
+    state = state_of(Rich(), "dataset.train")
+    assert str(decode(encode(state))) == str(state)
+
+
+def test_of_a_marked_batch_only_the_batch_is_pinned() -> None:
+    class Batch:
+        def pin_memory(self) -> str:
+            return "pinned"
+
+    assert BatchWithState(Batch(), 1, {"draws": (1, 2)}).pin_memory() == ("pinned", 1, {"draws": (1, 2)})

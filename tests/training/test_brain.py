@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pipeline import Brain, Context, GeneralTrainer, Stage, hookspecs
 from pipeline.data.batch import split
 from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode, StageError
+from pipeline.training.batch_brain import losses_by_name
 from pipeline.training.brain import ModuleBrain
 from pipeline.training.schedules import Constant
 
@@ -314,3 +315,31 @@ def test_a_brain_that_nothing_trains_says_so() -> None:
         StageError, match=r"no OptimScheduler trains it; give it opt_class and call fit, or call bind\("
     ):
         brain.fit_batch(X)
+
+
+ONE_BATCH, TWO = torch.tensor(1.0), torch.tensor(2.0)
+
+
+def test_a_tensor_alone_is_the_loss_and_several_keep_their_names() -> None:
+    assert losses_by_name(ONE_BATCH, "here") == {"loss": ONE_BATCH}
+    assert losses_by_name({"a": ONE_BATCH, "b": TWO}, "here") == {"a": ONE_BATCH, "b": TWO}
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (
+            None,
+            "Mine.update returned a NoneType; return a scalar tensor, or a dict of them with the names that the Optim",
+        ),
+        (1.5, "Mine.update returned a float; return a scalar tensor"),
+        ((ONE_BATCH, TWO), "Mine.update returned a tuple of 2; return a scalar tensor"),
+        ({}, "Mine.update returned a dict of 0; return a scalar tensor"),
+        ({"a": ONE_BATCH, "b": 2.0}, "Mine.update returned a dict of 2; return a scalar tensor"),
+        (torch.ones(3), r"Mine.update: the loss 'loss' has shape \(3,\); return a scalar, e.g. its mean\(\)"),
+        ({"a": ONE_BATCH, "b": torch.ones(1)}, r"Mine.update: the loss 'b' has shape \(1,\); return a scalar"),
+    ],
+)
+def test_anything_else_is_refused_with_the_method_that_returned_it(returned: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        losses_by_name(returned, "Mine.update")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from pipeline import Context
-from pipeline.errors import DataError, DivergedError
-from pipeline.training.batch_brain import Stage
+from pipeline import Brain, Context, GeneralTrainer, Stage, UpdaterBase, hookimpl
+from pipeline.checkpoint import reader
+from pipeline.errors import DataError, DivergedError, StorageError
 from pipeline.training.brain import ModuleBrain
 from pipeline.training.evaluation import evaluate
+from pipeline.training.loop import attach_optimizer_hooks
 from pipeline.training.metrics.base import Accuracy
+from pipeline.training.schedules import Constant
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Context]
@@ -504,3 +507,418 @@ def test_a_stream_that_ends_for_good_is_refused_in_the_epoch_that_has_nothing(
     chosen["dataset"][0]["class_path"] = Once
     with pytest.raises(DataError, match=r"phase.line: 'data' gave no batch in epoch 1; check the dataset"):
         run(chosen)
+
+
+def seen(config: Config, run: Run, recorder: Any, **runner: Any) -> tuple[Context, list[list[float]]]:
+    """The run, and the first input of each sample of each training batch."""
+    chosen = config(**runner)
+    chosen["dataset"][0]["shuffle"] = True
+    chosen["phase"][0]["valid_dataset_name"] = "data"
+    chosen["plugins"].append(recorder)
+    context = run(chosen)
+    return context, [value[0][:, 0].tolist() for hook, _, value in recorder.events if hook == "before_batch"]
+
+
+def test_limit_batches_ends_each_pass_and_each_epoch_has_its_own_batches(
+    config: Config, run: Run, recorder: Any, make_table: Table
+) -> None:
+    context, batches = seen(config, run, recorder, limit_batches=2, epochs=2)
+    assert context["train_state"]["samples"] == 16
+    assert [len(batch) for batch in batches] == [4, 4, 4, 4]
+    assert sorted(batches[0] + batches[1]) != sorted(batches[2] + batches[3])
+    model, loader = context["model"]["line"]["model"], context["dataset"]["data"]
+    loader.set_epoch(1)
+    x, y = (torch.cat(parts) for parts in zip(*list(loader)[:2], strict=True))
+    assert context["metrics"]["line"]["valid_loss"] == pytest.approx(mse(model(x), y).item(), rel=1e-5)
+
+
+def test_a_window_of_accumulation_closes_with_the_last_batch_of_a_limited_pass(config: Config, run: Run) -> None:
+    state = run(config(limit_batches=2, accum_grad=4, epochs=3))["train_state"]
+    assert (state["iteration"], state["update"]) == (6, 3)
+
+
+def test_overfit_batches_trains_and_evaluates_on_the_same_first_batches_in_order(
+    config: Config, run: Run, recorder: Any, make_table: Table
+) -> None:
+    context, batches = seen(config, run, recorder, overfit_batches=2, epochs=3)
+    first = make_table(10).tensors[0][:8, 0].tolist()
+    assert batches == [first[:4], first[4:]] * 3
+    x, y = (each[:8] for each in make_table(10).tensors)
+    expected = mse(context["model"]["line"]["model"](x), y).item()
+    assert context["metrics"]["line"]["valid_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("runner", "epochs", "batches"),
+    [
+        ({}, 2, 2),
+        ({"debug_epochs": 1, "debug_batches": 1}, 1, 1),
+        ({"debug_epochs": 9, "debug_batches": 9}, 5, 3),
+        ({"epochs": None, "max_steps": 100}, 2, 2),
+        ({"max_steps": 3}, 2, 2),
+        ({"limit_batches": 1}, 2, 1),
+    ],
+)
+def test_a_debug_run_stops_after_so_many_batches_of_each_pass_and_so_many_epochs(
+    config: Config, run: Run, recorder: Any, runner: dict[str, Any], epochs: int, batches: int
+) -> None:
+    _, given = seen(config, run, recorder, **{"epochs": 5, "debug": True, **runner})
+    assert len(given) == min(epochs * batches, runner.get("max_steps", 100))
+    hooks = [hook for hook, _, _ in recorder.events]
+    assert (hooks.count("before_epoch"), hooks.count("before_validation")) == (epochs, epochs)
+
+
+def test_a_debug_run_validates_on_as_many_batches(config: Config, run: Run, make_table: Table) -> None:
+    chosen = config(debug=True, debug_batches=1, epochs=1)
+    chosen["phase"][0]["valid_dataset_name"] = "data"
+    context = run(chosen)
+    x, y = (each[:4] for each in make_table(10).tensors)
+    expected = mse(context["model"]["line"]["model"](x), y).item()
+    assert context["metrics"]["line"]["valid_loss"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("limit", "iterations", "epochs"), [(1, 2, 1), (2, 3, 1), (3, 5, 2), (4, 6, 2), (100, 9, 3)])
+def test_optimizer_step_limit_counts_updates_and_not_iterations(
+    config: Config, run: Run, limit: int, iterations: int, epochs: int
+) -> None:
+    # Three batches to an epoch: a full window of two, and a short one.
+    state = run(config(epochs=3, accum_grad=2, optimizer_step_limit=limit))["train_state"]
+    assert (state["update"], state["iteration"], state["epoch"]) == (min(limit, 6), iterations, epochs)
+
+
+def test_a_limit_that_is_reached_when_the_last_window_of_a_stream_closes_ends_training_there(
+    config: Config, run: Run, make_table: Table
+) -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(make_table(10))
+
+    chosen = config(epochs=5, accum_grad=4, optimizer_step_limit=2)
+    chosen["dataset"][0]["class_path"] = Stream
+    state = run(chosen)["train_state"]
+    assert (state["update"], state["iteration"], state["epoch"]) == (2, 6, 2)
+
+
+def test_the_limit_alone_says_how_long_to_train(config: Config, run: Run) -> None:
+    state = run(config(epochs=None, optimizer_step_limit=7))["train_state"]
+    assert (state["update"], state["iteration"], state["epoch"]) == (7, 7, 3)
+
+
+def test_max_steps_counts_iterations_and_not_updates(config: Config, run: Run) -> None:
+    state = run(config(epochs=None, max_steps=7, accum_grad=2))["train_state"]
+    # Of each epoch of three batches two updates, and the seventh batch closes its window since training ends.
+    assert (state["iteration"], state["update"]) == (7, 5)
+
+
+def test_samples_are_counted_while_a_pass_is_running(config: Config, run: Run) -> None:
+    class Counter:
+        counts: list[int] = []  # noqa: RUF012
+
+        @hookimpl
+        def on_print_interval(self, context: Context) -> None:
+            self.counts.append(context["train_state"]["samples"])
+
+    chosen = config(print_interval=1)
+    chosen["plugins"].append(Counter)
+    run(chosen)
+    assert Counter.counts == [4, 8, 10, 14, 18, 20]
+
+
+def test_no_loss_is_read_in_an_iteration_in_which_nothing_is_due(config: Config, run: Run) -> None:
+    class Reads:
+        counts: list[int] = []  # noqa: RUF012
+
+        @hookimpl
+        def after_batch(self, context: Context) -> None:
+            self.counts.append(context["model"]["line"]["brain"]._pass_loss.batches)
+
+    chosen = config(save_interval="10 minute", print_interval=2, epochs=1)
+    chosen["dataset"][0]["batch_size"] = 1
+    chosen["plugins"].append(Reads)
+    run(chosen)
+    assert Reads.counts == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8]
+
+
+class Refusing:
+    """A plugin that takes the storage away: from ``first`` to ``last`` the folder of checkpoints is a file."""
+
+    first, last = 2, 4
+
+    @hookimpl
+    def before_batch(self, context: Context) -> None:
+        iteration, folder = context["train_state"]["iteration"], context["checkpointer"].folder
+        for each in threading.enumerate():
+            if each.name == "checkpoint":
+                each.join()
+        if iteration == self.first:
+            folder.rename(folder.with_name("away"))
+            folder.write_text("")
+        elif iteration == self.last:
+            folder.unlink()
+            folder.with_name("away").rename(folder)
+
+
+@pytest.fixture
+def refused(config: Config, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """A config of 6 iterations, saved after each, of which some find no storage."""
+
+    def make(first: int, last: int, **runner: Any) -> dict[str, Any]:
+        monkeypatch.setattr(Refusing, "first", first)
+        monkeypatch.setattr(Refusing, "last", last)
+        chosen = config(save_interval=1, **runner)
+        chosen["plugins"].append(Refusing)
+        return chosen
+
+    return make
+
+
+def saved_steps(folder: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
+
+
+def test_a_save_that_the_storage_refuses_ends_the_run_and_what_was_saved_is_there(
+    refused: Callable[..., Any],
+) -> None:
+    with pytest.raises(StorageError, match=r"step-000000000003: cannot be saved: Not a directory; free or repair"):
+        GeneralTrainer(refused(2, 99)).run()
+    (run_dir,) = Path("runs").glob("*/2*")
+    assert saved_steps(run_dir / "train" / "away") == [1, 2]
+    assert reader.problems_of(run_dir / "train" / "away" / "step-000000000002") == []
+
+
+def test_with_warn_training_goes_on_and_the_next_save_is_tried(
+    refused: Callable[..., Any], config: Config, log_lines: list[str]
+) -> None:
+    context = GeneralTrainer(refused(2, 4, on_save_error="warn")).run()
+    assert saved_steps(context["checkpointer"].folder) == [1, 2, 5, 6]
+    unbroken = GeneralTrainer(config()).run()["model"]["line"]["model"].state_dict()
+    assert all(
+        (value == unbroken[name]).all() for name, value in context["model"]["line"]["model"].state_dict().items()
+    )
+    warned = [line for line in log_lines if "on_save_error is 'warn', so training goes on" in line]
+    assert ["step-000000000003" in warned[0], "step-000000000004" in warned[-1]] == [True, True]
+
+
+def test_with_warn_the_last_save_has_to_succeed_nevertheless(refused: Callable[..., Any]) -> None:
+    with pytest.raises(StorageError, match="step-000000000006: cannot be saved: File exists; free or repair"):
+        GeneralTrainer(refused(5, 99, on_save_error="warn")).run()
+
+
+class FullArchive:
+    """A plugin that copies each checkpoint elsewhere, where there is no room."""
+
+    @hookimpl
+    def after_checkpoint_saved(self, path: Path) -> None:
+        raise StorageError(f"/archive/{path.name}: No space left on device; free some")
+
+
+def test_with_warn_a_storage_error_of_a_plugin_still_ends_the_run(config: Config) -> None:
+    chosen = config(save_interval=1, on_save_error="warn")
+    chosen["plugins"].append(FullArchive)
+    with pytest.raises(StorageError, match="/archive/step-000000000001: No space left on device"):
+        GeneralTrainer(chosen).run()
+
+
+class Scored:
+    """A metric whose numbers are given beforehand."""
+
+    values = (5.0, 4.0, 6.0, 3.0, 7.0, 1.0)
+
+    def __init__(self) -> None:
+        self.coming = iter(self.values)
+
+    def update(self, predictions: Any, target: Any) -> None:
+        pass
+
+    def compute(self) -> float:
+        return next(self.coming)
+
+    def reset(self) -> None:
+        pass
+
+
+def judged(chosen: dict[str, Any]) -> dict[str, Any]:
+    chosen["phase"][0] |= {"valid_dataset_name": "data", "metrics": {"score": {"class": Scored}}}
+    return chosen
+
+
+@pytest.mark.parametrize(("count", "best"), [(1, [18]), (2, [12, 18]), (3, [6, 12, 18]), (9, [3, 6, 9, 12, 15, 18])])
+def test_so_many_of_the_best_are_kept_beside_the_newest(config: Config, count: int, best: list[int]) -> None:
+    keep = {"metric": "valid_score", "mode": "min", "count": count}
+    context = GeneralTrainer(judged(config(epochs=6, keep_last=2, keep_best=keep))).run()
+    assert saved_steps(context["checkpointer"].folder) == sorted({*best, 15, 18})
+
+
+def test_the_best_goes_only_when_a_better_one_is_on_disk(refused: Callable[..., Any]) -> None:
+    keep = {"metric": "valid_score", "mode": "min"}
+    # The better ones, of the iterations 6 and 12, are refused; that of 9 is worse than the one of 3 that is there.
+    runner = {"epochs": 5, "keep_last": 2, "keep_best": keep, "on_save_error": "warn"}
+    chosen = judged(refused(4, 13, **runner))
+    context = GeneralTrainer(chosen).run()
+    assert saved_steps(context["checkpointer"].folder) == [3, 14, 15]
+    assert context["best"]["iteration"] == 12
+
+
+@pytest.fixture
+def printed() -> Any:
+    """A plugin class whose ``numbers`` are (iteration, phase, numbers) of each print."""
+
+    class Printed:
+        numbers: list[tuple[int, str, dict[str, float]]] = []  # noqa: RUF012
+
+        @hookimpl
+        def on_print_interval(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
+            self.numbers.append((context["train_state"]["iteration"], phase, metrics))
+
+    return Printed
+
+
+class Silent(UpdaterBase):
+    """Trains nothing, returns nothing and logs the samples."""
+
+    def update(self, batch: Any) -> None:
+        self.log("samples", len(batch[0]))
+
+
+def test_a_print_has_the_loss_what_was_logged_and_the_speed(config: Config, run: Run, printed: Any) -> None:
+    chosen = config(print_interval=1, epochs=1)
+    chosen["plugins"].append(printed)
+    run(chosen)
+    assert [(at, phase) for at, phase, _ in printed.numbers] == [(1, "line"), (2, "line"), (3, "line")]
+    assert all(set(numbers) == {"loss", "samples_per_second"} for _, _, numbers in printed.numbers)
+    assert all(numbers["samples_per_second"] > 0 for _, _, numbers in printed.numbers)
+
+
+def test_without_a_loss_samples_are_counted_all_the_same(config: Config, run: Run, printed: Any) -> None:
+    chosen = config(print_interval=2, epochs=1)
+    chosen["phase"][0]["updater"] = {"class_path": Silent}
+    chosen["plugins"].append(printed)
+    run(chosen)
+    ((_, _, numbers),) = printed.numbers
+    assert numbers["loss"] != numbers["loss"]
+    assert numbers["samples"] == 4
+    assert numbers["samples_per_second"] > 0
+
+
+class Pair(Brain):
+    """Two modules, each with a loss of its own; the loss of the first is nan in the batches that ``broken`` names."""
+
+    def __init__(self, broken: tuple[int, ...] = ()) -> None:
+        super().__init__({"one": nn.Linear(3, 1), "two": nn.Linear(3, 1)})
+        self.broken = broken
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        return self.modules.one(batch[0]), self.modules.two(batch[0])
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
+        first, second = (nn.functional.mse_loss(each, batch[1]) for each in predictions)
+        return {"one": first * math.nan if self.step in self.broken else first, "two": second}
+
+
+@pytest.fixture
+def watcher() -> Any:
+    """A plugin class whose ``events`` are the hooks of a batch, with the names of schedulers."""
+
+    class Watcher:
+        events: list[str] = []  # noqa: RUF012
+
+        @hookimpl
+        def before_batch(self, context: Context) -> None:
+            self.events.append("batch")
+
+        @hookimpl
+        def after_backward(self, context: Context, losses: dict[str, Tensor]) -> None:
+            assert context["model"]
+            self.events.append(f"backward {' '.join(losses)}")
+
+        @hookimpl
+        def before_update(self, context: Context, name: str, optim_scheduler: Any) -> None:
+            gradients = [parameter.grad is not None for parameter in optim_scheduler.parameters]
+            self.events.append(f"before {name} {'with' if all(gradients) else 'without'}")
+
+        @hookimpl
+        def after_update(self, name: str, optim_scheduler: Any) -> None:
+            assert all(parameter.grad is None for parameter in optim_scheduler.parameters)
+            self.events.append(f"after {name}")
+
+        @hookimpl
+        def after_batch(self) -> None:
+            self.events.append("end")
+
+    return Watcher
+
+
+def pair(config: Config, watcher: Any, **schedulers: dict[str, Any]) -> dict[str, Any]:
+    """A run of one epoch (3 batches) of a Pair, with a scheduler for each module."""
+    chosen = config(epochs=1)
+    del chosen["hyper_parameters"]["optimizer"]
+    args = {
+        name: {"optim_type": "SGD", "optim_conf": {"lr": 0.1}, "optim_loss": name, "updated_modules": name}
+        for name in ("one", "two")
+    }
+    built = {name: {"class": "constant", "args": args[name] | schedulers.get(name, {})} for name in args}
+    chosen["phase"] = [{"name": "line", "model": Pair, "dataset_name": "data", "optim_schedulers": built}]
+    chosen["plugins"].append(watcher)
+    return chosen
+
+
+ONE, TWO = ["before one with", "after one"], ["before two with", "after two"]
+
+
+def test_of_each_batch_comes_backward_then_each_update_by_its_name(config: Config, run: Run, watcher: Any) -> None:
+    run(pair(config, watcher))
+    assert watcher.events == ["batch", "backward one two", *ONE, *TWO, "end"] * 3
+
+
+def test_with_accumulation_an_update_is_told_where_its_window_closes(config: Config, run: Run, watcher: Any) -> None:
+    run(pair(config, watcher, two={"accum_grad": 2}))
+    batch = ["batch", "backward one two", *ONE]
+    assert watcher.events == [*batch, "end", *batch, *TWO, "end", *batch, *TWO, "end"]
+
+
+def test_a_scheduler_that_does_not_act_tells_nothing(config: Config, run: Run, watcher: Any) -> None:
+    run(pair(config, watcher, one={"step_per_update": 2}))
+    batch = ["batch", "backward one two"]
+    assert watcher.events == [*batch, *TWO, "end", *batch, *ONE, *TWO, "end", *batch, *TWO, "end"]
+
+
+def test_a_discarded_window_is_told_as_well(config: Config, run: Run, watcher: Any) -> None:
+    chosen = pair(config, watcher)
+    chosen["phase"][0]["model_args"] = {"broken": (2,)}
+    run(chosen)
+    without = ["before one without", "after one"]
+    assert watcher.events[7:14] == ["batch", "backward one two", *without, *TWO, "end"]
+
+
+def test_an_updater_that_steps_its_schedulers_is_watched_too(config: Config, run: Run, watcher: Any) -> None:
+    class Turns(UpdaterBase):
+        def __init__(self, brain: Brain, optim_schedulers: dict[str, Any]) -> None:
+            super().__init__()
+            self.brain, self.optim_schedulers = brain, optim_schedulers
+
+        def update(self, batch: Any) -> None:
+            for scheduler in self.optim_schedulers.values():
+                predictions = self.brain.compute_forward(batch, Stage.TRAIN)
+                scheduler.step(self.brain.compute_objectives(predictions, batch, Stage.TRAIN))
+
+    chosen = pair(config, watcher)
+    chosen["phase"][0]["updater"] = {"class_path": Turns}
+    run(chosen)
+    assert watcher.events == ["batch", "backward one two", *ONE, "backward one two", *TWO, "end"] * 3
+
+
+def test_a_hook_that_nobody_implements_costs_nothing(config: Config, run: Run, recorder: Any) -> None:
+    chosen = config()
+    chosen["plugins"].append(recorder)
+    scheduler = run(chosen)["model"]["line"]["optim_schedulers"]["main"]
+    assert (scheduler.after_backward, scheduler.before_update, scheduler.after_update) == (None, None, None)
+
+
+def test_watching_again_takes_the_place_of_what_watched_before(config: Config, run: Run, watcher: Any) -> None:
+    chosen = config()
+    chosen["plugins"].append(watcher)
+    context, plain = run(chosen), run(config())
+    scheduler = Constant("SGD", {"lr": 0.1}, nn.Linear(1, 1))
+    for each in (context, plain):
+        attach_optimizer_hooks({"mine": scheduler}, each)
+        assert (scheduler.before_update is None) is (each is plain)

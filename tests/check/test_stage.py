@@ -1,0 +1,257 @@
+"""A class that cannot stand as a stage is told from source: its method, its constructor, what it declares."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline import GeneralTrainer
+from pipeline.check.checker import check, inspect
+from pipeline.check.stage import swap_report
+from pipeline.errors import ConfigError
+
+RUNNER = "runner.train_runner"
+Workspace = Callable[..., Path]
+
+
+def messages(linear: Path, body: str, arguments: str = "{}", stage: str = "startup") -> list[str]:
+    """What is wrong with a stage of this body, in ``own.py`` from line 3 on."""
+    name = stage.capitalize()
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    text = f"from pipeline import {name}Base, stages\nclass {name}(stages.{name}):\n{lines}"
+    (linear.parent / "own.py").write_text(text, encoding="utf-8")
+    overrides = [f"{RUNNER}.{stage}_class_path={{workspace}}/own.py", f"{RUNNER}.{stage}_args={arguments}"]
+    return [fault.message for fault in check(linear, overrides)]
+
+
+METHODS = [
+    ("def startup(self): pass", "takes (self), and is called with the context alone; write `def startup(self, context)`"),
+    ("def startup(self, context, extra): pass", "takes (self, context, extra), and is called with the context alone; write"),
+    ("def startup(self, *, context): pass", "takes (self, *, context), and is called with the context alone; write"),
+    ("@staticmethod\ndef startup(self, context): pass", "takes (self, context), and is called with the context alone; write `def startup(context)`"),
+    ("@property\ndef startup(self): pass", "is a property; take @property away: the trainer calls startup(context) on the stage"),
+    ("async def startup(self, context): pass", "is async, and nobody would await it: it would do nothing; write `def startup(self, context)`"),
+    ("def startup(self, context):\n    for _ in range(3): yield", "has a yield: called, it would do nothing; take the yield out"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "message"), METHODS)
+def test_a_method_that_the_trainer_cannot_call_is_a_fault(linear: Path, body: str, message: str) -> None:
+    (found,) = messages(linear, body)
+    line = 3 if not body.startswith("@") else 4
+    assert found.startswith(f"Startup.startup (own.py:{line}) {message}")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def startup(self, ctx): pass",
+        "def startup(self, context, extra=1): pass",
+        "def startup(self, *rest): pass",
+        "@staticmethod\ndef startup(context): pass",
+        "def startup(self, context, **rest): pass",
+        "def startup(self, context, /): pass",
+        "def startup(self, context):\n    def numbers(): yield 1\n    list(numbers())",
+        "def helper(self): pass",
+    ],
+)
+def test_a_method_that_can_be_called_is_none_and_runs(linear: Path, body: str) -> None:
+    assert messages(linear, body) == []
+    GeneralTrainer(linear, [f"{RUNNER}.startup_class_path={{workspace}}/own.py"]).run()
+
+
+@pytest.mark.parametrize("name", ["reads", "writes"])
+def test_a_declaration_without_its_comma_is_a_fault(linear: Path, name: str) -> None:
+    (found,) = messages(linear, f'{name} = ("model")')
+    assert found == f"Startup (own.py:3): `{name}` is 'model', a string; write {name} = (\"model\",)"
+
+
+def test_a_constructor_without_the_context_is_told_from_a_misspelt_argument(linear: Path) -> None:
+    (found,) = messages(linear, "def __init__(self, path, part='a'): pass", "{path: x}")
+    assert found == ("Startup's parameter 'path' is given the context; write `def __init__(self, context, path, …)`")
+
+
+def test_a_constructor_that_takes_no_context_is_a_fault(linear: Path) -> None:
+    (found,) = messages(linear, "def __init__(self): pass")
+    assert found == (
+        "Startup.__init__ (own.py:3) takes (self), and is called with context; write `def __init__(self, context, …)`"
+    )
+
+
+@pytest.mark.parametrize("taken", ["self, *args", "self, ctx", "*args, **kwargs", "self, context, /, path=1"])
+def test_a_constructor_that_takes_the_context_somehow_is_none(linear: Path, taken: str) -> None:
+    assert messages(linear, f"def __init__({taken}): pass") == []
+
+
+def test_a_network_that_leaves_out_what_it_declares_to_write_is_a_fault(linear: Path) -> None:
+    found = messages(linear, "writes = ('dataset', 'model')\ndef build_network(self, context): pass", stage="network")
+    assert found == [
+        f"network (own.py:2) declares, or inherits the declaration, that it writes context['{key}'], and does not; "
+        "write it, or declare another `writes`"
+        for key in ("dataset", "model")
+    ]
+
+
+def test_a_network_that_does_not_write_what_the_default_does_is_a_fault_where_the_runner_reads_it(linear: Path) -> None:
+    found = messages(linear, "def build_network(self, context): pass", stage="network")
+    assert [re.sub(r":\d+", "", each) for each in found] == [
+        f"runner (runner.py) reads context['{key}']; no earlier stage writes it. "
+        "The default network, which own.py replaces, writes it: write it there too"
+        for key in ("dataset", "model")
+    ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def build_network(self, context): super().build_network(context)",
+        "def build_network(self, context): stages.Network.build_network(self, context)",
+        "def build_network(self, context): context.update(globals()['made'](context))",
+        "def needed(self, phases, runner): return super().needed(phases, runner)",
+    ],
+)
+def test_a_network_that_may_well_write_it_is_none(linear: Path, body: str) -> None:
+    assert messages(linear, body, stage="network") == []
+
+
+def test_a_key_that_a_stage_removes_is_named_with_that_stage(linear: Path) -> None:
+    (linear.parent / "own.py").write_text(
+        "from pipeline import stages\nclass Startup(stages.Startup):\n    def startup(self, context):\n"
+        "        del context['dataset']\n"
+    )
+    (fault,) = check(linear, [f"{RUNNER}.startup_class_path={{workspace}}/own.py"])
+    removed = r"which startup \(own.py:2\) removes; leave it there, or write it again"
+    assert re.fullmatch(rf"runner \(runner.py:\d+\) reads context\['dataset'\], {removed}", fault.message)
+
+
+def test_a_stage_that_cannot_be_read_is_not_called_the_default(linear: Path) -> None:
+    (linear.parent / "own.py").write_text(
+        "from pipeline import stages\ndef make(): return type('Startup', (stages.Startup,), {})\nStartup = make()\n"
+    )
+    run = GeneralTrainer(linear, [f"{RUNNER}.startup_class_path={{workspace}}/own.py"]).run()["run_dir"]
+    assert (run / "swaps.txt").read_text() == (
+        "train_runner: startup is not the default, and what it is cannot be told from its source\n"
+    )
+
+
+def test_nothing_of_it_runs(linear: Path) -> None:
+    (linear.parent / "own.py").write_text("from pipeline import stages\nclass Startup(stages.Startup):\n"
+                                          "    async def startup(self, context): pass\n")  # fmt: skip
+    with pytest.raises(ConfigError, match="is async"):
+        GeneralTrainer(linear, [f"{RUNNER}.startup_class_path={{workspace}}/own.py"])
+    assert not Path("runs").exists()
+
+
+def report(config: Path, **files: str) -> list[str]:
+    """The lines on the runner, its stages replaced by the given files."""
+    paths = []
+    for stage, code in files.items():
+        (config.parent / f"{stage}.py").write_text(textwrap.dedent(code), encoding="utf-8")
+        paths.append(f"{RUNNER}.{stage}_class_path={{workspace}}/{stage}.py")
+    return swap_report(inspect(config, paths).flows).splitlines()
+
+
+def test_without_a_swap_there_is_nothing_to_say(linear: Path) -> None:
+    assert report(linear) == []
+
+
+NETWORK = """
+    from pipeline import NetworkBase
+    class Network(NetworkBase):
+        def __init__(self, context, width, depth=2): super().__init__(context)
+        def build_network(self, context):
+            context["model"] = {}
+            context["points"] = context["device"]
+"""
+TERMINAL = """
+    from pipeline import TerminalBase
+    class Terminal(TerminalBase):
+        def terminal(self, context): context["points"], context.get("metrics")
+"""
+
+
+def test_keys_arguments_and_methods_are_held_against_the_default(linear: Path) -> None:
+    lines = report(linear, network=NETWORK, terminal=TERMINAL)
+    assert [line for line in lines if "does not have" not in line] == [
+        "train_runner: network is network.py:Network, in the place of pipeline.stages.network:Network",
+        "  reads: device",
+        "  no longer writes: dataset (needed by runner)",
+        "  also writes: points (needed by terminal)",
+        "  arguments: width, depth (optional)",
+        "train_runner: terminal is terminal.py:Terminal, in the place of pipeline.stages.terminal:Terminal",
+        "  reads: points, metrics",
+    ]
+    (network, terminal) = (line for line in lines if "does not have" in line)
+    assert network.startswith(
+        "  derives from the base, not from the default: does not have build_brain, build_dataset, "
+    )
+    assert terminal == "  derives from the base, not from the default: does not have newest"
+
+
+REPORT_HEAD = "from pipeline import stages\nclass Startup(stages.Startup):\n    def "
+FIRST = "train_runner: startup is startup.py:Startup, in the place of pipeline.stages.startup:Startup"
+
+
+@pytest.mark.parametrize(
+    ("methods", "expected"),
+    [
+        ("startup(self, context): super().startup(context)", ["calls super().startup()"]),
+        ("startup(self, context): stages.Startup.startup(self, context)", ["calls super().startup()"]),
+        ("startup(self, context):\n        if self.x: super().startup(context)",
+         ["may call super().startup(): on some ways what the default does there is left out"]),
+        ("startup(self, context): pass", ["does not call super().startup(): what the default does there is left out"]),
+        ("load(self, context): pass", []),
+        ("startup(self, context): self.lod(context)\n    def lod(self, context): pass",
+         ["does not call super().startup(): what the default does there is left out"]),
+        ("startup(self, context): unknown(context)",
+         ["may do more to the context: startup.py:3 cannot be followed",
+          "does not call super().startup(): what the default does there is left out"]),
+    ],
+)  # fmt: skip
+def test_what_a_subclass_makes_of_the_default_is_told(linear: Path, methods: str, expected: list[str]) -> None:
+    first, *others = report(linear, startup=REPORT_HEAD + methods)
+    assert first == FIRST
+    assert [line for line in others if not line.startswith("  reads: ")] == [f"  {line}" for line in expected]
+
+
+def test_with_the_default_left_out_its_keys_are_named(linear: Path) -> None:
+    network = "from pipeline import stages\nclass Network(stages.Network):\n    def build_network(self, context): unknown(context)"
+    assert report(linear, network=network)[1:] == [
+        "  no longer writes, as far as can be told: dataset (needed by runner), model (needed by runner, may be read by startup)",
+        "  may do more to the context: network.py:3 cannot be followed",
+        "  does not call super().build_network(): what the default does there is left out",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("context['points'] = 1", "also writes: points (read by no later stage)"),
+        ("context['is_exit'] = True", "also writes: is_exit (needed by terminal)"),
+        ("context['metrics'] = {}", "also writes: metrics (may be read by terminal)"),
+    ],
+)
+def test_a_new_key_is_named_with_who_reads_it(linear: Path, body: str, expected: str) -> None:
+    startup = f"from pipeline import StartupBase\nclass Startup(StartupBase):\n    def startup(self, context): {body}"
+    assert f"  {expected}" in report(linear, startup=startup)
+
+
+def test_what_cannot_be_followed_may_write_what_the_default_does(linear: Path) -> None:
+    network = "from pipeline import NetworkBase\nclass Network(NetworkBase):\n    def build_network(self, context): unknown(context)"
+    lost = "  no longer writes, as far as can be told: dataset (needed by runner), model (needed by runner, may be read by startup)"
+    assert lost in report(linear, network=network)
+
+
+def test_abort_may_be_added_to_a_terminal_stage(linear: Path) -> None:
+    head = "from pipeline import stages\nclass Terminal(stages.Terminal):\n    def "
+    assert len(report(linear, terminal=f"{head}abort(self, context, error): pass")) == 2
+
+
+def test_a_stage_that_is_not_there_is_reported_as_such(linear: Path) -> None:
+    path = f"{RUNNER}.startup_class_path={{workspace}}/gone.py"
+    expected = "train_runner: startup is not the default, and what it is cannot be told from its source\n"
+    assert swap_report(inspect(linear, [path]).flows) == expected

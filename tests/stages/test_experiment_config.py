@@ -1,0 +1,286 @@
+"""The settings of an experiment, whatever they are made of."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from argparse import Namespace
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline import Context
+from pipeline.config.load import ConfigBuilder
+from pipeline.config.schema import Interval
+from pipeline.errors import ConfigError
+from pipeline.hookspecs import hookimpl
+from pipeline.stages import experiment_config
+from pipeline.stages.experiment_config import JsonLines, MissingSettingError, PluginNumbers, Settings
+from pipeline.user_code.plugins import plugin_manager
+
+
+@pytest.fixture
+def config() -> Settings:
+    return Settings({"lr": 0.1, "training": {"max_iteration": 7, "steps": [1]}, "values": 3}, "config")
+
+
+def test_keys_are_attributes_at_any_depth(config: Settings) -> None:
+    assert (config.lr, config.training.max_iteration) == (0.1, 7)
+    assert config["training"]["steps"] == [1]
+    assert dict(**config.training) == {"max_iteration": 7, "steps": [1]}
+    assert (len(config), list(config), config["values"]) == (3, ["lr", "training", "values"], 3)
+
+
+def test_a_missing_key_names_itself_and_the_nearest(config: Settings) -> None:
+    message = r"config.training.max_iteratoin: there is no such setting; did you mean 'max_iteration'\?"
+    with pytest.raises(MissingSettingError, match=message):
+        _ = config.training.max_iteratoin
+    with pytest.raises(ConfigError, match=r"config.xy: there is no such setting; known: lr, training, values"):
+        _ = config["xy"]
+
+
+def test_a_missing_key_is_one_for_python_too(config: Settings) -> None:
+    assert not hasattr(config, "xy")
+    assert "xy" not in config
+    assert (config.get("xy"), getattr(config, "xy", 1)) == (None, 1)
+
+
+def test_settings_may_be_copied_and_shown(config: Settings) -> None:
+    assert copy.deepcopy(config).training.max_iteration == 7
+    assert repr(Settings({"lr": 1}, "config")) == "Settings({'lr': 1})"
+
+
+def test_what_becomes_of_the_mapping_is_seen() -> None:
+    training: dict[str, int] = {}
+    config = Settings({"training": training}, "config")
+    training["max_iteration"] = 3
+    assert config.training.max_iteration == 3
+
+
+def test_what_is_set_is_seen_and_stands_in_the_mapping() -> None:
+    values: dict[str, Any] = {"training": {"max_iteration": 7}}
+    config = Settings(values, "config")
+    config.training.max_iteration = 5
+    config["lr"] = 0.1
+    assert (config.training.max_iteration, config.lr) == (5, 0.1)
+    assert values == {"training": {"max_iteration": 5}, "lr": 0.1}
+
+
+def test_a_mapping_that_cannot_be_changed_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"config.lr = 1: a mappingproxy cannot be changed; make the config of dicts"):
+        Settings(MappingProxyType({}), "config").lr = 1
+
+
+@pytest.mark.parametrize("kind", [SimpleNamespace, Namespace, dict])
+def test_a_setting_is_found_in_objects_and_mappings_alike(kind: Any) -> None:
+    config = experiment_config.attribute_view(
+        kind(training=kind(max_iteration=7, valid_interval=[2, "1 epoch"])), "config"
+    )
+    assert experiment_config.max_iteration(config) == 7
+    assert experiment_config.intervals(config, "valid_interval") == [Interval(2, "iteration"), Interval(1, "epoch")]
+    with pytest.raises(ConfigError, match=r"config.training.save_interval: there is no such setting"):
+        experiment_config.intervals(config, "save_interval")
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "7", None])
+def test_max_iteration_is_a_positive_number(value: Any) -> None:
+    config = Settings({"training": {"max_iteration": value}}, "config")
+    with pytest.raises(ConfigError, match=rf"config.training.max_iteration: is {value!r}; write a positive number"):
+        experiment_config.max_iteration(config)
+
+
+def test_a_wrong_interval_says_where_and_what_to_write() -> None:
+    config = Settings({"training": {"valid_interval": "1 epohc"}}, "config")
+    with pytest.raises(ConfigError, match=r"config.training.valid_interval: is '1 epohc'; write a positive number"):
+        experiment_config.intervals(config, "valid_interval")
+
+
+def test_plain_data_is_made_of_mappings_and_objects() -> None:
+    config = SimpleNamespace(lr=0.1, model=Settings({"layers": (1, Path("a"))}, "model"), kind=int, none=None)
+    assert experiment_config.plain(config) == {
+        "lr": 0.1,
+        "model": {"layers": [1, "a"]},
+        "kind": "<class 'int'>",
+        "none": None,
+    }
+
+
+# As a stage.
+
+
+def context(hyper_parameters: dict[str, Any] | None = None, **runner: Any) -> Context:
+    """What the settings of a stage are made of."""
+    named = {"name": "train", "class": "train", **runner}
+    draft = ConfigBuilder({"runner": [named], "phase": [], "hyper_parameters": hyper_parameters or {}})
+    given = {"device": torch.device("cpu"), "world_size": 1, "run_dir": Path("/run"), "runner_name": "train"}
+    return Context(config=draft.config, hyper_parameters=hyper_parameters or {}, **given)
+
+
+def test_training_has_the_runners_keys_and_those_of_hyper_parameters() -> None:
+    made = context({"training": {"noise": 2}}, max_steps=7, valid_interval=3, save_interval=[5, "1 epoch"])
+    assert experiment_config.training_of(made) == {
+        "noise": 2, "valid_interval": 3, "save_interval": [5, "1 epoch"], "max_iteration": 7,
+    }  # fmt: skip
+
+
+def test_max_iteration_is_missing_while_it_depends_on_an_epoch() -> None:
+    assert experiment_config.training_of(context(max_steps=7, epochs=2)) == {
+        "valid_interval": "1 epoch", "save_interval": "1 epoch"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        (3, "hyper_parameters.training: is 3; write a mapping, or give it another name"),
+        ({"max_iteration": 3}, "hyper_parameters.training.max_iteration: would be ignored: the runner's `max_steps`"),
+        ({"save_interval": 3}, "hyper_parameters.training.save_interval: would be ignored: the runner's `save_interval`"),
+    ],
+)  # fmt: skip
+def test_a_training_that_the_runner_contradicts_is_refused(training: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        experiment_config.training_of(context({"training": training}, max_steps=7))
+
+
+def test_the_config_of_a_stage_is_the_hyper_parameters_and_training() -> None:
+    config = experiment_config.config_of(
+        context({"lr": 0.1, "training": {"noise": 1}}), {"noise": 1, "max_iteration": 7}
+    )
+    assert (config.lr, config.training.max_iteration, config.training.noise) == (0.1, 7, 1)
+    with pytest.raises(ConfigError, match=r"hyper_parameters.lrr: there is no such setting; did you mean 'lr'"):
+        _ = config.lrr
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("max_iteration", "max_steps"), ("valid_interval", "valid_interval"), ("save_interval", "save_interval")],
+)
+def test_what_the_runner_says_cannot_be_set_in_a_stage(name: str, key: str) -> None:
+    config = experiment_config.config_of(context({"lr": 0.1}), {"max_iteration": 7})
+    message = rf"hyper_parameters.training.{name} = 5: would be ignored: the runner's `{key}` says it; write it there"
+    with pytest.raises(ConfigError, match=message):
+        setattr(config.training, name, 5)
+    with pytest.raises(ConfigError, match=r"training = {}: would be ignored: the config says it; write it there"):
+        config.training = {}
+
+
+def test_what_else_is_set_in_a_stage_is_seen() -> None:
+    made = context({"lr": 0.1, "training": {"noise": 1}})
+    config = experiment_config.config_of(made, experiment_config.training_of(made))
+    config.lr, config.training.noise = 0.2, 2
+    assert (config.lr, config.training.noise) == (0.2, 2)
+
+
+def test_the_args_of_a_stage_are_the_runs() -> None:
+    made = vars(experiment_config.args_of(context(init_model_path="/weights.safetensors")))
+    assert made == {
+        "device": "cpu", "nprocs": 1, "output": "/run/train", "checkpoint_path": "/weights.safetensors",
+    }  # fmt: skip
+
+
+def test_iterations_without_epochs_and_max_steps_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"runner.train: does not say how long to train; add `epochs:` or"):
+        experiment_config.iterations_of(context(), [])
+
+
+@pytest.mark.parametrize(("interval", "expected"), [(50, [Interval(50, "iteration")]), (None, [])])
+def test_the_print_interval_is_the_runners(interval: int | None, expected: list[Interval]) -> None:
+    assert experiment_config.print_intervals(context(print_interval=interval)) == expected
+
+
+class Heard:
+    """A plugin that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, dict[str, float]]] = []
+
+    @hookimpl
+    def on_print_interval(self, phase: str, metrics: dict[str, float]) -> None:
+        self.told.append((phase, metrics))
+
+    @hookimpl
+    def after_validation(self, phase: str, metrics: dict[str, float]) -> None:
+        self.told.append((phase, metrics))
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def numbers(heard: Heard) -> PluginNumbers:
+    """In an epoch, with no iteration done."""
+    plugins = plugin_manager()
+    plugins.register(heard)
+    made = PluginNumbers(Context(hooks=plugins.hook, train_state={"iteration": 0}))
+    made.begin_epoch()
+    return made
+
+
+def test_each_number_is_a_json_line() -> None:
+    lines = JsonLines(Path("metrics.jsonl"))
+    for step, value in enumerate([0.5, torch.tensor(2.0, requires_grad=True), math.nan, 3]):
+        lines.add_scalar("loss", value, step)
+    lines.close()
+    written = [json.loads(line) for line in Path("metrics.jsonl").read_text().splitlines()]
+    assert written == [{"step": step, "name": "loss", "value": value} for step, value in enumerate([0.5, 2, None, 3])]
+
+
+def test_json_lines_are_added_to_what_is_there_also_after_closing() -> None:
+    for steps in ((1, 2), (3,)):
+        lines = JsonLines(Path("metrics.jsonl"))
+        for step in steps:
+            lines.add_scalar("loss", 0, step)
+            lines.close()
+    assert [json.loads(line)["step"] for line in Path("metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+
+
+def test_plugins_are_told_the_mean_since_the_last_time(numbers: PluginNumbers, heard: Heard) -> None:
+    for values in ([1.0, torch.tensor(3.0)], [5.0]):
+        for value in values:
+            numbers.add_scalar("loss", value, 1)
+        numbers.print()
+    assert heard.told == [("experiment", {"loss": 2.0}), ("experiment", {"loss": 5.0})]
+
+
+def test_the_epoch_has_the_means_of_all_and_the_numbers_of_its_validations(numbers: PluginNumbers) -> None:
+    for value in (1.0, 3.0, 5.0):
+        numbers.add_scalar("loss", value, 1)
+        numbers.print()
+    with numbers.validating():
+        numbers.add_scalar("valid_loss", 7.0, 0)
+    numbers.end_epoch()
+    assert numbers.context["metrics"] == {"experiment": {"loss": 3.0, "valid_loss": 7.0}}
+    numbers.begin_epoch()
+    assert numbers.context["metrics"] == {"experiment": {}}
+
+
+def test_a_validation_has_its_own_numbers(numbers: PluginNumbers, heard: Heard) -> None:
+    numbers.add_scalar("loss", 1.0, 1)
+    with numbers.validating():
+        numbers.add_scalar("loss", 4.0, 0)
+        numbers.add_scalar("loss", 6.0, 0)
+    numbers.print()
+    assert heard.told == [("experiment", {"loss": 5.0}), ("experiment", {"loss": 1.0})]
+
+
+def test_a_validation_that_fails_is_over(numbers: PluginNumbers, heard: Heard) -> None:
+    with pytest.raises(OverflowError), numbers.validating():
+        raise OverflowError
+    assert (numbers.validation, heard.told) == (None, [])
+
+
+def test_a_step_that_is_no_iteration_is_warned_of_once(numbers: PluginNumbers, log_lines: list[Any]) -> None:
+    for step in (0, 1):
+        numbers.add_scalar("loss", 1.0, step)
+    assert log_lines == []
+    for step in (5, 6):
+        numbers.add_scalar("rate", 1.0, step)
+    assert [line.strip() for line in log_lines] == [
+        "WARNING visualizer: 'rate' is given for step 5; the plugins are told iteration 0"
+    ]

@@ -1,0 +1,334 @@
+"""Signals that ask a run to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from forked_runs import Zygote
+
+from pipeline.checkpoint.storage import write
+from pipeline.run.directory import RunDirectory
+from pipeline.signals import GracefulShutdown, StoppedError
+
+Done = subprocess.CompletedProcess[str]
+Run = Callable[..., Done]
+PLUGIN = """
+import os, signal, time
+from pathlib import Path
+from pipeline import hookimpl
+from pipeline.signals import SHUTDOWN
+
+class Plugin:
+    def __init__(self, signals, at, to_group=False, grace=None, pause=0):
+        self.signals, self.at, self.to_group, self.grace, self.pause = signals, at, to_group, grace, pause
+
+    @hookimpl
+    def before_batch(self, context):
+        if context["train_state"]["iteration"] != self.at or Path("asked").exists():
+            return
+        Path("asked").touch()
+        SHUTDOWN.grace = self.grace or SHUTDOWN.grace
+        for name in self.signals:
+            number = getattr(signal, name)
+            os.killpg(0, number) if self.to_group else os.kill(os.getpid(), number)
+        time.sleep(self.pause)
+"""
+
+
+@pytest.fixture
+def run(process: Callable[..., Done], linear: Path) -> Callable[..., Done]:
+    """A run in a process group of its own, to which the plugin sends signals once, before the batch ``at``."""
+
+    def run(*more: str, **plugin: object) -> Done:
+        (linear.parent / "signals.py").write_text(PLUGIN, encoding="utf-8")
+        return process("run", linear, "plugins=" + json.dumps([{"{workspace}/signals.py": plugin}]), *more)
+
+    return run
+
+
+def status() -> dict[str, object]:
+    status: dict[str, object] = json.loads(Path("runs/workspace/latest/status.json").read_text(encoding="utf-8"))
+    return status
+
+
+def steps() -> list[str]:
+    return sorted(path.name[-2:] for path in Path("runs/workspace/latest/train_runner/checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "state"),
+    [("SIGTERM", 75, "stopped"), ("SIGUSR1", 75, "stopped"), ("SIGHUP", 75, "stopped"), ("SIGINT", 130, "interrupted")],
+)
+def test_a_signal_lets_the_step_be_finished_and_saved(run: Run, name: str, code: int, state: str) -> None:
+    done = run(signals=[name], at=7)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert steps() == ["06", "08"]
+    told = status()
+    assert (told["state"], told["exit_code"], told["resumable"], told["iteration"]) == (state, code, True, 8)
+
+
+@pytest.mark.parametrize(("at", "workers"), [(0, 0), (5, 2), (6, 0), (10, 2)])
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(run: Run, at: int, workers: int) -> None:
+    loaders = f"dataset.train_data.num_workers={workers}"
+    assert run(loaders, signals=["SIGTERM"], at=at, to_group=True).returncode == 75
+    resumed = run(loaders, "--resume", "auto", signals=["SIGTERM"], at=at, to_group=True)
+    assert resumed.returncode == 0, resumed.stderr
+    whole = run(loaders, "output_dir=whole", signals=[], at=-1)
+    assert whole.returncode == 0, whole.stderr
+    for file in ("metrics.jsonl", "checkpoints/step-000000000012/line.safetensors"):
+        ours, theirs = (Path(each, "workspace/latest/train_runner", file).read_bytes() for each in ("runs", "whole"))
+        assert ours == theirs
+
+
+@pytest.mark.parametrize(("names", "code"), [(["SIGTERM", "SIGTERM"], 143), (["SIGTERM", "SIGINT"], 130)])
+def test_a_second_signal_ends_the_process_at_once(run: Run, names: list[str], code: int) -> None:
+    assert run(signals=names, at=7).returncode == code
+    # What was being written at that moment may not be there; the step is not finished and saved.
+    assert steps() in ([], ["06"])
+
+
+def test_a_second_sighup_is_none_since_a_terminal_that_is_closed_sends_two(run: Run) -> None:
+    assert run(signals=["SIGHUP", "SIGHUP"], at=7).returncode == 75
+    assert steps() == ["06", "08"]
+
+
+def test_a_signal_that_the_caller_has_set_to_be_ignored_stays_ignored(linear: Path) -> None:
+    (linear.parent / "signals.py").write_text(PLUGIN, encoding="utf-8")
+    plugins = json.dumps([{"{workspace}/signals.py": {"signals": ["SIGHUP", "SIGINT"], "at": 7}}])
+    command = ["sh", "-c", "trap '' HUP INT; exec \"$@\"", "sh", sys.executable, "-m", "pipeline", "run", str(linear)]
+    assert subprocess.run([*command, f"plugins={plugins}"], check=False).returncode == 0
+    assert (status()["state"], status()["iteration"]) == ("done", 12)
+
+
+def test_a_step_that_takes_longer_than_the_grace_is_not_waited_for(run: Run) -> None:
+    done = run(signals=["SIGTERM"], at=7, grace=0.2, pause=60)
+    assert done.returncode == 75
+    assert steps() == ["06"]
+
+
+def test_outside_of_a_loop_a_signal_ends_the_run_at_once() -> None:
+    stop = GracefulShutdown()
+    with pytest.raises(StoppedError, match="asked to end by SIGUSR1"), stop.handling():
+        signal.raise_signal(signal.SIGUSR1)
+
+
+def test_a_loop_is_made_to_look_and_handlers_are_put_back() -> None:
+    stop, woken = GracefulShutdown(), []
+    before = signal.getsignal(signal.SIGTERM)
+    with stop.handling(), stop.defer(lambda: woken.append(stop.requested)):
+        signal.raise_signal(signal.SIGTERM)
+        assert woken == [signal.SIGTERM]
+        with pytest.raises(StoppedError, match="asked to end by SIGTERM"):
+            stop.raise_if_requested()
+    assert signal.getsignal(signal.SIGTERM) is before
+    stop.raise_if_requested()
+
+
+SLOW = """
+import random, time
+from pathlib import Path
+import torch
+from torch.utils.data import Dataset
+
+class Slow(Dataset):
+    def __init__(self, at=-1):
+        self.at = at
+    def __len__(self):
+        return 24
+    def __getitem__(self, index):
+        if index == self.at and not Path("waiting").exists():
+            Path("waiting").touch()
+            time.sleep(600)
+        return torch.rand(1) + random.random(), torch.ones(1)
+"""
+
+
+TRAINED = """
+from pathlib import Path
+from pipeline import hookimpl
+
+class Plugin:
+    @hookimpl
+    def after_batch(self, context):
+        Path(f"trained {context['train_state']['iteration']}").touch()
+"""
+
+
+def slow(config: Path, at: int, *more: str) -> list[str]:
+    """The arguments of a run whose workers come to a sample that takes ten minutes, once."""
+    (config.parent / "slow.py").write_text(SLOW, encoding="utf-8")
+    (config.parent / "trained.py").write_text(TRAINED, encoding="utf-8")
+    return [
+        "run",
+        str(config),
+        "dataset.train_data.class_path={workspace}/slow.py:Slow",
+        f"dataset.train_data.args={{at: {at}}}",
+        "dataset.train_data.num_workers=2",
+        "runner.train_runner.save_interval=null",
+        "phase.line.valid_dataset_name=null",
+        'plugins=["{workspace}/trained.py"]',
+        *more,
+    ]
+
+
+def stopped_while_it_waits(zygote: Zygote, command: list[str], batches: int, number: signal.Signals) -> int | None:
+    """What a run leaves with that gets a signal once it has trained on the batches before that sample."""
+    process = zygote.start(Path.cwd(), command, Path("printed"), {})
+    trained = Path(f"trained {batches}")
+    while not (Path("waiting").exists() and (trained.exists() or not batches)):
+        time.sleep(0.01)
+    # It is about to wait for the next batch.
+    time.sleep(0.3)
+    process.send(number, to_group=True)
+    return process.wait()
+
+
+@pytest.mark.parametrize(("at", "batch"), [(1, 0), (13, 3)])
+def test_a_wait_for_workers_is_ended_by_a_signal_with_all_steps_saved(
+    zygote: Zygote, process: Callable[..., Done], linear: Path, at: int, batch: int
+) -> None:
+    assert stopped_while_it_waits(zygote, slow(linear, at), batch, signal.SIGTERM) == 75
+    assert (steps(), status()["iteration"]) == ([f"{batch:02}"], batch)
+    for more in (["--resume", "auto"], ["output_dir=whole"]):
+        done = process(*slow(linear, at, *more))
+        assert done.returncode == 0, done.stderr
+    for file in ("metrics.jsonl", "checkpoints/step-000000000012/line.safetensors"):
+        ours, theirs = (Path(each, "workspace/latest/train_runner", file).read_bytes() for each in ("runs", "whole"))
+        assert ours == theirs
+
+
+def test_ctrl_c_ends_the_wait_too(zygote: Zygote, linear: Path) -> None:
+    assert stopped_while_it_waits(zygote, slow(linear, 13), 3, signal.SIGINT) == 130
+    assert steps() == ["03"]
+
+
+def go_over(stop: GracefulShutdown, batches: Iterator[int], saved: list[object], *, asking: int = 0) -> list[int]:
+    """What is done before a signal ends it; at one of the batches a signal comes."""
+    done: list[int] = []
+    with suppress(StoppedError), stop.handling(), stop.defer(lambda: None):
+        for each in stop.interruptible(batches, lambda: saved.append(stop.requested)):
+            if each == asking:
+                signal.raise_signal(signal.SIGTERM)
+            done.append(each)
+        done.append(-1)
+    return done
+
+
+def waiting_after(batches: int) -> Iterator[int]:
+    """Some batches; while the next is waited for, a signal comes."""
+    yield from range(1, batches + 1)
+    signal.raise_signal(signal.SIGTERM)
+    yield 99
+
+
+def test_a_signal_ends_a_wait_after_what_is_to_be_saved_is() -> None:
+    saved: list[object] = []
+    assert go_over(GracefulShutdown(), waiting_after(2), saved) == [1, 2]
+    assert saved == [signal.SIGTERM]
+
+
+def test_a_signal_during_a_step_does_not_interrupt_it() -> None:
+    saved: list[object] = []
+    assert go_over(GracefulShutdown(), iter([1, 2, 3]), saved, asking=2) == [1, 2]
+    assert saved == [signal.SIGTERM]
+
+
+def test_without_a_signal_all_batches_come() -> None:
+    stop = GracefulShutdown()
+    assert list(stop.interruptible([1, 2, 3])) == [1, 2, 3]
+
+
+AT_IMPORT = """
+import os, signal
+from pipeline import hookimpl
+os.kill(os.getpid(), signal.{name})
+
+class Plugin:
+    @hookimpl
+    def before_epoch(self):
+        pass
+"""
+AT_FORK = """
+import os, signal
+from pipeline import hookimpl
+asked = [True]
+
+def ask():
+    if not asked:
+        asked.append(True)  # Before the signal, which may end this function.
+        os.killpg(0, signal.{name})
+
+os.register_at_fork(after_in_parent=ask)
+
+class Plugin:
+    @hookimpl
+    def before_validation(self):
+        asked.clear()
+"""
+
+
+Process = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGINT", 130)])
+def test_a_signal_before_the_first_stage_ends_the_run_with_its_code(
+    process: Process, linear: Path, name: str, code: int
+) -> None:
+    (linear.parent / "ask.py").write_text(AT_IMPORT.format(name=name), encoding="utf-8")
+    done = process("run", linear, 'plugins=["{workspace}/ask.py"]')
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGINT", 130)])
+def test_a_signal_to_the_group_while_workers_are_started_is_the_runs_to_heed(
+    process: Process, linear: Path, name: str, code: int
+) -> None:
+    (linear.parent / "ask.py").write_text(AT_FORK.format(name=name), encoding="utf-8")
+    workers = "dataset.train_data.num_workers=2"
+    done = process("run", linear, 'plugins=["{workspace}/ask.py"]', workers)
+    assert done.returncode == code, done.stderr
+    assert json.loads(Path("runs/workspace/latest/status.json").read_bytes())["exit_code"] == code
+
+
+def test_a_run_that_was_killed_right_before_it_said_that_it_is_done_says_so_when_resumed(
+    process: Process, linear: Path
+) -> None:
+    assert process("run", linear).returncode == 0
+    status = Path("runs/workspace/latest/status.json")
+    done = status.read_bytes()
+    status.write_bytes(done.replace(b'"done"', b'"running"'))
+    assert process("run", linear, "--resume", "auto").returncode == 0
+    assert status.read_bytes() == done
+
+
+def test_a_run_that_was_killed_before_latest_named_it_is_named_when_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    path = RunDirectory.new(tmp_path, "job").path
+    (tmp_path / "job" / "latest").rename(tmp_path / "job" / f".latest-{path.name}")
+    assert RunDirectory.newest(tmp_path, "job")
+    assert sorted(os.listdir(tmp_path / "job")) == [path.name, "latest"]
+    assert (tmp_path / "job" / "latest").resolve() == path
+
+
+def test_nothing_of_a_file_stays_whose_writing_a_signal_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "status.json", "{}")
+    assert list(tmp_path.glob(".*")) == []
