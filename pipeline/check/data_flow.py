@@ -17,7 +17,6 @@ from pipeline.inference.outside import is_reached, keeps_context
 from pipeline.user_code import class_path, context_flow, source
 
 GIVEN = tuple(key.name for key in KEYS if key.writer == "trainer" and key.name != "error")
-
 """The keys that stand in the context before the first stage."""
 
 _LEADS_TO = {
@@ -27,7 +26,6 @@ _LEADS_TO = {
     "train_pass": "runner",
     "terminal_pass": "terminal",
 }
-
 """Status -> stage, as in the trainer."""
 
 
@@ -230,11 +228,9 @@ def _near(key: str, paths: set[Path]) -> Path | None:
 
 
 TRAINED = ("brain", "optim_schedulers", "updater")
-
 """What the default runner needs of ``context["model"][phase]`` to train."""
 
 EVALUATED = ("brain",)
-
 """What it needs to evaluate."""
 
 

@@ -16,7 +16,6 @@ from pipeline.errors import Fault
 from pipeline.inference.flow import Flow, shown
 
 Keys = dict[str, list[str]]
-
 """Keys of one stage, by who else has to do with them: ``{"from the trainer": ["config", "device"]}``."""
 
 
@@ -211,7 +210,6 @@ def _escaped(text: str) -> str:
 
 
 _WIDTH = 40
-
 """How wide a list of keys may be before it goes on in the next line."""
 
 _RED = "bold red"

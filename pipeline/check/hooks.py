@@ -14,7 +14,6 @@ from pipeline.user_code import class_path, source
 from pipeline.user_code.plugins import HOOKS, Plugin
 
 _OF_A_STAGE = ("before_stage", "after_stage")
-
 """The hooks that are called with the name of each stage."""
 
 

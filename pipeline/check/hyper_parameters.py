@@ -23,11 +23,9 @@ from pipeline.user_code.plugins import configured_plugins
 from pipeline.user_code.uncalled import BRAIN
 
 _WHOLE = {"hyper_parameters", "env", "config", "config_yaml", "yaml"}
-
 """Words of code that may read any of them."""
 
 _MOST = 300
-
 """Files of a workspace that are looked at."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pipeline.check.inspection import Setting
 from pipeline.config.schema import too_short
@@ -87,16 +86,14 @@ class Around:
         losses: the names of the losses that reach it; None: cannot tell.
         stepped: whether it certainly is ours that steps it.
         batches: how many it trains on, where the config says so.
-        accum_grad: how many make a window, where it does not say so itself.
-        epochs: how many it trains for, where the config says so, right or wrong.
+        runner: the runner.
     """
 
     judged: str | set[str] | None
     losses: set[str] | None
     stepped: bool
     batches: int | None
-    accum_grad: Any
-    epochs: Any
+    runner: Setting
 
 
 def check_optim_scheduler(scheduler: Setting, around: Around) -> None:
@@ -158,12 +155,12 @@ def _check_length(arguments: Setting, around: Around) -> None:
     total, epochs, steps = (settings.get(key) for key in ("total_steps", "epochs", "steps_per_epoch"))
     if total is None and isinstance(epochs, int) and isinstance(steps, int):
         total = epochs * steps
-    accum_grad = arguments["accum_grad"].value or around.accum_grad or 1
-    if not isinstance(total, int) or not isinstance(accum_grad, int):
-        return
-    per_epoch = arguments["per"].value == "epoch"
-    needed = around.epochs if per_epoch else around.batches and -(-around.batches // accum_grad)
-    if isinstance(needed, int) and needed > total:
+    accum_grad = arguments["accum_grad"].value or around.runner["accum_grad"].value or 1
+    if per_epoch := arguments["per"].value == "epoch":
+        needed = around.runner["epochs"].value if around.runner["max_steps"].value is None else None
+    else:
+        needed = -(-around.batches // accum_grad) if around.batches and isinstance(accum_grad, int) else None
+    if isinstance(needed, int) and isinstance(total, int) and needed > total:
         arguments["args"].fault(too_short(name, total, needed, per_epoch=per_epoch))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from pipeline.check.data_flow import is_untouched
 from pipeline.check.inspection import Setting
 from pipeline.check.optimizer import Around, check_optim_scheduler, check_short_form
 from pipeline.config.load import Config
-from pipeline.config.schema import DEFAULT_PLUGINS, PhaseSchema, UpdaterSettings
+from pipeline.config.schema import DEFAULT_PLUGINS, UpdaterSettings
 from pipeline.config.yaml_tree import Node
 from pipeline.errors import ClassPathError, nearest, one_of
 from pipeline.user_code import class_path, classes, source, uncalled
@@ -178,15 +179,13 @@ def is_stepped(runner: Setting, phase: Setting) -> bool:
 
 def _returned_keys(function: source.FunctionNode) -> set[str] | None:
     """The keys of the dicts that a function returns; None where some of what it returns is something else."""
-    keys: set[str] = set()
-    for value in _returned(function):
-        if not isinstance(value, ast.Dict):
-            return None
-        for key in value.keys:
-            if not isinstance(key, ast.Constant):
-                return None
-            keys.add(str(key.value))
-    return keys or None
+    values = list(_returned(function))
+    keys = [key for value in values if isinstance(value, ast.Dict) for key in value.keys]
+    names = {str(key.value) for key in keys if isinstance(key, ast.Constant)}
+    certain = all(isinstance(value, ast.Dict) for value in values) and all(
+        isinstance(key, ast.Constant) for key in keys
+    )
+    return names if names and certain else None
 
 
 def _returned(node: ast.AST) -> Iterator[ast.expr | None]:
@@ -225,32 +224,25 @@ def reported(phase: Setting) -> set[str]:
 
 def notes(config: Config) -> list[str]:
     """What is no fault of a config, and perhaps not meant either: two phases with a model each from one file."""
-    found = dict.fromkeys(note for runner in config.runners for note in _twins(config.phases(runner), config))
+    found: dict[str, None] = {}
+    for runner in config.runners:
+        first: dict[tuple[str, str], str] = {}
+        for phase in config.phases(runner):
+            with suppress(ClassPathError):  # a network stage of one's own may take anything for a model
+                path = class_path.parse(str(phase.model), name="Model", workspace=config.workspace)
+                other = first.setdefault((path.module, path.name), phase.name)
+                if path.file and other != phase.name:
+                    address = f"phase.{phase.name}.model"
+                    what = f"'{path.file.name}' is the model of phase '{other}' too, and each gets one of its own"
+                    found[f"{config.origin(address)}: {address}: {what}; to share one, write `model_of: {other}`"] = (
+                        None
+                    )
     return list(found)
-
-
-def _twins(phases: list[PhaseSchema], config: Config) -> Iterator[str]:
-    first: dict[tuple[str, str], str] = {}
-    for phase in phases:
-        if not isinstance(phase.model, str):
-            continue
-        try:
-            path = class_path.parse(phase.model, name="Model", workspace=config.workspace)
-        except ClassPathError:  # a fault already
-            continue
-        if path.file is None:
-            continue
-        other = first.setdefault((path.module, path.name), phase.name)
-        if other != phase.name:
-            address = f"phase.{phase.name}.model"
-            what = f"'{path.file.name}' is the model of phase '{other}' too, and each gets one of its own"
-            yield f"{config.origin(address)}: {address}: {what}; to share one, write `model_of: {other}`"
 
 
 UPDATER = "pipeline.training.updater:UpdaterBase"
 
 OFFERED = ("model", "brain", "optim_schedulers", "loader")
-
 """What the network stage gives an updater, as far as its constructor names it."""
 
 
@@ -275,15 +267,12 @@ def check_updater(updater: Setting) -> None:
 
 
 METRIC = ("update", "compute", "reset")
-
 """What the runner calls on a metric."""
 
 OF_THE_MODEL = ("model", "model_args", "modules", "loss", "optim_schedulers")
-
 """What a phase takes from the phase whose model it shares."""
 
 _WITH_WORKERS = {"multiprocessing_context": "nothing is started", "timeout": "no worker is waited for"}
-
 """Key of a dataset that needs ``num_workers`` -> what becomes of it without."""
 
 
@@ -355,8 +344,7 @@ class PhaseCheck:
             losses=loss_names(self.runner, phase) if self.trains else None,
             stepped=self.trains and is_stepped(self.runner, phase),
             batches=self.batches(),
-            accum_grad=self.runner["accum_grad"].value,
-            epochs=self.runner["epochs"].value if self.runner["max_steps"].value is None else None,
+            runner=self.runner,
         )
         for _, scheduler in phase["optim_schedulers"].entries():
             check_optim_scheduler(scheduler, around)

@@ -27,9 +27,7 @@ def check_inference(runner: Setting, phases: dict[str, Setting], *, whole: bool)
         whole: whether network and runner are the defaults themselves, so that it is known what is exported.
     """
     if runner["save_inference_interval"].value in (None, []):
-        for key in ("save_inference_path", "save_inference_export"):
-            if runner[key].value not in (None, False):
-                runner.fault_at(key, "would be ignored: save_inference_interval is null; set it, or remove this")
+        _refuse_idle(runner, dict.fromkeys(_UNREAD[1:], "save_inference_interval is null; set it, or remove this"))
     elif whole and runner["save_inference_export"].value is True:
         for name, phase in phases.items():
             if model := is_brain(phase) and phase["model"].find_class("Model"):
@@ -43,7 +41,6 @@ TRAINING = (
     "on_save_error", "grad_clip", "accum_grad", "nonfinite_patience", "check_gradients", "overfit_batches", "debug_epochs", "freeze",
     "save_checkpoint_path", "save_inference_interval", "save_inference_path", "save_inference_export",
 )  # fmt: skip
-
 """What an infer runner has no use for."""
 
 SWITCHED = {
@@ -55,11 +52,9 @@ SWITCHED = {
     "compile_using_dynamic_shape_tracing": "compile",
     "jit_module_keys": "jit",
 }
-
 """Key -> the one that has to be on for it to matter."""
 
 JUDGED = ("valid_interval", "eval_precision", "keep_best")
-
 """What a train runner has no use for without validation."""
 
 
@@ -160,15 +155,12 @@ def _check_validation(runner: Setting, validated: list[Setting], *, whole: bool)
 
 
 WRITES = ("model", "current_epoch", "metrics")
-
 """The keys that every experiment writes."""
 
 _SAID = {"valid_interval": "valid_interval", "save_interval": "save_interval", "max_iteration": "max_steps"}
-
 """Key of ``config.training`` -> the key of the runner that says it."""
 
 _UNREAD = ("save_inference_interval", "save_inference_path", "save_inference_export")
-
 """Keys of the runner that only the default runner stage reads."""
 
 
@@ -194,10 +186,7 @@ def check_experiment(name: str, runner: Setting) -> None:
         runner.fault_at("class", f"is infer, and {name} is an experiment, which trains; write train")
     elif kind(runner) == "train" and runner["epochs"].value is None and runner["max_steps"].value is None:
         runner.fault("does not say how long to train; add `epochs:` or `max_steps:`")
-    for key in _UNREAD:
-        if runner[key].value not in (None, False):
-            why = f"{name} is an experiment, which saves its weights itself; remove it"
-            runner.fault_at(key, f"would be ignored: {why}")
+    _refuse_idle(runner, dict.fromkeys(_UNREAD, f"{name} is an experiment, which saves its weights itself; remove it"))
     training = runner.inspection.setting("hyper_parameters")["training"]
     for key, setting in training.entries():
         if key in _SAID:
@@ -228,10 +217,8 @@ def check_init(runner: Setting, trained: Mapping[str, Setting], default: set[str
         return
     if experiment:
         # An experiment makes its model, and loads its weights, when the startup stage is over.
-        for key in ("init_modules", "freeze"):
-            if runner[key].value is not None:
-                why = f"{experiment} is an experiment, which loads all weights itself; remove it"
-                runner.fault_at(key, f"would be ignored: {why}")
+        why = f"{experiment} is an experiment, which loads all weights itself; remove it"
+        _refuse_idle(runner, {"init_modules": why, "freeze": why})
         if path in (BEST, LAST):
             message = f"is '{path}', and {experiment} is an experiment; name a checkpoint or a file"
             runner.fault_at("init_model_path", message)
@@ -239,8 +226,8 @@ def check_init(runner: Setting, trained: Mapping[str, Setting], default: set[str
         _check_best_or_last(runner["init_model_path"], trained)
     elif "network" in default and not trained and not path and kind(runner) == "infer":
         runner.fault("has no weights to evaluate; add `init_model_path:`, or name a train runner before it in `mode`")
-    if not path and runner["init_modules"].value is not None:
-        runner.fault_at("init_modules", "would be ignored: there is no init_model_path; add it, or remove this")
+    if not path:
+        _refuse_idle(runner, {"init_modules": "there is no init_model_path; add it, or remove this"})
 
 
 def _check_best_or_last(path: Setting, trained: Mapping[str, Setting]) -> None:

@@ -19,7 +19,6 @@ from pipeline.user_code.source import once
 EXPERIMENT = "pipeline.stages.experiment:ExperimentBase"
 
 STEPS = ("train_batch", "valid", "setup_dataloader", "setup_model")
-
 """The methods of an experiment that are the user's; they are called without arguments."""
 
 
@@ -126,15 +125,12 @@ def _yields(node: ast.AST) -> bool:
 
 
 _OPTIONAL = {"terminal": {"abort"}}
-
 """Methods that a stage may have without a base class having them."""
 
 _ELSEWHERE, _INSTEAD = {"runner": ("train",)}, {"runner": "; the trainer calls run(context)"}
-
 """Methods that other trainers have, near which nobody calls one; and what to write instead."""
 
 _LOOKS = {"__class__", "__dict__", "__subclasses__", "__mro__", "__bases__", "__getattribute__"}
-
 """Attributes by which code reaches methods that it does not name."""
 
 

@@ -16,6 +16,15 @@ from pipeline.user_code import source
 from pipeline.user_code.source import find_spec, once
 
 DISTRIBUTION = "five-stage-pipeline"
+_ROOT = len(workspaces.__name__.split(".")) + 1
+"""How many parts the name of a workspace's package has."""
+_DEPTH = 100
+"""More files than this within each other Python would hardly import either."""
+_MOVES = re.compile(
+    r"\bsys\s*\.\s*(path|modules|meta_path)|from sys import|__path__|addsitedir|subprocess|os\.system|['\"]pip['\"]"
+    r"|findspark|pyximport|jpype|\bclr\b"
+)
+"""Ways to change where Python looks for modules, or what there is to find."""
 
 
 def no_python(error: SyntaxError, file: str) -> str:
@@ -38,16 +47,16 @@ def leads_out(place: str, written: str) -> str:
 def not_there(place: str, written: str, module: str) -> str:
     """A relative import of a module that is not there; ``module`` is its dotted name."""
     parent, _, last = module.rpartition(".")
-    folders = _folders(parent)
-    dashed = [file.name for folder in folders for file in Path(folder).glob("*-*.py") if _underscored(file) == last]
+    files = [file for folder in _folders(parent) for file in Path(folder).glob("*-*.py")]
+    dashed = [file.name for file in files if file.stem.replace("-", "_") == last]
     if dashed:
         remedy = f"; no name with a dash can be imported: rename '{dashed[0]}' to '{last}.py'"
     else:
-        remedy = nearest(last, modules(parent)) or "; check the name and the number of dots"
+        remedy = nearest(last, _modules(parent)) or "; check the name and the number of dots"
     return f"{place} imports '{written}', which its workspace does not have{remedy}"
 
 
-def modules(package: str) -> list[str]:
+def _modules(package: str) -> list[str]:
     """The names of the modules in a package."""
     return [each.name for each in pkgutil.iter_modules(_folders(package))]
 
@@ -57,15 +66,10 @@ def _folders(package: str) -> list[str]:
     return list(spec.submodule_search_locations or []) if spec else []
 
 
-def no_module(place: str, module: str) -> str:
-    """An import of a module that a package doesn't have."""
+def no_module(module: str) -> str:
+    """A package doesn't have a module."""
     parent, _, last = module.rpartition(".")
-    remedy = nearest(last, modules(parent)) or "; check the spelling"
-    return f"{place} imports '{module}', and '{parent}' has no module '{last}'{remedy}"
-
-
-def _underscored(file: Path) -> str:
-    return file.stem.replace("-", "_")
+    return f"'{parent}' has no module '{last}'{nearest(last, _modules(parent)) or '; check the spelling'}"
 
 
 def not_defined(place: str, name: str, home: str, known: Iterable[str]) -> str:
@@ -118,22 +122,6 @@ def _bare(name: str) -> str:
     return re.sub(r"[-_.]", "", name).lower()
 
 
-_ROOT = len(workspaces.__name__.split(".")) + 1
-
-"""How many parts the name of a workspace's package has."""
-
-_DEPTH = 100
-
-"""More files than this within each other Python would hardly import either."""
-
-_MOVES = re.compile(
-    r"\bsys\s*\.\s*(path|modules|meta_path)|from sys import|__path__|addsitedir|subprocess|os\.system|['\"]pip['\"]"
-    r"|findspark|pyximport|jpype|\bclr\b"
-)
-
-"""Ways to change where Python looks for modules, or what there is to find."""
-
-
 @once
 def wrong_imports(module: str) -> list[str]:
     """Why a workspace file cannot be imported, with file and line; empty where that cannot be told.
@@ -166,7 +154,7 @@ class _Trial:
         """Whether something stands in a file that would be run, or in the workspace."""
         root = workspaces.folder_of(self.package)
         files = {module.file for module in self.modules.values() if module}
-        files |= {*root.glob("*.py"), *root.glob("*/*.py")} if root else set()
+        files |= set(_python_files(root)) if root else set()
         return any(pattern.search(_text(file)) for file in files)
 
     def _note(self, message: str, unless: re.Pattern[str] | None = None) -> None:
@@ -232,8 +220,9 @@ class _Trial:
                 dotted = f"{written}{name}" if written.endswith(".") else f"{written}.{name}"
                 self._note(not_there(place, dotted, f"{home}.{name}"), _MOVES)
         elif not _has(target, name):
-            message = not_defined(place, name, str(target.file), source.names(target))
-            self._note(message, _set_from_outside(name))
+            # Another module may give it the name.
+            outside = re.compile(rf"\.{name}\b\s*[:=]|setattr\(|__dict__|sys\.modules")
+            self._note(not_defined(place, name, str(target.file), source.names(target)), outside)
 
     def _absolute(self, module: source.Module, statement: ast.Import | ast.ImportFrom) -> None:
         place = f"{module.file}:{statement.lineno}"
@@ -242,7 +231,7 @@ class _Trial:
             top = each.partition(".")[0]
             if top == "pipeline" and isinstance(statement, ast.ImportFrom):
                 self._of_ours(place, each, statement)
-            elif not self._called and not _is_there(top):
+            elif not (self._called or top in {*sys.modules, *sys.stdlib_module_names} or find_spec(top)):
                 dots = neighbour(module.file.parent, self.package, top)
                 relative = _relatively(statement, each, dots or "")
                 message = absolute(place, top, relative) if dots else no_package(place, top)
@@ -253,7 +242,7 @@ class _Trial:
         module = source.quiet_read(dotted)
         known = source.names(module) if module else []
         if find_spec(dotted) is None:
-            self._note(no_module(place, dotted))
+            self._note(f"{place} imports '{dotted}', and {no_module(dotted)}")
         for name in [alias.name for alias in statement.names] if module else ():
             if not (name in known or name.startswith("_") or name == "*" or find_spec(f"{dotted}.{name}")):
                 public = [each for each in known if not each.startswith("_")]
@@ -268,10 +257,6 @@ def _text(file: Path) -> str:
         return ""
 
 
-def _is_there(top: str) -> bool:
-    return top in sys.modules or top in sys.stdlib_module_names or find_spec(top) is not None
-
-
 def _has(module: source.Module, name: str) -> bool:
     """Whether a module may have a name; every module has some of Python's own, like ``__file__``."""
     try:
@@ -280,11 +265,6 @@ def _has(module: source.Module, name: str) -> bool:
         # Else it imports what another does not define, and that import is at fault.
         return error.args[0] is not module or name.startswith("__")
     return True
-
-
-def _set_from_outside(name: str) -> re.Pattern[str]:
-    """How another module may give a module a name."""
-    return re.compile(rf"\.{name}\b\s*[:=]|setattr\(|__dict__|sys\.modules")
 
 
 def _relatively(statement: ast.Import | ast.ImportFrom, dotted: str, dots: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pipeline import workspaces
-from pipeline.errors import ClassPathError, PipelineError, nearest
+from pipeline.errors import ClassPathError, PipelineError
 from pipeline.user_code import imports
 from pipeline.user_code.source import find_spec
 
@@ -24,11 +24,9 @@ _LOADING = ("<frozen importlib", str(workspaces.__file__))
 
 def no_module(text: str, module: str) -> str:
     """The message for a class path whose module is not there."""
-    package, _, last = module.rpartition(".")
+    package, top = module.rpartition(".")[0], module.partition(".")[0]
     if package and find_spec(package):
-        remedy = nearest(last, imports.modules(package)) or "; check the spelling"
-        return f"'{text}': '{package}' has no module '{last}'{remedy}"
-    top = module.partition(".")[0]
+        return f"'{text}': {imports.no_module(module)}"
     return f"'{text}': there is no module '{module}'; check the spelling, or install the package that has '{top}'"
 
 
@@ -87,7 +85,7 @@ def _wrong_import(error: ImportError, module: str, frame: traceback.FrameSummary
     if dots := imports.neighbour(Path(frame.filename).parent, package, top):
         return imports.absolute(place, top, f"from {dots}{missing} import …")
     if find_spec(top):
-        return imports.no_module(place, missing)
+        return f"{place} imports '{missing}', and {imports.no_module(missing)}"
     return imports.no_package(place, top)
 
 

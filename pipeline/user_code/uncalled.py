@@ -22,14 +22,12 @@ OF_A_BRAIN = {
     "check_loss_isfinite": "nonfinite_patience says how many losses may not be finite; look at them in compute_objectives",
     "update_average": "count_samples says by what losses are averaged; report other numbers with self.log",
 }
-
 """Method -> what to do instead; in a Brain, be it alone or in a config."""
 
 IN_A_CONFIG = {
     **OF_A_BRAIN,
     "init_optimizers": "name the optimizers under optim_schedulers of the phase; an updater of your own may make its own",
 }
-
 """The same in a config, where the phase says what trains the Brain."""
 
 OF_A_TRAINER = {
@@ -41,7 +39,6 @@ OF_A_TRAINER = {
     "reload_train_context": "write a plugin with before_stage, which is called before each stage",
     "handle_processor_exception": "write a plugin with on_stage_error, or abort(context, error) of the terminal stage",
 }
-
 """The same in a subclass of GeneralTrainer."""
 
 
@@ -103,7 +100,6 @@ def _is_of_the_package(thing: Any) -> bool:
 
 
 _ANY = "*"
-
 """Stands for every name, where code makes one up."""
 
 
