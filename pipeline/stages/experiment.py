@@ -44,7 +44,7 @@ from pipeline.stages.base import RunnerBase
 from pipeline.stages.experiment_config import PHASE, JsonLines, PluginNumbers, Visualizer
 from pipeline.training.evaluation import in_evaluation_mode
 from pipeline.training.loop import Checkpoints
-from pipeline.training.triggers import Triggers
+from pipeline.training.triggers import Trigger
 from pipeline.user_code import plugins
 
 if TYPE_CHECKING:
@@ -410,7 +410,7 @@ class ExperimentBase(ExperimentSetup):
         }
         if isinstance(self.visualizer, JsonLines):
             own["lines"] = self.visualizer.size
-        self._checkpoints.settle()
+        self._checkpoints.wait_for_save()
         phases = {name: entry for name, entry in self.context["model"].items() if "updater" in entry}
         training = snapshot(phases, **own, **self.training_state())
         training["gradients"] |= {name: gradients_of(each) for name, each in self._modules().items()}
@@ -505,7 +505,7 @@ class ExperimentBase(ExperimentSetup):
         """Be ready for the first batch."""
         self._refuse_overwriting(self.iteration + 1)
         self._plan()
-        self._printing = Triggers([] if self.alone else experiment_config.print_intervals(self.context), self.iteration)
+        self._printing = Trigger([] if self.alone else experiment_config.print_intervals(self.context), self.iteration)
         self._ended = 0
         if self.alone and self.iteration >= self._limit:
             logger.info(f"nothing is left to train: config.training.max_iteration is {self._limit}")
@@ -524,7 +524,7 @@ class ExperimentBase(ExperimentSetup):
         in_config = {
             name: experiment_config.intervals(self.config, name) for name in ("valid_interval", "save_interval")
         }
-        self._validating, self._saving = (Triggers(each, self.iteration) for each in in_config.values())
+        self._validating, self._saving = (Trigger(each, self.iteration) for each in in_config.values())
         self._in_epochs = [name for name, each in in_config.items() if any(one.unit == "epoch" for one in each)]
         self._due = 0
         self._planned = self._in_config()
@@ -544,7 +544,7 @@ class ExperimentBase(ExperimentSetup):
             self._plan()
         if not self._ended and self.iteration < self._due:
             return
-        self._checkpoints.tell()
+        self._checkpoints.notify_saved()
         self._refuse_epochs_without_end()
         ended, self._ended = self._ended, 0
         if self._printing.fires(self.iteration):
@@ -555,13 +555,13 @@ class ExperimentBase(ExperimentSetup):
             self._end_epoch()
         if self._saving.fires(self.iteration) or (ended and self._saving.fires_after(ended)):
             self.save()
-        looks = (each.next_look() for each in (self._printing, self._validating, self._saving))
+        looks = (each.next_check() for each in (self._printing, self._validating, self._saving))
         self._due = min(*looks, self._limit)
         self._stop_if_requested()
 
     def _validate(self, *, due: bool) -> None:
         """Once in an iteration; at the end also where it is not due."""
-        at_end = self._validating.each and self.iteration >= self._limit
+        at_end = self._validating.intervals and self.iteration >= self._limit
         if self._validated == self.iteration or not (due or at_end):
             return
         random = random_state()

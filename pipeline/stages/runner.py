@@ -18,9 +18,9 @@ from pipeline.errors import DataError
 from pipeline.stages.base import RunnerBase
 from pipeline.training.batch_brain import Stage
 from pipeline.training.evaluation import evaluate_with_hooks
-from pipeline.training.loop import Training, in_phase
+from pipeline.training.loop import TrainLoop
 from pipeline.training.metrics.base import build_metrics
-from pipeline.training.phase import pass_loader, phase_of, run_options_for
+from pipeline.training.phase import pass_loader, phase_errors, phase_of, run_options_for
 
 
 class Runner(RunnerBase):
@@ -41,7 +41,7 @@ class Runner(RunnerBase):
         if context["is_infer"]:
             self.infer(context)
         else:
-            Training(context).run()
+            TrainLoop(context).run()
 
     def infer(self, context: Context) -> None:
         """Evaluate every phase; with several checkpoints, each in turn, and ``metrics`` are those of the last."""
@@ -65,7 +65,7 @@ class Runner(RunnerBase):
         runner = config.runner(context["runner_name"])
         context["metrics"] = {}
         for phase in config.phases(runner):
-            with in_phase(phase.name):
+            with phase_errors(phase.name):
                 context["metrics"][phase.name] = self.evaluate(phase, runner, context)
         numbers: dict[str, dict[str, float]] = context["metrics"]
         return numbers

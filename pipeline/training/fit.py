@@ -24,7 +24,7 @@ from pipeline.run.log import on_terminal
 from pipeline.training.batch_brain import BatchBrain, Stage
 from pipeline.training.evaluation import evaluate
 from pipeline.training.train_pass import train_epoch
-from pipeline.training.triggers import NEVER, Triggers
+from pipeline.training.triggers import NEVER, Trigger
 from pipeline.training.updater import Updater, is_plain
 
 EVERY = 50
@@ -124,7 +124,7 @@ class Fit:
         # Those of a window that an earlier fit was interrupted in.
         brain.modules.zero_grad()
         self.restore()
-        self.saving = Triggers(intervals if brain.checkpointer else [], brain._train_state["iteration"])
+        self.saving = Trigger(intervals if brain.checkpointer else [], brain._train_state["iteration"])
         self.updater.state.iteration = brain._train_state["iteration"]
 
     def restore(self) -> None:
@@ -182,7 +182,7 @@ class Fit:
         with pass_progress(f"epoch {epoch}", length(self.train), self.shown) as progress:
             on_due = partial(self.on_due, progress)
             self.metrics = train_epoch(
-                brain, self.updater, self.train, epoch, self._next_look(iteration, progress), on_due
+                brain, self.updater, self.train, epoch, self._next_check(iteration, progress), on_due
             )
         if self.valid is not None:
             numbers = evaluate(brain, on_device(self.valid, brain.device), Stage.VALID, {}, epoch=epoch)
@@ -196,18 +196,18 @@ class Fit:
         if self.saving.fires(iteration):
             self.brain._refuse_divergence()
             self.save(within_epoch=True)
-        return 0 if self._over() else self._next_look(iteration, progress)
+        return 0 if self._over() else self._next_check(iteration, progress)
 
     def _over(self) -> bool:
         """Whether ``optimizer_step_limit`` or ``debug_epochs`` is reached."""
         limit, most = self.options.optimizer_step_limit, self.options.debug_epochs if self.options.debug else 0
         return (limit is not None and self.brain._train_state["update"] >= limit) or 0 < most <= len(self.epochs)
 
-    def _next_look(self, iteration: int, progress: PassProgress) -> int:
+    def _next_check(self, iteration: int, progress: PassProgress) -> int:
         # An iteration makes one update at most.
         left = (self.options.optimizer_step_limit or NEVER) - self.brain._train_state["update"]
         shown = progress.every - self.brain._batches_taken % progress.every if progress.every else NEVER
-        return min(self.saving.next_look(), iteration + max(1, min(left, shown)))
+        return min(self.saving.next_check(), iteration + max(1, min(left, shown)))
 
     def save(self, *, within_epoch: bool = False) -> Path | None:
         """Save a checkpoint of this moment, if there is where to; within an epoch, of the weights alone."""

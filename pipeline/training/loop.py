@@ -1,4 +1,4 @@
-"""The loop of a run: epochs, phases, and what is due after an iteration: numbers, validation, checkpoints."""
+"""The training loop of a run: epochs, phases, and what is due after an iteration: reports, validation, checkpoints."""
 
 from __future__ import annotations
 
@@ -19,61 +19,310 @@ from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import WARN, PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.loader import order_drawn_by
-from pipeline.errors import ConfigError, DataError, PipelineError, StorageError
+from pipeline.errors import StorageError
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.brain import Brain
 from pipeline.training.export import WeightExporter
-from pipeline.training.optim_scheduler import OptimScheduler
-from pipeline.training.phase import pass_loader, phase_of, refuse_short_schedules
+from pipeline.training.optim_scheduler import attach_optimizer_hooks
+from pipeline.training.phase import (
+    pass_loader,
+    phase_errors,
+    phase_of,
+    refuse_short_schedules,
+    warn_of_unresumable_orders,
+)
 from pipeline.training.train_pass import train_epoch
 from pipeline.training.triggers import Schedule
 from pipeline.training.updater import is_plain
 from pipeline.training.validation import BestTracker, Validation
-from pipeline.user_code.plugins import hook_or_none
 
 
-def attach_optimizer_hooks(optim_schedulers: Mapping[str, OptimScheduler], context: Context) -> None:
-    """Let the plugins know of each backward and update of these schedulers; a hook that nobody implements costs nothing."""
-    hooks = context["hooks"]
-    backward = hook_or_none(hooks, "after_backward")
-    before, after = hook_or_none(hooks, "before_update"), hook_or_none(hooks, "after_update")
-    for name, scheduler in optim_schedulers.items():
-        scheduler.after_backward = partial(backward, context=context) if backward else None
-        scheduler.before_update = partial(before, context=context, name=name) if before else None
-        scheduler.after_update = partial(after, context=context, name=name) if after else None
+class TrainLoop:
+    """Trains the phases of a runner.
+
+    Args:
+        context: after network and startup.
+
+    Attributes:
+        counters: ``context["train_state"]``.
+        schedule: what is due when, and the limits.
+        metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
+        iterations: phase -> name -> the iteration of which that number is.
+        exporter: saves the weights alone.
+        brain: the Brain whose pass is running; None between two passes.
+        pass_state: the state of the pass in which the run was interrupted; None once that pass goes on.
+        phase_trained: whether the current phase has been trained in this epoch; its validation may still be due.
+        resumable: whether a run could go on from here; during a pass whose order is not reproducible it could not.
+        save_postponed, exit_announced: whether in such a pass a save was due, and the end of training requested.
+    """
+
+    def __init__(self, context: Context) -> None:
+        config = context["config"]
+        self.context = context
+        self.hooks = context["hooks"]
+        self.models: dict[str, dict[str, Any]] = context["model"]
+        self.counters: dict[str, int] = context["train_state"]
+        self.runner: RunnerSchema = config.runner(context["runner_name"])
+        self.phases: list[PhaseSchema] = config.phases(self.runner)
+        self.schedule = Schedule(self.runner, self.counters["iteration"])
+        self.validation = Validation(context, self.runner, self.phases)
+        best, on_save_error = self.validation.best, self.runner.on_save_error
+        self.checkpoints = Checkpoints(context["checkpointer"], context, best, on_save_error)
+        self.metrics: dict[str, dict[str, float]] = {}
+        self.iterations: dict[str, dict[str, int]] = {}
+        self.brain: Brain | None = None
+        self.resumable = True
+        self.phase_trained = self.save_postponed = self.exit_announced = False
+        for phase in self.phases:
+            entry = phase_of(phase.name, context, "brain", "optim_schedulers", "updater")
+            attach_optimizer_hooks(entry["optim_schedulers"], context)
+        self.exporter = WeightExporter(self.runner, context)
+        self.pass_state = self.resume()
+
+    def resume(self) -> Mapping[str, Any] | None:
+        """Go on from the checkpoint that the trainer has restored; the state of its pass, if it was saved in one."""
+        checkpoint = self.context["checkpointer"].resumed
+        if checkpoint is None:
+            return None
+        state, random = checkpoint.training["loop"], checkpoint.training["random"]
+        self.context["metrics"] = self.metrics = checkpoint.training["metrics"]
+        # An earlier version kept them outside of this state alone.
+        self.iterations = state.get("iterations", checkpoint.iterations)
+        self.phase_trained = state["trained"]
+        self.validation.load_state_dict(state["validation"])
+        restore_random_state(random)
+        return {"pass": state["pass"], "random": random} if state["pass"] else None
+
+    def run(self) -> None:
+        """Train all epochs, then save; a signal or ``is_exit`` ends it earlier, where the state can be saved."""
+        self.context["metrics"] = self.metrics
+        with SHUTDOWN.defer(_let_wait), suppress(ExitError):
+            warn_of_unresumable_orders(self.runner, self.phases, self.context)
+            refuse_short_schedules(self.runner, self.phases, self.schedule.epochs, self.context)
+            # That of the last epoch, in case none is left.
+            self.context["current_epoch"] = max(0, self.counters["epoch"] - 1)
+            self.exporter.begin()
+            # An interrupted pass or phase is finished even where a limit is reached.
+            over = self.schedule.over(self.counters) and not (self.pass_state or self.phase_trained)
+            while not over:
+                self.train_epoch()
+                over = self.schedule.over(self.counters)
+            self.save()
+            self.checkpoints.finish()
+            self.exporter.finish()
+
+    def train_epoch(self) -> None:
+        """Train one epoch, and save what is due after it."""
+        epoch = self.context["current_epoch"] = self.counters["epoch"]
+        self.hooks.before_epoch(context=self.context)
+        if exit_requested(self.context) and not self.pass_state:
+            self.save_if(False)
+        self.train_phases(epoch)
+        self.hooks.after_epoch(context=self.context)
+        self.checkpoints.notify_saved()
+        if self.schedule.exporting.fires_after(epoch + 1):
+            self.exporter.save()
+        self.save_if(self.schedule.saving.fires_after(epoch + 1))
+
+    def train_phases(self, epoch: int) -> None:
+        """Train and validate every phase; at the end of training, validate also what was not since its last update."""
+        # A resumed epoch goes on with the phase in which it was interrupted.
+        first = self.counters["phase_index"]
+        if not (first or self.pass_state or self.phase_trained):
+            self.metrics, self.iterations = {}, {}
+        self.context["metrics"] = self.metrics
+        over = False
+        for index, phase in list(enumerate(self.phases))[first:]:
+            self.counters["phase_index"] = index
+            with phase_errors(phase.name):
+                self.train_phase(phase, epoch)
+                if self.schedule.validating.fires_after(epoch + 1):
+                    self.validate(phase, epoch)
+            over = self.schedule.over(self.counters)
+            if over:
+                break
+            if phase is not self.phases[-1]:
+                self.phase_trained = False
+                self.counters["phase_index"] = index + 1
+                self.save_if(False)
+        if self.runner.valid_intervals and (over or epoch + 1 >= self.schedule.epochs):
+            for phase in self.phases:
+                with phase_errors(phase.name):
+                    self.validate(phase, epoch, last=True)
+        self.phase_trained = False
+        self.counters.update(epoch=epoch + 1, phase_index=0)
+
+    def train_phase(self, phase: PhaseSchema, epoch: int) -> None:
+        """One pass over the data of a phase, unless the run was interrupted in the validation after it."""
+        entry = self.models[phase.name]
+        brain, updater = entry["brain"], entry["updater"]
+        # Phases may share a Brain.
+        type(brain).bind(brain, phase.name, entry["optim_schedulers"], self.context, self.runner.nonfinite_patience)
+        brain._counts_batches = is_plain(brain, updater)
+        if self.phase_trained:
+            self.validation.running = False
+            return
+        report = IntervalReport(self.context, phase.name, brain)
+        updater.state.epoch = epoch
+        pass_state, self.pass_state = self.pass_state, None
+        loader = pass_loader(phase.dataset_name or "", self.runner, self.context)
+        self.brain, self.resumable = brain, not order_drawn_by(loader)
+        numbers = train_epoch(
+            brain,
+            updater,
+            loader,
+            epoch,
+            self.schedule.next_check(self.counters),
+            partial(self.on_due, phase, report),
+            context=self.context,
+            dataset=f"'{phase.dataset_name}'",
+            pass_state=pass_state,
+        )
+        self.brain, self.resumable, self.phase_trained = None, True, True
+        self.validation.outdate(brain)
+        updater.state.epoch = epoch + 1
+        self.metrics[phase.name] = {**numbers, **self.metrics.get(phase.name, {})}
+        current = dict.fromkeys(numbers, self.counters["iteration"])
+        self.iterations[phase.name] = {**current, **self.iterations.get(phase.name, {})}
+
+    def on_due(self, phase: PhaseSchema, report: IntervalReport, iteration: int) -> int:
+        """Report, validate, save and end where it is time to; the next iteration to check, 0 at the end.
+
+        Raises:
+            StoppedError, KeyboardInterrupt: a signal has requested it; what was due is done, and a checkpoint saved.
+            ExitError: ``is_exit`` has, likewise.
+        """
+        self.checkpoints.notify_saved()
+        printing, validating, saving, exporting = self.schedule.due(iteration)
+        # A validation that a signal has interrupted is made again, and then saved what was to be saved after it.
+        validating, saving = validating or self.validation.running, saving or self.validation.running
+        if printing or validating or saving or exporting:
+            # On a GPU this waits for the work so far, as what follows does anyway.
+            report.brain._refuse_divergence()
+        if printing:
+            report.print()
+        if exporting:
+            self.exporter.save()
+        if validating:
+            self.validate(phase, self.context["current_epoch"])
+        if self.schedule.over(self.counters):
+            return 0
+        self.save_if(saving)
+        return self.schedule.next_check(self.counters)
+
+    def validate(self, phase: PhaseSchema, epoch: int, *, last: bool = False) -> None:
+        """Validate a phase, once in an iteration; ``last``: once since its last update, at the end of training."""
+        if not self.validation.is_needed(phase, last=last):
+            return
+        random = random_state()
+        try:
+            numbers = self.validation.run(phase, epoch, last=last)
+        except (StoppedError, KeyboardInterrupt):
+            # A resumed run makes the whole validation again.
+            restore_random_state(random)
+            if self.resumable:
+                self.save()
+            self.checkpoints.finish()
+            raise
+        if last:
+            # At no interval: a run that goes on with higher limits draws what it would have drawn.
+            restore_random_state(random)
+        self.metrics[phase.name] = {**self.metrics.get(phase.name, {}), **numbers}
+        current = dict.fromkeys(numbers, self.counters["iteration"])
+        self.iterations[phase.name] = {**self.iterations.get(phase.name, {}), **current}
+
+    def save_if(self, due: bool) -> None:
+        """Save if it is due, after one of the best validations, and where the end is requested, which then comes.
+
+        Where no run could go on from here, all of that is postponed to the end of the pass.
+
+        Raises:
+            StoppedError, KeyboardInterrupt: a signal has requested the end.
+            ExitError: ``is_exit`` has.
+        """
+        best = self.validation.best
+        due = due or (best is not None and best.deserves_checkpoint(self.counters["iteration"]))
+        if not self.resumable:
+            if exit_requested(self.context) and not self.exit_announced:
+                logger.info("asked to end: the epoch is finished first, for no run could go on in the middle of it")
+                self.exit_announced = True
+            self.save_postponed |= due
+            return
+        due, self.save_postponed = due or self.save_postponed, False
+        ending = exit_requested(self.context)
+        if due or ending:
+            self.save()
+            # A plugin that is notified of a checkpoint may request the end; this moment is saved then.
+            ending = exit_requested(self.context)
+        if ending:
+            self.checkpoints.finish()
+            SHUTDOWN.raise_if_requested()
+            raise ExitError
+
+    def save(self) -> None:
+        """Save a checkpoint of this moment, while training goes on."""
+        # First, since this checkpoint keeps which of the earlier ones are the best.
+        self.checkpoints.wait_for_save()
+        loop = {
+            "pass": self.brain._pass_state() if self.brain else None,
+            "trained": self.phase_trained,
+            "validation": self.validation.state_dict(),
+            "iterations": self.iterations,
+        }
+        for phase, numbers in self.metrics.items():
+            # A plugin may have added some.
+            numbers.update({name: as_number(each, f"metrics['{phase}']['{name}']") for name, each in numbers.items()})
+        training = snapshot(self.models, loop=loop, metrics=self.metrics)
+        self.checkpoints.save(self.counters, self.metrics, training, self.iterations_of_weights())
+
+    def iterations_of_weights(self) -> Iterations:
+        """``iterations``, but the current one for validations of weights that have not been trained since."""
+        unchanged = {name for name in self.validation.validated if self.models[name]["brain"] is not self.brain}
+        current = self.counters["iteration"]
+        return {
+            phase: {
+                name: current if phase in unchanged and name.startswith("valid_") else iteration
+                for name, iteration in iterations.items()
+            }
+            for phase, iterations in self.iterations.items()
+        }
+
+
+def _let_wait() -> None:
+    """A signal waits until the loop checks for it."""
 
 
 class IntervalReport:
-    """Tells the plugins how training goes.
+    """Tells the plugins how training goes, every ``print_interval``.
 
     Args:
         context: the run's.
         phase: the phase that is trained.
-        brain: its Brain, which gathers the numbers.
+        brain: its Brain, which collects the numbers.
     """
 
     def __init__(self, context: Context, phase: str, brain: Brain) -> None:
         self.context, self.phase, self.brain = context, phase, brain
-        self.state: dict[str, int] = context["train_state"]
-        self.since, self.samples = time.perf_counter(), self.state["samples"]
+        self.counters: dict[str, int] = context["train_state"]
+        self.started, self.samples = time.perf_counter(), self.counters["samples"]
 
     def print(self) -> None:
         """Read the numbers since the last time: on a GPU this waits for the work so far."""
         numbers = {"loss": self.brain._pass_loss.recent(), **self.brain._pass_numbers.recent()}
-        now, samples = time.perf_counter(), self.state["samples"]
-        numbers["samples_per_second"] = (samples - self.samples) / (now - self.since)
-        self.since, self.samples = now, samples
+        now, samples = time.perf_counter(), self.counters["samples"]
+        numbers["samples_per_second"] = (samples - self.samples) / (now - self.started)
+        self.started, self.samples = now, samples
         self.context["hooks"].on_print_interval(context=self.context, phase=self.phase, metrics=numbers)
 
 
 class Checkpoints:
-    """Saves, and answers for what it has saved.
+    """Saves checkpoints while training goes on, and notifies the plugins once they are on disk.
 
     Args:
-        checkpointer: writes; asynchronously or not.
-        context: whose plugins are told.
-        best: which of them are the best; None: nobody asks.
-        on_error: ``warn`` goes on where the storage refuses, and tries again with the next one.
+        checkpointer: writes them; asynchronously or not.
+        context: the run's, for its plugins.
+        best: which of them are the best; None: nothing asks for it.
+        on_error: with ``warn``, training goes on where the storage refuses, and the next save tries again.
     """
 
     def __init__(self, checkpointer: Checkpointer, context: Context, best: BestTracker | None, on_error: str) -> None:
@@ -81,8 +330,8 @@ class Checkpoints:
         self.context = context
         self.best = best
         self.on_error = on_error
-        self._refused: StorageError | None = None
-        self._untold = False
+        self._error: StorageError | None = None
+        self._pending = False
 
     def save(
         self,
@@ -91,350 +340,54 @@ class Checkpoints:
         training: Mapping[str, Any],
         iterations: Iterations,
     ) -> None:
-        """Save a checkpoint of this moment; ``settle`` first."""
+        """Save a checkpoint of this moment, after ``wait_for_save``."""
         if self.best:
-            # What is the best once it is saved: if it is not, nothing is removed either.
+            # The best once this one is saved; if the save fails, nothing is removed either.
             best = self.best.kept_with(counters["iteration"])
-            self.checkpointer.protect(self.checkpointer.path_of(each.iteration) for each in best)
-        self._untold = True
-        with self._tolerant():
+            self.checkpointer.protect(self.checkpointer.path_of(entry.iteration) for entry in best)
+        self._pending = True
+        with self._errors():
             self.checkpointer.save(self.context["model"], counters, metrics, training, iterations=iterations)
-        self.tell()
+        self.notify_saved()
 
-    def settle(self) -> None:
-        """Wait for the one before, and tell of it."""
-        with self._tolerant():
+    def wait_for_save(self) -> None:
+        """Wait for the last save, and notify the plugins of it."""
+        with self._errors():
             self.checkpointer.wait()
-        self.tell()
-        self._untold = False
+        self.notify_saved()
+        self._pending = False
 
-    def tell(self) -> None:
-        """Tell the plugins of what is on disk since the last time, without waiting for it."""
-        if not self._untold:
+    def notify_saved(self) -> None:
+        """Notify the plugins of what came to disk since the last time, without waiting."""
+        if not self._pending:
             return
-        committed: list[Path] = []
-        with self._tolerant():
-            committed = self.checkpointer.poll()
-        # Outside: what a plugin is refused is not the save's.
-        for path in committed:
-            self._refused, self._untold = None, False
+        paths: list[Path] = []
+        with self._errors():
+            paths = self.checkpointer.poll()
+        # Outside of the block: a plugin's StorageError is not the save's.
+        for path in paths:
+            self._error, self._pending = None, False
             if self.best:
                 self.best.saved(layout.step_of(path) or 0)
             self.context["hooks"].after_checkpoint_saved(context=self.context, path=path)
 
     def finish(self) -> None:
-        """Wait until the last one is on disk.
+        """Wait until the last checkpoint is on disk.
 
         Raises:
-            StorageError: it is not: where nothing comes after it, a warning would not do.
+            StorageError: it could not be saved: no later save comes that could succeed.
         """
-        self.settle()
-        if self._refused:
-            raise self._refused
+        self.wait_for_save()
+        if self._error:
+            raise self._error
 
     @contextmanager
-    def _tolerant(self) -> Iterator[None]:
-        """Take it that the storage refuses, if that is wanted."""
+    def _errors(self) -> Iterator[None]:
+        """Raise a StorageError, or with ``warn`` remember it."""
         try:
             yield
         except StorageError as error:
             if self.on_error != WARN:
                 raise
             logger.warning(f"{error}; on_save_error is '{WARN}', so training goes on, and the next save tries again")
-            self._refused = error
-
-
-class Training:
-    """The training of one runner.
-
-    Args:
-        context: after network and startup.
-
-    Attributes:
-        metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
-        iterations: phase -> name -> the iteration that a number of these is of.
-        validation: of its phases.
-        checkpoints: what is saved.
-        inference: the weights alone, saved for whoever uses the models.
-        training: the Brain whose pass is running; None between two passes.
-        trained: whether the phase that is up has been trained in this epoch, and may still have to be validated.
-        undivided: whether the pass that runs has no place at which it could be gone on with; it is saved at its end.
-        postponed, ending: whether in such a pass a checkpoint was due, and it was told that it ends the training.
-        begun: what a pass in whose middle the run was interrupted needs to go on; None once it does.
-    """
-
-    def __init__(self, context: Context) -> None:
-        config = context["config"]
-        self.context = context
-        self.hooks = context["hooks"]
-        self.models: dict[str, dict[str, Any]] = context["model"]
-        self.state: dict[str, int] = context["train_state"]
-        self.runner: RunnerSchema = config.runner(context["runner_name"])
-        self.phases: list[PhaseSchema] = config.phases(self.runner)
-        self.agenda = Schedule(self.runner, self.state["iteration"])
-        self.validation = Validation(context, self.runner, self.phases)
-        self.best = self.validation.best
-        self.checkpoints = Checkpoints(context["checkpointer"], context, self.best, self.runner.on_save_error)
-        self.metrics: dict[str, dict[str, float]] = {}
-        self.iterations: dict[str, dict[str, int]] = {}
-        self.training: Brain | None = None
-        self.trained = self.undivided = self.postponed = self.ending = False
-        for phase in self.phases:
-            attach_optimizer_hooks(
-                phase_of(phase.name, context, "brain", "optim_schedulers", "updater")["optim_schedulers"], context
-            )
-        self.inference = WeightExporter(self.runner, context)
-        self.begun = self.resume()
-
-    def resume(self) -> Mapping[str, Any] | None:
-        """Go on from the checkpoint that the trainer has restored; where it was in the middle of a pass, that state."""
-        saved = self.context["checkpointer"].resumed
-        if saved is None:
-            return None
-        state = saved.training["loop"]
-        self.context["metrics"] = self.metrics = saved.training["metrics"]
-        # A checkpoint of before has them beside its numbers alone.
-        self.iterations = state.get("iterations", saved.iterations)
-        self.trained = state["trained"]
-        self.validation.load_state_dict(state["validation"])
-        random = saved.training["random"]
-        restore_random_state(random)
-        return {"pass": state["pass"], "random": random} if state["pass"] else None
-
-    def run(self) -> None:
-        """All epochs, and a checkpoint at the end; what ends it before is heeded where the state can be saved, not elsewhere."""
-        self.context["metrics"] = self.metrics
-        with SHUTDOWN.defer(_between_steps), suppress(ExitError):
-            self.tell_undivided()
-            refuse_short_schedules(self.runner, self.phases, self.agenda.epochs, self.context)
-            # That of the last one, in case there is none left.
-            self.context["current_epoch"] = max(0, self.state["epoch"] - 1)
-            self.inference.begin()
-            # One that was interrupted in the middle is brought to its end, though a limit may be reached.
-            over = self.agenda.over(self.state) and not (self.begun or self.trained)
-            while not over:
-                epoch = self.context["current_epoch"] = self.state["epoch"]
-                self.hooks.before_epoch(context=self.context)
-                if exit_requested(self.context) and not self.begun:
-                    self.save_if(False)
-                self.epoch(epoch)
-                self.hooks.after_epoch(context=self.context)
-                self.checkpoints.tell()
-                if self.agenda.exporting.fires_after(epoch + 1):
-                    self.inference.save()
-                self.save_if(self.agenda.saving.fires_after(epoch + 1))
-                over = self.agenda.over(self.state)
-            self.save()
-            self.checkpoints.finish()
-            self.inference.finish()
-
-    @property
-    def is_best_now(self) -> bool:
-        """Whether this iteration is one of the best, and not saved yet."""
-        return self.best is not None and self.best.deserves_checkpoint(self.state["iteration"])
-
-    def entry(self, phase: PhaseSchema) -> dict[str, Any]:
-        """What the network stage built for a phase, its Brain bound to it: phases may share one."""
-        entry = self.models[phase.name]
-        brain, updater = entry["brain"], entry["updater"]
-        patience = self.runner.nonfinite_patience
-        type(brain).bind(brain, phase.name, entry["optim_schedulers"], self.context, patience)
-        brain._counts_batches = is_plain(brain, updater)
-        return entry
-
-    def epoch(self, epoch: int) -> None:
-        """Train every phase on its data, evaluating each after it; in the last one also those whose weights were not yet."""
-        # In an epoch that was begun before, some phases have been trained already.
-        first = self.state["phase_index"]
-        if not (first or self.begun or self.trained):
-            self.metrics, self.iterations = {}, {}
-        self.context["metrics"] = self.metrics
-        over = False
-        for index, phase in list(enumerate(self.phases))[first:]:
-            self.state["phase_index"] = index
-            with in_phase(phase.name):
-                over = self.train(phase, epoch)
-                if self.agenda.validating.fires_after(epoch + 1):
-                    self.validate(phase, epoch)
-            if over:
-                break
-            if phase is not self.phases[-1]:
-                self.trained = False
-                self.state["phase_index"] = index + 1
-                self.save_if(False)
-        if self.runner.valid_intervals and (over or epoch + 1 >= self.agenda.epochs):
-            for phase in self.phases:
-                with in_phase(phase.name):
-                    self.validate(phase, epoch, last=True)
-        self.trained = False
-        self.state.update(epoch=epoch + 1, phase_index=0)
-
-    def train(self, phase: PhaseSchema, epoch: int) -> bool:
-        """One pass over a phase's data; True when training has reached one of its limits."""
-        entry = self.entry(phase)
-        if self.trained:
-            # The run was interrupted in the validation that follows, which is made again if it is still due.
-            self.validation.running = False
-            return self.agenda.over(self.state)
-        brain, updater = entry["brain"], entry["updater"]
-        on_due = partial(self.on_due, phase, IntervalReport(self.context, phase.name, brain))
-        updater.state.epoch = epoch
-        begun, self.begun = self.begun, None
-        loader = self.loader(phase.dataset_name)
-        self.training, self.undivided = brain, bool(order_drawn_by(loader))
-        numbers = train_epoch(
-            brain,
-            updater,
-            loader,
-            epoch,
-            self.agenda.next_look(self.state),
-            on_due,
-            context=self.context,
-            name=f"'{phase.dataset_name}'",
-            begun=begun,
-        )
-        self.training, self.trained = None, True
-        self.validation.outdate(brain)
-        updater.state.epoch = epoch + 1
-        self.metrics[phase.name] = {**numbers, **self.metrics.get(phase.name, {})}
-        own = dict.fromkeys(numbers, self.state["iteration"])
-        self.iterations[phase.name] = {**own, **self.iterations.get(phase.name, {})}
-        return self.agenda.over(self.state)
-
-    def on_due(self, phase: PhaseSchema, report: IntervalReport, iteration: int) -> int:
-        """Print, validate, save or end where it is time to; the next iteration to look at, 0 at the end.
-
-        Raises:
-            StoppedError, KeyboardInterrupt: a signal has asked for it; what was due is done, and a checkpoint saved.
-            ExitError: ``is_exit`` has, likewise.
-        """
-        agenda = self.agenda
-        self.checkpoints.tell()
-        printing, validating, saving, exporting = agenda.due(iteration)
-        # One that a signal has interrupted, and what would have been saved after it.
-        validating, saving = validating or self.validation.running, saving or self.validation.running
-        if printing or validating or saving or exporting:
-            # On a GPU this waits for the work so far, as what follows does anyway.
-            report.brain._refuse_divergence()
-        if printing:
-            report.print()
-        if exporting:
-            self.inference.save()
-        if validating:
-            self.validate(phase, self.context["current_epoch"])
-        if agenda.over(self.state):
-            return 0
-        self.save_if(saving)
-        return agenda.next_look(self.state)
-
-    def validate(self, phase: PhaseSchema, epoch: int, *, last: bool = False) -> None:
-        """Evaluate a phase, once in an iteration; the last time, where its weights have not been."""
-        if not self.validation.comes(phase, last=last):
-            return
-        random = random_state()
-        try:
-            numbers = self.validation.of(phase, epoch, last=last)
-        except (StoppedError, KeyboardInterrupt):
-            # As it was before: a resumed run validates from the beginning.
-            restore_random_state(random)
-            if not (self.training and self.undivided):
-                self.save()
-            self.checkpoints.finish()
-            raise
-        if last:
-            # At no interval: a run that goes on with higher limits draws what it would have drawn.
-            restore_random_state(random)
-        self.metrics[phase.name] = {**self.metrics.get(phase.name, {}), **numbers}
-        own = dict.fromkeys(numbers, self.state["iteration"])
-        self.iterations[phase.name] = {**self.iterations.get(phase.name, {}), **own}
-
-    def tell_undivided(self) -> None:
-        """Warn of data with which no run could go on in the middle of an epoch."""
-        for name in dict.fromkeys(phase.dataset_name or "" for phase in self.phases):
-            loader = self.loader(name)
-            if sampler := order_drawn_by(loader):
-                drawn = f"dataset.{name}: its order is drawn anew in each epoch, by a {sampler}, and no place in it is known"
-                when = "checkpoints, a signal's too, are saved at the ends of epochs alone"
-                best = ", so none is the best that was validated within one" if self.runner.keep_best else ""
-                # torch draws a number where a loader begins, which one that stays does but once.
-                stays = getattr(loader, "persistent_workers", False)
-                other = "; with its persistent_workers a resumed run has another order nevertheless" if stays else ""
-                remedy = (
-                    "make the loader with pipeline.data.loader.make_loader, or give it state_dict and load_state_dict"
-                )
-                logger.warning(f"{drawn}: {when}{best}{other}; {remedy}")
-
-    def loader(self, dataset: str | None) -> Any:
-        """The batches of one pass over a dataset."""
-        return pass_loader(dataset or "", self.runner, self.context)
-
-    def save(self) -> None:
-        """Save a checkpoint of this moment, while training goes on."""
-        # First: what is saved now says which of those before are the best.
-        self.checkpoints.settle()
-        loop = {
-            "pass": self.training._pass_state() if self.training else None,
-            "trained": self.trained,
-            "validation": self.validation.state_dict(),
-            "iterations": self.iterations,
-        }
-        for phase, numbers in self.metrics.items():
-            # A plugin may have put some there.
-            numbers.update({name: as_number(each, f"metrics['{phase}']['{name}']") for name, each in numbers.items()})
-        training = snapshot(self.models, loop=loop, metrics=self.metrics)
-        self.checkpoints.save(self.state, self.metrics, training, self.judged_iterations())
-
-    def judged_iterations(self) -> Iterations:
-        """The same, but this iteration for what a validation has said of weights that were not trained since."""
-        current = {name for name in self.validation.validated if self.models[name]["brain"] is not self.training}
-        return {
-            phase: {
-                name: self.state["iteration"] if phase in current and name.startswith("valid_") else iteration
-                for name, iteration in each.items()
-            }
-            for phase, each in self.iterations.items()
-        }
-
-    def save_if(self, due: bool) -> None:
-        """Save where it is due or one of the best, or where the training is asked to end, which it then does.
-
-        In an undivided pass all of that comes at its end.
-
-        Raises:
-            StoppedError, KeyboardInterrupt: a signal has asked for it.
-            ExitError: ``is_exit`` has.
-        """
-        if self.training and self.undivided:
-            if exit_requested(self.context) and not self.ending:
-                logger.info("asked to end: the epoch is finished first, for no run could go on in the middle of it")
-                self.ending = True
-            self.postponed |= due or self.is_best_now
-            return
-        due, self.postponed = due or self.postponed, False
-        asked = exit_requested(self.context)
-        if due or asked or self.is_best_now:
-            self.save()
-            # A plugin may have asked for it when it was told of a checkpoint; then this moment is saved already.
-            asked = exit_requested(self.context)
-        if asked:
-            self.checkpoints.finish()
-            SHUTDOWN.raise_if_requested()
-            raise ExitError
-
-
-def _between_steps() -> None:
-    """Let a signal wait: the loop looks itself whether one has come."""
-
-
-@contextmanager
-def in_phase(name: str) -> Iterator[None]:
-    """What is wrong with data or losses is told with the phase in which it was found."""
-    try:
-        yield
-    except (DataError, ConfigError) as error:
-        place = f"phase.{name}: "
-        raise error if str(error).startswith("phase.") else type(error)(f"{place}{error}") from error
-    except Exception as error:
-        if not isinstance(error, PipelineError):
-            error.add_note(f"phase.{name}")
-        raise
+            self._error = error

@@ -15,10 +15,12 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from pipeline.checkpoint.state import Options, load_optimizer, optimizer_state_of, options_of
+from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError, one_of
 from pipeline.training.nonfinite import NonFiniteGuard
 from pipeline.user_code import class_path
 from pipeline.user_code.class_path import OPTIMIZERS, optimizer_name
+from pipeline.user_code.plugins import hook_or_none
 
 COMPILED = "_orig_mod."
 
@@ -477,6 +479,17 @@ def optimize(
     if stepped:
         _update_scalers(optim_schedulers)
     return finite, closed
+
+
+def attach_optimizer_hooks(optim_schedulers: Mapping[str, OptimScheduler], context: Context) -> None:
+    """Call the plugins at each backward and update of these schedulers; a hook that nobody implements costs nothing."""
+    hooks = context["hooks"]
+    backward = hook_or_none(hooks, "after_backward")
+    before, after = hook_or_none(hooks, "before_update"), hook_or_none(hooks, "after_update")
+    for name, scheduler in optim_schedulers.items():
+        scheduler.after_backward = partial(backward, context=context) if backward else None
+        scheduler.before_update = partial(before, context=context, name=name) if before else None
+        scheduler.after_update = partial(after, context=context, name=name) if after else None
 
 
 def close(optim_schedulers: Sequence[OptimScheduler], epoch: int) -> bool:

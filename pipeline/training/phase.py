@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
 import torch
+from loguru import logger
 
 from pipeline.config.schema import PhaseSchema, RunnerSchema, too_short
 from pipeline.context import Context
-from pipeline.data.loader import length, limited, overfitted
-from pipeline.errors import ConfigError, ContextError, one_of
+from pipeline.data.loader import length, limited, order_drawn_by, overfitted
+from pipeline.errors import ConfigError, ContextError, DataError, one_of
 from pipeline.training.brain import Brain
 from pipeline.training.run_options import RunOptions
 from pipeline.training.schedules import TorchSchedule
@@ -61,6 +63,19 @@ def loader_of(dataset: str, context: Context) -> Any:
         )
         raise ContextError(f"context['dataset'] has no loader '{dataset}'{known}; the network stage has to write it")
     return loaders[dataset]
+
+
+@contextmanager
+def phase_errors(name: str) -> Iterator[None]:
+    """What is wrong with data, losses or options is reported with the phase in which it was found."""
+    address = f"phase.{name}"
+    with error_context(address):
+        try:
+            yield
+        except (DataError, ConfigError) as error:
+            if str(error).startswith("phase."):
+                raise
+            raise type(error)(f"{address}: {error}") from error
 
 
 _NAMES = {
@@ -118,6 +133,23 @@ def pass_loader(dataset: str, runner: RunnerSchema, context: Context) -> Any:
     limits = [runner.limit_batches, runner.debug_batches if runner.debug else None]
     most = min((limit for limit in limits if limit), default=0)
     return limited(loader, most) if most else loader
+
+
+def warn_of_unresumable_orders(runner: RunnerSchema, phases: list[PhaseSchema], context: Context) -> None:
+    """Warn of data with which no run could go on in the middle of an epoch."""
+    for name in dict.fromkeys(phase.dataset_name or "" for phase in phases):
+        loader = pass_loader(name, runner, context)
+        if sampler := order_drawn_by(loader):
+            drawn = (
+                f"dataset.{name}: its order is drawn anew in each epoch, by a {sampler}, and no place in it is known"
+            )
+            when = "checkpoints, a signal's too, are saved at the ends of epochs alone"
+            best = ", so none is the best that was validated within one" if runner.keep_best else ""
+            # torch draws a number when a loader begins, which a loader with persistent workers does only once.
+            persistent = getattr(loader, "persistent_workers", False)
+            other = "; with its persistent_workers a resumed run has another order nevertheless" if persistent else ""
+            remedy = "make the loader with pipeline.data.loader.make_loader, or give it state_dict and load_state_dict"
+            logger.warning(f"{drawn}: {when}{best}{other}; {remedy}")
 
 
 def refuse_short_schedules(runner: RunnerSchema, phases: list[PhaseSchema], epochs: int, context: Context) -> None:

@@ -1,9 +1,9 @@
-"""One pass of training over the batches of a loader: the hot loop, and the hooks around it."""
+"""One pass of training over the batches of a loader: the hot loop, and what stands around it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from pipeline.checkpoint.state import restore_random_state
 from pipeline.context import Context
@@ -14,63 +14,62 @@ from pipeline.data.workers import supervised
 from pipeline.errors import DataError
 from pipeline.signals import SHUTDOWN, exit_requested
 from pipeline.training.batch_brain import BatchBrain, Stage
-from pipeline.training.updater import UpdaterBase, update_of
-
-if TYPE_CHECKING:
-    from pipeline.training.updater import UpdaterState
+from pipeline.training.updater import UpdaterBase, UpdaterState, update_of
 
 
 class NextDue:
-    """The next iteration after which something has to be done; a signal or ``is_exit`` makes it the one that runs.
+    """The next iteration after which something is due; a signal or ``is_exit`` makes it the current one.
 
     Attributes:
-        at: that iteration.
-        context: the run's; empty where a Brain trains alone.
+        iteration: that iteration.
+        context: the run's; empty for a Brain that trains by itself.
     """
 
-    def __init__(self, at: int, context: dict[str, Any]) -> None:
-        self.at = at
+    def __init__(self, iteration: int, context: dict[str, Any]) -> None:
+        self.iteration = iteration
         self.context = context
 
     def wake(self) -> None:
-        """After this iteration."""
-        self.at = 0
+        """Make the current iteration the one after which something is due."""
+        self.iteration = 0
 
-    def put(self, at: int) -> None:
-        """After a later one; unless the run has been asked to end in the meantime."""
-        self.at = at
+    def set(self, iteration: int) -> None:
+        """Set the next one; the end of the run may have been requested in the meantime."""
+        self.iteration = iteration
         if exit_requested(self.context):
             self.wake()
 
 
 def train_pass(
-    loader: Iterable[Any],
+    batches: Iterable[Any],
     update: Callable[[Any], Any],
-    own: UpdaterState,
-    state: dict[str, int],
-    due: NextDue,
+    counters: dict[str, int],
+    updater_state: UpdaterState,
+    next_due: NextDue,
     on_due: Callable[[int], int],
 ) -> None:
-    """Train on every batch of a loader. The hot loop.
+    """Train on every batch of a pass. The hot loop.
 
     Args:
-        loader: the batches, on their device.
-        update: trains on one of them, and counts it in ``state`` before it tells the plugins that it is done.
-        own: the updater's counters; ``iteration`` is assigned, so that one that counts itself does not count twice.
-        state: the counters of the run.
-        due: the next iteration after which something has to be done.
-        on_due: does it, and returns the next one; 0 ends the pass.
+        batches: the batches, on their device.
+        update: trains on one batch, and counts it in ``counters``.
+        counters: the run's; ``context["train_state"]``.
+        updater_state: the updater's own counters.
+        next_due: the next iteration after which ``on_due`` is called.
+        on_due: does what is due, and returns the next such iteration; 0 ends the pass.
     """
-    others = state["iteration"] - own.iteration
-    for batch in loader:
+    # The updater counts its own iterations; other phases have trained in the rest.
+    in_other_phases = counters["iteration"] - updater_state.iteration
+    for batch in batches:
         update(batch)
-        iteration = state["iteration"]
-        own.iteration = iteration - others
-        if iteration >= due.at:
+        iteration = counters["iteration"]
+        # Assigned and not added, so that an updater which counts by itself does not count twice.
+        updater_state.iteration = iteration - in_other_phases
+        if iteration >= next_due.iteration:
             following = on_due(iteration)
             if not following:
                 break
-            due.put(following)
+            next_due.set(following)
 
 
 def train_epoch(
@@ -78,26 +77,26 @@ def train_epoch(
     updater: UpdaterBase,
     loader: Iterable[Any],
     epoch: int,
-    due: int,
+    first_due: int,
     on_due: Callable[[int], int],
     *,
     context: Context | None = None,
-    name: str = "the training set",
-    begun: Mapping[str, Any] | None = None,
+    dataset: str = "the training set",
+    pass_state: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Train on every batch of a loader, or until ``on_due`` says that it is enough.
+    """Train on every batch of a loader, or until ``on_due`` ends the pass.
 
     Args:
         brain: bound to its optimizers.
         updater: trains on one batch.
         loader: the batches.
         epoch: its number.
-        due: the next iteration after which something has to be done.
-        on_due: does it, and returns the next one; 0 ends the training.
+        first_due: the first iteration after which ``on_due`` is called.
+        on_due: does what is due, and returns the next such iteration; 0 ends the pass.
         context: the run's; None: there are no plugins.
-        name: what the data is called, for messages.
-        begun: ``pass`` and ``random`` of a checkpoint that was saved in the middle of this pass; ``on_due`` is then
-            called first, for it may have been saved in a validation, or the limits may have changed.
+        dataset: what messages call the data.
+        pass_state: the states ``pass`` and ``random`` of a checkpoint saved in the middle of this pass, which goes on
+            from there; first ``on_due`` is called, since a validation may have been interrupted or a limit changed.
 
     Returns:
         ``loss`` and what the Brain has logged, means over samples.
@@ -106,33 +105,33 @@ def train_epoch(
         DataError: there was no batch.
         DivergedError: too many losses were not finite.
     """
-    state = brain._train_state
-    before = state["iteration"]
+    counters = brain._train_state
+    first_iteration = counters["iteration"]
     set_epoch(loader, epoch)
     brain._begin_pass(length(loader) or 0)
-    if begun:
-        brain._load_pass_state(begun["pass"])
+    if pass_state:
+        brain._load_pass_state(pass_state["pass"])
     brain.on_stage_start(Stage.TRAIN, epoch)
     update = update_of(brain, updater, context)
-    rest = after(loader, brain._batches_taken, begun["pass"]["data"] if begun else None)
-    brain._pass_loader = rest
-    batches: Iterator[Any] = iter(on_device(rest, brain.device))
-    # To end the wait for a batch may lose it, after which no other loader could go on.
-    if getattr(rest, "num_workers", 0) and not order_drawn_by(rest) and not has_state(rest):
-        batches = SHUTDOWN.interruptible(batches, lambda: on_due(state["iteration"]))
-    if begun:
-        # Only now: beginning to iterate draws a number, as it did when the pass began.
-        restore_random_state(begun["random"])
-    looked = NextDue(due, {} if context is None else context)
+    remaining = after(loader, brain._batches_taken, pass_state["pass"]["data"] if pass_state else None)
+    brain._pass_loader = remaining
+    batches: Iterable[Any] = iter(on_device(remaining, brain.device))
+    # An interrupted wait may lose a batch: where nothing says which one, no resumed run could make it again.
+    if getattr(remaining, "num_workers", 0) and not order_drawn_by(remaining) and not has_state(remaining):
+        batches = SHUTDOWN.interruptible(batches, lambda: on_due(counters["iteration"]))
+    if pass_state:
+        # Only now: the start of an iteration over the loader draws a number, as it did when the pass began.
+        restore_random_state(pass_state["random"])
+    next_due = NextDue(first_due, {} if context is None else context)
     if context is not None:
-        context.wake = looked.wake
-    with SHUTDOWN.defer(looked.wake), supervised(batches):
-        following = on_due(before) if begun else due
+        context.wake = next_due.wake
+    with SHUTDOWN.defer(next_due.wake), supervised(batches):
+        following = on_due(first_iteration) if pass_state else first_due
         if following:
-            looked.put(following)
-            train_pass(batches, update, updater.state, state, looked, on_due)
-    if state["iteration"] == before and not begun:
-        raise DataError(f"{name} gave no batch in epoch {epoch}; check the dataset, or drop_last with few samples")
+            next_due.set(following)
+            train_pass(batches, update, counters, updater.state, next_due, on_due)
+    if counters["iteration"] == first_iteration and not pass_state:
+        raise DataError(f"{dataset} gave no batch in epoch {epoch}; check the dataset, or drop_last with few samples")
     brain._end_pass()
     loss = brain._pass_loss.mean()
     brain.on_stage_end(Stage.TRAIN, loss, epoch)

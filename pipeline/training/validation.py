@@ -141,7 +141,7 @@ class Validation:
         self.running = False
         self._silent = {phase.name for phase in phases if phase.valid_dataset_name}
 
-    def comes(self, phase: PhaseSchema, *, last: bool) -> bool:
+    def is_needed(self, phase: PhaseSchema, *, last: bool) -> bool:
         """Whether there is anything to validate a phase on, and this was not done in this iteration, or for these weights."""
         done = phase.name in self.validated if last else self.validated.get(phase.name) == self._iteration
         return phase.valid_dataset_name is not None and not done
@@ -152,7 +152,7 @@ class Validation:
             if entry["brain"] is brain and self.validated.get(name) != self._iteration:
                 self.validated.pop(name, None)
 
-    def of(self, phase: PhaseSchema, epoch: int, *, last: bool) -> dict[str, float]:
+    def run(self, phase: PhaseSchema, epoch: int, *, last: bool) -> dict[str, float]:
         """The numbers of a phase, with ``valid_`` before their names; the last ones are no interval's, and no schedule's.
 
         Raises:

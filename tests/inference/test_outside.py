@@ -68,8 +68,8 @@ CASES: dict[str, tuple[Files, list[str]]] = {
     "a default stage is called": ({"runner": "from pipeline import RunnerBase, stages\nclass Runner(RunnerBase):\n"
                                    "    def run(self, context): stages.Runner(context).run(context)\n",
                                    "terminal": TERMINAL.replace("'x'", "'metrics'")}, []),
-    "our loop is called": ({"runner": "from pipeline import RunnerBase\nfrom pipeline.training.loop import Training\n"
-                            "class Runner(RunnerBase):\n    def run(self, context): Training(context).run()\n",
+    "our loop is called": ({"runner": "from pipeline import RunnerBase\nfrom pipeline.training.loop import TrainLoop\n"
+                            "class Runner(RunnerBase):\n    def run(self, context): TrainLoop(context).run()\n",
                             "terminal": TERMINAL.replace("'x'", "'current_epoch'")}, []),
     "a subclass declares less than its base": ({"runner": "from pipeline import stages\nclass Runner(stages.Runner):\n    writes = ('y',)\n"
                                                 "    def run(self, context):\n        super().run(context)\n        context['y'] = 1\n",

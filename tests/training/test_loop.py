@@ -20,8 +20,8 @@ from pipeline.checkpoint import reader
 from pipeline.errors import DataError, DivergedError, StorageError
 from pipeline.training.brain import ModuleBrain
 from pipeline.training.evaluation import evaluate
-from pipeline.training.loop import attach_optimizer_hooks
 from pipeline.training.metrics.base import Accuracy
+from pipeline.training.optim_scheduler import attach_optimizer_hooks
 from pipeline.training.schedules import Constant
 
 Config = Callable[..., dict[str, Any]]

@@ -136,4 +136,4 @@ def test_what_is_logged_replaces_no_loss_but_that_of_an_updater_without_one(retu
 def test_an_epoch_without_a_batch_is_refused_by_the_name_of_its_data() -> None:
     brain = bound()
     with pytest.raises(DataError, match="'train' gave no batch in epoch 4; check the dataset, or drop_last with few"):
-        train_epoch(brain, Updater(brain), [], 4, 99, lambda iteration: 0, name="'train'")
+        train_epoch(brain, Updater(brain), [], 4, 99, lambda iteration: 0, dataset="'train'")
