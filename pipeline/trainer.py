@@ -1,8 +1,8 @@
 """GeneralTrainer: the five stages in order. Read this file first.
 
 A config names one or more runners. Each goes through instance -> network -> startup -> runner -> terminal; each stage
-is a class that the config names by its path, and all of them share one context. The trainer owns the order. What it
-sets up before the first stage is in ``opening.py``, what it does when one fails in ``failure.py``.
+is a class that the config names by its path, and all of them share one context. The trainer owns the order. What
+happens before the first stage is in ``run/session.py``, what happens when one fails in ``run/failures.py``.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class GeneralTrainer:
     Args:
         config: the path of a YAML file, or a dict; in a dict a class may stand wherever a class path may.
         overrides: ``"runner.train_runner.epochs=3"`` and the like.
-        resume: ``auto`` goes on with the newest run of this very config file, or of the ``name`` that the config gives
-            itself, by which alone a dict is known; a path with the run in that directory; ``never`` begins a new one.
+        resume: ``never`` begins a new run; ``auto`` resumes the newest run of this very config file, or of the config's
+            ``name``, by which alone a dict is known; a path resumes the run in that directory.
 
     Attributes:
         config: the resolved config.
         contexts: runner name -> its context, once it has run.
-        outcome: the exit code that the run has earned so far.
+        outcome: the exit code of the run so far.
 
     Raises:
         ConfigError: the config has faults; it lists all of them, and nothing was run.
@@ -53,8 +53,8 @@ class GeneralTrainer:
     """Status -> stage. A subclass may add statuses that lead to a method of its own, which takes the context."""
 
     def __init__(self, config: Source | Config, overrides: Sequence[str] = (), resume: str | Path = NEVER) -> None:
-        if left := uncalled.in_class(type(self), uncalled.TRAINER, uncalled.OF_A_TRAINER):
-            raise ConfigError("\n".join(left))
+        if faults := uncalled.in_class(type(self), uncalled.TRAINER, uncalled.OF_A_TRAINER):
+            raise ConfigError("\n".join(faults))
         # A subclass may order the stages otherwise.
         in_order = type(self) is GeneralTrainer
         if not isinstance(config, Config):
@@ -65,7 +65,7 @@ class GeneralTrainer:
         self.outcome = ExitCode.USAGE
 
     def run(self) -> Context:
-        """Run every runner of ``mode`` in order, and return the context of the last; an empty one if all were finished.
+        """Run every runner of ``mode`` in order, and return the context of the last; an empty one if all were done.
 
         Raises:
             PipelineError: what the config, a class path, data or the storage caused.
@@ -77,14 +77,14 @@ class GeneralTrainer:
                     context = self.run_all(run)
                 self.outcome = ExitCode.DONE
         except (StoppedError, KeyboardInterrupt) as error:
-            # It may come before the first runner, and between two; a run that is through stays so.
+            # It may come before the first runner, between two, and after the last, when the run is done.
             if self.outcome is not ExitCode.DONE:
                 self.outcome = failures.exit_code(error)
             raise
         return context
 
     def run_all(self, run: Run) -> Context:
-        """Every runner that is not through, up to one that ``is_exit`` ends; the context of the last."""
+        """Run each runner that is not done, up to one that ``is_exit`` ends; return the context of the last."""
         context = Context()
         self.outcome = ExitCode.BUG
         for name, trainer in run.trainers.items():
@@ -109,10 +109,10 @@ class GeneralTrainer:
             runner.hooks.before_pipeline(context=runner.context)
             self.stages(runner)
             runner.context.enter("trainer")
-            runner.over = True
+            runner.completed = True
             runner.hooks.after_pipeline(context=runner.context)
             resources.close()
-            run.close_runner(runner)
+            run.finish_runner(runner)
         except BaseException as error:
             failures.handle_failure(error, runner, resources, run)
             raise
@@ -126,14 +126,14 @@ class GeneralTrainer:
             entered[stage] += 1
             if entered[stage] > limit:
                 remedy = "check what it writes to context['status'], or raise max_stage_repeats"
-                raise StageError(f"{runner.place(stage)} was to be entered more than {limit} times; {remedy}")
+                raise StageError(f"{runner.describe(stage)} was to be entered more than {limit} times; {remedy}")
             wrote_status = self.enter(stage, runner)
             stage = self.next_stage(stage, wrote_status, runner)
 
     def enter(self, stage: str, runner: RunnerSession) -> bool:
-        """Run one stage, with the plugins told before and after; True if it wrote the status."""
+        """Run one stage between its two hooks; True if it wrote the status."""
         context = runner.context
-        runner.tell_status()
+        runner.write_running()
         context.enter(stage)
         runner.hooks.before_stage(name=stage, context=context)
         if stage in runner.classes:
@@ -154,20 +154,22 @@ class GeneralTrainer:
                 context.enter(stage)  # it has run, so this is a failure of its own, without abort
                 status = context["status"]
                 raise StageError(
-                    f"{runner.place(stage)} wrote context['status'] = {status!r}, and nothing follows; take it out"
+                    f"{runner.describe(stage)} wrote context['status'] = {status!r}, and nothing follows; take it out"
                 )
             return ""
         if context["is_exit"]:
-            runner.stopped = True
+            runner.exited = True
             return "terminal"
         if not wrote_status:
             if stage not in order:
-                wrote_none = "wrote no context['status'], and only the five stages have a next"
-                raise StageError(f"{runner.place(stage)} {wrote_none}; write the status that follows")
+                what = "wrote no context['status'], and only the five stages have a next"
+                raise StageError(f"{runner.describe(stage)} {what}; write the status that follows")
             following = order[order.index(stage) + 1]
-            context["status"] = next(status for status, each in self.statuses.items() if each == following)
+            context["status"] = next(status for status, name in self.statuses.items() if name == following)
         status = context["status"]
         if status not in list(self.statuses):
-            known = one_of(str(status), self.statuses)
-            raise StageError(f"{runner.place(stage)} wrote context['status'] = {status!r}, which is no status{known}")
+            remedy = one_of(str(status), self.statuses)
+            raise StageError(
+                f"{runner.describe(stage)} wrote context['status'] = {status!r}, which is no status{remedy}"
+            )
         return self.statuses[status]

@@ -14,8 +14,8 @@ import click
 from pipeline.cli import COMMANDS
 from pipeline.cli.run import run
 from pipeline.run import log
-from pipeline.run.provenance import parsed_command
-from pipeline.run.resume import parts
+from pipeline.run.provenance import parse_command
+from pipeline.run.resume import split_path
 
 
 class Begun(NamedTuple):
@@ -34,7 +34,7 @@ class Begun(NamedTuple):
 def command(path: Path, quiet: bool, verbose: bool) -> None:
     """Go on in RUN_DIR, or from a CHECKPOINT in one, with the config, overrides and code that it was begun with."""
     log.to_stderr("WARNING" if quiet else "DEBUG" if verbose else "INFO")
-    run_dir, checkpoint = parts(path)
+    run_dir, checkpoint = split_path(path)
     _refuse_strangers(run_dir)
     begun = _begun(run_dir)
     click.echo(f"config {begun.config}, workspace {begun.workspace}, from {begun.folder}", err=True)
@@ -49,7 +49,7 @@ def _begun(run_dir: Path) -> Begun:
     """What ``command.txt`` says."""
     file = run_dir / "command.txt"
     try:
-        told = parsed_command(file.read_text("utf-8", "surrogateescape"))
+        told = parse_command(file.read_text("utf-8", "surrogateescape"))
         begun = Begun(told["folder"], told["config"], told["workspace"], _words(told["overrides"]))
     except KeyError as error:
         raise click.UsageError(f"{file}: has no {error.args[0]}; {_by_hand(run_dir)}") from error

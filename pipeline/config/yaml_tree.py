@@ -424,6 +424,33 @@ def brief(value: Any) -> str:
     return text if len(text) < 60 else f"{text[:57]}…"
 
 
+def differences(before: Any, now: Any, address: str = "") -> Iterator[str]:
+    """``runner.t.epochs: 2 -> 3`` for each plain value that differs; items of lists with names count by their names."""
+    before, now = _by_name(before), _by_name(now)
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        if one_line(before) != one_line(now):
+            yield f"{address}: {brief(before)} -> {brief(now)}"
+        return
+    for key in before | now:
+        below = f"{address}.{key}" if address else str(key)
+        if key not in now:
+            yield f"{below}: gone, it was {brief(before[key])}"
+        elif key not in before:
+            yield f"{below}: new, {brief(now[key])}"
+        else:
+            yield from differences(before[key], now[key], below)
+    orders = [[str(key) for key in mapping if key in before and key in now] for mapping in (before, now)]
+    if address in {"runner", "phase", "plugins"} and orders[0] != orders[1]:
+        yield f"{address}: the order was {', '.join(orders[0])} -> {', '.join(orders[1])}"
+
+
+def _by_name(value: Any) -> Any:
+    """A list of items with names as a mapping; anything else as it is."""
+    if isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):
+        return {str(item["name"]): item for item in value}
+    return value
+
+
 def _syntax(error: yaml.MarkedYAMLError, text: str, origin: Origin) -> Fault:
     mark = error.problem_mark or error.context_mark
     line = mark.line if mark else 0

@@ -1,4 +1,4 @@
-"""What happens when a stage fails: it is logged, the plugins and terminal's ``abort`` are told, everything is closed."""
+"""What happens when a stage fails: it is logged, the plugins and terminal's ``abort`` are called, everything is closed."""
 
 from __future__ import annotations
 
@@ -28,36 +28,33 @@ def exit_code(error: BaseException) -> ExitCode:
 
 @contextmanager
 def reporting(run: Run) -> Iterator[None]:
-    """Have log and ``status.json`` tell of a signal that ends the run in the block, also where no runner can: between two."""
+    """Report a signal that ends the run in the block between two runners, where no runner can."""
     try:
         yield
     except (StoppedError, KeyboardInterrupt) as error:
-        if not run.ended:
-            _tell(error, run)
+        if not run.failed:
+            _report(error, run)
         raise
 
 
-def _tell(error: BaseException, run: Run) -> None:
+def _report(error: BaseException, run: Run) -> None:
     headline = f"between two runners: {error or type(error).__name__}"
     log_error(error, headline)
-    before = read_status(run.directory)
-    _also("status.json", lambda: _write_status(error, headline, run.directory, before))
+    counters = read_status(run.directory)
+    _best_effort("status.json", lambda: _write_status(error, headline, run.directory, counters))
 
 
 def handle_failure(error: BaseException, runner: RunnerSession, resources: ExitStack, run: Run) -> None:
-    """Say what failed, give ``abort`` its turn, and close the resources; an error on the way is logged beside the first."""
-    run.ended = True
-    with SHUTDOWN.defer(_later):
+    """Report the error, call ``abort``, and close the resources; an error on the way is logged beside the first."""
+    run.failed = True
+    # A signal has to wait: the run is ending anyway, and nothing of that is left out.
+    with SHUTDOWN.defer(lambda: None):
         _handle(error, runner, resources, run)
-
-
-def _later() -> None:
-    """Let a signal wait: the run is ending anyway, and nothing of that is left out."""
 
 
 def _handle(error: BaseException, runner: RunnerSession, resources: ExitStack, run: Run) -> None:
     context, stage = runner.context, runner.context.stage
-    runner.take_back()
+    runner.restore_protected()
     headline = describe(error, stage, runner)
     log_error(error, headline)
     # For whoever calls from Python; after the log, which has the headline as its first line.
@@ -65,17 +62,17 @@ def _handle(error: BaseException, runner: RunnerSession, resources: ExitStack, r
     context.enter("trainer")
     context["error"] = error
     if stage != "trainer":
-        _also("on_stage_error", lambda: runner.hooks.on_stage_error(name=stage, context=context, error=error))
-    if stage != "terminal" and not runner.over:
-        _also("abort", lambda: _abort(runner, error))
-    if not runner.over:
-        _also("after_pipeline", lambda: runner.hooks.after_pipeline(context=context))
-    _also("closing the resources", resources.close)
-    # Storage that has refused what the error tells of refuses this as well, which is said once.
+        _best_effort("on_stage_error", lambda: runner.hooks.on_stage_error(name=stage, context=context, error=error))
+    if stage != "terminal" and not runner.completed:
+        _best_effort("abort", lambda: _abort(runner, error))
+    if not runner.completed:
+        _best_effort("after_pipeline", lambda: runner.hooks.after_pipeline(context=context))
+    _best_effort("closing the resources", resources.close)
+    # Storage that has refused before refuses this as well, which is said once.
     level = "DEBUG" if isinstance(error, StorageError) else "ERROR"
-    _also("context.json", lambda: run.keep_record(context), level)
+    _best_effort("context.json", lambda: run.write_accesses(context), level)
     counters = dict.__getitem__(context, "train_state")
-    _also("status.json", lambda: _write_status(error, headline, run.directory, counters), level)
+    _best_effort("status.json", lambda: _write_status(error, headline, run.directory, counters), level)
 
 
 def _write_status(error: BaseException, headline: str, directory: RunDirectory, counters: Mapping[str, int]) -> None:
@@ -94,12 +91,12 @@ def _write_status(error: BaseException, headline: str, directory: RunDirectory, 
 def describe(error: BaseException, stage: str, runner: RunnerSession) -> str:
     """The first line: which stage, which class, which line of the config, or which plugin."""
     name = f"runner '{runner.settings.name}'"
-    plugin = culprit(runner.plugins, error)
-    says_where = stage == "trainer" or str(error).startswith(runner.place(stage))
+    plugin = culprit(runner.manager, error)
+    says_where = stage == "trainer" or str(error).startswith(runner.describe(stage))
     if says_where and not plugin and isinstance(error, PipelineError):
         return f"{name}: {error}"
     where = [plugin] if plugin else []
-    where += [runner.place(stage)] if stage != "trainer" else []
+    where += [runner.describe(stage)] if stage != "trainer" else []
     place = ", in ".join(where) or "between two stages"
     if isinstance(error, KeyboardInterrupt):
         return f"{name}: interrupted in {place}"
@@ -112,15 +109,15 @@ def describe(error: BaseException, stage: str, runner: RunnerSession) -> str:
 
 def log_error(error: BaseException, headline: str) -> None:
     """The headline; under it, for what user code raised, its own traceback without frames of ours before it."""
-    shown = error.user_error if isinstance(error, ClassPathError) else error
-    if shown is None or isinstance(shown, PipelineError | KeyboardInterrupt | StoppedError):
+    user_error = error.user_error if isinstance(error, ClassPathError) else error
+    if user_error is None or isinstance(user_error, PipelineError | KeyboardInterrupt | StoppedError):
         logger.error(headline)
-    else:
-        whole = shown.__traceback__
-        elsewhere = isinstance(shown.__cause__, WorkerTracebackError)
-        trace = user_traceback(whole, only=elsewhere) or (None if elsewhere else whole)
-        logger.opt(exception=shown.with_traceback(trace)).error(headline)
-        shown.with_traceback(whole)
+        return
+    whole = user_error.__traceback__
+    in_worker = isinstance(user_error.__cause__, WorkerTracebackError)
+    trace = user_traceback(whole, only=in_worker) or (None if in_worker else whole)
+    logger.opt(exception=user_error.with_traceback(trace)).error(headline)
+    user_error.with_traceback(whole)
 
 
 def _abort(runner: RunnerSession, error: BaseException) -> None:
@@ -129,7 +126,7 @@ def _abort(runner: RunnerSession, error: BaseException) -> None:
         terminal.abort(runner.context, error)
 
 
-def _also(what: str, act: Callable[[], object], level: str = "ERROR") -> None:
+def _best_effort(what: str, act: Callable[[], object], level: str = "ERROR") -> None:
     try:
         act()
     except PipelineError as second:

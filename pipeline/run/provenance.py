@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from pipeline.checkpoint.storage import storing
+from pipeline.config import yaml_tree
+from pipeline.config.load import Config
+from pipeline.run.device import describe_hardware
 from pipeline.run.directory import RunDirectory, now
+from pipeline.user_code import class_path
 
 _PACKAGES = (
     "five-stage-pipeline",
@@ -49,7 +55,8 @@ class Provenance:
         command: name -> value, the command line, and what a resume needs to find the code again; ``command.txt``.
         environment: versions, hardware, the state of the workspace's repository, some variables; ``environment.json``.
         swaps: what changes where a stage is not the default; ``swaps.txt``.
-        sources: where a file of user code is kept, relative to the run directory -> where it is.
+        sources: the place of a file of user code in the run directory -> the file; its neighbours in the workspace are
+            under ``workspace/``, others under ``workspace/_elsewhere/``.
     """
 
     config: str
@@ -58,16 +65,38 @@ class Provenance:
     swaps: str
     sources: dict[Path, Path]
 
-    def texts(self) -> dict[str, str]:
-        """The content of each file that is written."""
-        return {
-            "config.yaml": self.config,
-            "command.txt": "".join(f"{name}: {value}\n" for name, value in self.command.items()),
-            "environment.json": json.dumps(self.environment, indent=2, default=str) + "\n",
-            "swaps.txt": self.swaps,
-        }
+    @classmethod
+    def capture(cls, config: Config, directory: RunDirectory, devices: Mapping[str, object]) -> Provenance:
+        """That of a run that starts now; ``devices``: runner name -> device."""
+        workspace, hardware = config.workspace, {"cpus": os.cpu_count(), **describe_hardware()}
+        return cls(
+            yaml_tree.dump(_as_text(config.plain(expanded=False))),
+            {
+                "command": shlex.join(getattr(sys, "argv", ())),
+                "folder": os.getcwd(),
+                "run_dir": str(directory.path),
+                "config": str(config.path and config.path.resolve()),
+                "name": config.settings.name or "",
+                "workspace": str(workspace),
+                "overrides": json.dumps(config.overrides),
+                "links": json.dumps(config.followed()),
+            },
+            {
+                "time": now(),
+                "host": socket.gethostname(),
+                "platform": platform.platform(),
+                "python": sys.version,
+                "packages": {name: _version(name) for name in _PACKAGES},
+                "hardware": {**hardware, "devices": {name: str(device) for name, device in devices.items()}},
+                # The runs beside this one are no part of the workspace's repository.
+                "git": _git_state(workspace, directory.path.parents[1]) if workspace else None,
+                "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+            },
+            config.swaps or "every stage is the default\n",
+            {_copy_name(file, workspace): file for file in config.sources},
+        )
 
-    def keep(self, directory: RunDirectory, only: Container[Path] | None = None) -> None:
+    def write(self, directory: RunDirectory, only: Container[Path] | None = None) -> None:
         """Write the files, and copy those of user code.
 
         Args:
@@ -77,74 +106,52 @@ class Provenance:
         Raises:
             StorageError: the storage refuses.
         """
-        for name, text in self.texts().items():
+        texts = {
+            "config.yaml": self.config,
+            "command.txt": "".join(f"{name}: {value}\n" for name, value in self.command.items()),
+            "environment.json": json.dumps(self.environment, indent=2, default=str) + "\n",
+            "swaps.txt": self.swaps,
+        }
+        for name, text in texts.items():
             if only is None or Path(name) in only:
                 directory.write(name, text)
-        for kept, file in self.sources.items():
-            if only is None or kept in only:
-                _copy(file, directory.path / kept)
+        for copy, file in self.sources.items():
+            if only is None or copy in only:
+                _copy(file, directory.path / copy)
 
 
-def command_text(
-    config: Path | None,
-    workspace: Path | None,
-    overrides: Sequence[str] = (),
-    *,
-    run_dir: Path,
-    name: str | None = None,
-    links: Mapping[str, str] | None = None,
-) -> dict[str, str]:
-    """The ``command`` of a record; ``name``: the one that the config gives itself; ``links``: where its links lead."""
-    return {
-        "command": shlex.join(getattr(sys, "argv", ())),
-        "folder": os.getcwd(),
-        "run_dir": str(run_dir),
-        "config": str(config and config.resolve()),
-        "name": name or "",
-        "workspace": str(workspace),
-        "overrides": json.dumps(list(overrides)),
-        "links": json.dumps(dict(links or {})),
-    }
-
-
-def parsed_command(text: str) -> dict[str, str]:
-    """The ``command`` of a record, from its ``command.txt``; what a command line of several lines adds comes first."""
+def parse_command(text: str) -> dict[str, str]:
+    """The ``command``, from its ``command.txt``; what a command line of several lines adds comes first."""
     return {name: value for name, colon, value in (line.partition(": ") for line in text.split("\n")) if colon}
 
 
-def environment_of(directory: RunDirectory, workspace: Path | None, hardware: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``environment`` of a record; of the workspace's repository the runs beside this one are no part."""
-    return {
-        "time": now(),
-        "host": socket.gethostname(),
-        "platform": platform.platform(),
-        "python": sys.version,
-        "packages": {name: _version(name) for name in _PACKAGES},
-        "hardware": {"cpus": os.cpu_count(), **hardware},
-        "git": _git_state(workspace, directory.path.parents[1]) if workspace else None,
-        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
-    }
+def _as_text(value: Any) -> Any:
+    """A config whose classes and other Python objects are text."""
+    if isinstance(value, dict):
+        return {str(name): _as_text(child) for name, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_text(child) for child in value]
+    if isinstance(value, type | FunctionType):
+        return class_path.describe(value)
+    # The address of an object in memory differs between processes.
+    plain = isinstance(value, str | int | float | bool | None)
+    return value if plain else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
-def source_copies(files: Iterable[Path], workspace: Path | None) -> dict[Path, Path]:
-    """The ``sources`` of a record: under ``workspace/`` by the same names, those elsewhere under ``_elsewhere`` in it."""
-    return {_kept_name(file, workspace): file for file in files}
-
-
-def _kept_name(file: Path, workspace: Path | None) -> Path:
+def _copy_name(file: Path, workspace: Path | None) -> Path:
     if workspace is not None and file.is_relative_to(workspace):
         return Path("workspace") / file.relative_to(workspace)
     return Path("workspace", "_elsewhere", *file.parts[1:])
 
 
-def _copy(file: Path, kept: Path) -> None:
+def _copy(file: Path, target: Path) -> None:
     """Copy a file whole; what is at its place, such as a link, is not written through."""
-    with storing(kept):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        temporary = kept.with_name(f".{kept.name}.tmp")
+    with storing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.tmp")
         temporary.unlink(missing_ok=True)
         shutil.copyfile(file, temporary)
-        temporary.replace(kept)
+        temporary.replace(target)
 
 
 def _version(package: str) -> str | None:
@@ -158,9 +165,9 @@ def _git_state(folder: Path, outputs: Path) -> dict[str, Any] | None:
     """Commit and whether anything but the outputs is uncommitted; None outside a repository, or without git."""
     try:
         commit, top = _git(folder, "rev-parse", "HEAD"), Path(_git(folder, "rev-parse", "--show-toplevel"))
-        apart = outputs.is_relative_to(top) and not folder.is_relative_to(outputs)
-        kept_out = [f":(exclude,top,literal){outputs.relative_to(top)}"] if apart else []
-        return {"commit": commit, "dirty": bool(_git(top, "status", "--porcelain", "--", ".", *kept_out))}
+        inside = outputs.is_relative_to(top) and not folder.is_relative_to(outputs)
+        excluded = [f":(exclude,top,literal){outputs.relative_to(top)}"] if inside else []
+        return {"commit": commit, "dirty": bool(_git(top, "status", "--porcelain", "--", ".", *excluded))}
     except (OSError, subprocess.SubprocessError):
         return None
 

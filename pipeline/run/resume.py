@@ -1,4 +1,4 @@
-"""A run that goes on: which it is, from which checkpoint, and what has changed since."""
+"""Resuming a run: which one, from which checkpoint, and what has changed since."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +16,154 @@ from loguru import logger
 
 from pipeline.checkpoint import layout, storage, store
 from pipeline.checkpoint.storage import storing
-from pipeline.checkpoint.store import after, set_aside, verify
 from pipeline.config import yaml_tree
 from pipeline.config.load import Config
-from pipeline.config.yaml_tree import MAX_BYTES, Origin, brief
+from pipeline.config.yaml_tree import MAX_BYTES, Origin, differences
 from pipeline.errors import CheckpointError, ConfigError, StorageError, one_of
 from pipeline.run.directory import DONE, MADE_BY, RunDirectory, is_done, new_folder
-from pipeline.run.provenance import Provenance, parsed_command
+from pipeline.run.provenance import Provenance, parse_command
+
+NEVER, AUTO = "never", "auto"
+
+
+class PreviousRun(NamedTuple):
+    """A run that is to be resumed.
+
+    Attributes:
+        directory: its directory.
+        checkpoint: the one to resume from; None: the newest that is valid.
+    """
+
+    directory: RunDirectory
+    checkpoint: Path | None = None
+
+
+def find_previous(output_dir: Path, config: Config, resume: str | Path) -> PreviousRun | None:
+    """The run that is to be resumed; None for a new one.
+
+    Args:
+        output_dir: where run directories are.
+        config: what is to be run.
+        resume: ``never``, ``auto``, the path of a run directory, or of a checkpoint in one.
+
+    Raises:
+        ConfigError: the path is that of neither.
+    """
+    if resume == NEVER:
+        return None
+    if resume == AUTO:
+        newest = RunDirectory.newest(output_dir, config.name, lambda run_dir: _is_run_of(config, run_dir))
+        if newest is None:
+            _log_why_new(output_dir, config)
+        return PreviousRun(newest) if newest else None
+    run_dir, checkpoint = split_path(Path(resume))
+    directory = RunDirectory.at(run_dir)
+    if checkpoint and not checkpoint.is_dir():
+        names = ", ".join(path.name for path in layout.committed_checkpoints(checkpoint.parent)) or "none"
+        raise ConfigError(f"{checkpoint}: there is no such checkpoint; there are: {names}")
+    return PreviousRun(directory, checkpoint)
+
+
+def split_path(path: Path) -> tuple[Path, Path | None]:
+    """What ``--resume`` names: (run directory, None), or the run directory of a checkpoint, and that checkpoint."""
+    path = Path(os.path.abspath(path))
+    if layout.step_of(path) is None or path.suffix == layout.NEW or path.parent.name != "checkpoints":
+        return path, None
+    # The path of the run directory may be a link; so may the folder of its checkpoints, but that leads out of it.
+    run_dir = path.parents[2].resolve()
+    return run_dir, run_dir.joinpath(*path.parts[-3:])
+
+
+def read_command(run_dir: Path) -> dict[str, str]:
+    """What a run directory's ``command.txt`` says; nothing where it cannot be read."""
+    return parse_command(_text(run_dir / "command.txt"))
+
+
+def _is_run_of(config: Config, run_dir: Path) -> bool:
+    """Whether a user has made a run with this very config file, or with a config of the same ``name``."""
+    command, name = read_command(run_dir), config.settings.name
+    same_file = config.path is not None and command.get("config") == str(config.path.resolve())
+    same_name = name is not None and command.get("name") == name
+    return (same_file or same_name) and not (run_dir / MADE_BY).exists()
+
+
+def _log_why_new(output_dir: Path, config: Config) -> None:
+    """Say why a new run is begun: this config has none, or its file was elsewhere then."""
+    if config.path is None and config.settings.name is None:
+        logger.warning("a config from Python is known by its `name:` alone, and this one has none; beginning a new run")
+        return
+    other = RunDirectory.newest(output_dir, config.name, _has_lost_its_config)
+    other = other or RunDirectory.newest(output_dir, config.name)
+    if other is None:
+        logger.info(f"{output_dir / config.name}: there is no run to go on with; beginning one")
+        return
+    remedy = f"to go on with it, name it in the place of {AUTO}: {other.path}"
+    logger.warning(f"{other.path}: {_owner(other.path)}, so it is none of this config; beginning a new run; {remedy}")
+
+
+def _has_lost_its_config(run_dir: Path) -> bool:
+    """Whether the config file of a run is not where it was: its folder may have been moved."""
+    path = read_command(run_dir).get("config", "None")
+    return path != "None" and not os.path.exists(path)
+
+
+def _owner(run_dir: Path) -> str:
+    """Which config a run is of, or which command made it, in words."""
+    if (run_dir / MADE_BY).exists():
+        return f"was made by {(run_dir / MADE_BY).read_text(encoding='utf-8').strip()}"
+    path = read_command(run_dir).get("config", "a config that its command.txt does not name")
+    lost = ", which is not there any more" if _has_lost_its_config(run_dir) else ""
+    return f"is a run of {'a config from Python' if path == 'None' else path}{lost}"
+
+
+def with_original_links(config: Config, previous: PreviousRun) -> Config:
+    """The config, its links leading where they led when the run was begun; the log says which lead elsewhere now."""
+    try:
+        links = json.loads(read_command(previous.directory.path).get("links", "{}"))
+    except (ValueError, RecursionError):
+        links = {}
+    original = {path: led for path, led in links.items() if isinstance(led, str)} if isinstance(links, dict) else {}
+    for path, leads in config.followed().items():
+        if leads != original.get(path, leads):
+            logger.info(f"{path} leads to {leads} now; the run goes on with {original[path]}, to which it led")
+    return config.leading(original)
+
+
+def reconcile(previous: PreviousRun, provenance: Provenance, runners: Sequence[str]) -> None:
+    """Go back to the checkpoint that was named; say what has changed, and keep a backup of what is replaced.
+
+    Args:
+        previous: the run, whose directory is locked.
+        provenance: what the directory is to keep from now on.
+        runners: those of the run, in order.
+
+    Raises:
+        ConfigError, NoCheckpointError: the run cannot be resumed from the checkpoint; nothing has changed.
+        StorageError: the storage refuses, or the directory is a copy of the one whose checkpoints it would write among.
+    """
+    directory, checkpoint = previous
+    original = Path(read_command(directory.path).get("run_dir", directory.path))
+    for runner in runners:
+        if checkpoint or not is_done(directory, runner):
+            store.refuse_copy(directory.path, original, runner)
+    logger.info(f"going on in {directory.path}")
+    backup = Backup(directory)
+    if checkpoint:
+        rewind(directory, checkpoint, runners, backup)
+    changes = compare(directory, provenance)
+    for message in changes.messages:
+        logger.warning(message)
+    if not changes.messages:
+        logger.info("config, plugins, code and versions are as they were")
+    if all(is_done(directory, runner) for runner in runners):
+        # It stays as it was run.
+        return
+    for name in sorted(changes.files):
+        is_source = name in provenance.sources or name.parts[0] == "workspace"
+        backup.move(name) if is_source else backup.copy(name)
+    if changes.messages and backup.folder:
+        logger.info(f"what is replaced is kept in {backup.folder}")
+    provenance.write(directory, changes.files)
 
 
 class Backup:
@@ -37,7 +178,7 @@ class Backup:
         self.folder: Path | None = None
 
     def copy(self, name: Path) -> None:
-        """Keep a copy of a file that is about to be replaced; one that is not there is none.
+        """Keep a copy of a file that is about to be replaced, if it exists.
 
         Raises:
             StorageError: the storage refuses.
@@ -45,10 +186,10 @@ class Backup:
         source = self.directory.path / name
         if source.is_file() and not source.is_symlink():
             with storing(source):
-                shutil.copyfile(source, self._place(name))
+                shutil.copyfile(source, self._target(name))
 
     def move(self, name: Path) -> None:
-        """Take a file or folder away, whatever it is, if it is there; the disk has it when this returns.
+        """Move a file or folder, whatever it is, if it exists; the disk has it when this returns.
 
         Raises:
             StorageError: the storage refuses.
@@ -57,13 +198,12 @@ class Backup:
         if not os.path.lexists(source):
             return
         with storing(source):
-            target = self._place(name)
-            storage.DISK.rename(source, target)
-            # First where it went: between the two it may be in both places, but never in none.
-            storage.DISK.fsync_folder(target.parent)
+            target = self._target(name)
+            # The disk has the new entry before the old one goes: it may be in both places, but never in none.
+            storage.move_into_place(source, target)
             storage.DISK.fsync_folder(source.parent)
 
-    def _place(self, name: Path) -> Path:
+    def _target(self, name: Path) -> Path:
         if self.folder is None:
             self.folder = new_folder(self.directory.path, "before-")
         target = self.folder / name
@@ -71,183 +211,7 @@ class Backup:
         return target
 
 
-MOST_LINES = 20
-
-"""So many lines are told of a file, or of the config."""
-
-_COMPARED = ("host", "platform", "python", "packages", "hardware", "git")
-
-_UNREADABLE = (CheckpointError, StorageError, ConfigError, ValueError, RecursionError)
-
-
-@dataclass
-class Changes:
-    """What has changed.
-
-    Attributes:
-        told: a message each, of several lines.
-        files: those of the run directory that are not right any more, relative to it; some may not be there.
-    """
-
-    told: list[str] = field(default_factory=list)
-    files: set[Path] = field(default_factory=set)
-
-    def add(self, file: Path, what: str, lines: list[str]) -> None:
-        """Tell of lines that differ, if any do."""
-        if lines:
-            more = [f"… and {len(lines) - MOST_LINES} more lines"] if len(lines) > MOST_LINES else []
-            self.told.append("\n  ".join([what, *map(_printable, lines[:MOST_LINES]), *more]))
-            self.files.add(file)
-
-    def unreadable(self, file: Path, error: Exception) -> None:
-        """Tell that a file cannot be compared."""
-        self.told.append(_printable(f"{file} of the run directory cannot be compared: {error}"))
-        self.files.add(file)
-
-
-def changes(directory: RunDirectory, now: Provenance) -> Changes:
-    """Compare what a run directory keeps with what would be kept now."""
-    found = Changes()
-    _compare_config(directory, now, found)
-    _compare_environment(directory, now, found)
-    _compare_sources(directory, now, found)
-    # Told already, or of no weight: the command line itself may be another each time.
-    if {**command(directory.path), "command": ""} != {**now.command, "command": ""}:
-        found.files.add(Path("command.txt"))
-    if _text(directory.path / "swaps.txt") != now.swaps:
-        found.files.add(Path("swaps.txt"))
-    return found
-
-
-def differences(before: Any, now: Any, address: str = "") -> Iterator[str]:
-    """``runner.t.epochs: 2 -> 3`` for each value that differs; items of lists with names count by their names."""
-    before, now = _by_name(before), _by_name(now)
-    if not (isinstance(before, dict) and isinstance(now, dict)):
-        if yaml_tree.one_line(before) != yaml_tree.one_line(now):
-            yield f"{address}: {brief(before)} -> {brief(now)}"
-        return
-    for key in [*before, *(key for key in now if key not in before)]:
-        below = f"{address}.{key}" if address else str(key)
-        if key not in now:
-            yield f"{below}: gone, it was {brief(before[key])}"
-        elif key not in before:
-            yield f"{below}: new, {brief(now[key])}"
-        else:
-            yield from differences(before[key], now[key], below)
-    orders = [[key for key in one if key in other] for one, other in ((before, now), (now, before))]
-    if address in {"runner", "phase", "plugins"} and orders[0] != orders[1]:
-        yield f"{address}: the order was {', '.join(map(str, orders[0]))} -> {', '.join(map(str, orders[1]))}"
-
-
-def _by_name(value: Any) -> Any:
-    """A list of items with names as a mapping; anything else as it is."""
-    if isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):
-        return {str(item["name"]): item for item in value}
-    return value
-
-
-def _by_plugin(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A config without its plugins, and these: what names each -> its arguments."""
-    if not isinstance(config, dict):
-        raise ConfigError("is no mapping")
-    plugins: dict[str, Any] = {}
-    for item in config.get("plugins") or []:
-        plugins |= item if isinstance(item, dict) else {str(item): {}}
-    return {key: value for key, value in config.items() if key != "plugins"}, plugins
-
-
-def _compare_config(directory: RunDirectory, now: Provenance, found: Changes) -> None:
-    file = Path("config.yaml")
-    try:
-        before, plugins = _by_plugin(_parsed(_read(directory.path / file)))
-    except _UNREADABLE as error:
-        found.unreadable(file, error)
-        return
-    config, plugins_now = _by_plugin(_parsed(now.config))
-    # Which code runs comes first, so that it is never left out.
-    lines = sorted(differences(before, config), key=lambda line: not re.match(r"runner\.[^.:]+\.\w+_class", line))
-    found.add(file, "the config is not as it was:", lines)
-    found.add(
-        file, "the plugins are not as they were:", list(differences({"plugins": plugins}, {"plugins": plugins_now}))
-    )
-
-
-def _compare_environment(directory: RunDirectory, now: Provenance, found: Changes) -> None:
-    file = Path("environment.json")
-    try:
-        before = json.loads(_read(directory.path / file))
-        kept, present = ({name: each.get(name) for name in _COMPARED} for each in (before, _plain(now.environment)))
-        found.add(file, "the environment is not as it was:", list(differences(kept, present)))
-    except (*_UNREADABLE, AttributeError) as error:
-        found.unreadable(file, error)
-
-
-def _compare_sources(directory: RunDirectory, now: Provenance, found: Changes) -> None:
-    kept = _kept_sources(directory)
-    for name in sorted(kept | now.sources.keys()):
-        if name not in now.sources:
-            found.add(name, f"{name}: is no part of the run any more", [f"it was {directory.path / name}"])
-        elif name not in kept:
-            found.add(name, f"{name}: is new", [f"it is {now.sources[name]}"])
-        else:
-            _compare_source(directory, name, now.sources[name], found)
-
-
-def _compare_source(directory: RunDirectory, name: Path, file: Path, found: Changes) -> None:
-    try:
-        before, present = (storage.content_of(each, MAX_BYTES) for each in (directory.path / name, file.resolve()))
-    except _UNREADABLE as error:
-        found.unreadable(name, error)
-        return
-    if before != present:
-        # Decoded for the eye alone; where it shows no difference, that is in what is no text.
-        was, is_now = (each.decode("utf-8", "replace").splitlines() for each in (before, present))
-        lines = list(difflib.unified_diff(was, is_now, "as it was", "as it is", lineterm="", n=1))
-        found.add(name, f"{name}: is not as it was:", lines or [f"{len(before)} bytes -> {len(present)} bytes"])
-
-
-def _kept_sources(directory: RunDirectory) -> set[Path]:
-    found = (directory.path / "workspace").rglob("*")
-    # A copy that was being made when the process ended is none.
-    kept = [path for path in found if not (path.name.startswith(".") and path.name.endswith(".tmp"))]
-    return {path.relative_to(directory.path) for path in kept if path.is_symlink() or not path.is_dir()}
-
-
-def command(run_dir: Path) -> dict[str, str]:
-    """What a run directory's ``command.txt`` says; nothing where it cannot be read."""
-    return parsed_command(_text(run_dir / "command.txt"))
-
-
-def _text(path: Path) -> str:
-    try:
-        return _read(path)
-    except _UNREADABLE:
-        return ""
-
-
-def _read(path: Path) -> str:
-    """A small file of a run directory: no link is followed, and no pipe waited for."""
-    return storage.content_of(path, MAX_BYTES).decode("utf-8", "surrogateescape")
-
-
-def _parsed(text: str) -> Any:
-    return yaml_tree.parse(text, Origin("config.yaml", None)).plain(expanded=False)
-
-
-def _plain(values: Mapping[str, Any]) -> Any:
-    """As it comes back from JSON."""
-    return json.loads(json.dumps(values, default=str))
-
-
-def _printable(line: str) -> str:
-    """A line that changes nothing on a terminal but by its text."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "?", line)
-
-
-_NUMBERS = ("metrics.jsonl", "timing.jsonl")
-
-
-def rewind(directory: RunDirectory, checkpoint: Path, runners: Sequence[str], before: Backup) -> None:
+def rewind(directory: RunDirectory, checkpoint: Path, runners: Sequence[str], backup: Backup) -> None:
     """Make a checkpoint the newest of the run, as if the run had been interrupted there.
 
     The runners after that of the checkpoint begin again. If the process ends on the way, what is left is the run as it
@@ -257,7 +221,7 @@ def rewind(directory: RunDirectory, checkpoint: Path, runners: Sequence[str], be
         directory: the run directory, which is locked.
         checkpoint: ``<run directory>/<runner>/checkpoints/step-…``.
         runners: those of the run, in order.
-        before: takes what came after it, but for checkpoints, which may be on another disk.
+        backup: takes what came after it, but for checkpoints, which may be on another disk.
 
     Raises:
         ConfigError: the run has no such runner.
@@ -267,178 +231,166 @@ def rewind(directory: RunDirectory, checkpoint: Path, runners: Sequence[str], be
     runner = checkpoint.parent.parent.name
     if runner not in runners:
         raise ConfigError(f"{checkpoint}: the run has no runner '{runner}'{one_of(runner, runners)}")
-    verify(checkpoint)
+    store.verify(checkpoint)
     # From the end on: what is left at any moment goes together.
     for later in reversed(runners[runners.index(runner) + 1 :]):
-        _begin_again(directory, later, before)
-    newer = after(checkpoint)
+        _reset_runner(directory, later, backup)
+    newer = store.after(checkpoint)
     if newer or (directory.path / runner / DONE).exists():
-        for name in _NUMBERS:
-            before.copy(Path(runner, name))
+        for name in ("metrics.jsonl", "timing.jsonl"):
+            backup.copy(Path(runner, name))
     for name in (DONE, "results.json"):
-        before.move(Path(runner, name))
+        backup.move(Path(runner, name))
     _set_aside(newer)
-    if before.folder:
-        logger.warning(f"going back to {checkpoint}: numbers and results of what came after it are in {before.folder}")
+    if backup.folder:
+        logger.warning(f"going back to {checkpoint}: numbers and results of what came after it are in {backup.folder}")
 
 
-def _begin_again(directory: RunDirectory, runner: str, before: Backup) -> None:
-    """Take away what a runner has made: first that it is done, so that it is never left out without it."""
+def _reset_runner(directory: RunDirectory, runner: str, backup: Backup) -> None:
+    """Take away all that a runner has made: first its done mark, so that it is never skipped without its results."""
     folder = directory.path / runner
     with storing(folder):
-        made = [each for each in folder.iterdir() if each.name != "checkpoints"] if folder.is_dir() else []
-    for each in sorted(made, key=lambda path: path.name != DONE):
-        before.move(each.relative_to(directory.path))
+        paths = [path for path in folder.iterdir() if path.name != "checkpoints"] if folder.is_dir() else []
+    for path in sorted(paths, key=lambda path: path.name != DONE):
+        backup.move(path.relative_to(directory.path))
     _set_aside(layout.committed_checkpoints(folder / "checkpoints"))
 
 
 def _set_aside(checkpoints: Sequence[Path]) -> None:
     """The newest first, so that those that are left have no gap."""
     for path in reversed(checkpoints):
-        logger.warning(f"{path}: comes after what the run goes on from; it is now {set_aside(path).name}")
+        logger.warning(f"{path}: comes after what the run goes on from; it is now {store.set_aside(path).name}")
 
 
-NEVER, AUTO = "never", "auto"
+MAX_LINES = 20
+
+"""So many lines are logged of a file, or of the config."""
+
+_ENVIRONMENT = ("host", "platform", "python", "packages", "hardware", "git")
+
+_UNREADABLE = (CheckpointError, StorageError, ConfigError, ValueError, RecursionError, AttributeError, TypeError)
 
 
-class PreviousRun(NamedTuple):
-    """A run that is to go on.
+@dataclass
+class Changes:
+    """What has changed.
 
     Attributes:
-        directory: its directory.
-        checkpoint: the one to go on from; None: the newest that is valid.
+        messages: of several lines each.
+        files: those of the run directory that are not right any more, relative to it; some may not exist.
     """
 
-    directory: RunDirectory
-    checkpoint: Path | None = None
+    messages: list[str] = field(default_factory=list)
+    files: set[Path] = field(default_factory=set)
+
+    def add(self, file: Path, what: str, lines: list[str]) -> None:
+        """Report lines that differ, if any do."""
+        if lines:
+            more = [f"… and {len(lines) - MAX_LINES} more lines"] if len(lines) > MAX_LINES else []
+            self.messages.append("\n  ".join([what, *map(_printable, lines[:MAX_LINES]), *more]))
+            self.files.add(file)
+
+    def add_unreadable(self, file: Path, error: Exception) -> None:
+        """Report that a file cannot be compared."""
+        self.messages.append(_printable(f"{file} of the run directory cannot be compared: {error}"))
+        self.files.add(file)
 
 
-def find_previous(output_dir: Path, config: Config, resume: str | Path) -> PreviousRun | None:
-    """The run that is to go on; None for a new one.
-
-    Args:
-        output_dir: where run directories are.
-        config: what is to be run.
-        resume: ``never``, ``auto``, the path of a run directory, or of a checkpoint in one.
-
-    Raises:
-        ConfigError: the path is that of neither.
-    """
-    if resume == NEVER:
-        return None
-    if resume != AUTO:
-        run_dir, checkpoint = parts(Path(resume))
-        directory = RunDirectory.at(run_dir)
-        if checkpoint and not checkpoint.is_dir():
-            there = ", ".join(path.name for path in layout.committed_checkpoints(checkpoint.parent)) or "none"
-            raise ConfigError(f"{checkpoint}: there is no such checkpoint; there are: {there}")
-        return PreviousRun(directory, checkpoint)
-    newest = RunDirectory.newest(output_dir, config.name, lambda run_dir: _is_run_of(config, run_dir))
-    if newest is None:
-        _tell_why_none(output_dir, config)
-    return PreviousRun(newest) if newest else None
+def compare(directory: RunDirectory, now: Provenance) -> Changes:
+    """Compare what a run directory keeps with what would be kept now."""
+    changes = Changes()
+    _compare_config(directory, now, changes)
+    _compare_environment(directory, now, changes)
+    _compare_sources(directory, now, changes)
+    # Reported already, or of no weight: the command line itself may be another each time.
+    if {**read_command(directory.path), "command": ""} != {**now.command, "command": ""}:
+        changes.files.add(Path("command.txt"))
+    if _text(directory.path / "swaps.txt") != now.swaps:
+        changes.files.add(Path("swaps.txt"))
+    return changes
 
 
-def as_begun(config: Config, earlier: PreviousRun) -> Config:
-    """The config, its links leading where they led when the run was begun; the log says which lead elsewhere now."""
+def _compare_config(directory: RunDirectory, now: Provenance, changes: Changes) -> None:
+    file = Path("config.yaml")
     try:
-        before = json.loads(command(earlier.directory.path).get("links", "{}"))
-    except (ValueError, RecursionError):
-        before = {}
-    known = {path: led for path, led in before.items() if isinstance(led, str)} if isinstance(before, dict) else {}
-    for path, leads in config.followed().items():
-        if leads != known.get(path, leads):
-            logger.info(f"{path} leads to {leads} now; the run goes on with {known[path]}, to which it led")
-    return config.leading(known)
-
-
-def _is_run_of(config: Config, run_dir: Path) -> bool:
-    """Whether a user has made a run with this very config file, or with a config of the same ``name``."""
-    said, name = command(run_dir), config.settings.name
-    of_file = config.path is not None and said.get("config") == str(config.path.resolve())
-    return (of_file or (name is not None and said.get("name") == name)) and not (run_dir / MADE_BY).exists()
-
-
-def _tell_why_none(output_dir: Path, config: Config) -> None:
-    """Say why a new run is begun: there is none of this config, or its file was elsewhere then."""
-    if config.path is None and config.settings.name is None:
-        logger.warning("a config from Python is known by its `name:` alone, and this one has none; beginning a new run")
+        before, plugins_before = _split_plugins(_read(directory.path / file))
+    except _UNREADABLE as error:
+        changes.add_unreadable(file, error)
         return
-    other = RunDirectory.newest(output_dir, config.name, _has_lost_its_config)
-    other = other or RunDirectory.newest(output_dir, config.name)
-    if other is None:
-        logger.info(f"{output_dir / config.name}: there is no run to go on with; beginning one")
+    config, plugins = _split_plugins(now.config)
+    # Which code runs comes first, so that it is never left out.
+    lines = sorted(differences(before, config), key=lambda line: not re.match(r"runner\.[^.:]+\.\w+_class", line))
+    changes.add(file, "the config is not as it was:", lines)
+    lines = list(differences(plugins_before, plugins, "plugins"))
+    changes.add(file, "the plugins are not as they were:", lines)
+
+
+def _split_plugins(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A config without its plugins, and these: class path -> arguments."""
+    config = yaml_tree.parse(text, Origin("config.yaml", None)).plain(expanded=False)
+    if not isinstance(config, dict):
+        raise ConfigError("is no mapping")
+    plugins: dict[str, Any] = {}
+    for item in config.pop("plugins", None) or []:
+        plugins |= item if isinstance(item, dict) else {str(item): {}}
+    return config, plugins
+
+
+def _compare_environment(directory: RunDirectory, now: Provenance, changes: Changes) -> None:
+    file = Path("environment.json")
+    # As it comes back from JSON.
+    present = json.loads(json.dumps(now.environment, default=str))
+    try:
+        written = json.loads(_read(directory.path / file))
+        old, new = ({name: values.get(name) for name in _ENVIRONMENT} for values in (written, present))
+        changes.add(file, "the environment is not as it was:", list(differences(old, new)))
+    except _UNREADABLE as error:
+        changes.add_unreadable(file, error)
+
+
+def _compare_sources(directory: RunDirectory, now: Provenance, changes: Changes) -> None:
+    copies = _source_copies(directory)
+    for name in sorted(copies | now.sources.keys()):
+        if name not in now.sources:
+            changes.add(name, f"{name}: is no part of the run any more", [f"it was {directory.path / name}"])
+        elif name not in copies:
+            changes.add(name, f"{name}: is new", [f"it is {now.sources[name]}"])
+        else:
+            _compare_source(directory, name, now.sources[name], changes)
+
+
+def _source_copies(directory: RunDirectory) -> set[Path]:
+    paths = (directory.path / "workspace").rglob("*")
+    # A copy that was being made when the process ended is none.
+    copies = [path for path in paths if not (path.name.startswith(".") and path.name.endswith(".tmp"))]
+    return {path.relative_to(directory.path) for path in copies if path.is_symlink() or not path.is_dir()}
+
+
+def _compare_source(directory: RunDirectory, name: Path, file: Path, changes: Changes) -> None:
+    try:
+        before, now = (storage.content_of(path, MAX_BYTES) for path in (directory.path / name, file.resolve()))
+    except _UNREADABLE as error:
+        changes.add_unreadable(name, error)
         return
-    remedy = f"to go on with it, name it in the place of {AUTO}: {other.path}"
-    logger.warning(f"{other.path}: {_whose(other.path)}, so it is none of this config; beginning a new run; {remedy}")
+    if before != now:
+        # Decoded only to be shown; bytes that are no text may show no difference.
+        old, new = (content.decode("utf-8", "replace").splitlines() for content in (before, now))
+        lines = list(difflib.unified_diff(old, new, "as it was", "as it is", lineterm="", n=1))
+        changes.add(name, f"{name}: is not as it was:", lines or [f"{len(before)} bytes -> {len(now)} bytes"])
 
 
-def _has_lost_its_config(run_dir: Path) -> bool:
-    """Whether the config file of a run is not where it was: its folder may have been moved."""
-    path = command(run_dir).get("config", "None")
-    return path != "None" and not os.path.exists(path)
+def _read(path: Path) -> str:
+    """A small file of a run directory: no link is followed, and no pipe waited for."""
+    return storage.content_of(path, MAX_BYTES).decode("utf-8", "surrogateescape")
 
 
-def _whose(run_dir: Path) -> str:
-    """What a run is one of, in words."""
-    if (run_dir / MADE_BY).exists():
-        return f"was made by {(run_dir / MADE_BY).read_text(encoding='utf-8').strip()}"
-    path = command(run_dir).get("config", "a config that its command.txt does not name")
-    lost = ", which is not there any more" if _has_lost_its_config(run_dir) else ""
-    return f"is a run of {'a config from Python' if path == 'None' else path}{lost}"
+def _text(path: Path) -> str:
+    try:
+        return _read(path)
+    except _UNREADABLE:
+        return ""
 
 
-def parts(path: Path) -> tuple[Path, Path | None]:
-    """What ``--resume`` names: a run directory, or the one that a checkpoint is in, and the checkpoint."""
-    path = Path(os.path.abspath(path))
-    if layout.step_of(path) is None or path.suffix == layout.NEW or path.parent.name != "checkpoints":
-        return path, None
-    # What the run directory is called may be a link, and so may the folder of its checkpoints; that leads elsewhere.
-    run_dir = path.parents[2].resolve()
-    return run_dir, run_dir.joinpath(*path.parts[-3:])
-
-
-def _refuse_copy(earlier: PreviousRun, runners: Sequence[str]) -> None:
-    """See that the run would not write among the checkpoints of another one, of whose directory this is a copy.
-
-    Raises:
-        StorageError: it would.
-    """
-    path = earlier.directory.path
-    original = Path(command(path).get("run_dir", path))
-    for runner in runners:
-        if earlier.checkpoint or not is_done(earlier.directory, runner):
-            store.refuse_copy(path, original, runner)
-
-
-def reconcile(earlier: PreviousRun, record: Provenance, runners: Sequence[str]) -> None:
-    """Say what has changed, keep what is replaced by it, and go back to the checkpoint that was chosen.
-
-    Args:
-        earlier: the run, whose directory is locked.
-        record: what the directory is to keep from now on.
-        runners: those of the run, in order.
-
-    Raises:
-        ConfigError, NoCheckpointError: the checkpoint cannot be gone on from; nothing has changed.
-        StorageError: the storage refuses, or the directory is the copy of one whose checkpoints it would write among.
-    """
-    directory, checkpoint = earlier
-    _refuse_copy(earlier, runners)
-    logger.info(f"going on in {directory.path}")
-    before = Backup(directory)
-    if checkpoint:
-        rewind(directory, checkpoint, runners, before)
-    found = changes(directory, record)
-    for message in found.told:
-        logger.warning(message)
-    if not found.told:
-        logger.info("config, plugins, code and versions are as they were")
-    if all(is_done(directory, runner) for runner in runners):
-        # It stays as it was run.
-        return
-    for name in sorted(found.files):
-        before.move(name) if name in record.sources or name.parts[0] == "workspace" else before.copy(name)
-    if found.told and before.folder:
-        logger.info(f"what is replaced is kept in {before.folder}")
-    record.keep(directory, found.files)
+def _printable(line: str) -> str:
+    """A line that changes nothing on a terminal but by its text."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "?", line)

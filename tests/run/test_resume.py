@@ -18,10 +18,11 @@ from click.testing import CliRunner
 from pipeline import Context, GeneralTrainer
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.cli import group
+from pipeline.config.yaml_tree import differences
 from pipeline.errors import ConfigError, ExitCode, NoCheckpointError
 from pipeline.run.directory import RunDirectory
 from pipeline.run.provenance import Provenance
-from pipeline.run.resume import MOST_LINES, changes, differences, parts
+from pipeline.run.resume import MAX_LINES, compare, split_path
 
 SAVING = ["runner.train_runner.save_interval=2"]
 TWO = [
@@ -260,11 +261,11 @@ def test_a_path_is_split_without_following_the_folder_of_the_checkpoints() -> No
     Path("run/t/checkpoints").symlink_to(elsewhere.resolve())
     Path("latest").symlink_to("run")
     run_dir = Path("run").resolve()
-    assert parts(Path("latest/t/checkpoints/step-000000000001")) == (
+    assert split_path(Path("latest/t/checkpoints/step-000000000001")) == (
         run_dir,
         run_dir / "t/checkpoints/step-000000000001",
     )
-    assert parts(Path("run")) == (run_dir, None)
+    assert split_path(Path("run")) == (run_dir, None)
 
 
 def test_auto_takes_the_run_that_latest_names_whatever_the_clock_says() -> None:
@@ -456,7 +457,7 @@ def record(tmp_path: Path) -> Provenance:
 def directory(record: Provenance) -> RunDirectory:
     """The run directory that keeps it."""
     found = RunDirectory.new(Path("runs"), "config")
-    record.keep(found)
+    record.write(found)
     return found
 
 
@@ -485,21 +486,21 @@ def test_nothing_is_told_where_nothing_has_changed(directory: RunDirectory, reco
     again = replace(
         record, environment={**record.environment, "time": "later"}, command={**record.command, "command": "resume"}
     )
-    found = changes(directory, again)
-    assert (found.told, found.files) == ([], set())
+    found = compare(directory, again)
+    assert (found.messages, found.files) == ([], set())
 
 
 def test_class_paths_come_first_and_the_lines_are_few(directory: RunDirectory, record: Provenance) -> None:
     more = "".join(f", k{number}: 1" for number in range(30)) + ", startup_class_path: own.py:Startup}"
     config = CONFIG.replace(", startup_class_path: pipeline.stages.startup:Startup}", more)
-    lines = changes(directory, replace(record, config=config)).told[0].splitlines()
+    lines = compare(directory, replace(record, config=config)).messages[0].splitlines()
     assert lines[1] == "  runner.t.startup_class_path: pipeline.stages.startup:Startup -> own.py:Startup"
-    assert lines[-1] == f"  … and {31 - MOST_LINES} more lines"
+    assert lines[-1] == f"  … and {31 - MAX_LINES} more lines"
 
 
 def test_plugins_are_told_by_their_names(directory: RunDirectory, record: Provenance) -> None:
     config = CONFIG.replace("[mine, {other: {every: 2}}]", "[{other: {every: 5}}, third]")
-    (told,) = changes(directory, replace(record, config=config)).told
+    (told,) = compare(directory, replace(record, config=config)).messages
     assert told.splitlines() == [
         "the plugins are not as they were:",
         "  plugins.mine: gone, it was {}",
@@ -510,8 +511,8 @@ def test_plugins_are_told_by_their_names(directory: RunDirectory, record: Proven
 
 def test_versions_host_and_devices_are_told(directory: RunDirectory, record: Provenance) -> None:
     now = {"host": "there", "packages": {"torch": "2.14.0"}, "hardware": {"devices": {"t": "cuda:0"}}}
-    found = changes(directory, replace(record, environment=now))
-    assert found.told[0].splitlines()[1:] == [
+    found = compare(directory, replace(record, environment=now))
+    assert found.messages[0].splitlines()[1:] == [
         "  host: here -> there",
         "  packages.torch: 2.13.0 -> 2.14.0",
         "  hardware.devices.t: cpu -> cuda:0",
@@ -521,16 +522,16 @@ def test_versions_host_and_devices_are_told(directory: RunDirectory, record: Pro
 
 def test_the_source_of_a_file_is_told_as_a_diff(directory: RunDirectory, record: Provenance, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("x = 1\ny = 3\n", encoding="utf-8")
-    found = changes(directory, record)
+    found = compare(directory, record)
     lines = ["--- as it was", "+++ as it is", "@@ -1,2 +1,2 @@", " x = 1", "-y = 2", "+y = 3"]
-    assert found.told == ["\n  ".join(["workspace/own.py: is not as it was:", *lines])]
+    assert found.messages == ["\n  ".join(["workspace/own.py: is not as it was:", *lines])]
 
 
 def test_files_that_are_new_and_that_are_gone_are_told(
     directory: RunDirectory, record: Provenance, tmp_path: Path
 ) -> None:
-    found = changes(directory, replace(record, sources={Path("workspace/new.py"): tmp_path / "own.py"}))
-    assert found.told == [
+    found = compare(directory, replace(record, sources={Path("workspace/new.py"): tmp_path / "own.py"}))
+    assert found.messages == [
         f"workspace/new.py: is new\n  it is {tmp_path / 'own.py'}",
         f"workspace/own.py: is no part of the run any more\n  it was {directory.path / 'workspace/own.py'}",
     ]
@@ -538,15 +539,15 @@ def test_files_that_are_new_and_that_are_gone_are_told(
 
 def test_a_copy_that_was_being_made_when_the_process_ended_is_none(directory: RunDirectory, record: Provenance) -> None:
     (directory.path / "workspace/.own.py.tmp").write_text("x =")
-    assert changes(directory, record).told == []
-    record.keep(directory)
+    assert compare(directory, record).messages == []
+    record.write(directory)
     assert [path.name for path in (directory.path / "workspace").iterdir()] == ["own.py"]
 
 
 def test_bytes_that_are_no_text_are_told_too(directory: RunDirectory, record: Provenance, tmp_path: Path) -> None:
     (directory.path / "workspace/own.py").write_bytes(b"\xff")
     (tmp_path / "own.py").write_bytes(b"\xfe")
-    assert changes(directory, record).told == ["workspace/own.py: is not as it was:\n  1 bytes -> 1 bytes"]
+    assert compare(directory, record).messages == ["workspace/own.py: is not as it was:\n  1 bytes -> 1 bytes"]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"[1", b"\xff\xfe", b"- a list", b"a: " + b"[" * 5000])
@@ -557,9 +558,9 @@ def test_a_file_that_is_missing_or_damaged_is_told_and_written_anew(
     (directory.path / name).unlink()
     if content is not None:
         (directory.path / name).write_bytes(content)
-    found = changes(directory, record)
-    assert len(found.told) == 1
-    assert found.told[0].startswith(f"{name} of the run directory cannot be compared: ")
+    found = compare(directory, record)
+    assert len(found.messages) == 1
+    assert found.messages[0].startswith(f"{name} of the run directory cannot be compared: ")
     assert found.files == {Path(name)}
 
 
@@ -568,7 +569,7 @@ def test_a_pipe_and_a_link_are_not_read(directory: RunDirectory, record: Provena
         (directory.path / name).unlink()
     os.mkfifo(directory.path / "environment.json")
     (directory.path / "workspace/own.py").symlink_to(tmp_path / "own.py")
-    told = changes(directory, record).told
+    told = compare(directory, record).messages
     assert [line.partition(" cannot be compared: ")[0] for line in told] == [
         "environment.json of the run directory",
         "workspace/own.py of the run directory",
@@ -578,4 +579,4 @@ def test_a_pipe_and_a_link_are_not_read(directory: RunDirectory, record: Provena
 def test_what_is_kept_cannot_steer_the_terminal(directory: RunDirectory, record: Provenance) -> None:
     (directory.path / "workspace/own.py").write_text("\x1b[2J\x9b2J", encoding="utf-8")
     (directory.path / "environment.json").write_text(json.dumps({"host": "\x1b[2J"}), encoding="utf-8")
-    assert not {"\x1b", "\x9b"} & set("".join(changes(directory, record).told))
+    assert not {"\x1b", "\x9b"} & set("".join(compare(directory, record).messages))
