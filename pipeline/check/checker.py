@@ -17,16 +17,7 @@ from pipeline.check.hooks import definition_of, faults_of_hooks
 from pipeline.check.hyper_parameters import HyperParameterCheck
 from pipeline.check.inspection import Inspection, Setting
 from pipeline.check.phase import PhaseCheck
-from pipeline.check.runner import (
-    absent,
-    check_debug,
-    check_experiment,
-    check_init,
-    check_keys,
-    experiment_of,
-    kind,
-    with_experiment,
-)
+from pipeline.check.runner import absent, check_runner, experiment_of, kind, with_experiment
 from pipeline.check.stage import check_arguments, stage_faults, swap_report, uncalled_methods, wrong_supers
 from pipeline.config.load import Config, ConfigBuilder, Source
 from pipeline.config.schema import RunnerSchema
@@ -195,16 +186,11 @@ class _RunnerCheck:
         definitions = {stage: self.stage(stage) for stage in STAGES}
         self.trainer()
         default = {stage for stage, definition in definitions.items() if definition and _is_default(definition, stage)}
-        phases = self.phases()
-        check_debug(runner)
-        if "runner" in default and kind(runner) in {"train", "infer"}:
-            self.budget(phases)
+        names, phases = runner["phases"], self.inspection.settings("phase")
+        if names.value is not None:
+            phases = {name: phases[name] for name in names.references("phase")}
         experiment = experiment_of(runner, definitions["runner"])
-        if experiment:
-            check_experiment(experiment, runner)
-        check_init(runner, trained, default, experiment)
-        if experiment == "" and not self.inspection.section("phase") and runner["phases"].value is None:
-            self.needs_phase(sorted(default & {"network", "runner"}))
+        check_runner(runner, phases, trained, default, experiment)
         if "network" in default:
             PhaseCheck(runner, phases, trains=kind(runner) == "train").all()
         nodes = {name: phase.node for name, phase in phases.items() if phase.node}
@@ -249,26 +235,6 @@ class _RunnerCheck:
         if definition:
             for message in uncalled.in_source(definition, uncalled.TRAINER, uncalled.OF_A_TRAINER, ()):
                 trainer.fault(message)
-
-    def budget(self, phases: dict[str, Setting]) -> None:
-        """What the runner's keys say together, and how long it trains."""
-        node, trains = self.runner.node, kind(self.runner) == "train"
-        whole = node is not None and all(is_untouched(node, stage) for stage in ("network", "runner"))
-        check_keys(self.runner, phases, trains=trains, whole=whole)
-        limits = ("epochs", "max_steps", "optimizer_step_limit")
-        if trains and all(self.runner[key].value is None for key in limits):
-            self.runner.fault("does not say how long to train; add `epochs:` or `max_steps:`")
-
-    def phases(self) -> dict[str, Setting]:
-        """The phases that the runner runs."""
-        phases, names = self.inspection.settings("phase"), self.runner["phases"]
-        return phases if names.value is None else {name: phases[name] for name in names.references("phase")}
-
-    def needs_phase(self, stages: list[str]) -> None:
-        """The default network and runner need phases."""
-        if stages:
-            need = f"{' and '.join(stages)} need{'s' if len(stages) == 1 else ''}"
-            self.runner.fault(f"the default {need} a phase; add `phase:`, or replace network and runner")
 
 
 def _is_default(definition: source.Definition, stage: str) -> bool:

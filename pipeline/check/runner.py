@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from pipeline.check.data_flow import DataFlow, StageFlow, is_untouched
 from pipeline.check.inspection import Setting, plain
@@ -18,7 +18,7 @@ from pipeline.inference.flow import Flow, Use
 from pipeline.user_code import source
 
 
-def check_inference(runner: Setting, phases: dict[str, Setting], *, whole: bool) -> None:
+def _check_inference(runner: Setting, phases: dict[str, Setting], *, whole: bool) -> None:
     """The faults of a train runner's ``save_inference_…`` keys.
 
     Args:
@@ -72,7 +72,36 @@ def is_asked(runner: Setting, key: str) -> bool:
     return runner[key].is_written and runner[key].value not in (None, False, fields(RunnerSchema)[key].default)
 
 
-def check_debug(runner: Setting) -> None:
+def check_runner(
+    runner: Setting,
+    phases: dict[str, Setting],
+    trained: Mapping[str, Setting],
+    default: Collection[str],
+    experiment: str | None,
+) -> None:
+    """Whether the keys of a runner agree.
+
+    Args:
+        runner: the runner.
+        phases: name -> phase, those that it runs.
+        trained: name -> runner, for the train runners before it, in order.
+        default: the stages that are the default, or derive from it.
+        experiment: the name of the experiment that is the runner stage; ``""``: it is none; None: cannot tell.
+    """
+    _check_debug(runner)
+    needy = [stage for stage in ("network", "runner") if stage in default]
+    if "runner" in default and kind(runner) in {"train", "infer"}:
+        _check_keys(runner, phases)
+    if experiment:
+        _check_experiment(experiment, runner)
+    elif experiment == "" and needy and not phases and runner["phases"].value is None:
+        need = f"{' and '.join(needy)} need{'s' if len(needy) == 1 else ''}"
+        runner.fault(f"the default {need} a phase; add `phase:`, or replace network and runner")
+    if "startup" in default:
+        _check_init(runner, trained, experiment, builds="network" in default)
+
+
+def _check_debug(runner: Setting) -> None:
     """What a debug run is to the trainer, whatever the stages: all runners share one directory, kept or not."""
     if is_asked(runner, "debug_persistently") and runner["debug"].value is not True:
         runner["debug_persistently"].fault("would be ignored: debug is off; remove it, or set debug: true")
@@ -86,15 +115,11 @@ def check_debug(runner: Setting) -> None:
             runner[key].fault(f"is on here, and off for {', '.join(off)}; set it for {both}: {why}")
 
 
-def check_keys(runner: Setting, phases: dict[str, Setting], *, trains: bool, whole: bool) -> None:
-    """What the default runner stage would ignore, or cannot do.
-
-    Args:
-        runner: the runner.
-        phases: name -> phase, those that it runs.
-        trains: whether it is a train runner.
-        whole: whether network and runner are the defaults themselves, so that it is known what is reported.
-    """
+def _check_keys(runner: Setting, phases: dict[str, Setting]) -> None:
+    """What the default runner stage would ignore, or cannot do."""
+    trains = kind(runner) == "train"
+    # Only of the defaults themselves it is known what they report and export.
+    whole = runner.node is not None and all(is_untouched(runner.node, stage) for stage in ("network", "runner"))
     idle = {"write_predictions": "a train runner writes no predictions; remove it"}
     if not trains:
         idle = dict.fromkeys(TRAINING, "an infer runner makes one pass; remove it")
@@ -110,8 +135,14 @@ def check_keys(runner: Setting, phases: dict[str, Setting], *, trains: bool, who
     if trains:
         validated = [phase for phase in phases.values() if phase["valid_dataset_name"].value is not None]
         _check_validation(runner, validated, whole=whole)
-        check_inference(runner, phases, whole=whole)
+        _check_inference(runner, phases, whole=whole)
+        _check_length(runner, "epochs", "max_steps", "optimizer_step_limit")
     runner["keep_best"].check_keys(list(BestSettings.model_fields))
+
+
+def _check_length(runner: Setting, *keys: str) -> None:
+    if all(runner[key].value is None for key in keys):
+        runner.fault("does not say how long to train; add `epochs:` or `max_steps:`")
 
 
 def _refuse_idle(runner: Setting, idle: dict[str, str]) -> None:
@@ -180,12 +211,12 @@ def experiment_of(runner: Setting, definition: source.Definition | None) -> str 
     return given.__name__ if EXPERIMENT in above else ""
 
 
-def check_experiment(name: str, runner: Setting) -> None:
+def _check_experiment(name: str, runner: Setting) -> None:
     """The faults of a runner whose runner stage is an experiment; ``name``: of its class."""
     if kind(runner) == "infer":
         runner.fault_at("class", f"is infer, and {name} is an experiment, which trains; write train")
-    elif kind(runner) == "train" and runner["epochs"].value is None and runner["max_steps"].value is None:
-        runner.fault("does not say how long to train; add `epochs:` or `max_steps:`")
+    elif kind(runner) == "train":
+        _check_length(runner, "epochs", "max_steps")
     _refuse_idle(runner, dict.fromkeys(_UNREAD, f"{name} is an experiment, which saves its weights itself; remove it"))
     training = runner.inspection.setting("hyper_parameters")["training"]
     for key, setting in training.entries():
@@ -203,18 +234,9 @@ def with_experiment(flow: DataFlow, definition: source.Definition | None) -> Dat
     return DataFlow({**flow.stages, "runner": runs}, flow.plugins)
 
 
-def check_init(runner: Setting, trained: Mapping[str, Setting], default: set[str], experiment: str | None) -> None:
-    """What a runner says of its first weights.
-
-    Args:
-        runner: the runner.
-        trained: name -> runner, for the train runners before it, in order.
-        default: the stages that are the default, or derive from it.
-        experiment: the name of the experiment that is the runner stage; ``""``: it is none; None: cannot tell.
-    """
+def _check_init(runner: Setting, trained: Mapping[str, Setting], experiment: str | None, *, builds: bool) -> None:
+    """What a runner says of its first weights; ``builds``: its network stage is the default."""
     path = runner["init_model_path"].value
-    if "startup" not in default:
-        return
     if experiment:
         # An experiment makes its model, and loads its weights, when the startup stage is over.
         why = f"{experiment} is an experiment, which loads all weights itself; remove it"
@@ -224,7 +246,7 @@ def check_init(runner: Setting, trained: Mapping[str, Setting], default: set[str
             runner.fault_at("init_model_path", message)
     elif path in (BEST, LAST):
         _check_best_or_last(runner["init_model_path"], trained)
-    elif "network" in default and not trained and not path and kind(runner) == "infer":
+    elif builds and not trained and not path and kind(runner) == "infer":
         runner.fault("has no weights to evaluate; add `init_model_path:`, or name a train runner before it in `mode`")
     if not path:
         _refuse_idle(runner, {"init_modules": "there is no init_model_path; add it, or remove this"})
