@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import textwrap
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ Process = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # Each process of the tests computes on one core; read when torch is imported, by programs that a test starts too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What a shell starts in the background ignores Ctrl-C, and so does what it starts; tests send it to runs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
 import threading
@@ -85,12 +84,6 @@ def test_a_phase_whose_name_cannot_be_a_file_of_its_own_is_refused(tmp_path: Pat
         CheckpointError, match=f"phase '{phase}': {phase}.safetensors cannot be the file .*; rename the"
     ):
         Checkpointer(tmp_path).save({phase: {"model": nn.Linear(1, 1)}}, {"iteration": 1}, {})
-
-
-def test_every_file_has_the_mode_of_the_umask(saved: Path) -> None:
-    mask = os.umask(0)
-    os.umask(mask)
-    assert {path.stat().st_mode & 0o777 for path in saved.iterdir()} == {0o666 & ~mask}
 
 
 def test_of_a_brain_all_modules_are_saved(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ DTYPES = list(safetensors_io.DTYPES)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex128], ids=str)
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5,), (2, 3, 5)], ids=str)
+@pytest.mark.parametrize("shape", [(), (3, 0), (2, 3, 5)], ids=str)
 def test_we_read_a_tensor_of_every_type_and_shape_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     value = (torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 9).to(dtype)
     back = read(safetensors_io.encode_tensors({"before": torch.ones(1, dtype=torch.uint8), "value": value})).tensors[

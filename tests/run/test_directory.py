@@ -361,14 +361,6 @@ def test_the_lock_is_held_while_stages_run_and_free_afterwards(linear: Path) -> 
         pass
 
 
-def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it() -> None:
-    directory = RunDirectory.new(Path("runs"), "config")
-    for content in ("long content\n" * 100, "short\n"):
-        directory.write("file.txt", content)
-    assert (directory.path / "file.txt").read_text() == "short\n"
-    assert [each.name for each in directory.path.iterdir()] == ["file.txt"]
-
-
 def linger(started: Any) -> None:
     """What a worker does that hangs."""
     started.set()

@@ -127,14 +127,6 @@ def test_the_optimizer_may_be_a_class(config: dict[str, Any]) -> None:
     assert scheduler.get_lr() == 0.5
 
 
-def test_a_model_without_a_trained_parameter_is_refused_in_training(
-    config: dict[str, Any],
-) -> None:
-    config["phase"][0]["model"] = lambda: nn.Linear(3, 1).requires_grad_(False)
-    with pytest.raises(ConfigError, match="has no parameter that is trained; set requires_grad on some"):
-        GeneralTrainer(config).run()
-
-
 def test_a_file_that_fails_on_import_is_refused_at_the_line_of_the_config_that_names_it(
     config: dict[str, Any], workspace: Any
 ) -> None:

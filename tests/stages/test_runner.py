@@ -106,28 +106,6 @@ def test_data_that_cannot_be_evaluated_is_told_with_the_phase(config: dict[str, 
         GeneralTrainer(config).run()
 
 
-def test_an_evaluate_batch_of_its_own_has_no_predictions_to_be_written(config: dict[str, Any]) -> None:
-    class Mine(Brain):
-        def __init__(self) -> None:
-            super().__init__({"net": nn.Linear(3, 1)})
-
-        def compute_forward(self, batch: Any, stage: Stage) -> Any:
-            return self.modules.net(batch[0])
-
-        def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
-            return nn.functional.mse_loss(predictions, batch[1])
-
-        def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
-            return self.compute_objectives(self.compute_forward(batch, stage), batch, stage)
-
-    config["runner"][1]["write_predictions"] = True
-    config["phase"][0] = {"name": "line", "model": Mine, "dataset_name": "train_data"}
-    with pytest.raises(
-        DataError, match=r"phase.line: Mine has its own evaluate_batch.*; leave out metrics and write_pred"
-    ):
-        GeneralTrainer(config).run()
-
-
 # Several checkpoints
 
 

@@ -12,18 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline import Context, GeneralTrainer, RunnerBase, stages
+from pipeline import Context, GeneralTrainer, RunnerBase
 from pipeline.stages.instance import Instance
-
-
-def test_a_stage_is_built_of_the_context_and_its_arguments() -> None:
-    class Startup(stages.Startup):
-        def __init__(self, context: Context, path: str) -> None:
-            super().__init__(context)
-            self.given = (context, path)
-
-    context = Context()
-    assert Startup.from_context(context, path="a").given == (context, "a")
 
 
 def run(linear: Path, seed: str) -> tuple[float, float]:

@@ -194,12 +194,6 @@ def test_some_modules_may_be_scripted_and_others_compiled() -> None:
     assert [options.modules_to(how, NAMES) for how in ("jit", "compile")] == [["head"], ["encoder"]]
 
 
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="WORLD_SIZE=2: several processes are not yet possible; start one"):
-        RunOptions.resolve()
-
-
 FLAGS = sorted(name for name, rule in RULES.items() if rule.remedy == "write true or false")
 COUNT = "write a whole number above 0"
 SEVERAL = "several processes are not yet possible; leave it out"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pipeline import Brain, Stage
 from pipeline.context import Context
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError
 from pipeline.training.brain import ModuleBrain
 from pipeline.training.schedules import Constant
 from pipeline.training.train_pass import train_epoch
@@ -131,9 +131,3 @@ def test_what_is_logged_replaces_no_loss_but_that_of_an_updater_without_one(retu
     brain = bound()
     with pytest.raises(ConfigError, match="would replace the loss") if returned else nullcontext():
         assert train_epoch(brain, Logging(), DATA, 0, 99, lambda iteration: 0) == {"loss": 7.0}
-
-
-def test_an_epoch_without_a_batch_is_refused_by_the_name_of_its_data() -> None:
-    brain = bound()
-    with pytest.raises(DataError, match="'train' gave no batch in epoch 4; check the dataset, or drop_last with few"):
-        train_epoch(brain, Updater(brain), [], 4, 99, lambda iteration: 0, dataset="'train'")

@@ -121,17 +121,6 @@ def test_the_default_updater_does_what_the_brain_does_and_returns_its_loss(
     assert not any(loss.requires_grad for loss in losses)
 
 
-def test_an_updater_that_counts_itself_is_not_counted_twice(config: Callable[..., dict[str, Any]]) -> None:
-    class Counting(Updater):
-        def update(self, batch: Any) -> Tensor:
-            loss = super().update(batch)
-            self.state.iteration += 1
-            return loss
-
-    context = GeneralTrainer(config(network_class_path=network_with(Counting))).run()
-    assert context["model"]["line"]["updater"].state == UpdaterState(iteration=6, epoch=2)
-
-
 def test_an_updater_finds_its_counters_up_to_date_at_every_batch(config: Callable[..., dict[str, Any]]) -> None:
     seen: list[tuple[int, int]] = []
 
