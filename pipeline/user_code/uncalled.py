@@ -128,19 +128,12 @@ def _mentions(node: ast.AST, apart: Iterable[str]) -> Iterator[str]:
         yield from _mentions(each, apart)
 
 
-def _unwrapped(thing: Any) -> Any:
-    """The function under its decorators."""
-    while inner := getattr(thing, "__wrapped__", None):
-        thing = inner
-    return thing
-
-
 def _names(thing: Any) -> Iterator[str]:
     """The same of a function or class, from what it was compiled to; global names are among them."""
     for each in vars(thing).values() if isinstance(thing, type) else ():
         yield from _names(each) if not isinstance(each, type) else ()
     thing = getattr(thing, "fget", getattr(thing, "__func__", thing))
-    code = thing if isinstance(thing, CodeType) else getattr(_unwrapped(thing), "__code__", None)
+    code = thing if isinstance(thing, CodeType) else getattr(inspect.unwrap(thing), "__code__", None)
     if isinstance(code, CodeType):
         # The body of a class names what it defines.
         yield from code.co_names if code.co_flags & inspect.CO_OPTIMIZED else ()
