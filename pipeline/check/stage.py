@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from pipeline.check.data_flow import DataFlow, StageFlow, default_definition
 from pipeline.check.inspection import Setting
@@ -279,9 +279,9 @@ def _changes(stage: StageFlow, flow: DataFlow) -> Iterator[str]:
         yield f"reads: {', '.join(own.reads())}"
     if lost := [key for key in default.writes() if key not in own.writes()]:
         uncertain = ", as far as can be told" if own.unknown else ""
-        yield f"no longer writes{uncertain}: {_each_with(lost, lambda key: _readers(key, stage, flow))}"
+        yield f"no longer writes{uncertain}: {_with_readers(lost, stage, flow)}"
     if new := [key for key in own.writes() if key not in default.writes()]:
-        yield f"also writes: {_each_with(new, lambda key: _readers(key, stage, flow))}"
+        yield f"also writes: {_with_readers(new, stage, flow)}"
     if own.unknown:
         yield f"may do more to the context: {own.unknown} cannot be followed"
     if arguments := _arguments(stage.definition):
@@ -289,8 +289,8 @@ def _changes(stage: StageFlow, flow: DataFlow) -> Iterator[str]:
     yield from _methods(stage)
 
 
-def _each_with(keys: Iterable[str], remark: Callable[[str], str]) -> str:
-    return ", ".join(f"{key} ({remark(key)})" for key in keys)
+def _with_readers(keys: Iterable[str], stage: StageFlow, flow: DataFlow) -> str:
+    return ", ".join(f"{key} ({_readers(key, stage, flow)})" for key in keys)
 
 
 def _readers(key: str, stage: StageFlow, flow: DataFlow) -> str:
@@ -298,9 +298,8 @@ def _readers(key: str, stage: StageFlow, flow: DataFlow) -> str:
     after = [each for name in order[order.index(stage.stage) + 1 :] if (each := flow.stages[name])]
     need = [each.stage for each in after if any(use.key == key for use in each.flow.demands())]
     may = [each.stage for each in after if key in each.flow.reads() and each.stage not in need]
-    said = [f"needed by {' and '.join(need)}"] if need else []
-    said += [f"may be read by {' and '.join(may)}"] if may else []
-    ours = key in {each.name for each in KEYS if each.writer == "trainer"}
+    said = [f"{how} by {' and '.join(stages)}" for how, stages in (("needed", need), ("may be read", may)) if stages]
+    ours = any(known.name == key and known.writer == "trainer" for known in KEYS)
     return ", ".join(said) or ("read by the trainer" if ours else "read by no later stage")
 
 
@@ -318,32 +317,22 @@ def _methods(stage: StageFlow) -> Iterator[str]:
     method, default = STAGES[stage.stage], default_definition(stage.stage)
     inherits = classes.is_subclass(stage.definition, f"{default.module.name}:{default.name}")
     above, _ = classes.ancestry(stage.definition)
-    own = {name: node for each in reversed(above) if _is_users(each) for name, node in classes.methods(each).items()}
+    users = [each for each in above if not each.module.name.startswith("pipeline.stages.")]
+    own = {name: node for each in reversed(users) for name, node in classes.methods(each).items()}
     there = {name for each in above for name in classes.methods(each)}
     expected = {name for each in classes.ancestry(default)[0] for name in classes.methods(each)}
     if inherits and method in own:
         if f"{default.name}.{method}" in stage.flow.runs:
             yield f"calls super().{method}()"
         elif _calls_super(own[method], method):
-            yield f"may call super().{method}(): on some ways what the default does there is left out{_and_writes(stage)}"
+            writes = ", ".join(stage.default_flow.writes())
+            left_out = f"{', and with it the writing of ' if writes else ''}{writes}"
+            yield f"may call super().{method}(): on some ways what the default does there is left out{left_out}"
         else:
             yield f"does not call super().{method}(): what the default does there is left out"
     if inherits is False:
-        left = sorted(name for name in expected - there if not name.startswith("_"))
-        yield f"derives from the base, not from the default{f': does not have {_listed(left)}' if left else ''}"
-
-
-def _and_writes(stage: StageFlow) -> str:
-    keys = stage.default_flow.writes()
-    return f", and with it the writing of {_listed(keys)}" if keys else ""
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
-
-
-def _is_users(definition: source.Definition) -> bool:
-    return not definition.module.name.startswith("pipeline.stages.")
+        left = ", ".join(sorted(name for name in expected - there if not name.startswith("_")))
+        yield f"derives from the base, not from the default{': does not have ' if left else ''}{left}"
 
 
 def _calls_super(node: source.FunctionNode, method: str) -> bool:
