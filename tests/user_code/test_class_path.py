@@ -227,15 +227,8 @@ def test_a_path_to_no_such_class_of_a_package_says_so(text: str, message: str) -
 
 
 IMPORTS = [
-    ("x = 1\nraise RuntimeError('boom')", {}, "failed at {ws}/startup.py:2: RuntimeError: boom; mend the file"),
-    ("from .tree import f\nf()", {"tree.py": "def f():\n    1 / 0"}, "failed at {ws}/tree.py:2: ZeroDivisionError: "),
     ("def f(:", {}, "failed at {ws}/startup.py:1: SyntaxError: "),
     ("from .tree import f", {"tree.py": "x = 1\ndef f(:"}, "failed at {ws}/tree.py:2: SyntaxError: "),
-    (
-        "from .tree import f",
-        {"tree.py": "from .startup import Startup"},
-        "(most likely due to a circular import) ({ws}/startup.py); move what they share into a file of its own",
-    ),
     (
         "import nowhere_at.all",
         {},
@@ -256,12 +249,6 @@ IMPORTS = [
         {},
         "startup.py:1 imports '..data', which leads out of the workspace; take out dots, or let",
     ),
-    (
-        "from ...data import f",
-        {},
-        "startup.py:1 imports '...data', which leads out of the workspace; take out dots, or",
-    ),
-    ("from ......data import f", {}, "imports '......data', which leads out of the workspace; take out dots, or let"),
     ("from . import nope", {}, "failed at {ws}/startup.py:1: ImportError: cannot import name 'nope' from '.' (unknown"),
     (
         "import json.nope",
@@ -271,20 +258,12 @@ IMPORTS = [
     ("from . import tree\ntree.zzz", {"tree.py": ""}, "AttributeError: module '.tree' has no attribute 'zzz'; mend"),
     ("raise ModuleNotFoundError('mine')", {}, "failed at {ws}/startup.py:1: ModuleNotFoundError: mine; mend the file"),
     ("exec('1 +')", {}, "failed at {ws}/startup.py:1: SyntaxError: invalid syntax (<string>, line 1); mend the file"),
-    ("import tree", {"tree.py": ""}, "imports its neighbour 'tree' absolutely; write `from .tree import …`"),
     ("import lib.a", {"lib/a.py": ""}, "imports its neighbour 'lib' absolutely; write `from .lib import …`"),
     (
         "from .sub.a import f",
         {"sub/a.py": "import b", "sub/b.py": ""},
         "{ws}/sub/a.py:1 imports its neighbour 'b' absolutely; write `from .b import …`",
     ),
-    ("Startup = 3", {}, "is of type int, not a class; name a subclass of pipeline.stages.base:StartupBase"),
-    (
-        "class Outer:\n    class Startup: pass",
-        {},
-        "startup.py defines 'Startup' only inside of Outer; move it out, to the top level",
-    ),
-    ("globals()['Strtup'] = 1", {}, "has no 'Startup' after it was imported; check the spelling"),
 ]
 
 
@@ -302,42 +281,12 @@ def test_a_file_that_fails_when_imported_says_where(
     assert {str(Path(frame.filename).parent) for frame in frames} <= {str(folder), f"{folder}/sub", "."}
 
 
-def test_the_users_error_keeps_its_traceback_cut_to_his_frames(workspace: Workspace) -> None:
-    folder = workspace(
-        {"startup.py": "from .tree import f\nf()", "tree.py": "def f():\n    raise RuntimeError('boom')"}
-    )
-    with pytest.raises(ClassPathError) as caught:
-        load(folder)
-    error = caught.value.user_error
-    assert isinstance(error, RuntimeError)
-    frames = [(Path(frame.filename).name, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    assert frames == [("startup.py", 2), ("tree.py", 2)]
-
-
 def test_a_file_that_was_mended_is_loaded_in_the_same_process(workspace: Workspace) -> None:
     folder = workspace({"startup.py": "raise RuntimeError('boom')"})
     with pytest.raises(ClassPathError, match="RuntimeError: boom; mend the file"):
         load(folder)
     workspace({"startup.py": STAGE})
     assert load(folder).__name__ == "Startup"
-
-
-def test_the_trainer_says_which_line_of_the_config_names_a_class_that_fails(linear: Path) -> None:
-    (linear.parent / "startup.py").write_text(
-        "if True:\n    import tree_that_is_not_there\nclass Startup(tree_that_is_not_there.Base): pass"
-    )
-    override = "runner.train_runner.startup_class_path={workspace}/startup.py"
-    expected = "runner.train_runner.startup_class_path: .*needs the package 'tree_that_is_not_there', .* pip install it"
-    with pytest.raises(ClassPathError, match=expected):
-        GeneralTrainer(linear, overrides=[override]).run()
-
-
-def test_nothing_is_run_when_a_class_cannot_be_loaded(linear: Path) -> None:
-    (linear.parent / "startup.py").write_text(f"{textwrap.dedent(STAGE)}raise RuntimeError('boom')")
-    override = "runner.train_runner.startup_class_path={workspace}/startup.py:Startup"
-    with pytest.raises(ClassPathError, match=r"startup.py:\d+: RuntimeError: boom; mend the file"):
-        GeneralTrainer(linear, overrides=[override]).run()
-    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
