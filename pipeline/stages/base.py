@@ -65,16 +65,15 @@ class StartupBase(StageBase):
         self._load_by(import_module("pipeline.checkpoint.initial_weights").load, context)
 
     def _load_by(self, load: Callable[..., Any], context: Context) -> None:
-        """Where there is something to do, have it done, and keep what it gives."""
+        """Load the weights if the runner names any, and note where they are from."""
         runner = f"runner.{context['runner_name']}"
         if context["config"].get(f"{runner}.init_model_path") or context["config"].get(f"{runner}.freeze"):
-            given = load(context["config"], context["runner_name"], context["run_dir"], context["model"])
-            self._keep(given, context)
+            self._keep(load(context["config"], context["runner_name"], context["run_dir"], context["model"]), context)
 
-    def _keep(self, given: Any, context: Context) -> None:
+    def _keep(self, initial: Any, context: Context) -> None:
         context["checkpoints"].clear()
-        context["checkpoints"].update(given.checkpoints)
-        context["train_state"].update(given.train_state)
+        context["checkpoints"].update(initial.checkpoints)
+        context["train_state"].update(initial.train_state)
 
 
 class RunnerBase(StageBase):

@@ -18,20 +18,6 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetR
 from pipeline.checkpoint import layout, reader, state, weights
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import LoadedCheckpoint
-from pipeline.checkpoint.state import (
-    gradients_of,
-    load_optimizer,
-    optimizer_state_of,
-    options_of,
-    random_state,
-    recover,
-    restore_frozen,
-    restore_gradients,
-    restore_parts,
-    restore_random_state,
-    snapshot,
-    states_of,
-)
 from pipeline.config import yaml_tree
 from pipeline.context import TRAIN_STATE, Context
 from pipeline.data.batch import count_samples, to_device
@@ -83,7 +69,10 @@ class Batches:
 
     def place(self) -> Mapping[str, Any] | None:
         """The place in the data after those that were taken; None where their number says it all."""
-        return self._place if self._reading is None else place_of(self._reading, self.taken)
+        # Another loader that has a state has that of the batch that was read ahead.
+        if self._reading is None or not isinstance(self.loader, SeededLoader):
+            return self._place
+        return place_of(self._reading, self.taken)
 
     def over(self) -> bool:
         """Whether all were taken. A loader whose length is not certain is read one batch ahead to tell."""
@@ -114,19 +103,9 @@ class Batches:
             if self.taken and isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
                 other = f"its {type(sampler).__name__} draws another order than the one that was left"
                 logger.warning(f"train_loader: {other}; make it with pipeline.data.loader.make_loader to go on exactly")
-            ours = isinstance(self.loader, SeededLoader)
-            self._reading = after(self.loader, self.taken, self._place) if ours else self.loader
+            self._reading = after(self.loader, self.taken, self._place)
             self._rest = iter(self._reading)
-            if not ours:
-                self._skip(self._rest)
         return self._rest
-
-    def _skip(self, batches: Iterator[Any]) -> None:
-        """Leave out what was taken before: it is read, and not trained on."""
-        found = sum(1 for _ in islice(batches, self.taken))
-        if found < self.taken:
-            left = f"has {found} batches in epoch {self.epoch}, and {self.taken} of them were taken before"
-            raise DataError(f"train_loader: {left}; go on with the data and batch size that it was trained on")
 
 
 def _exact_length(loader: Iterable[Any]) -> int | None:
@@ -277,8 +256,10 @@ class ExperimentSetup(RunnerBase):
         models = dict.get(self.context, "model") or {}
         self.context["model"] = {**models, PHASE: {"model": model}}
         optimizer = getattr(self, "optimizer", None)
-        self._configured = options_of(optimizer) if isinstance(optimizer, Optimizer) else []
-        self._options = {name: options_of(each) for name, each in self._parts().items() if isinstance(each, Optimizer)}
+        self._configured = state.options_of(optimizer) if isinstance(optimizer, Optimizer) else []
+        self._options = {
+            name: state.options_of(each) for name, each in self._parts().items() if isinstance(each, Optimizer)
+        }
         self.checkpointer.begin(self.context["model"])
 
     def _parts(self) -> dict[str, Any]:
@@ -406,14 +387,14 @@ class ExperimentBase(ExperimentSetup):
             "in_epoch": self._in_epoch,
             "validated": self._validated,
             "numbers": self._numbers.state_dict(),
-            "attributes": states_of(self._parts(), {}, self._options),
+            "attributes": state.states_of(self._parts(), {}, self._options),
         }
         if isinstance(self.visualizer, JsonLines):
             own["lines"] = self.visualizer.size
         self._checkpoints.wait_for_save()
         phases = {name: entry for name, entry in self.context["model"].items() if "updater" in entry}
-        training = snapshot(phases, **own, **self.training_state())
-        training["gradients"] |= {name: gradients_of(each) for name, each in self._modules().items()}
+        training = state.snapshot(phases, **own, **self.training_state())
+        training["gradients"] |= {name: state.gradients_of(each) for name, each in self._modules().items()}
         self._checkpoints.save(counters, metrics, training, {PHASE: self._numbers.iterations})
         self._newest = self.checkpointer.path_of(self.iteration)
 
@@ -443,16 +424,16 @@ class ExperimentBase(ExperimentSetup):
         """What checkpoints keep beside weights, counters and random generators; a subclass adds what it needs."""
         optimizer = getattr(self, "optimizer", None)
         if isinstance(optimizer, Optimizer):
-            return {"optimizer": optimizer_state_of(optimizer, self._configured)}
+            return {"optimizer": state.optimizer_state_of(optimizer, self._configured)}
         state_of = getattr(optimizer, "state_dict", None)
         return {"optimizer": state_of() if state_of else None}
 
-    def load_training_state(self, state: Mapping[str, Any]) -> None:
+    def load_training_state(self, training_state: Mapping[str, Any]) -> None:
         """Take what ``training_state`` gave; of options of the optimizer that the config now says otherwise, its own."""
         if isinstance(getattr(self, "optimizer", None), Optimizer):
-            load_optimizer(self.optimizer, state["optimizer"], self._configured)
-        elif state["optimizer"] is not None:
-            self.optimizer.load_state_dict(state["optimizer"])
+            state.load_optimizer(self.optimizer, training_state["optimizer"], self._configured)
+        elif training_state["optimizer"] is not None:
+            self.optimizer.load_state_dict(training_state["optimizer"])
 
     def _go_on(self, found: LoadedCheckpoint) -> None:
         """Take everything from the checkpoint of a training that ended or was interrupted."""
@@ -464,17 +445,17 @@ class ExperimentBase(ExperimentSetup):
         weights.forget(self.model, training.get("buffers", {}).get(PHASE, ()))
         weights.load_weights(found.weights, self.context["model"], where)
         for name, module in self._modules().items():
-            restore_gradients(module, training["gradients"].get(name, {}))
+            state.restore_gradients(module, training["gradients"].get(name, {}))
         if "frozen" in training and self.checkpointer.initial:
-            restore_frozen({PHASE: {"model": self.model}}, training["frozen"], self.checkpointer.initial.frozen)
+            state.restore_frozen({PHASE: {"model": self.model}}, training["frozen"], self.checkpointer.initial.frozen)
         self.set_state_dict(found.train_state)
         self.load_training_state(training)
-        restore_parts(self._parts(), training.get("attributes", {}), self._options, where)
+        state.restore_parts(self._parts(), training.get("attributes", {}), self._options, where)
         if "numbers" in training:
             self._numbers.load_state_dict(training["numbers"])
         self._interrupted, self._validated = bool(training.get("in_epoch")), training.get("validated", -1)
         if self.alone:
-            recover(self.checkpointer.recoverables, training["recoverables"], where)
+            state.recover(self.checkpointer.recoverables, training["recoverables"], where)
             self.checkpointer.resumed = found
             in_folder = found.path.resolve().parent == self.checkpointer.folder.resolve()
             self._newest = self.checkpointer.path_of(self.iteration) if in_folder else None
@@ -482,7 +463,7 @@ class ExperimentBase(ExperimentSetup):
                 self.visualizer.cut(training.get("lines"))
         # The generators last: beginning to read draws a number, as it did before.
         self._batches.open(training["data"])
-        restore_random_state(training["random"])
+        state.restore_random_state(training["random"])
 
     def state_dict(self) -> dict[str, int]:
         """Where the training is: ``iteration``, ``epoch`` (how many are over), ``batches`` (read of the one after)."""
@@ -564,13 +545,13 @@ class ExperimentBase(ExperimentSetup):
         at_end = self._validating.intervals and self.iteration >= self._limit
         if self._validated == self.iteration or not (due or at_end):
             return
-        random = random_state()
+        random = state.random_state()
         with self._numbers.validating(), in_evaluation_mode(self.model):
             self.valid()
         self._validated = self.iteration
         if not due:
             # A training that goes on with a higher limit draws what it would have drawn.
-            restore_random_state(random)
+            state.restore_random_state(random)
 
     def _stop_if_requested(self) -> None:
         """End here with everything saved, if a signal or ``is_exit`` has asked for it."""

@@ -1,7 +1,8 @@
-"""The default network stage."""
+"""The default network stage: what ``dataset:`` and ``phase:`` say, built. Each method may be overridden alone."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from torch import nn
@@ -12,17 +13,12 @@ from pipeline.context import Context
 from pipeline.data.loader import build_loader
 from pipeline.errors import ConfigError
 from pipeline.stages.base import NetworkBase
-from pipeline.stages.build import (
-    build_brain,
-    build_model,
-    build_optim_schedulers,
-    build_short_form,
-    build_updater,
-    load,
-)
-from pipeline.training.brain import Brain
+from pipeline.stages.build import load, load_optimizer, make
+from pipeline.training.brain import Brain, ModuleBrain
 from pipeline.training.optim_scheduler import OptimScheduler
+from pipeline.training.schedules import Constant
 from pipeline.training.updater import Updater, UpdaterBase
+from pipeline.user_code.class_path import MODULES, SCHEDULES, schedule_name
 from pipeline.user_code.tracebacks import error_context
 
 
@@ -36,10 +32,11 @@ class Network(NetworkBase):
         config: Config = context["config"]
         runner = config.runner(context["runner_name"])
         phases = config.phases(runner)
+        needed = self.needed(phases, runner)
         context["dataset"] = {
-            each.name: self.build_dataset(each, runner, context)
-            for each in config.settings.dataset
-            if each.name in self.needed(phases, runner)
+            dataset.name: self.build_dataset(dataset, runner, context)
+            for dataset in config.settings.dataset
+            if dataset.name in needed
         }
         context["model"] = {}
         for phase in phases:
@@ -58,13 +55,11 @@ class Network(NetworkBase):
 
     def build_dataset(self, settings: DatasetSchema, runner: RunnerSchema, context: Context) -> Any:
         """The loader of one item of ``dataset:``."""
-        address = f"dataset.{settings.name}"
-        dataset_class = load(settings.class_path, f"{address}.class_path", "Dataset", context["config"])
+        address, config = f"dataset.{settings.name}", context["config"]
+        dataset_class = load(settings.class_path, f"{address}.class_path", "Dataset", config)
         with error_context(address):
             dataset = dataset_class(**settings.args)
-        collate = settings.collate_fn and load(
-            settings.collate_fn, f"{address}.collate_fn", "collate", context["config"]
-        )
+        collate = settings.collate_fn and load(settings.collate_fn, f"{address}.collate_fn", "collate", config)
         with error_context(address):
             return build_loader(dataset, settings, runner.seed, context["device"], collate)
 
@@ -81,32 +76,55 @@ class Network(NetworkBase):
 
     def share_phase(self, phase: PhaseSchema, context: Context) -> dict[str, Any]:
         """The same for a phase that trains another's model: the same objects, and an updater of its own."""
-        shared = context["model"][phase.model_of]
-        model, brain, optim_schedulers = shared["model"], shared["brain"], shared["optim_schedulers"]
-        updater = self.build_updater(phase, model, brain, optim_schedulers, context)
-        return {"model": model, "brain": brain, "optim_schedulers": optim_schedulers, "updater": updater}
+        owner = context["model"][phase.model_of]
+        updater = self.build_updater(phase, owner["model"], owner["brain"], owner["optim_schedulers"], context)
+        return {**owner, "updater": updater}
 
     def build_model(self, phase: PhaseSchema, context: Context) -> nn.Module | Brain:
-        """The model, with its arguments from ``modules``, ``model_args`` and ``hyper_parameters``."""
-        return build_model(phase, context["hyper_parameters"], context["config"])
+        """The model, its parameters filled from ``modules`` and ``model_args``, else by name from ``hyper_parameters``."""
+        address, hyper_parameters = f"phase.{phase.name}.model", context["hyper_parameters"]
+        model_class = load(phase.model, address, "Model", context["config"])
+        names = [name for name in inspect.signature(model_class).parameters if name in hyper_parameters]
+        arguments = {name: hyper_parameters[name] for name in names} | phase.model_args
+        bases = (nn.Module, Brain)
+        if phase.modules:
+            arguments["modules"], bases = self.build_modules(phase, context), (Brain,)
+        model: nn.Module | Brain = make(model_class, arguments, address, "hyper_parameters or model_args", *bases)
+        return model
+
+    def build_modules(self, phase: PhaseSchema, context: Context) -> dict[str, nn.Module]:
+        """The ``modules`` of a phase, which its Brain is made with."""
+        modules = {}
+        for name, settings in phase.modules.items():
+            address = f"phase.{phase.name}.modules.{name}"
+            cls = load(settings["class"], f"{address}.class", "Module", context["config"], MODULES)
+            modules[name] = make(cls, settings.get("args", {}), address, f"modules.{name}.args", nn.Module)
+        return modules
 
     def build_brain(self, model: nn.Module | Brain, phase: PhaseSchema, context: Context) -> Brain:
-        """The model itself, or the Brain around it.
+        """The model itself where it is a Brain, else the Brain around it.
 
         Raises:
-            ConfigError: it keeps something that is trained where nobody trains or saves it.
+            ConfigError: a plain module has no loss, or a Brain keeps something that is trained where nobody trains or
+                saves it.
         """
-        brain = build_brain(model, phase, context["config"])
+        address, brain = f"phase.{phase.name}", model
+        if not isinstance(brain, Brain):
+            if phase.loss is None:
+                what = f"{address}.loss: {type(model).__name__} is a plain module and needs a loss"
+                raise ConfigError(f"{what}; add `loss:`")
+            loss = load(phase.loss, f"{address}.loss", "Loss", context["config"])
+            brain = ModuleBrain(model, loss() if isinstance(loss, type) else loss)
+        what = f"{address}.model: {type(brain).__name__}"
         if ignored := brain._set_by_hand():
             raise ConfigError(
-                f"phase.{phase.name}.model: {type(brain).__name__} is made with {', '.join(ignored)}, which would be ignored: "
-                "in a config the runner and the phase say this; remove it from the call of super().__init__"
+                f"{what} is made with {', '.join(ignored)}, which would be ignored: in a config the runner and the phase "
+                "say this; remove it from the call of super().__init__"
             )
         if outside := brain._unregistered():
             remedy = f"register it: super().__init__({{'{outside[0]}': …}})"
             raise ConfigError(
-                f"phase.{phase.name}.model: {type(brain).__name__} keeps {', '.join(outside)} outside its modules, "
-                f"where nothing is trained or saved; {remedy}"
+                f"{what} keeps {', '.join(outside)} outside its modules, where nothing is trained or saved; {remedy}"
             )
         return brain
 
@@ -115,16 +133,38 @@ class Network(NetworkBase):
     ) -> dict[str, OptimScheduler]:
         """Those that the phase names; else one, "main"."""
         if phase.optim_schedulers:
-            built = build_optim_schedulers(phase, brain.modules, runner, context["config"])
+            built = {
+                name: self.build_named_scheduler(name, phase, brain, runner, context) for name in phase.optim_schedulers
+            }
         else:
             built = {"main": self.build_optim_scheduler(brain.modules, runner, context)}
-        for each in built.values():
-            each.check_gradients = runner.check_gradients
+        for scheduler in built.values():
+            scheduler.check_gradients = runner.check_gradients
         return built
+
+    def build_named_scheduler(
+        self, name: str, phase: PhaseSchema, brain: Brain, runner: RunnerSchema, context: Context
+    ) -> OptimScheduler:
+        """One of ``optim_schedulers``; clipping and accumulation are the runner's where it says nothing."""
+        settings, config = phase.optim_schedulers[name], context["config"]
+        address = f"phase.{phase.name}.optim_schedulers.{name}"
+        cls = load(schedule_name(settings["class"]), f"{address}.class", "OptimScheduler", config, SCHEDULES)
+        arguments = {"grad_clip": runner.grad_clip, "accum_grad": runner.accum_grad, **settings.get("args", {})}
+        if "optim_type" in arguments:
+            arguments["optim_type"] = load_optimizer(arguments["optim_type"], f"{address}.args.optim_type", config)
+        try:
+            scheduler: OptimScheduler = cls(model=brain.modules, **arguments)
+        except ConfigError as error:
+            raise ConfigError(f"{config.origin(address)}: {address}: {error}") from error
+        return scheduler
 
     def build_optim_scheduler(self, module: nn.Module, runner: RunnerSchema, context: Context) -> OptimScheduler:
         """The optimizer that ``hyper_parameters.optimizer`` describes, with a constant rate."""
-        return build_short_form(context["hyper_parameters"]["optimizer"], module, runner, context["config"])
+        settings = dict(context["hyper_parameters"]["optimizer"])
+        kind = load_optimizer(settings.pop("class"), "hyper_parameters.optimizer.class", context["config"])
+        if "learning_rate" in settings:
+            settings["lr"] = settings.pop("learning_rate")
+        return Constant(kind, settings, module, grad_clip=runner.grad_clip, accum_grad=runner.accum_grad)
 
     def build_updater(
         self,
@@ -134,9 +174,13 @@ class Network(NetworkBase):
         optim_schedulers: dict[str, OptimScheduler],
         context: Context,
     ) -> UpdaterBase:
-        """What trains on one batch; an infer runner, which has no training data, gets the default."""
-        if context["is_infer"]:
+        """What trains on one batch: the phase's updater, else the Brain; an infer runner has no training data, and the Brain."""
+        if context["is_infer"] or phase.updater is None:
             return Updater(brain)
-        loader = context["dataset"][phase.dataset_name]
-        offered = {"model": model, "brain": brain, "optim_schedulers": optim_schedulers, "loader": loader}
-        return build_updater(phase, offered, context["config"])
+        address, loader = f"phase.{phase.name}.updater", context["dataset"][phase.dataset_name]
+        cls = load(phase.updater.class_path, f"{address}.class_path", "Updater", context["config"], base=UpdaterBase)
+        ours = {"model": model, "brain": brain, "optim_schedulers": optim_schedulers, "loader": loader}
+        names = inspect.signature(cls).parameters
+        arguments = {**phase.updater.args, **{name: value for name, value in ours.items() if name in names}}
+        updater: UpdaterBase = make(cls, arguments, address, "updater.args", UpdaterBase)
+        return updater

@@ -36,5 +36,5 @@ class Startup(StartupBase):
             CheckpointError: there is no such runner, or it saved none.
             NoCheckpointError: it saved some, and none is valid.
         """
-        given = load_trained(context["config"], context["runner_name"], context["run_dir"], context["model"])
-        self._keep(given, context)
+        initial = load_trained(context["config"], context["runner_name"], context["run_dir"], context["model"])
+        self._keep(initial, context)
