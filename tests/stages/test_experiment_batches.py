@@ -111,7 +111,7 @@ def test_the_sampler_is_told_the_epoch_from_0() -> None:
 
 
 def test_more_taken_than_there_are_is_refused() -> None:
-    message = "train_loader: has 5 batches in epoch 3, and 7 of them were taken before; go on with the data"
+    message = "the epoch has 5 batches, and 7 of them were trained on before; go on with the data"
     with pytest.raises(DataError, match=message):
         Batches(DataLoader(Stream(), None), 3, 7).over()
 
