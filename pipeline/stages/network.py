@@ -86,7 +86,7 @@ class Network(NetworkBase):
         model_class = load(phase.model, address, "Model", context["config"])
         names = [name for name in inspect.signature(model_class).parameters if name in hyper_parameters]
         arguments = {name: hyper_parameters[name] for name in names} | phase.model_args
-        bases = (nn.Module, Brain)
+        bases: tuple[type, ...] = (nn.Module, Brain)
         if phase.modules:
             arguments["modules"], bases = self.build_modules(phase, context), (Brain,)
         model: nn.Module | Brain = make(model_class, arguments, address, "hyper_parameters or model_args", *bases)
@@ -108,8 +108,10 @@ class Network(NetworkBase):
             ConfigError: a plain module has no loss, or a Brain keeps something that is trained where nobody trains or
                 saves it.
         """
-        address, brain = f"phase.{phase.name}", model
-        if not isinstance(brain, Brain):
+        address = f"phase.{phase.name}"
+        if isinstance(model, Brain):
+            brain = model
+        else:
             if phase.loss is None:
                 what = f"{address}.loss: {type(model).__name__} is a plain module and needs a loss"
                 raise ConfigError(f"{what}; add `loss:`")

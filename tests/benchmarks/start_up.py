@@ -1,6 +1,6 @@
 """How long the command line takes before anything runs, beside a bare Python: ``python tests/benchmarks/start_up.py``.
 
-Budgets: ``pipeline --help`` 150 ms, plain ``check`` of the main example 1 s. The times are medians of 15 runs, taken in
+Budgets: ``pipeline --help`` 85 ms, plain ``check`` of the main example 0.5 s. The times are medians of 15 runs, taken in
 turn; those of ``python -c pass`` show what the machine does anyway.
 """
 
