@@ -6,7 +6,6 @@ No code in such a file is run. What torch needs to find out what is in one is to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from io import FileIO
 from pathlib import Path
 
 import torch
@@ -34,36 +33,35 @@ def read(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: is neither a checkpoint folder nor a file of weights ({kinds}); convert it")
     # A link to a file is what caches of downloads are made of.
     real = path.resolve()
-    size = storage.size_of(real)
-    if size is None:
-        raise CheckpointError(f"{path}: is no regular file; use another")
-    with storage.opened(real) as file:
+    if path.suffix != ".safetensors":
+        return _read_torch(real)
+    file = safetensors_io.read_tensors(real)
+    with storage.located(real):
+        return pytree.join(*file)
+
+
+def _read_torch(path: Path) -> dict[str, Tensor]:
+    with storage.opened(path) as file, storage.located(path):
+        safetensors_io.check_memory(path)
         try:
-            if path.suffix == ".safetensors":
-                found = safetensors_io.read_tensors(file, size)
-                return pytree.join(found.tensors, found.metadata)
-            return _torch_saved(file, size)
-        except CheckpointError as error:
-            raise CheckpointError(f"{path}: {error}") from error
-
-
-def _torch_saved(file: FileIO, size: int) -> dict[str, Tensor]:
-    safetensors_io.check_memory(size)
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # whatever torch's reader says of what is no weights
-        raise CheckpointError(f"cannot be loaded as weights ({_reason(error)}); save a state_dict") from error
-    weights = _unwrapped(content)
-    for name, value in weights.items():
-        if value.layout != torch.strided or value.is_quantized or value.is_nested or value.is_meta:
-            raise CheckpointError(f"'{name[:60]}' is a sparse, quantized, nested or meta tensor; save a dense one")
-        if value.nbytes > value.untyped_storage().nbytes():
-            raise CheckpointError(f"'{name[:60]}' shows {value.nbytes} bytes of fewer; save contiguous tensors")
-        if value.untyped_storage().nbytes() > size:
-            raise CheckpointError(f"'{name[:60]}' has more bytes than the file; use another")
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        except OSError:
+            raise
+        except Exception as error:  # whatever torch's reader says of what is no weights
+            raise CheckpointError(f"cannot be loaded as weights ({_reason(error)}); save a state_dict") from error
+        weights = _unwrapped(content)
+        for name, value in weights.items():
+            _check_dense(name, value, path.stat().st_size)
     return weights
+
+
+def _check_dense(name: str, value: Tensor, size: int) -> None:
+    if value.layout != torch.strided or value.is_quantized or value.is_nested or value.is_meta:
+        raise CheckpointError(f"'{name[:60]}' is a sparse, quantized, nested or meta tensor; save a dense one")
+    if value.nbytes > value.untyped_storage().nbytes():
+        raise CheckpointError(f"'{name[:60]}' shows {value.nbytes} bytes of fewer; save contiguous tensors")
+    if value.untyped_storage().nbytes() > size:
+        raise CheckpointError(f"'{name[:60]}' has more bytes than the file; use another")
 
 
 def _unwrapped(content: object) -> dict[str, Tensor]:

@@ -309,12 +309,11 @@ def read_header(path: Path) -> Header:
     with storage.opened(path) as file:
         length = int.from_bytes(file.read(8) or b"", "little")
         if length > min(MAX_HEADER, size - 8):
-            raise CheckpointError(f"{path}: is no safetensors file (its header would have {length} bytes); use another")
+            what = f"a header of {length} bytes in a file of {size}"
+            raise CheckpointError(f"{path}: is no safetensors data ({what}); use another")
         content = file.read(length) or b""
-    try:
+    with storage.located(path):
         return parse_header(content, size - 8 - length)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _all(path: Path) -> list[Path]:

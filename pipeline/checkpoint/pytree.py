@@ -6,7 +6,6 @@ import json
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from pipeline.checkpoint import safetensors_io, storage
 from pipeline.checkpoint.listing import METADATA
-from pipeline.errors import CheckpointError, StorageError
+from pipeline.errors import CheckpointError
 
 FORMAT = "1"
 
@@ -229,13 +228,9 @@ def save_state(path: str | Path, state: Any) -> None:
         CheckpointError: something in it is of another type.
         StorageError: the storage refuses; what was there is there still.
     """
-    content = encode(state)
-    try:
+    content = safetensors_io.encode_tensors(*flatten(state))
+    with storage.storing(Path(path), "use another path"):
         storage.replace_durably(Path(path), content)
-    except OSError as error:
-        raise StorageError(
-            f"{path}: cannot be saved: {error.strerror}; free or repair the storage, or use another path"
-        ) from error
 
 
 def load_state(path: str | Path) -> Any:
@@ -244,52 +239,6 @@ def load_state(path: str | Path) -> Any:
     Raises:
         CheckpointError: there is no such file, it is damaged, or something else wrote it.
     """
-    try:
-        return decode(Path(path).read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}; check the path") from error
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-
-
-def encode(state: Any) -> bytes:
-    """The bytes of a state file. Parameters become tensors, views and tied tensors are each written out.
-
-    Raises:
-        CheckpointError: something in it cannot be saved.
-    """
-    found, metadata = flatten(state)
-    return safetensors_io.encode_tensors(found, metadata)
-
-
-def decode(content: bytes) -> Any:
-    """The state that ``encode`` made these bytes of; only plain values and tensors come from them, whatever they hold.
-
-    Raises:
-        CheckpointError: they are damaged, or something else made them.
-    """
-    try:
-        found = safetensors_io.read_tensors(BytesIO(content), len(content))
-    except CheckpointError as error:
-        if other := _what_else(content):
-            raise CheckpointError(other) from error
-        raise CheckpointError(f"is damaged, or no state file ({error})") from error
-    _check(content, found.metadata)
-    return unflatten(found.tensors, found.metadata)
-
-
-def _what_else(content: bytes) -> str:
-    """What to say of bytes that are a known format, but not this one."""
-    if content.startswith((b"PK\x03\x04", b"\x80")):
-        return (
-            "is a pickle, which can run code; load it with torch.load(weights_only=True), and save_state what it holds"
-        )
-    return "" if content else "is empty; use another"
-
-
-def _check(content: bytes, metadata: dict[str, str]) -> None:
-    """Compare the checksum with the one that was written, where a state is said to be in it."""
-    start = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:start])
-    if "state" in metadata and metadata.get("crc32") != safetensors_io.checksum(header, [memoryview(content)[start:]]):
-        raise CheckpointError("is damaged: its checksum is not the one that was written; use another")
+    file = safetensors_io.read_tensors(Path(path).resolve())
+    with storage.located(path):
+        return unflatten(file.tensors, file.metadata)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
-from pipeline.checkpoint import layout, pytree, safetensors_io, storage
+from pipeline.checkpoint import layout, listing, pytree, safetensors_io, storage
 from pipeline.checkpoint.layout import MAX_STATE, STATE, SUFFIX, TRAINING
-from pipeline.checkpoint.safetensors_io import Source, TensorFile
-from pipeline.checkpoint.storage import CHUNK
+from pipeline.checkpoint.safetensors_io import TensorFile
 from pipeline.errors import CheckpointError, one_of
 
 Iterations = Mapping[str, Mapping[str, int]]
@@ -81,9 +80,6 @@ def _of(path: Path, before: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 _READERS = 4
 
 
-Read = TypeVar("Read")
-
-
 @dataclass(frozen=True)
 class LoadedCheckpoint:
     """What a checkpoint holds.
@@ -106,7 +102,7 @@ class LoadedCheckpoint:
 
 
 def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:
-    """Read a checkpoint; what is returned is what was hashed, whatever happens to the files meanwhile.
+    """Read a checkpoint, each file once its SHA-256 is the one that was written.
 
     Args:
         path: its folder.
@@ -123,16 +119,16 @@ def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:
     chosen = [name for name in files if name.endswith(SUFFIX) and (with_training or name != TRAINING)]
     # Reading and hashing both let other threads run.
     with ThreadPoolExecutor(_READERS) as pool:
-        contents = pool.map(lambda name: _verified(path / name, files[name], safetensors_io.read_tensors), chosen)
+        contents = pool.map(lambda name: _read_verified(path / name, files[name]), chosen)
         tensors = dict(zip(chosen, contents, strict=True))
     training = tensors.pop(TRAINING, None)
-    weights = {
-        name.removesuffix(SUFFIX): _located(path / name, partial(pytree.join, each.tensors, each.metadata))
-        for name, each in tensors.items()
-    }
-    restored = (
-        _located(path / TRAINING, lambda: pytree.unflatten(training.tensors, training.metadata)) if training else None
-    )
+    weights, restored = {}, None
+    for name, file in tensors.items():
+        with storage.located(path / name):
+            weights[name.removesuffix(SUFFIX)] = pytree.join(*file)
+    if training:
+        with storage.located(path / TRAINING):
+            restored = pytree.unflatten(*training)
     counters, metrics = state["train_state"], state["metrics"]
     iterations = state.get("iterations", of_one_iteration(metrics, counters["iteration"]))
     return LoadedCheckpoint(path, counters, metrics, weights, restored, iterations)
@@ -159,31 +155,26 @@ def problems_of(path: Path) -> list[str]:
             if name == STATE:
                 _state(path, entry)
             else:
-                _verified(path / name, entry, _hash)
+                _verify(path / name, entry)
         except CheckpointError as error:
             found.append(str(error))
     return found
 
 
-def _verified(path: Path, entry: layout.Listed, reader: Callable[[Any, int], TensorFile]) -> TensorFile:
-    """What a reader makes of a file that is as it was written."""
+def _verify(path: Path, entry: layout.Listed) -> None:
+    """See that a file is as it was written; its header comes first, since nobody waits for the hash of anything else."""
+    listing.read_header(path)
     with storage.opened(path) as file:
-        content = _located(path, lambda: reader(file, entry.size))
-    if content.sha256 != entry.sha256:
+        digest = hashlib.file_digest(file, "sha256")
+    if digest.hexdigest() != entry.sha256:
         raise CheckpointError(
             f"{path}: is damaged: its SHA-256 is not the one that was written; use another checkpoint"
         )
-    return content
 
 
-def _hash(file: Any, size: int) -> TensorFile:
-    """A file's hash alone, and a look at its header."""
-    source = Source(file, size)
-    safetensors_io.read_header(source)
-    chunk = memoryview(bytearray(CHUNK))
-    while source.left:
-        source.fill(chunk[: min(CHUNK, source.left)])
-    return TensorFile({}, {}, source.digest.hexdigest())
+def _read_verified(path: Path, entry: layout.Listed) -> TensorFile:
+    _verify(path, entry)
+    return safetensors_io.read_tensors(path)
 
 
 def _state(path: Path, entry: layout.Listed) -> Mapping[str, Any]:
@@ -203,11 +194,3 @@ def _state(path: Path, entry: layout.Listed) -> Mapping[str, Any]:
     if step is not None and iteration != step:
         raise CheckpointError(f"{file}: is of iteration {iteration}, and not of {path.name}; use another checkpoint")
     return state
-
-
-def _located(path: Path, make: Callable[[], Read]) -> Read:
-    """Say of what is wrong where it is."""
-    try:
-        return make()
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error

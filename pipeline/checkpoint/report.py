@@ -17,7 +17,7 @@ from pipeline.checkpoint.layout import SUFFIX, TRAINING
 from pipeline.checkpoint.listing import Entry, Header
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.safetensors_io import COMPLEX
-from pipeline.errors import CheckpointError, ConfigError, StorageError, one_of
+from pipeline.errors import CheckpointError, ConfigError, one_of
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -62,15 +62,14 @@ def _training(path: Path, found: Header) -> dict[str, Any]:
     """The parts of the state, each with what is in it."""
     # Where the tensors would be, there are the entries of the header.
     entries: dict[str, Any] = dict(found.entries)
-    try:
+    with storage.located(path):
         state = pytree.unflatten(entries, found.metadata)
+    try:
         schedulers = {
             phase: {name: f"{one['class']}, {_amount(one['state'])}" for name, one in some.items()}
             for phase, some in state.get("optim_schedulers", {}).items()
         }
         return {**{name: _part(each) for name, each in state.items()}, "optim_schedulers": schedulers}
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
     except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: is no training state ({error}); use another checkpoint") from error
 
@@ -125,12 +124,9 @@ def export(checkpoint: Path, target: Path, phase: str | None = None, *, force: b
     chosen = _chosen(found, phase)
     # "format" is what others ask for; the step tells whence the weights are.
     metadata = {"format": "pt", "step": str(found.train_state["iteration"])}
-    try:
-        storage.replace_durably(target, b"".join(safetensors_io.pack(*pytree.split(chosen, metadata)).parts()))
-    except OSError as error:
-        raise StorageError(
-            f"{target}: cannot be saved: {error.strerror}; free or repair the storage, or use another path"
-        ) from error
+    content = safetensors_io.encode_tensors(*pytree.split(chosen, metadata))
+    with storage.storing(target, "use another path"):
+        storage.replace_durably(target, content)
     return list(chosen)
 
 

@@ -1,21 +1,21 @@
-"""The format of tensors on disk: written, read, and hashed on the way."""
+"""The format of tensors on disk: written here, out of buffers that stay; read by the library that defines it."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import os
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pipeline.checkpoint import listing
 from pipeline.checkpoint.listing import MAX_HEADER, MAX_TENSORS, METADATA
-from pipeline.checkpoint.storage import CHUNK
+from pipeline.checkpoint.storage import located
 from pipeline.errors import CheckpointError
 
 DTYPES = {
@@ -122,28 +122,8 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def encode_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The bytes of a safetensors file.
-
-    Args:
-        tensors: name -> tensor.
-        metadata: texts that the header keeps; beside them stands the ``checksum`` of the file, as ``crc32``.
-
-    Raises:
-        CheckpointError: as ``pack``.
-    """
-    packed = pack(tensors, metadata)
-    if metadata is not None:
-        header = {**packed.entries, METADATA: packed.metadata}
-        packed.metadata["crc32"] = checksum(header, packed.data)
-    return b"".join(packed.parts())
-
-
-def checksum(header: Mapping[str, Any], numbers: Iterable[bytes | memoryview]) -> str:
-    """The CRC-32, in hex, of a header without its own checksum, and of the numbers after it."""
-    value = zlib.crc32(json.dumps({**header, METADATA: {**header[METADATA], "crc32": ""}}).encode())
-    for part in numbers:
-        value = zlib.crc32(part, value)
-    return f"{value:08x}"
+    """The bytes of a safetensors file; arguments and errors are those of ``pack``."""
+    return b"".join(pack(tensors, metadata).parts())
 
 
 def _plain(name: str, value: Any) -> Tensor:
@@ -162,113 +142,46 @@ def _plain(name: str, value: Any) -> Tensor:
     return value.detach()
 
 
-_TYPES = {name: dtype for dtype, name in DTYPES.items()}
-
-
-class Readable(Protocol):
-    """A file without a buffer, or bytes in memory."""
-
-    def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fill what can be filled; how much that was."""
-
-
 class TensorFile(NamedTuple):
-    """What a file held."""
+    """What a file holds."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
-    sha256: str
 
 
-class Source:
-    """A file that is hashed while it is read.
-
-    Args:
-        file: at its beginning.
-        size: how many bytes it has.
-    """
-
-    def __init__(self, file: Readable, size: int) -> None:
-        self.file = file
-        self.left = size
-        self.digest = hashlib.sha256()
-
-    def fill(self, view: memoryview) -> None:
-        """Read as much as the view is long.
-
-        Raises:
-            CheckpointError: the file is shorter than it was.
-        """
-        for start in range(0, len(view), CHUNK):
-            chunk = view[start : start + CHUNK]
-            done = 0
-            while done < len(chunk):
-                count = self.file.readinto(chunk[done:])
-                if not count:
-                    raise CheckpointError("ends early; use another")
-                done += count
-            self.digest.update(chunk)
-        self.left -= len(view)
-
-    def take(self, size: int) -> bytes:
-        """The next bytes."""
-        content = bytearray(size)
-        self.fill(memoryview(content))
-        return bytes(content)
-
-
-def read_tensors(file: Readable, size: int) -> TensorFile:
-    """Read a whole safetensors file.
-
-    Args:
-        file: at its beginning; read without a buffer of its own where it is long.
-        size: how many bytes it has.
+def read_tensors(path: Path) -> TensorFile:
+    """Read a whole safetensors file, once its header has been judged by ``listing``, which is stricter than the library.
 
     Raises:
         CheckpointError: it is damaged, or something else.
+        StorageError: the storage refuses for a reason that may pass.
     """
-    source = Source(file, size)
-    found = read_header(source)
-    check_memory(source.left)
-    tensors = {}
-    for name, entry in found.entries.items():
-        tensors[name] = torch.empty(entry.shape, dtype=_TYPES[entry.dtype])
-        source.fill(bytes_of(tensors[name]))
-    for name in _complex_names(found.metadata):
-        if name not in tensors or tensors[name].dtype != torch.float64 or tensors[name].shape[-1:] != (2,):
-            raise CheckpointError(
-                f"is damaged: '{name[:60]}' are no pairs of numbers, but said to be complex; use another"
-            )
-        tensors[name] = torch.view_as_complex(tensors[name])
-    return TensorFile(tensors, found.metadata, source.digest.hexdigest())
+    header = listing.read_header(path)
+    with located(path):
+        try:
+            check_memory(path)
+            with safe_open(path, framework="pt") as file:
+                # The library shows memory of the file, which is to be free to go.
+                tensors = {name: file.get_tensor(name).clone() for name in header.entries}
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"cannot be read ({error}); use another") from error
+        for name in _complex_names(header.metadata):
+            if name not in tensors or tensors[name].dtype != torch.float64 or tensors[name].shape[-1:] != (2,):
+                what = f"'{name[:60]}' are no pairs of numbers, but said to be complex"
+                raise CheckpointError(f"is damaged: {what}; use another")
+            tensors[name] = torch.view_as_complex(tensors[name])
+    return TensorFile(tensors, header.metadata)
 
 
-def read_header(source: Source) -> listing.Header:
-    """Read what a file holds, and check that this is as long as the file.
-
-    Raises:
-        CheckpointError: it is damaged, or something else.
-    """
-    if source.left < 8:
-        raise CheckpointError(f"is no safetensors data (it has {source.left} bytes); use another")
-    length = int.from_bytes(source.take(8), "little")
-    if length > min(listing.MAX_HEADER, source.left):
-        most = min(listing.MAX_HEADER, source.left)
-        raise CheckpointError(
-            f"is no safetensors data (its header would have {length} bytes, of at most {most}); use another"
-        )
-    return listing.parse_header(source.take(length), source.left)
-
-
-def check_memory(size: int) -> None:
-    """Refuse what cannot fit, before the system ends the process for it.
+def check_memory(path: Path) -> None:
+    """Refuse a file that cannot fit, before the system ends the process for it.
 
     Raises:
         CheckpointError: the machine has not so much memory.
     """
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    size, most = path.stat().st_size, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > most:
-        raise CheckpointError(f"has {size} bytes of numbers, and this machine has {most} of memory; use another")
+        raise CheckpointError(f"has {size} bytes, and this machine has {most} of memory; use another")
 
 
 def _complex_names(metadata: dict[str, str]) -> list[str]:

@@ -9,11 +9,11 @@ import math
 import os
 import shutil
 import stat
-import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from types import NoneType
@@ -78,7 +78,11 @@ def no_link(path: str, flags: int) -> int:
 
 @contextmanager
 def storing(path: Path, otherwise: str = "set output_dir") -> Iterator[None]:
-    """Say of what the storage refuses in the block that it did, and what to do; ``otherwise``: to write elsewhere.
+    """Turn the OSError of a block into an error that names the path and what to do.
+
+    Args:
+        path: what the block writes.
+        otherwise: how to write elsewhere; ``""`` where nothing sets that.
 
     Raises:
         StorageError: the block raised an OSError.
@@ -90,28 +94,20 @@ def storing(path: Path, otherwise: str = "set output_dir") -> Iterator[None]:
 
 
 def refusal(path: Path | str, error: OSError, otherwise: str = "set output_dir") -> StorageError:
-    """What ``storing`` raises, for who is called too often for a block."""
-    what = f"{error.filename or path}: cannot be written: {error.strerror or error}"
-    return StorageError(f"{what}; free or repair the storage, or {otherwise}")
+    """The error that ``storing`` raises, for a caller that is too frequent for a block."""
+    remedy = f", or {otherwise}" if otherwise else ""
+    return StorageError(f"{path}: cannot be written: {error.strerror or error}; free or repair the storage{remedy}")
 
 
 def write(path: Path, content: str) -> None:
-    """Put a whole file in place: a reader sees the old one or the new one.
+    """Put a whole text file in place, without waiting for the disk: a reader sees the old one or the new one.
 
     Raises:
-        StorageError: the storage refuses; the old one is there still.
+        StorageError: the storage refuses; the old one is still there.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
-    with storing(path):
-        try:
-            # What the system calls a file may be no UTF-8; the bytes are kept.
-            with open(temporary, "w", encoding="utf-8", errors="surrogateescape", opener=no_link) as file:
-                file.write(content)
-            temporary.replace(path)
-        except BaseException:  # a signal may end the run here too
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+    # What the system calls a file may be no UTF-8; the bytes are kept.
+    with storing(path), _replacing(path) as temporary, open(temporary, "xb") as file:
+        file.write(content.encode(errors="surrogateescape"))
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -193,36 +189,20 @@ DISK = Disk()
 
 
 def write_file(path: Path, parts: Sequence[Buffer], disk: Disk = DISK) -> tuple[str, int]:
-    """Write a new file and wait until the disk has it; it is hashed meanwhile.
+    """Write a new file and wait until the disk has it; another thread hashes it meanwhile.
 
     Returns:
         Its SHA-256, in hex, and its size in bytes.
     """
-    digest: Future[str] = Future()
-    thread = threading.Thread(target=_hash, args=[digest, parts, disk], name="checkpoint hash")
-    try:
-        thread.start()
-    except RuntimeError:
-        # The interpreter is ending, and starts no thread any more.
-        _hash(digest, parts, disk)
-    try:
+    with ThreadPoolExecutor(1, "checkpoint hash") as pool:
+        try:
+            digest = pool.submit(disk.sha256, parts).result
+        except RuntimeError:
+            # The interpreter is ending, and starts no thread any more.
+            digest = partial(disk.sha256, parts)
         written = disk.write(path, parts)
         disk.fsync(written)
-        return digest.result(), written.size
-    finally:
-        wait([digest])
-
-
-def _hash(digest: Future[str], parts: Sequence[Buffer], disk: Disk) -> None:
-    try:
-        digest.set_result(disk.sha256(parts))
-    except BaseException as error:
-        digest.set_exception(error)
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """The same for one content."""
-    DISK.fsync(DISK.write(path, [content]))
+        return digest(), written.size
 
 
 def make_folder(path: Path) -> None:
@@ -258,17 +238,26 @@ def sync_way(path: Path, disk: Disk) -> None:
 def replace_durably(path: Path, content: bytes) -> None:
     """Put a whole file in place, with the folders above it: whatever happens, there is the old one or the new one."""
     make_folder(path.parent)
+    with _replacing(path) as temporary:
+        DISK.fsync(DISK.write(temporary, [content]))
+    DISK.fsync_folder(path.parent)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A new name beside a file; what the block writes there takes the place of the file when the block ends."""
     temporary = path.with_name(f".tmp-{uuid.uuid4().hex}")
     try:
-        write_durably(temporary, content)
-        move_into_place(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        yield temporary
+        DISK.rename(temporary, path)
+    except BaseException:  # a signal may end the run here too
+        with suppress(OSError):
+            temporary.unlink()
         raise
 
 
-def move_into_place(temporary: Path, final: Path, disk: Disk = DISK) -> None:
-    """Give a finished folder or file its name, in one step."""
+def move_into_place(temporary: Path, final: Path, disk: Disk) -> None:
+    """Give a finished folder its name, in one step."""
     disk.rename(temporary, final)
     disk.fsync_folder(final.parent)
 
@@ -286,6 +275,15 @@ def _write_all(descriptor: int, chunk: memoryview) -> None:
         if not count:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         chunk = chunk[count:]
+
+
+@contextmanager
+def located(path: Path | str) -> Iterator[None]:
+    """Have the CheckpointErrors of a block begin with the path of the file that is read."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 _DAMAGE = {

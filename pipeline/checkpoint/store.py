@@ -40,16 +40,17 @@ def link_checkpoint_dir(run_dir: Path, runner: RunnerSchema) -> None:
     path = runner.save_checkpoint_path
     wanted = own_folder(path, run_dir, runner) if path else None
     link = run_dir / runner.name / NAME
-    try:
+    with storage.storing(wanted or link, "choose another save_checkpoint_path"):
         if link.is_symlink():
             _go_on(link, wanted, run_dir.name)
         elif wanted and os.path.lexists(link):
             logger.warning(f"save_checkpoint_path has changed, and the run goes on where it began: in {link}")
         elif wanted:
-            _make(wanted, link)
-    except OSError as error:
-        what = f"{error.filename or wanted}: the checkpoints cannot go there: {error.strerror}"
-        raise StorageError(f"{what}; free or repair the storage, or choose another save_checkpoint_path") from error
+            # First the folder, and then what leads to it: where there is a link, the disk has the folder.
+            storage.make_way(wanted, storage.DISK)
+            storage.sync_way(wanted, storage.DISK)
+            link.symlink_to(wanted)
+            storage.sync_way(link.parent, storage.DISK)
 
 
 def refuse_copy(run_dir: Path, original: Path, runner_name: str) -> None:
@@ -86,14 +87,6 @@ def _go_on(link: Path, wanted: Path | None, run: str) -> None:
         )
     if there != wanted:
         logger.warning(f"save_checkpoint_path has changed, and the run goes on where it began: in {there}")
-
-
-def _make(folder: Path, link: Path) -> None:
-    """First the folder, and then what leads to it: where there is a link, the disk has the folder."""
-    storage.make_way(folder, storage.DISK)
-    storage.sync_way(folder, storage.DISK)
-    link.symlink_to(folder)
-    storage.sync_way(link.parent, storage.DISK)
 
 
 def newest_valid(saver: CheckpointWriter, disk: Disk, with_training: bool = True) -> LoadedCheckpoint | None:
@@ -231,11 +224,9 @@ def set_aside(path: Path, disk: Disk = DISK) -> Path:
         StorageError: the storage refuses.
     """
     target = layout.set_aside_name(path, "later")
-    try:
+    with storage.storing(path, ""):
         disk.rename(path, target)
         disk.fsync_folder(path.parent)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be set aside: {error.strerror}; free or repair the storage") from error
     return target
 
 
@@ -270,15 +261,13 @@ class CheckpointWriter:
         """
         final = self.folder / name
         parts = {each: make() for each, make in contents.items()}
-        try:
+        with storage.storing(final, ""):
             if not self._tidy:
                 self.recover()
             if _same(final, parts):
                 return False
             self._tidy = False
             self._write(final, parts)
-        except OSError as error:
-            raise StorageError(f"{final}: cannot be saved: {error.strerror}; free or repair the storage") from error
         self._tidy = True
         return True
 

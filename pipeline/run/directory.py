@@ -331,11 +331,8 @@ def mark_done(directory: RunDirectory, runner: str, train_state: Mapping[str, in
     """
     directory.check_there()
     path = directory.path / runner / DONE
-    temporary = path.with_name(f".{DONE}.tmp")
     with storing(path):
-        temporary.unlink(missing_ok=True)
-        storage.write_durably(temporary, json.dumps(dict(train_state), indent=2).encode() + b"\n")
-        storage.move_into_place(temporary, path)
+        storage.replace_durably(path, json.dumps(dict(train_state), indent=2).encode() + b"\n")
 
 
 def is_resumable(directory: RunDirectory) -> bool:

@@ -61,13 +61,11 @@ class WeightExporter:
         """
         if not self.runner.inference_intervals:
             return
-        try:
+        with storage.storing(self.folder, ""):
             storage.make_folder(self.folder)
             # What a process that ended was writing.
             for left in self.folder.glob(".tmp-*"):
                 left.unlink()
-        except OSError as error:
-            raise _refused(self.folder, error) from error
         for phase, entry in self.models.items() if self.runner.save_inference_export else ():
             self.calls[phase] = self._example(phase, entry)
             self._try(phase, entry)
@@ -144,14 +142,8 @@ class WeightExporter:
 
 
 def _put(file: Path, content: bytes) -> None:
-    try:
+    with storage.storing(file, ""):
         storage.replace_durably(file, content)
-    except OSError as error:
-        raise _refused(file, error) from error
-
-
-def _refused(path: Path, error: OSError) -> StorageError:
-    return StorageError(f"{path}: cannot be saved: {error.strerror}; free or repair the storage")
 
 
 def _first_lines(error: Exception) -> str:

@@ -21,7 +21,7 @@ from loguru import logger
 from pipeline.checkpoint import storage
 from pipeline.config import yaml_tree
 from pipeline.config.yaml_tree import Origin
-from pipeline.errors import ConfigError, StorageError
+from pipeline.errors import ConfigError
 from pipeline.run import device, log
 from pipeline.training.run_options import NOT_TAKEN, RULES, checked_value, refuse_unknown
 
@@ -70,7 +70,7 @@ def create_experiment_directory(
         contents["env.log"] = _environment().encode()
     folder = Path(experiment_directory)
     script = sys._getframe(1).f_globals.get("__file__")
-    try:
+    with storage.storing(folder, "choose another folder"):
         if script and Path(script).is_file():
             contents[Path(script).name] = Path(script).read_bytes()
         storage.make_folder(folder)
@@ -78,9 +78,6 @@ def create_experiment_directory(
             _put(folder / name, content)
         end_log()
         _log.enter_context(log.to_file(folder / "log.txt", rank=0, otherwise="choose another folder"))
-    except OSError as error:
-        what = f"{error.filename or folder}: cannot be read or written: {error.strerror}"
-        raise StorageError(f"{what}; free or repair the storage, or choose another folder") from error
     logger.info(f"experiment directory {folder}, made by {shlex.join(getattr(sys, 'argv', ()))}")
 
 

@@ -114,7 +114,7 @@ def test_where_nothing_was_saved_there_is_no_newest(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file")
-    message = r"step-000000000003: cannot be saved: (Not a directory|File exists); free or repair the storage"
+    message = r"step-000000000003: cannot be written: (Not a directory|File exists); free or repair the storage"
     with pytest.raises(StorageError, match=message) as caught:
         Checkpointer(tmp_path / "checkpoints").save(entries(main=nn.Linear(1, 1)), {"iteration": 3}, {})
     assert caught.value.exit_code == ExitCode.STORAGE == 74
@@ -122,7 +122,7 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None
 
 def test_a_write_that_fails_leaves_neither_a_checkpoint_nor_a_temporary_folder(tmp_path: Path) -> None:
     phases = entries(first=nn.Linear(1, 1), **{"x" * 250: nn.Linear(1, 1)})
-    with pytest.raises(StorageError, match="cannot be saved: File name too long; free or repair the storage"):
+    with pytest.raises(StorageError, match="cannot be written: File name too long; free or repair the storage"):
         Checkpointer(tmp_path / "checkpoints").save(phases, {"iteration": 3}, {})
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
@@ -433,7 +433,7 @@ def test_a_failure_in_the_background_is_raised_wherever_one_asks_next(tmp_path: 
         checkpointer._background._thread.join()
     actions = {"save": lambda: save(checkpointer, 2)}
     with pytest.raises(
-        StorageError, match="step-000000000001: cannot be saved: No space left on device; free or repair"
+        StorageError, match="step-000000000001: cannot be written: No space left on device; free or repair"
     ):
         actions.get(asked, getattr(checkpointer, asked))()
     assert checkpointer.poll() == []
@@ -459,7 +459,7 @@ def test_a_failure_that_nobody_asks_for_is_logged_when_the_process_ends(tmp_path
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "faults")]
     code = UNASKED.format(folders=folders, folder=str(tmp_path / "c"), asked=asked)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    told = "in the background: " in done.stderr and "cannot be saved: No space left on device" in done.stderr
+    told = "in the background: " in done.stderr and "cannot be written: No space left on device" in done.stderr
     assert told == (not asked)
 
 

@@ -108,7 +108,7 @@ def test_after_an_fsync_that_failed_the_attempt_is_discarded_and_no_file_is_fsyn
     tmp_path: Path, number: int
 ) -> None:
     disk = BadFsync(number)
-    with pytest.raises(StorageError, match="step-000000000001: cannot be saved: Input/output error; free or repair"):
+    with pytest.raises(StorageError, match="step-000000000001: cannot be written: Input/output error; free or repair"):
         save(Checkpointer(tmp_path / "checkpoints", disk=disk), 1, 1)
     synced = [path for name, path in disk.done if name == "fsync"]
     assert len(synced) == len(set(synced)) == number

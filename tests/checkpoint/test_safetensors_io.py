@@ -1,12 +1,10 @@
-"""Tensors on disk, read by the library that defines the format."""
+"""Tensors on disk: what we write, read by the library that defines the format; what is refused, with a reason."""
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 import struct
-import zlib
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,12 @@ def same(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*bits)
 
 
+def read(content: bytes) -> dict[str, Tensor]:
+    """What we read."""
+    Path("file").write_bytes(content)
+    return safetensors_io.read_tensors(Path("file")).tensors
+
+
 def opened(path: Path, content: bytes) -> dict[str, Tensor]:
     path.write_bytes(content)
     with safe_open(path, framework="pt") as file:
@@ -44,7 +48,7 @@ def test_a_tensor_of_every_type_and_shape_is_read_back_bit_for_bit(
     value = (torch.rand(shape, generator=random) * 9 - (0 if dtype in INTEGERS else 4)).to(dtype)
     content = safetensors_io.encode_tensors({"value": value})
     assert same(opened(tmp_path / "file.safetensors", content)["value"], value)
-    assert same(safetensors.torch.load(content)["value"], value)
+    assert same(read(content)["value"], value)
 
 
 BASE = torch.arange(24.0).view(4, 6)
@@ -91,21 +95,11 @@ def test_tied_weights_are_each_written_out(tmp_path: Path) -> None:
     assert all(same(value, model[0].weight.detach()) for value in read.values())
 
 
-def test_texts_in_the_header_are_read_back_with_the_checksum_beside_them(tmp_path: Path) -> None:
+def test_texts_in_the_header_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
     path.write_bytes(safetensors_io.encode_tensors({"a": torch.ones(2)}, {"made by": 'us, "é"'}))
     with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-    assert metadata.pop("made by") == 'us, "é"'
-    assert [*metadata] == ["crc32"]
-
-
-def test_the_checksum_is_that_of_the_header_without_it_and_of_the_numbers() -> None:
-    content = safetensors_io.encode_tensors({"a": torch.ones(2), "b": torch.zeros(3)}, {"x": "y"})
-    start = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:start])
-    kept, header["__metadata__"]["crc32"] = header["__metadata__"]["crc32"], ""
-    assert int(kept, 16) == zlib.crc32(json.dumps(header).encode() + content[start:])
+        assert file.metadata() == {"made by": 'us, "é"'} == safetensors_io.read_tensors(path).metadata
 
 
 def test_the_header_lies_as_the_format_says() -> None:
@@ -132,56 +126,15 @@ def test_what_the_format_cannot_hold_is_refused_with_its_name_and_what_to_do(val
         safetensors_io.encode_tensors({"value": value})
 
 
-def read(content: bytes) -> safetensors_io.TensorFile:
-    return safetensors_io.read_tensors(BytesIO(content), len(content))
-
-
-def bits(tensor: Tensor) -> bytes:
-    return bytes(safetensors_io.bytes_of(tensor.contiguous()))
-
-
-DTYPES = list(safetensors_io.DTYPES)
-
-
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex128], ids=str)
-@pytest.mark.parametrize("shape", [(), (3, 0), (2, 3, 5)], ids=str)
-def test_we_read_a_tensor_of_every_type_and_shape_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    value = (torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 9).to(dtype)
-    back = read(safetensors_io.encode_tensors({"before": torch.ones(1, dtype=torch.uint8), "value": value})).tensors[
-        "value"
-    ]
-    assert (back.dtype, back.shape, bits(back)) == (value.dtype, value.shape, bits(value))
-
-
-def test_what_the_library_reads_of_our_files_is_what_we_read() -> None:
-    values = {
-        "a": torch.rand(3, 4),
-        "b": torch.tensor([True]),
-        "c": torch.arange(5, dtype=torch.int16),
-        "": torch.ones(()),
-    }
-    content = safetensors_io.encode_tensors(values, {"note": "x"})
-    library = safetensors.torch.load(content)
-    ours = read(content)
-    assert library.keys() == ours.tensors.keys() == values.keys()
-    assert all(torch.equal(library[name], ours.tensors[name]) for name in values)
-    assert ours.metadata["note"] == "x"
-
-
 def test_complex_numbers_of_128_bits_are_pairs_for_other_programs() -> None:
     value = torch.tensor([[1 + 2j, 3 - 4j]], dtype=torch.complex128).conj()
     content = safetensors_io.encode_tensors({"value": value, "real": torch.ones(1)})
     assert safetensors.torch.load(content)["value"].tolist() == [[[1, -2], [3, 4]]]
-    assert torch.equal(read(content).tensors["value"], value.resolve_conj())
-
-
-def test_the_hash_is_that_of_the_whole_file() -> None:
-    content = safetensors_io.encode_tensors({"a": torch.rand(100)})
-    assert read(content).sha256 == hashlib.sha256(content).hexdigest()
+    assert torch.equal(read(content)["value"], value.resolve_conj())
 
 
 def test_each_tensor_has_memory_of_its_own() -> None:
-    first, second = read(safetensors_io.encode_tensors({"a": torch.ones(3), "b": torch.ones(5)})).tensors.values()
+    first, second = read(safetensors_io.encode_tensors({"a": torch.ones(3), "b": torch.ones(5)})).values()
     assert (first.untyped_storage().nbytes(), second.untyped_storage().nbytes()) == (12, 20)
 
 
@@ -207,7 +160,7 @@ ONE = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
 )
 def test_white_space_and_order_do_not_matter(text: str) -> None:
     content = described(text, struct.pack("<f", 1.5))
-    assert read(content).tensors["a"].tolist() == [1.5] == safetensors.torch.load(content)["a"].tolist()
+    assert read(content)["a"].tolist() == [1.5] == safetensors.torch.load(content)["a"].tolist()
 
 
 @pytest.mark.parametrize(
@@ -247,12 +200,6 @@ def test_a_header_that_makes_no_sense_is_refused_with_what_is_wrong(text: str, m
         read(described(text, bytes(4)))
 
 
-def test_a_file_shorter_than_said_is_refused() -> None:
-    content = safetensors_io.encode_tensors({"a": torch.ones(9)})
-    with pytest.raises(CheckpointError, match="ends early; use another"):
-        safetensors_io.read_tensors(BytesIO(content[:-1]), len(content))
-
-
 @pytest.mark.parametrize("names", ['["b"]', '["a"]', "[1]", "{", '{"a": 1}'])
 def test_complex_names_that_make_no_sense_are_refused(names: str) -> None:
     text = json.dumps({"__metadata__": {"complex128": names}, "a": json.loads(ONE)})
@@ -268,17 +215,8 @@ def test_more_tensors_or_names_than_can_be_read_again_are_not_written() -> None:
         safetensors_io.encode_tensors({"x" * 2**24: one})
 
 
-def test_more_bytes_than_the_machine_has_memory_are_refused() -> None:
-    with pytest.raises(
-        CheckpointError, match=rf"has {2**60} bytes of numbers, and this machine has \d+ of memory; use"
-    ):
-        safetensors_io.check_memory(2**60)
-
-
-def test_a_large_tensor_is_read_in_pieces(tmp_path: Path) -> None:
-    value = torch.arange(3_000_000, dtype=torch.int64)
-    (tmp_path / "file").write_bytes(safetensors_io.encode_tensors({"value": value}))
-    with open(tmp_path / "file", "rb", buffering=0) as file:
-        assert torch.equal(
-            safetensors_io.read_tensors(file, (tmp_path / "file").stat().st_size).tensors["value"], value
-        )
+def test_more_bytes_than_the_machine_has_memory_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.truncate(tmp_path / "file", 2**42)
+    with pytest.raises(CheckpointError, match=rf"has {2**42} bytes, and this machine has \d+ of memory; use"):
+        safetensors_io.check_memory(tmp_path / "file")

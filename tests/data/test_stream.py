@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from pipeline.checkpoint.pytree import decode, encode
+from pipeline.checkpoint.pytree import flatten, unflatten
 from pipeline.data.loader import after, limited, make_loader, place_of
 from pipeline.data.rng import sample_generator, seed_generators
 from pipeline.data.stream import BatchWithState, state_of
@@ -270,7 +270,7 @@ def loaders(dataset: Callable[[], Any], workers: int, epoch: int = 1, **keywords
 def places(make: Loaders) -> tuple[list[Any], list[Any]]:
     """The batches of an epoch, and the place after each of them, as it comes out of a file."""
     reading = after(make(), 0)
-    pairs = [(batch, decode(encode(place_of(reading, taken)))) for taken, batch in enumerate(reading, 1)]
+    pairs = [(batch, unflatten(*flatten(place_of(reading, taken)))) for taken, batch in enumerate(reading, 1)]
     return [batch for batch, _ in pairs], [place for _, place in pairs]
 
 
@@ -449,7 +449,7 @@ def test_a_state_may_hold_all_that_a_checkpoint_can() -> None:
             return {"a": (1, 2.5, None, b"x"), 3: Counter("ab"), "t": torch.arange(3)}
 
     state = state_of(Rich(), "dataset.train")
-    assert str(decode(encode(state))) == str(state)
+    assert str(unflatten(*flatten(state))) == str(state)
 
 
 def test_of_a_marked_batch_only_the_batch_is_pinned() -> None:

@@ -127,25 +127,25 @@ def acting(config: Config, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dic
 def test_a_folder_that_cannot_be_made_is_told_before_the_first_step(config: Config, tmp_path: Path) -> None:
     trainer = GeneralTrainer(config(save_inference_interval=1, save_inference_path=str(tmp_path / "file")))
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(StorageError, match=r"file/.*/train: cannot be saved: .*; free or repair the storage"):
+    with pytest.raises(StorageError, match=r"file/.*/train: cannot be written: .*; free or repair the storage"):
         trainer.run()
     assert '"iteration": 0' in Path("runs/config/latest/status.json").read_text(encoding="utf-8")
 
 
 def test_a_save_that_the_storage_refuses_ends_the_run(acting: Config, run: Run) -> None:
-    with pytest.raises(StorageError, match=r"line-000000000002.safetensors: cannot be saved: .*; free or repair"):
+    with pytest.raises(StorageError, match=r"line-000000000002.safetensors: cannot be written: .*; free or repair"):
         run(acting({2: block}))
 
 
 def test_where_that_is_wanted_it_is_told_and_training_goes_on(acting: Config, run: Run, log_lines: list[str]) -> None:
     context = run(acting({2: block, 4: unblock}, on_save_error="warn"))
     assert saved(context) == [f"line-{each:012d}.safetensors" for each in (1, 4, 5, 6)]
-    told = [line for line in log_lines if "cannot be saved" in line]
+    told = [line for line in log_lines if "cannot be written" in line]
     assert [line.startswith("WARNING") and "so training goes on" in line for line in told] == [True, True]
 
 
 def test_at_the_end_a_warning_does_not_do(acting: Config, run: Run) -> None:
-    with pytest.raises(StorageError, match=r"line-000000000006.safetensors: cannot be saved"):
+    with pytest.raises(StorageError, match=r"line-000000000006.safetensors: cannot be written"):
         run(acting({6: block}, on_save_error="warn"))
 
 

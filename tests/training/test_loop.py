@@ -679,7 +679,7 @@ def saved_steps(folder: Path) -> list[int]:
 def test_a_save_that_the_storage_refuses_ends_the_run_and_what_was_saved_is_there(
     refused: Callable[..., Any],
 ) -> None:
-    with pytest.raises(StorageError, match=r"step-000000000003: cannot be saved: Not a directory; free or repair"):
+    with pytest.raises(StorageError, match=r"step-000000000003: cannot be written: Not a directory; free or repair"):
         GeneralTrainer(refused(2, 99)).run()
     (run_dir,) = Path("runs").glob("*/2*")
     assert saved_steps(run_dir / "train" / "away") == [1, 2]
@@ -700,7 +700,7 @@ def test_with_warn_training_goes_on_and_the_next_save_is_tried(
 
 
 def test_with_warn_the_last_save_has_to_succeed_nevertheless(refused: Callable[..., Any]) -> None:
-    with pytest.raises(StorageError, match="step-000000000006: cannot be saved: File exists; free or repair"):
+    with pytest.raises(StorageError, match="step-000000000006: cannot be written: File exists; free or repair"):
         GeneralTrainer(refused(5, 99, on_save_error="warn")).run()
 
 
