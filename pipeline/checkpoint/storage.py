@@ -256,10 +256,10 @@ def _replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def move_into_place(temporary: Path, final: Path, disk: Disk) -> None:
-    """Give a finished folder its name, in one step."""
-    disk.rename(temporary, final)
-    disk.fsync_folder(final.parent)
+def move_into_place(source: Path, target: Path, disk: Disk = DISK) -> None:
+    """Give a file or folder another name, in one step, and wait until the disk has the name."""
+    disk.rename(source, target)
+    disk.fsync_folder(target.parent)
 
 
 def _chunks(parts: Iterable[Buffer]) -> Iterator[memoryview]:

@@ -128,8 +128,7 @@ def _recover(saver: CheckpointWriter) -> None:
 def _set_aside(path: Path, reason: CheckpointError, disk: Disk) -> None:
     apart = layout.set_aside_name(path, "bad")
     try:
-        disk.rename(path, apart)
-        disk.fsync_folder(path.parent)
+        storage.move_into_place(path, apart, disk)
     except OSError as error:
         logger.warning(f"{reason}; the one before it is used; it cannot be renamed ({error.strerror})")
         return
@@ -190,8 +189,7 @@ class Retention:
         """Remove a checkpoint: first its name, so that one of which half is gone is never seen."""
         apart = layout.set_aside_name(path, "del")
         try:
-            self.disk.rename(path, apart)
-            self.disk.fsync_folder(path.parent)
+            storage.move_into_place(path, apart, self.disk)
             self.disk.remove(apart)
         except OSError as error:
             logger.warning(f"{path}: cannot be removed ({error.strerror}); what is left of it goes with a later start")
@@ -225,8 +223,7 @@ def set_aside(path: Path, disk: Disk = DISK) -> Path:
     """
     target = layout.set_aside_name(path, "later")
     with storage.storing(path, ""):
-        disk.rename(path, target)
-        disk.fsync_folder(path.parent)
+        storage.move_into_place(path, target, disk)
     return target
 
 
