@@ -233,16 +233,6 @@ def test_without_any_runner_the_config_says_so(faults: Faults) -> None:
     assert found == ["config.yaml:1:1: runner: required key is missing; add `runner:`"]
 
 
-def test_the_name_of_a_field_of_ours_is_no_key(faults: Faults) -> None:
-    assert sorted(fault.partition(": ")[2] for fault in faults("runner: [{name: x, kind: train}]")) == [
-        "runner.x.class: required key is missing; add `class:`",
-        (
-            "runner.x.kind: unknown key; known: name, class, device, precision, eval_precision, epochs, max_steps, "
-            "optimizer_step_limit, print_interval, valid_interval, save_interval, keep_last, …"
-        ),
-    ]
-
-
 @pytest.mark.parametrize("name", ["a b", "a.b", "größe", "", "a/b"])
 def test_a_name_has_only_letters_digits_and_dashes(faults: Faults, name: str) -> None:
     (fault,) = faults(f"runner: [{{class: train, name: {name or repr('')}}}]")
