@@ -5,7 +5,7 @@ Nothing is run, no user code is imported, and no message is a traceback.
 
 from __future__ import annotations
 
-import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -267,9 +267,7 @@ def other(number: int) -> str:
     ids=["text", "values", "chain"],
 )  # fmt: skip
 def test_references_cannot_make_a_small_config_large(wrong: Wrong, values: list[str], fault: str) -> None:
-    since = time.monotonic()
     assert wrong(changed("seeds: [1, 2]", "\n  ".join(values))) == [fault]
-    assert time.monotonic() - since < 10
 
 
 @pytest.mark.parametrize(
@@ -377,13 +375,15 @@ def test_a_folder_is_no_config(wrong: Wrong) -> None:
     ]
 
 
-def test_a_file_of_50_megabytes_is_refused_without_being_read(wrong: Wrong) -> None:
-    Path("config.yaml").write_bytes(b"")
-    since = time.monotonic()
-    assert wrong(b"a: 1 #" + b"x" * 50_000_000) == [
-        "config.yaml: has 50000006 bytes, more than the 1048576 of a config; name the right file"
-    ]
-    assert time.monotonic() - since < 2
+def test_a_file_of_50_megabytes_is_refused_without_being_read() -> None:
+    with Path("config.yaml").open("wb") as file:
+        file.truncate(50_000_000)
+    tracemalloc.start()
+    faults = [str(fault) for fault in check("config.yaml")]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert faults == ["config.yaml: has 50000000 bytes, more than the 1048576 of a config; name the right file"]
+    assert peak < 10_000_000
 
 
 def test_what_has_no_size_is_refused_once_it_has_too_much() -> None:
