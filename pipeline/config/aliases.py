@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pipeline.config.yaml_tree import Node
 from pipeline.errors import Fault
 
-_PRECISIONS = {"32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
+PRECISIONS = {"32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 
 
 class Alias(NamedTuple):
@@ -123,7 +123,7 @@ def _use_our_precisions(item: Node) -> None:
     """``32`` and ``bf16-mixed`` are Lightning's words for ``fp32`` and ``bf16``."""
     for key in ("precision", "eval_precision"):
         if node := item.value.get(key):
-            node.value = _PRECISIONS.get(str(node.value), node.value)
+            node.value = PRECISIONS.get(str(node.value), node.value)
 
 
 def _each(node: Node) -> list[Node]:

@@ -195,6 +195,12 @@ Precision = Annotated[Literal["fp32", "fp16", "bf16"], WithJsonSchema(_PRECISION
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
+Count = Annotated[int, Field(gt=0)]
+
+Patience = Annotated[int, Field(ge=0)]
+
+Norm = Annotated[float, Field(gt=0)]
+
 Arguments = dict[str, Any]
 
 NamedClasses = Annotated[dict[str, dict[str, Any]], WithJsonSchema({"type": "object", "additionalProperties": _CLASS})]
@@ -321,7 +327,7 @@ class RunnerSchema(_Section):
     eval_precision: Precision = Field("fp32", description="of every pass without training")
     epochs: int | None = Field(None, gt=0, description="passes over all phases; with max_steps, whichever comes first")
     max_steps: int | None = Field(None, gt=0, description="iterations over all phases")
-    optimizer_step_limit: int | None = Field(None, gt=0, description="updates after which training ends")
+    optimizer_step_limit: Count | None = Field(None, description="updates after which training ends")
     print_interval: int | None = Field(50, gt=0, description="iterations between two reports; null for none")
     valid_interval: Intervals = Field(
         "1 epoch", description="how often the valid_dataset_name is evaluated, as it is at the end; null never"
@@ -365,14 +371,14 @@ class RunnerSchema(_Section):
     threads: int | None = Field(
         None, gt=0, le=1024, description="with which torch computes on the CPU; null leaves them to torch"
     )
-    grad_clip: float | None = Field(
-        None, gt=0, description="largest norm of the gradients of one optimizer; null does not clip"
+    grad_clip: Norm | None = Field(
+        None, description="largest norm of the gradients of one optimizer; null does not clip"
     )
-    accum_grad: int = Field(
-        1, gt=0, description="batches whose gradients make one update; an optim_scheduler may have its own"
+    accum_grad: Count = Field(
+        1, description="batches whose gradients make one update; an optim_scheduler may have its own"
     )
-    nonfinite_patience: int | None = Field(
-        3, ge=0, description="non-finite losses discarded before the run ends with exit code 5; null looks at none"
+    nonfinite_patience: Patience | None = Field(
+        3, description="non-finite losses discarded before the run ends with exit code 5; null looks at none"
     )
     check_gradients: bool = Field(
         False, description="look for non-finite gradients even where nothing clips them, at some cost"
@@ -391,7 +397,7 @@ class RunnerSchema(_Section):
         None, gt=0, description="train on the same first batches again and again, in order, and evaluate on them"
     )
     debug: bool = Field(False, description="a short run of which nothing is kept, to see whether all works")
-    debug_batches: int = Field(2, gt=0, description="batches of each pass of a debug run")
+    debug_batches: Count = Field(2, description="batches of each pass of a debug run")
     debug_epochs: int = Field(2, gt=0, description="epochs of a debug run")
     debug_persistently: bool = Field(False, description="keep the run directory of a debug run")
     phases: Names | None = Field(None, description="names of the phases, in order; null is all")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -57,7 +58,7 @@ def _fault(detail: dict[str, Any], tree: Node, schema: type[BaseModel], sections
         )
     if kind == "missing":
         return node.origin.fault(f"{address}.{last}" if address else last, f"required key is missing; add `{last}:`")
-    return node.origin.fault(address, _message(detail, node))
+    return node.origin.fault(address, message(detail, node.plain()))
 
 
 def _below(node: Node, part: str | int) -> tuple[str, Node] | None:
@@ -69,9 +70,9 @@ def _below(node: Node, part: str | int) -> tuple[str, Node] | None:
     return None
 
 
-def _message(detail: dict[str, Any], node: Node) -> str:
+def message(detail: Mapping[str, Any], value: Any) -> str:
+    """What one of pydantic's errors says of a value, in our words."""
     kind, context = detail["type"], detail.get("ctx", {})
-    value = node.plain()
     shown = repr(value) if len(repr(value)) < 60 else f"{repr(value)[:57]}…"
     if kind == "value_error":
         return str(context["error"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import fields
 from enum import Enum, auto
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -155,7 +154,7 @@ class BatchBrain:
             ConfigError: the device cannot compute in a precision.
         """
         self._run_options = options
-        vars(self).update({each.name: getattr(options, each.name) for each in fields(options) if each.init})
+        vars(self).update(options)
         self.device = torch.device(options.device or "cpu")
         self._train_autocast = autocast(options.precision, self.device)
         self._eval_autocast = autocast(options.eval_precision, self.device)
@@ -196,7 +195,7 @@ class BatchBrain:
     def _set_by_hand(self) -> list[str]:
         """What it was made with that a config says otherwise: optimizer, checkpointer, options of the run."""
         given = [name for name in ("opt_class", "checkpointer") if getattr(self, name) is not None]
-        return given + sorted(self._run_options.given - {"device"})
+        return given + sorted(self._run_options.model_fields_set - {"device"})
 
     def _unregistered(self) -> list[str]:
         """The attributes that hold parameters to be trained, but outside of ``modules``: nobody trains or saves them."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -78,13 +77,13 @@ def phase_errors(name: str) -> Iterator[None]:
             raise type(error)(f"{address}: {error}") from error
 
 
-_NAMES = {
+_KEYS = {
     "max_grad_norm": "grad_clip",
     "grad_accumulation_factor": "accum_grad",
     "skip_nonfinite_grads": "check_gradients",
 }
 
-"""SpeechBrain's name of an option -> ours, where they differ."""
+"""SpeechBrain's name of an option -> the runner's key, where they differ."""
 
 
 def run_options_for(runner: RunnerSchema, device: torch.device) -> RunOptions:
@@ -93,13 +92,10 @@ def run_options_for(runner: RunnerSchema, device: torch.device) -> RunOptions:
     Raises:
         ConfigError: they contradict each other, or the device cannot do it.
     """
-    given = {}
-    for option in fields(RunOptions):
-        key = _NAMES.get(option.name, option.name)
-        if key in RunnerSchema.model_fields and key != "device":
-            given[option.name] = getattr(runner, key)
+    keys = {name: _KEYS.get(name, name) for name in RunOptions.model_fields}
+    options = {name: getattr(runner, key) for name, key in keys.items() if key in RunnerSchema.model_fields}
     try:
-        return RunOptions(device=str(device), **given)
+        return RunOptions(**{**options, "device": str(device)})
     except ConfigError as error:
         raise ConfigError(f"runner.{runner.name}: {error}") from error
 

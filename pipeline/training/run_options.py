@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Self
 
 import torch
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from torch import nn
 
+from pipeline.config.aliases import PRECISIONS
+from pipeline.config.schema import CompileMode, Count, Device, Names, Norm, Patience, Precision
+from pipeline.config.validation import message
 from pipeline.errors import ConfigError, one_of
 from pipeline.run.device import refuse_several_processes, resolve_device
 
 DEPRECATED = {"auto_mix_prec": "fp16", "bfloat16_mix_prec": "bf16"}
-
 """Option -> the precision that it means."""
-
-
-_PRECISIONS = {"32": "fp32", "16-mixed": "fp16", "bf16-mixed": "bf16"}
 
 _SEVERAL = "several processes are not yet possible; leave it out"
 
@@ -39,124 +37,101 @@ NOT_TAKEN = {
     "tqdm_barcolor": _BAR,
     "log_config": "log lines go through loguru; add a place for them with loguru.logger.add",
 }
-
 """SpeechBrain's other options: why they are refused, and what to do."""
 
 
-class Rule(NamedTuple):
-    """What a value may be.
-
-    Attributes:
-        accepts: whether a value is right.
-        remedy: what to do where it is not.
-        kind: how it is written on a command line: alone if it is True (bool), as one value, or as several (list).
-    """
-
-    accepts: Callable[[Any], bool]
-    remedy: str
-    kind: type = str
+def _precision(value: Any) -> Any:
+    return PRECISIONS.get(str(value), value)
 
 
-def _whole(value: Any) -> bool:
-    return type(value) is int
+def _list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple | set | frozenset) else value
 
 
-def _number(value: Any) -> bool:
-    return type(value) in {int, float} and value == value  # noqa: PLR0124 - nan is no number
+def _device_name(value: Any) -> Any:
+    return str(value) if isinstance(value, torch.device) else value
 
 
-def _names(value: Any) -> bool:
-    return isinstance(value, tuple) and bool(value) and all(isinstance(each, str) and each for each in value)
+def _one_process(value: Any) -> Any:
+    if value not in ("nccl", False):
+        raise ValueError(f"is {value!r}; {_SEVERAL}")
+    return value
 
 
-def _among(*choices: str) -> Rule:
-    return Rule(lambda value: value in choices, f"write {', '.join(choices[:-1])} or {choices[-1]}")
+def _minutes(value: float) -> float:
+    if (value > 0 and not 1 / 60 <= value < math.inf) or math.isnan(value):
+        raise ValueError(f"is {value!r}; write a number of minutes, a second at least; 0 for never")
+    return value
 
 
-_FLAG = Rule(lambda value: isinstance(value, bool), "write true or false", bool)
+_Precision = Annotated[Precision, BeforeValidator(_precision)]
 
-_COUNT = Rule(lambda value: _whole(value) and value > 0, "write a whole number above 0")
-
-_WHOLE = Rule(_whole, "write a whole number")
-
-_NAMES = Rule(lambda value: value is None or _names(value), "write a list of names of modules, or null", list)
-
-_PRECISION = _among("fp32", "bf16", "fp16")
+_ModuleKeys = Annotated[Names | None, BeforeValidator(_list)]
 
 
-RULES: dict[str, Rule] = {
-    "test_only": _FLAG,
-    "debug": _FLAG,
-    "debug_batches": _COUNT,
-    "debug_epochs": _WHOLE,
-    "debug_persistently": _FLAG,
-    "device": Rule(
-        lambda value: value is None or re.fullmatch(r"auto|cpu|gpu|cuda(:\d+)?", str(value)) is not None,
-        "write auto, cpu, gpu, cuda or cuda:N",
-    ),
-    "distributed_backend": Rule(lambda value: value == "nccl", _SEVERAL),
-    "find_unused_parameters": Rule(lambda value: value is False, _SEVERAL, bool),
-    "jit": _FLAG,
-    "jit_module_keys": _NAMES,
-    "compile": _FLAG,
-    "compile_module_keys": _NAMES,
-    "compile_mode": _among("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
-    "compile_using_fullgraph": _FLAG,
-    "compile_using_dynamic_shape_tracing": Rule(
-        lambda value: value is None or isinstance(value, bool), "write true or false, or null to leave it to torch", bool
-    ),
-    "precision": _PRECISION,
-    "eval_precision": _PRECISION,
-    "auto_mix_prec": _FLAG,
-    "bfloat16_mix_prec": _FLAG,
-    "max_grad_norm": Rule(
-        lambda value: value is None or (_number(value) and value > 0), "write a number above 0, or null not to clip"
-    ),
-    "skip_nonfinite_grads": _FLAG,
-    "nonfinite_patience": Rule(
-        lambda value: value is None or (_whole(value) and value >= 0),
-        "write a whole number, 0 or more, or null to look at no loss",
-    ),
-    "noprogressbar": _FLAG,
-    "ckpt_interval_minutes": Rule(
-        lambda value: _number(value) and (value <= 0 or 1 / 60 <= value < math.inf),
-        "write a number of minutes, a second at least; 0 for never",
-    ),
-    "ckpt_interval_steps": _WHOLE,
-    "grad_accumulation_factor": _COUNT,
-    "optimizer_step_limit": Rule(
-        lambda value: value is None or (_whole(value) and value > 0), "write a whole number above 0, or null for no limit"
-    ),
-    "remove_vector_weight_decay": _FLAG,
-}  # fmt: skip
+class OptionValues(BaseModel):
+    """The options of a Brain one by one: their types and ranges, many of which are those of a runner's keys."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    test_only: bool = False
+    debug: bool = False
+    debug_batches: Count = 2
+    debug_epochs: int = 2
+    debug_persistently: bool = False
+    device: Annotated[Device | None, BeforeValidator(_device_name)] = None
+    distributed_backend: Annotated[str, BeforeValidator(_one_process)] = "nccl"
+    find_unused_parameters: Annotated[bool, BeforeValidator(_one_process)] = False
+    jit: bool = False
+    jit_module_keys: _ModuleKeys = None
+    compile: bool = False
+    compile_module_keys: _ModuleKeys = None
+    compile_mode: CompileMode = "default"
+    compile_using_fullgraph: bool = False
+    compile_using_dynamic_shape_tracing: bool | None = False
+    precision: _Precision = "fp32"
+    eval_precision: _Precision = "fp32"
+    auto_mix_prec: bool = False
+    bfloat16_mix_prec: bool = False
+    max_grad_norm: Norm | None = 5.0
+    skip_nonfinite_grads: bool = False
+    nonfinite_patience: Patience | None = 3
+    noprogressbar: bool = False
+    ckpt_interval_minutes: Annotated[float, AfterValidator(_minutes)] = 0
+    ckpt_interval_steps: int = 0
+    grad_accumulation_factor: Count = 1
+    optimizer_step_limit: Count | None = None
+    remove_vector_weight_decay: bool = False
 
 
-def checked(options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The options in their canonical form: precisions by our names, nothing deprecated, flags that agree with their keys.
+NAMES = list(OptionValues.model_fields)
+
+
+def kind_of(name: str) -> type:
+    """How an option is written on a command line: alone if it is true (bool), with several values (list) or with one."""
+    if name.endswith("_module_keys"):
+        return list
+    return bool if isinstance(OptionValues.model_fields[name].default, bool) else str
+
+
+def values_of(options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The options, each in its canonical form.
 
     Args:
         options: name -> value.
-        where: what gave them, for messages.
+        where: where they come from, for messages.
 
     Raises:
-        ConfigError: there is no such option, a value is not what it may be, or two contradict each other.
+        ConfigError: there is no such option, or a value is of the wrong type or out of range.
     """
-    found = {name: checked_value(name, options[name], where) for name in options}
-    return _with_flags(_with_one_precision(found, where), where)
-
-
-def checked_value(name: str, value: Any, where: str) -> Any:
-    """One option's value in its canonical form; the errors are those of ``checked``."""
-    refuse_unknown(name, where)
-    if name in {"precision", "eval_precision"}:
-        value = _PRECISIONS.get(str(value), value)
-    elif RULES[name].kind is list:
-        value = tuple(value) if isinstance(value, list | tuple | set | frozenset) else value
-    elif isinstance(value, torch.device):
-        value = str(value)
-    if not RULES[name].accepts(value):
-        raise ConfigError(f"{where}: {name} is {value!r}; {RULES[name].remedy}")
-    return value
+    for name in options:
+        refuse_unknown(name, where)
+    try:
+        values = OptionValues(**options)
+    except ValidationError as error:
+        faults = {detail["loc"][0]: message(detail, options[str(detail["loc"][0])]) for detail in error.errors()}
+        raise ConfigError("\n".join(f"{where}: {name} {fault}" for name, fault in faults.items())) from error
+    return {name: getattr(values, name) for name in options}
 
 
 def refuse_unknown(name: str, where: str) -> None:
@@ -167,8 +142,17 @@ def refuse_unknown(name: str, where: str) -> None:
     """
     if name in NOT_TAKEN:
         raise ConfigError(f"{where}: {name} is an option that is not taken: {NOT_TAKEN[name]}")
-    if name not in RULES:
-        raise ConfigError(f"{where}: there is no option '{name}'{one_of(name, RULES)}")
+    if name not in NAMES:
+        raise ConfigError(f"{where}: there is no option '{name}'{one_of(name, NAMES)}")
+
+
+def checked(options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """``values_of`` the options: nothing deprecated among them, flags that agree with their keys.
+
+    Raises:
+        ConfigError: likewise, or two of them contradict each other.
+    """
+    return _with_flags(_with_one_precision(values_of(options, where), where), where)
 
 
 def _with_one_precision(options: dict[str, Any], where: str) -> dict[str, Any]:
@@ -220,9 +204,8 @@ def compile_modules(modules: nn.ModuleDict, options: RunOptions) -> None:
 _ALL = "*"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """The options of a Brain, checked when they are made.
+class RunOptions(OptionValues):
+    """The options of a Brain, checked when they are made; ``model_fields_set`` names those that were set.
 
     Attributes:
         test_only: whether ``fit`` does nothing.
@@ -245,52 +228,13 @@ class RunOptions:
         grad_accumulation_factor: batches in an accumulation window.
         optimizer_step_limit: updates after which training ends; None is no limit.
         remove_vector_weight_decay: whether weight decay leaves out biases and other parameters of one dimension.
-        given: the names of those that were set, the others having their defaults.
 
     Raises:
         ConfigError: a value is of the wrong type or out of range, two contradict each other, or something is not yet possible.
     """
 
-    test_only: bool = False
-    debug: bool = False
-    debug_batches: int = 2
-    debug_epochs: int = 2
-    debug_persistently: bool = False
-    device: str | None = None
-    distributed_backend: str = "nccl"
-    find_unused_parameters: bool = False
-    jit: bool = False
-    jit_module_keys: Iterable[str] | None = None
-    compile: bool = False
-    compile_module_keys: Iterable[str] | None = None
-    compile_mode: str = "default"
-    compile_using_fullgraph: bool = False
-    compile_using_dynamic_shape_tracing: bool | None = False
-    precision: str = "fp32"
-    eval_precision: str = "fp32"
-    auto_mix_prec: bool = False
-    bfloat16_mix_prec: bool = False
-    max_grad_norm: float | None = 5.0
-    skip_nonfinite_grads: bool = False
-    nonfinite_patience: int | None = 3
-    noprogressbar: bool = False
-    ckpt_interval_minutes: float = 0
-    ckpt_interval_steps: int = 0
-    grad_accumulation_factor: int = 1
-    optimizer_step_limit: int | None = None
-    remove_vector_weight_decay: bool = False
-    given: frozenset[str] = field(init=False, repr=False, compare=False)
-
-    def __new__(cls, **options: Any) -> Self:
-        """Remember which were given: those may replace what hyperparameters say."""
-        self = super().__new__(cls)
-        object.__setattr__(self, "given", frozenset(options))
-        return self
-
-    def __post_init__(self) -> None:
-        chosen = checked({name: getattr(self, name) for name in self.given}, "RunOptions")
-        for name, value in {**dict.fromkeys(DEPRECATED, False), **chosen, "given": frozenset(chosen)}.items():
-            object.__setattr__(self, name, value)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**checked(options, "RunOptions"))
         self._refuse_fp16_on_cpu()
         self._refuse_both_compilers()
 
@@ -312,8 +256,8 @@ class RunOptions:
         """
         refuse_several_processes()
         if isinstance(run_opts, RunOptions):
-            run_opts = {name: getattr(run_opts, name) for name in run_opts.given}
-        known = RULES.keys() | NOT_TAKEN.keys()
+            run_opts = {name: getattr(run_opts, name) for name in run_opts.model_fields_set}
+        known = {*NAMES, *NOT_TAKEN}
         below = checked({name: value for name, value in (hparams or {}).items() if name in known}, "hparams")
         options = below | checked(run_opts or {}, "run_opts")
         try:

@@ -23,7 +23,7 @@ from pipeline.config import yaml_tree
 from pipeline.config.yaml_tree import Origin
 from pipeline.errors import ConfigError
 from pipeline.run import device, log
-from pipeline.training.run_options import NOT_TAKEN, RULES, checked_value, refuse_unknown
+from pipeline.training.run_options import NAMES, NOT_TAKEN, kind_of, refuse_unknown, values_of
 
 _MAPPING = "tag:yaml.org,2002:map"
 
@@ -171,7 +171,7 @@ _TAGGED = (yaml.ScalarEvent, yaml.CollectionStartEvent)
 
 _USAGE = (
     "write PARAM_FILE [--NAME VALUE]…, and a truth value as --NAME or --NAME=false; "
-    f"the run options are {', '.join(RULES)}; any other name replaces a hyperparameter"
+    f"the run options are {', '.join(NAMES)}; any other name replaces a hyperparameter"
 )
 
 
@@ -209,8 +209,8 @@ def parse_arguments(arg_list: Sequence[str] | None = None) -> tuple[str, dict[st
         name, value = _name_and_value(word, words)
         if name in run_opts or name in overrides:
             raise ConfigError(f"{_WHERE}: --{name} is given twice; keep one")
-        if name in RULES:
-            run_opts[name] = checked_value(name, value, _WHERE)
+        if name in NAMES:
+            run_opts |= values_of({name: value}, _WHERE)
         else:
             overrides[name] = _yaml_of(name, value)
     if len(files) != 1:
@@ -224,9 +224,9 @@ def _name_and_value(word: str, words: list[str]) -> tuple[str, Any]:
     name, equals, text = word.removeprefix("--").partition("=")
     if not word.startswith("--") or not name:
         raise ConfigError(f"{_WHERE}: '{word}' is neither a file nor an option; write --NAME VALUE")
-    if name in NOT_TAKEN or name.replace("-", "_") in RULES.keys() - {name}:
+    if name in NOT_TAKEN or (name not in NAMES and name.replace("-", "_") in NAMES):
         refuse_unknown(name, _WHERE)
-    kind = RULES[name].kind if name in RULES else None
+    kind = kind_of(name) if name in NAMES else None
     if kind is bool and not equals:
         return name, True
     if kind is list and not equals:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +75,7 @@ def runner(**keys: Any) -> RunnerSchema:
 def test_a_key_is_the_option_of_its_name_or_of_speechbrains(key: str, value: Any, option: str) -> None:
     options = run_options_for(runner(**{key: value}), CPU)
     assert getattr(options, option) == value
-    others = {each.name for each in fields(RunOptions) if each.init} - {option}
+    others = set(RunOptions.model_fields) - {option}
     default = run_options_for(runner(), CPU)
     assert all(getattr(options, name) == getattr(default, name) for name in others)
 
