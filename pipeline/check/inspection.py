@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -156,11 +156,11 @@ class Setting:
 
     def fault_at(self, key: str, message: str) -> None:
         """Note a fault at a key, or here where that is not written."""
-        (self[key] if key and self[key].is_written else self).fault(message)
+        (self[key] if self[key].is_written else self).fault(message)
 
     def or_empty(self, origin: Origin) -> Setting:
-        """This where it is written; else a mapping without keys, whose faults are noted elsewhere."""
-        return self if self.is_written else replace(self, node=Node({}, origin))
+        """This where something is written; else a mapping without keys, whose faults are noted elsewhere."""
+        return self if self.is_written and self.value is not None else replace(self, node=Node({}, origin))
 
     def with_keys(self, keys: Mapping[str, Node | None]) -> Setting:
         """A mapping with these keys, as if they were written here."""
@@ -200,9 +200,14 @@ class Setting:
         for name, message in taken.wrong(self.value, what).items() if taken and self.is_mapping else ():
             (self[name] if name else self).fault(message, of_key=bool(name))
 
-    def check_call(self, definition: source.Definition, path: Setting) -> None:
-        """Hold these arguments against what a class takes; where there are none, faults are noted where it is named."""
-        self.or_empty(path.origin).check_arguments(classes.parameters(definition), definition.name)
+    def check_call(self, definition: source.Definition | None, origin: Origin, given: Sequence[str] = ()) -> None:
+        """Hold these arguments against what a class takes beside those that it is given anyway.
+
+        Where none are written, faults are noted at ``origin``, where the class is named.
+        """
+        taken = classes.parameters(definition) if definition else None
+        if definition and taken:
+            self.or_empty(origin).check_arguments(taken.without(given), definition.name)
 
     def class_of(self, example: str) -> Setting:
         """The class of ``{class, args}``; a fault where there is none, for arguments that are none, and for other keys."""

@@ -56,7 +56,7 @@ def _check_module(name: str, module: Setting) -> None:
         name = definition.name
         path.fault(f"{name} is not a torch.nn.Module; write `class {name}(torch.nn.Module)`")
     elif definition:
-        module["args"].check_call(definition, path)
+        module["args"].check_call(definition, path.origin)
 
 
 def _check_uncalled(runner: Setting, phase: Setting, definition: source.Definition | None) -> None:
@@ -261,9 +261,7 @@ def check_updater(updater: Setting) -> None:
             argument.fault(f"an updater is given '{name}' where its constructor names it; take it out", of_key=True)
         else:
             own[name] = argument.node
-    taken = classes.parameters(definition) if definition else None
-    if definition and taken:
-        arguments.with_keys(own).check_arguments(taken.without(OFFERED), definition.name)
+    arguments.with_keys(own).check_call(definition, path.origin, OFFERED)
 
 
 METRIC = ("update", "compute", "reset")
@@ -380,14 +378,13 @@ class PhaseCheck:
             path.fault(f"'{path.value}' is a function, not a class; name a class with update, compute and reset")
         elif definition:
             refuse_undefined(self.runner, path, definition, classes.undefined(definition, METRIC))
-            metric["args"].check_call(definition, path)
+            metric["args"].check_call(definition, path.origin)
 
 
 def check_dataset(dataset: Setting) -> None:
     """A dataset that a phase names."""
     path = dataset["class_path"]
-    if definition := path.find_class("Dataset"):
-        dataset["args"].check_call(definition, path)
+    dataset["args"].check_call(path.find_class("Dataset"), path.origin)
     for key, why in _WITH_WORKERS.items():
         if dataset[key].value and not dataset["num_workers"].value:
             dataset[key].fault(f"would be ignored: with num_workers: 0 {why}; remove it, or set num_workers")

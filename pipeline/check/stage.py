@@ -47,8 +47,7 @@ def check_arguments(definition: source.Definition, arguments: Setting) -> None:
             remedy = f"write `def __init__(self, {', '.join(first.values())}, {name}, …)`"
             arguments[name].fault(f"{message}; {remedy}")
             return
-    taken = classes.parameters(definition)
-    arguments.check_arguments(taken and taken.without(list(first)), definition.name)
+    arguments.check_call(definition, arguments.origin, list(first))
 
 
 def stage_faults(definition: source.Definition, stage: str) -> Iterator[str]:

@@ -271,3 +271,10 @@ def test_a_plateau_on_a_number_that_somebody_may_report_is_none(
     own = "\ndef Losses(predictions, target): ...\nfrom pipeline import hookimpl\nclass Hooks:\n    @hookimpl\n    def after_validation(self, metrics): ...\n"
     (linear.parent / "own.py").write_text(BRAIN + COMPUTED.format("...") + own, encoding="utf-8")
     assert watching(linear, metric, *overrides) == []
+
+
+def test_arguments_that_are_left_blank_are_none(linear: Path) -> None:
+    args = "{schedule: StepLR, args: null, optim_type: SGD, optim_conf: {lr: 0.1}}"
+    schedulers = f"phase.line.optim_schedulers={{main: {{class: torch_schedule, args: {args}}}}}"
+    (fault,) = check(linear, [schedulers, "hyper_parameters={}"])
+    assert fault.message == "StepLR needs the argument step_size; add it"
