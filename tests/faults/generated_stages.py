@@ -329,7 +329,7 @@ class Workspace:
             runner[f"{stage}_class_path"] = f"{{workspace}}/your_{stage}.py"
         names = {key: key for key in self.keys}
         config: dict[str, Any] = {
-            "hyper_parameters": {"names": names},
+            "hyper_parameters": {"names": names} if self.files else {},
             "runner": [runner],
             "plugins": [{"progress_bar": False}],
         }
