@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from pipeline.check.data_flow import DataFlow, FlowCheck, is_untouched, runs_in_order
+from pipeline.check.data_flow import DataFlow, FlowCheck, flow_of_plugin, is_untouched, runs_in_order
 from pipeline.check.hooks import definition_of, faults_of_hooks
 from pipeline.check.hyper_parameters import HyperParameterCheck
 from pipeline.check.inspection import Inspection, Setting
@@ -24,9 +24,8 @@ from pipeline.config.schema import RunnerSchema
 from pipeline.config.yaml_tree import DEFAULT, Node, refusal, resolved
 from pipeline.context import STAGES, base_of
 from pipeline.errors import ConfigError, Fault
-from pipeline.inference.flow import Flow
-from pipeline.inference.stage import flow_of_plugin
 from pipeline.user_code import class_path, classes, source, uncalled
+from pipeline.user_code.context_flow import Flow
 from pipeline.user_code.plugins import HOOKS, Plugin, configured_plugins, plugin_faults
 from pipeline.user_code.source import unchanging
 

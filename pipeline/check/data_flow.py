@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from pipeline.check.inspection import Inspection, plain
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.yaml_tree import DEFAULT, Node
-from pipeline.context import KEYS, TRAIN_STATE
+from pipeline.context import KEYS, STAGES, TRAIN_STATE
 from pipeline.errors import nearest, one_of
-from pipeline.inference.flow import ANY, Flow, Path, Use, any_leads_to, matches, shown
-from pipeline.inference.outside import is_reached, keeps_context
-from pipeline.user_code import class_path, context_flow, source
+from pipeline.user_code import class_path, classes, source
+from pipeline.user_code.context_flow import ANY, Flow, Use
+from pipeline.user_code.context_visitor import Arguments, Const, ContextVisitor, Function, Ref, Scalar, Value
 
 GIVEN = tuple(key.name for key in KEYS if key.writer == "trainer" and key.name != "error")
 """The keys that stand in the context before the first stage."""
@@ -27,6 +28,14 @@ _LEADS_TO = {
     "terminal_pass": "terminal",
 }
 """Status -> stage, as in the trainer."""
+
+_ENTRY = ("model", "brain", "optim_schedulers", "updater")
+
+"""What the default network writes for each phase."""
+
+_UNSEEN = "; if a stage writes it where check cannot see it, declare it in the `writes` of that stage"
+
+"""The way out of a fault that is none."""
 
 
 def default_definition(stage: str) -> source.Definition:
@@ -45,14 +54,14 @@ class StageFlow:
         definition: its class.
         flow: what the class reads and writes.
         custom: whether it stands in the place of the default.
-        broken: the keys that it declares to write, and certainly doesn't.
+        items: key -> the names that it puts there, where the config tells all of them.
     """
 
     stage: str
     definition: source.Definition
     flow: Flow
     custom: bool = False
-    broken: tuple[str, ...] = ()
+    items: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     @property
     def place(self) -> str:
@@ -65,9 +74,79 @@ class StageFlow:
         return _default_flow(self.stage)
 
 
+def flow_of_stage(
+    definition: source.Definition,
+    stage: str,
+    arguments: Mapping[str, object] | None = None,
+    facts: Mapping[str, bool] | None = None,
+) -> Flow:
+    """What a stage reads and writes: what its source shows, and what it declares.
+
+    Args:
+        definition: its class.
+        stage: which of the five it is.
+        arguments: those that the config gives it.
+        facts: keys of the context whose value is known before anything runs.
+    """
+    method = STAGES[stage]
+    visitor = ContextVisitor(definition, method, facts or {})
+    _call(visitor, "__init__", _given(arguments or {}, Ref()))
+    _call(visitor, method, Arguments([Ref()]))
+    flow = visitor.flow()
+    promised = tuple(dict.fromkeys((*classes.declared(definition, "writes", method), *flow.promised)))
+    # A key that it declares to write, and whose write cannot be seen, may be there at any time.
+    hidden = set(promised) - {use.key for use in flow.uses if use.action == "write"}
+    uses = [replace(use, sure=use.sure and use.key not in hidden) for use in flow.uses]
+    shown = {use.key for use in flow.demands()}
+    needed = [key for key in classes.declared(definition, "reads", method) if key not in shown]
+    uses = [*(Use(key, "read", definition.place, sure=True) for key in needed), *uses]
+    return replace(flow, uses=tuple(uses), promised=promised)
+
+
+def flow_of_plugin(
+    definition: source.Definition, hooks: Iterable[str], arguments: Mapping[str, object], *, sure: bool = False
+) -> Flow:
+    """What a plugin may do with the context in any of its hooks.
+
+    Args:
+        definition: its class.
+        hooks: their names.
+        arguments: those that the config gives the constructor.
+        sure: whether the hooks certainly run, one after the other.
+    """
+    visitor = ContextVisitor(definition, "", {})
+    with visitor.perhaps():
+        _call(visitor, "__init__", _given(arguments))
+        # From one hook to the next, it may keep anything.
+        visitor.owner.escaped = True
+        visitor.sure = sure
+        for hook in hooks:
+            _call(visitor, hook, Arguments(named={"context": Ref()}))
+    return visitor.flow()
+
+
+def _call(visitor: ContextVisitor, name: str, given: Arguments) -> None:
+    """Call a method of the object itself, if its class has one; where it is too much to follow, nothing is certain."""
+    node = visitor.definition.node
+    member = classes.member(visitor.definition, name)
+    try:
+        method = visitor.member(visitor.owner, member, node)
+        if isinstance(method, Function):
+            visitor.follow(method, given, node)
+        elif member:
+            visitor.mark_unknown(node)
+    except RecursionError:
+        visitor.unknown = visitor.definition.place
+
+
+def _given(arguments: Mapping[str, object], *values: Value) -> Arguments:
+    constants = {name: Const(value) if isinstance(value, Scalar) else None for name, value in arguments.items()}
+    return Arguments(values, constants)
+
+
 @cache
 def _default_flow(stage: str) -> Flow:
-    return context_flow.flow_of_stage(default_definition(stage), stage)
+    return flow_of_stage(default_definition(stage), stage)
 
 
 @dataclass(frozen=True)
@@ -102,28 +181,39 @@ class DataFlow:
             return []
         # A plugin may write at any time.
         added = {key for plugin in plugins for key in plugin.writes()}
+        changed = added.union(*(plugin.opaque for plugin in plugins))
         keys = {*GIVEN, *added}
-        paths: set[Path] = {("train_state",), *(("train_state", name) for name in TRAIN_STATE)}
-        opaque: set[Path] = set().union(*(plugin.opaque | plugin.written() for plugin in plugins))
+        items: dict[str, Collection[str]] = {"train_state": TRAIN_STATE}
         found: list[Missing] = []
         entered: list[StageFlow] = []
         stage: str | None = next(iter(self.stages), None)
         while stage and (reader := self.stages[stage]) and reader not in entered:
             flow = reader.flow
-            for use in flow.demands(keys):
-                if use.key not in keys:
-                    if len(use.path) == 1:
-                        found.append(self._missing(reader, use, keys, entered))
-                elif len(use.path) > 1 and _lacks(use.path, paths, opaque):
-                    found.append(self._lacking(reader, use, paths, entered))
+            items = _without(items, changed | flow.opaque | set(flow.writes()))
+            for use in flow.demands():
+                if use.key not in keys and not use.item:
+                    found.append(self._missing(reader, use, keys, entered))
+                elif use.item and use.item not in items.get(use.key, (use.item,)):
+                    found.append(self._lacking(reader, use, items[use.key], entered))
             entered.append(reader)
             stage = self._following(stage, flow)
             keys = (keys - flow.removed()) | set(flow.writes()) | added
-            paths |= flow.written()
-            opaque |= flow.opaque
-            found += [_broken(reader, key) for key in reader.broken if key not in keys]
-            keys |= set(reader.broken)
-        return found
+            items |= reader.items
+            found += _misspelt(reader)
+        return [*found, *self._slips({(each.reader.stage, each.use.key) for each in found})]
+
+    def _slips(self, known: set[tuple[str, str]]) -> Iterator[Missing]:
+        """The other keys that are misspelt; none where somebody may write anything."""
+        stages = [stage for stage in self.stages.values() if stage]
+        flows = [*(stage.flow for stage in stages), *(plugin for plugin in self.plugins if plugin)]
+        if len(flows) < len(self.stages) + len(self.plugins) or any(flow.unknown for flow in flows):
+            return
+        written = {key for flow in flows for key in flow.writes()} | set(GIVEN)
+        for stage in stages:
+            for key, (use, right) in slips(stage.flow, written).items():
+                if (stage.stage, key) not in known:
+                    what = f"{stage.stage} ({use.place}) reads context['{key}'], which nobody writes"
+                    yield Missing(stage, use, f"{what}; did you mean '{right}'?{_UNSEEN}")
 
     def wrong_statuses(self) -> Iterator[tuple[StageFlow, str]]:
         """The stages that leave a status which is none, each with the message; unless somebody may write another."""
@@ -132,10 +222,8 @@ class DataFlow:
         for stage in self.stages.values():
             flow = stage.flow if stage else Flow()
             wrong = sorted(flow.statuses - {*_LEADS_TO, ANY})
-            if stage and wrong and not flow.unknown and "is_exit" not in flow.writes():
-                places = dict.fromkeys(
-                    use.place for use in flow.uses if use.path == ("status",) and use.action == "write"
-                )
+            if stage and wrong and not flow.unknown:
+                places = dict.fromkeys(use.place for use in flow.uses if use.key == "status" and use.action == "write")
                 writes = f"{stage.stage} ({', '.join(places)}) writes context['status'] = '{wrong[0]}'"
                 yield stage, f"{writes}, which is no status{one_of(wrong[0], _LEADS_TO)}"
 
@@ -144,9 +232,9 @@ class DataFlow:
         order = [*self.stages, None]
         following = order[order.index(stage) + 1]
         statuses = flow.statuses - {status for status, each in _LEADS_TO.items() if each == following}
-        if not statuses and not flow.unknown and "is_exit" not in flow.writes():
+        if not statuses and not flow.unknown:
             return following
-        sure = any(use.path == ("status",) and use.action == "write" and use.sure for use in flow.uses)
+        sure = any(use.key in {"status", "is_exit"} and use.action == "write" and use.sure for use in flow.uses)
         certain = sure and len(flow.statuses) == 1 and not _steers(replace(flow, statuses=frozenset()))
         return _LEADS_TO.get(next(iter(flow.statuses))) if certain else None
 
@@ -160,7 +248,7 @@ class DataFlow:
         remedy = (
             nearest(use.key, keys) or f"; written by then: {', '.join(own) or 'nothing but what the trainer writes'}"
         )
-        return Missing(reader, use, f"{reads}; no earlier stage writes it{because or remedy}", blamed)
+        return Missing(reader, use, f"{reads}; no earlier stage writes it{because or remedy}{_UNSEEN}", blamed)
 
     def _because(
         self, reader: StageFlow, use: Use, own: list[str], entered: list[StageFlow]
@@ -179,59 +267,61 @@ class DataFlow:
             if use.key in each.default_flow.writes():
                 return f". {_default(each)} writes it: write it there too", each
         for each in replaced:
-            if near := _near(use.key, each.default_flow.written()):
+            if near := _near(use.key, each.default_flow.writes()):
                 remedy = f"write context['{use.key}'] in {each.definition.module.file.name}, or read what there is"
-                return f". {_default(each)} writes {shown(near)}: {remedy}", each
+                return f". {_default(each)} writes {near}: {remedy}", each
         return "", None
 
-    def _lacking(self, reader: StageFlow, use: Use, paths: set[Path], entered: list[StageFlow]) -> Missing:
-        above = use.path[:-1]
-        there = sorted({path[-1] for path in paths if matches(path[:-1], above) and path[-1] != ANY})
-        writers = [each for each in entered if any(matches(above, p) for p in each.flow.written())]
-        writer = writers[-1].place if writers else "the trainer"
-        what = f"{reader.stage} ({use.place}) reads context{_address(use.path)}; {writer} writes context{_address(above)} without it"
-        known = f"; it has {', '.join(there)}" if there else ""
-        return Missing(reader, use, what + (nearest(use.path[-1], there) or known), writers[-1] if writers else None)
+    def _lacking(self, reader: StageFlow, use: Use, names: Collection[str], entered: list[StageFlow]) -> Missing:
+        writers = [each.place for each in entered if use.key in each.flow.writes()]
+        what = f"{reader.stage} ({use.place}) reads context['{use.key}']['{use.item}']"
+        without = f"{(writers or ['the trainer'])[-1]} writes context['{use.key}'] without it"
+        hint = nearest(use.item, names) or f"; it has {', '.join(sorted(names))}"
+        return Missing(reader, use, f"{what}; {without}{hint}{_UNSEEN.replace(' it ', f' {use.key} ')}")
 
 
 def _steers(flow: Flow) -> bool:
     """Whether somebody may choose the stage that follows, or write anything."""
-    return bool(flow.unknown or flow.statuses or "is_exit" in flow.writes())
+    return bool(flow.unknown or flow.statuses)
 
 
-def _broken(reader: StageFlow, key: str) -> Missing:
-    what = f"{reader.place} declares, or inherits the declaration, that it writes context['{key}'], and does not"
-    remedy = "write it, or declare another `writes`"
-    return Missing(reader, Use((key,), "write", reader.definition.place, sure=True), f"{what}; {remedy}")
+def _without(items: Mapping[str, Collection[str]], changed: Collection[str]) -> dict[str, Collection[str]]:
+    """The keys of which all names are known, less those in which there may be others by now."""
+    return {key: names for key, names in items.items() if key not in changed}
+
+
+def _misspelt(stage: StageFlow) -> Iterator[Missing]:
+    """Keys that a stage declares to write, of which its source shows just similar ones."""
+    shown = {use.key for use in stage.flow.uses if use.action == "write"}
+    for key in set(stage.flow.promised) - shown if not stage.flow.unknown else ():
+        for near in (near for near in shown - set(stage.flow.promised) if _is_slip(near, key)):
+            what = f"{stage.place} declares that it writes context['{key}'], and writes context['{near}']"
+            use = Use(key, "write", stage.definition.place, sure=True)
+            yield Missing(stage, use, f"{what}; write one name in both places, or declare both")
+
+
+def slips(flow: Flow, written: Collection[str]) -> dict[str, tuple[Use, str]]:
+    """Keys that are read, perhaps, nobody writes, and are the framework's but for a letter: key -> use, and the right one."""
+    reads = [use for use in flow.uses if use.action == "read" and use.key not in written]
+    names = [key.name for key in KEYS if len(key.name) > 4]
+    return {use.key: (use, name) for use in reads for name in names if _is_slip(use.key, name)}
+
+
+def _is_slip(wrong: str, right: str) -> bool:
+    """Whether a name is another with one letter changed, or two swapped."""
+    letters = sum(one != other for one, other in zip(wrong, right, strict=False))
+    swapped = letters == 2 and sorted(wrong) == sorted(right)
+    return len(wrong) == len(right) > 3 and (letters == 1 or swapped)
 
 
 def _default(swapped: StageFlow) -> str:
     return f"The default {swapped.stage}, which {swapped.definition.module.file.name} replaces,"
 
 
-def _address(path: Path) -> str:
-    return f"['{path[0]}']{shown(path)[len(path[0]) :]}"
-
-
-def _lacks(path: Path, paths: set[Path], opaque: set[Path]) -> bool:
-    """Whether what lies above a path is known whole, and doesn't have it."""
-    known = any(matches(path[:-1], each) for each in paths)
-    return (
-        known and path[-1] != ANY and not any_leads_to(opaque, path) and not any(matches(path, each) for each in paths)
-    )
-
-
-def _near(key: str, paths: set[Path]) -> Path | None:
-    names = {path[-1]: path for path in sorted(paths, reverse=True) if path[-1] != ANY}
+def _near(key: str, keys: Collection[str]) -> str:
+    names = {name: f"model[…]['{name}']" for name in _ENTRY if "model" in keys} | {name: name for name in sorted(keys)}
     found = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    return names[found[0]] if found else None
-
-
-TRAINED = ("brain", "optim_schedulers", "updater")
-"""What the default runner needs of ``context["model"][phase]`` to train."""
-
-EVALUATED = ("brain",)
-"""What it needs to evaluate."""
+    return names[found[0]] if found else ""
 
 
 class FlowCheck:
@@ -276,44 +366,24 @@ class FlowCheck:
         if definition is None:
             return None
         arguments = plain(self.runner, f"{stage}_args")
-        found = context_flow.flow_of_stage(definition, stage, arguments if isinstance(arguments, dict) else {}, facts)
+        found = flow_of_stage(definition, stage, arguments if isinstance(arguments, dict) else {}, facts)
         custom = not is_untouched(self.runner, stage)
-        if stage == "network" and not custom:
-            found = self.with_names(found, facts)
-        if stage == "runner" and "Runner.run" in found.runs and not (custom and facts.get("is_infer")):
-            needs = [use for use in self.needs(definition.place, facts) if _is_as_found(use.path, found)]
-            found = replace(found, uses=(*found.uses, *needs))
-        broken = context_flow.broken(definition, stage, found) if custom else []
-        return StageFlow(stage, definition, found, custom, tuple(broken))
+        return StageFlow(stage, definition, found, custom, {} if custom or stage != "network" else self.items(facts))
 
-    def with_names(self, flow: Flow, facts: Mapping[str, bool]) -> Flow:
-        """What the default network does, under the names of the phases and datasets that the config has."""
+    def items(self, facts: Mapping[str, bool]) -> dict[str, Sequence[str]]:
+        """The names of the phases and datasets that the default network builds."""
         chosen, section = plain(self.runner, "phases"), self.inspection.section("dataset")
         wanted = {each for name in self.phases if facts for each in self.datasets(name, facts)}
         # Where a name stands for nothing, the config says so.
         if not facts or not wanted <= set(section) or chosen not in (None, *self.phases, list(self.phases)):
-            return flow
-        names = {"model": list(self.phases), "dataset": sorted(wanted)}
-
-        def named(path: Path) -> list[Path]:
-            return [(path[0], each, *path[2:]) for each in names[path[0]]] if path[0] in names and path[1:] else [path]
-
-        uses = [replace(use, path=path) for use in flow.uses for path in named(use.path)]
-        return replace(flow, uses=tuple(uses), opaque=frozenset(path for each in flow.opaque for path in named(each)))
+            return {}
+        return {"model": list(self.phases), "dataset": sorted(wanted)}
 
     def datasets(self, phase: str, facts: Mapping[str, bool]) -> list[str]:
         """The names of the datasets that the default network builds for a phase."""
         data = ("valid_dataset_name", "dataset_name")
         named = [each for key in data if isinstance(each := plain(self.phases[phase], key), str)]
         return named[:1] if facts["is_infer"] else named
-
-    def needs(self, place: str, facts: Mapping[str, bool]) -> Iterator[Use]:
-        """What the default runner takes out of ``model`` and ``dataset`` for each phase, which the config names."""
-        for name in self.phases if "is_infer" in facts else ():
-            keys = EVALUATED if facts["is_infer"] else TRAINED
-            paths: list[Path] = [("model", name, key) for key in keys]
-            paths += [("dataset", each) for each in self.datasets(name, facts)]
-            yield from (Use(path, "read", place, sure=True) for path in paths)
 
     def faults(self, flow: DataFlow) -> None:
         """A key that nobody writes is a fault of the stage that reads it, or of the one that was to write it.
@@ -330,28 +400,30 @@ class FlowCheck:
                 self.add(f"{owner.stage}_class_path", each.message)
 
     def is_reached(self, flow: DataFlow) -> bool:
-        """Whether anything else than stages and plugins may write to the context."""
-        stages = [each.definition.module for each in flow.stages.values() if each]
-        if is_reached([*self.inspection.modules.values(), *stages]):
-            return True
+        """Whether a Brain may use the context, which the runner stage tells it."""
+        modules = [
+            *self.inspection.modules.values(),
+            *(each.definition.module for each in flow.stages.values() if each),
+        ]
         for name, phase in self.phases.items():
-            # An updater that cannot be read is given a Brain, which knows the context.
-            updater = phase.find("updater.class_path")
-            if updater and self.inspection.find_class(updater, f"phase.{name}.updater.class_path", "Updater") is None:
-                return True
-            model = phase.child("model")
-            if model is None or model.value is None:
-                continue
-            definition = self.inspection.find_class(model, f"phase.{name}.model", "Model")
-            if definition is None or (isinstance(definition.node, source.ClassNode) and keeps_context(definition)):
-                return True
-        return False
+            for key, implied in (("updater.class_path", "Updater"), ("model", "Model")):
+                path = phase.find(key)
+                if path is None or path.value is None:
+                    continue
+                definition = self.inspection.find_class(path, f"phase.{name}.{key}", implied)
+                if definition is None:
+                    return True
+                is_class = isinstance(definition.node, source.ClassNode)
+                modules += [each.module for each in classes.ancestry(definition)[0]] if is_class else []
+        return any(_uses_run_context(module) for module in _with_neighbours(modules))
 
 
-def _is_as_found(path: Path, flow: Flow) -> bool:
-    """Whether a stage does nothing to what lies at a path and above it."""
-    changed = {use.key for use in flow.uses if use.action != "read"} | {each[0] for each in flow.opaque}
-    return not flow.unknown and not changed & {path[0], ANY}
+def _with_neighbours(modules: Iterable[source.Module]) -> set[source.Module]:
+    return {each for module in modules if not source.is_ours(module) for each in source.neighbours(module)}
+
+
+def _uses_run_context(module: source.Module) -> bool:
+    return bool(re.search(r"_run_context|\bdef bind\b", module.file.read_text(encoding="utf-8", errors="replace")))
 
 
 def is_untouched(runner: Node, stage: str) -> bool:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pipeline.check.data_flow import GIVEN, DataFlow, Missing, StageFlow
 from pipeline.errors import Fault
-from pipeline.inference.flow import Flow, shown
+from pipeline.user_code.context_flow import Flow, Use
 
 Keys = dict[str, list[str]]
 """Keys of one stage, by who else has to do with them: ``{"from the trainer": ["config", "device"]}``."""
@@ -118,7 +118,7 @@ def _writers(key: str, reader: str, flow: DataFlow) -> list[str]:
             break
         if key in earlier.writes():
             writers.append(name)
-        if any(use.path == (key,) and use.action == "write" and use.sure for use in earlier.uses):
+        if any(use.key == key and use.action == "write" and use.sure for use in earlier.uses):
             break
     return writers
 
@@ -128,7 +128,7 @@ def _box(
 ) -> Box:
     """A stage, with the keys that no edge shows."""
     plugins = [plugin for plugin in flow.plugins if plugin]
-    lost = {each.use.key for each in missing if len(each.use.path) == 1}
+    lost = {each.use.key for each in missing if not each.use.item}
     own = {key for key in stage.flow.reads() if key in lost or _writes_first(stage.flow, key, surely=False)}
     read = [key for edge in edges if edge.reader == stage.stage for key in edge.keys]
     written = [key for edge in edges if edge.writer == stage.stage for key in edge.keys]
@@ -140,7 +140,7 @@ def _box(
         _by_owner("from", stage.flow.reads(), {*own, *read}, {key for each in plugins for key in each.writes()}),
         _by_owner("to", stage.flow.writes(), written, {key for each in plugins for key in each.reads()}),
         {"may do more": [f"{unknown} cannot be followed"]} if unknown else {},
-        [shown(each.use.path) for each in missing],
+        [_address(each.use) for each in missing],
         faults,
     )
 
@@ -158,7 +158,11 @@ def _by_owner(word: str, keys: Iterable[str], drawn: Collection[str], of_plugins
 def _writes_first(flow: Flow, key: str, *, surely: bool = True) -> bool:
     """Whether a stage writes a key itself before it reads it."""
     first = next(use for use in flow.uses if use.key == key)
-    return first.action == "write" and first.path == (key,) and (first.sure or not surely)
+    return first.action == "write" and (first.sure or not surely)
+
+
+def _address(use: Use) -> str:
+    return f"{use.key}['{use.item}']" if use.item else use.key
 
 
 _CLASSES = (

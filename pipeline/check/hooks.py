@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pipeline.check.data_flow import DataFlow
+from pipeline.check.data_flow import DataFlow, flow_of_plugin, slips
 from pipeline.config.yaml_tree import DEFAULT
-from pipeline.context import KEYS, STAGES
+from pipeline.context import KEYS
 from pipeline.errors import ClassPathError, Fault, nearest
-from pipeline.inference.flow import Flow, Use
-from pipeline.inference.stage import reads_of_hook
-from pipeline.user_code import class_path, source
+from pipeline.user_code import class_path, classes, source
+from pipeline.user_code.context_flow import Flow
 from pipeline.user_code.plugins import HOOKS, Plugin
-
-_OF_A_STAGE = ("before_stage", "after_stage")
-"""The hooks that are called with the name of each stage."""
 
 
 def faults_of_hooks(plugins: Sequence[tuple[Plugin, Flow | None]], flows: Sequence[DataFlow]) -> list[Fault]:
@@ -35,13 +31,14 @@ def faults_of_hooks(plugins: Sequence[tuple[Plugin, Flow | None]], flows: Sequen
 
 def _missing(plugin: Plugin, written: set[str]) -> Iterator[Fault]:
     definition = definition_of(plugin)
-    reads = [(hook, use) for hook in HOOKS for use in _reads(definition, hook, plugin)] if definition else []
-    for hook, use in reads:
-        if use.key not in written:
-            where = f"plugin '{plugin.name}', hook {hook} ({use.place})"
-            remedy = nearest(use.key, written) or "; write it in a stage, or read it with context.get"
-            message = f"{where} reads context['{use.key}'], which nobody writes{remedy}"
-            yield plugin.origin.fault("plugins", message)
+    for hook in HOOKS:
+        if definition and classes.member(definition, hook):
+            flow = flow_of_plugin(definition, [hook], plugin.args, sure=True)
+            reads = [use for use in flow.demands() if not use.item and use.key not in written]
+            for use in dict.fromkeys([*reads, *(use for use, _ in slips(flow, written).values())]):
+                where = f"plugin '{plugin.name}', hook {hook} ({use.place})"
+                remedy = nearest(use.key, written) or "; write it in a stage, or read it with context.get"
+                yield plugin.origin.fault("plugins", f"{where} reads context['{use.key}'], which nobody writes{remedy}")
 
 
 def definition_of(plugin: Plugin) -> source.Definition | None:
@@ -51,10 +48,3 @@ def definition_of(plugin: Plugin) -> source.Definition | None:
     except ClassPathError:  # a fault already
         return None
     return found if found and isinstance(found.node, source.ClassNode) else None
-
-
-def _reads(definition: source.Definition, hook: str, plugin: Plugin) -> list[Use]:
-    """What a hook reads each time that it is called; of one that is called for each stage, for any of them."""
-    names = [{"name": stage} for stage in STAGES] if hook in _OF_A_STAGE else [{}]
-    found = [use for given in names for use in reads_of_hook(definition, hook, plugin.args, given)]
-    return list({use.path: use for use in found}.values())

@@ -16,7 +16,6 @@ from pipeline.check.usages import user_files
 from pipeline.config.yaml_tree import DEFAULT, Node
 from pipeline.context import STAGES
 from pipeline.errors import ClassPathError, one_of
-from pipeline.inference.frame import is_ours
 from pipeline.user_code import class_path, classes, source
 from pipeline.user_code.class_path import OPTIMIZERS, optimizer_name
 from pipeline.user_code.plugins import configured_plugins
@@ -126,7 +125,7 @@ def _is_looked_at(definition: source.Definition, files: Collection[Path]) -> boo
     if is_class and classes.is_subclass(definition, BRAIN) is False and classes.is_subclass(definition, MODULE):
         return True
     above, complete = classes.ancestry(definition) if is_class else ([definition], True)
-    return complete and all(is_ours(each.module) or each.module.file in files for each in above)
+    return complete and all(source.is_ours(each.module) or each.module.file in files for each in above)
 
 
 def _is_known(plugin: class_path.ClassPath) -> bool:

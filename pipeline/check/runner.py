@@ -14,8 +14,8 @@ from pipeline.config.load import BEST, LAST
 from pipeline.config.schema import BestSettings, RunnerSchema
 from pipeline.config.yaml_tree import Node
 from pipeline.errors import one_of
-from pipeline.inference.flow import Flow, Use
 from pipeline.user_code import source
+from pipeline.user_code.context_flow import Flow, Use
 
 
 def _check_inference(runner: Setting, phases: dict[str, Setting], *, whole: bool) -> None:
@@ -228,8 +228,8 @@ def with_experiment(flow: DataFlow, definition: source.Definition | None) -> Dat
     """A runner's flow with an experiment, which may do anything with the context, from any of its methods."""
     if definition is None:
         return flow
-    uses = tuple(Use((key,), "write", definition.place, sure=False) for key in WRITES)
-    does = Flow(uses, opaque=frozenset((key,) for key in WRITES), unknown=definition.place)
+    uses = tuple(Use(key, "write", definition.place, sure=False) for key in WRITES)
+    does = Flow(uses, opaque=frozenset(WRITES), unknown=definition.place)
     runs = StageFlow("runner", definition, does, custom=True)
     return DataFlow({**flow.stages, "runner": runs}, flow.plugins)
 

@@ -9,9 +9,6 @@ from pipeline.check.data_flow import DataFlow, StageFlow, default_definition
 from pipeline.check.inspection import Setting
 from pipeline.context import KEYS, STAGES
 from pipeline.errors import nearest, one_of
-from pipeline.inference.flow import ANY
-from pipeline.inference.frame import is_ours
-from pipeline.inference.members import mark, patched
 from pipeline.user_code import classes, source
 from pipeline.user_code.classes import supers
 from pipeline.user_code.source import once
@@ -136,14 +133,13 @@ _LOOKS = {"__class__", "__dict__", "__subclasses__", "__mro__", "__bases__", "__
 def wrong_supers(definition: source.Definition) -> Iterator[str]:
     """Each ``super().m`` that is certainly reached, of a method that no class after it in the order of bases has."""
     above, complete = classes.ancestry(definition)
-    users = [each for each in above if not is_ours(each.module)]
-    changed = frozenset[str]().union(*(patched(each.module) for each in users))
-    if not complete or ANY in changed or any("__init_subclass__" in classes.methods(each) for each in above):
+    users = [each for each in above if not source.is_ours(each.module)]
+    if not complete:
         return
     for index, each in enumerate(above):
-        known = {name for other in above[index + 1 :] for name in classes.own_names(other)} | changed | set(dir(object))
+        known = {name for other in above[index + 1 :] for name in classes.own_names(other)} | set(dir(object))
         for name, method in classes.methods(each).items() if each in users else ():
-            if mark(method, each.module) == "?" or any(_hides(lower, name) for lower in above[:index]):
+            if classes.decoration(method) == "?" or any(_hides(lower, name) for lower in above[:index]):
                 continue
             for asked in supers(method, each):
                 if asked.attr not in known:
@@ -168,7 +164,7 @@ def uncalled_methods(definition: source.Definition, stage: str, files: Iterable[
         files: the files of the workspace.
     """
     above, complete = classes.ancestry(definition)
-    users = [each for each in above if not is_ours(each.module)]
+    users = [each for each in above if not source.is_ours(each.module)]
     modules = {near for each in (*files, *(each.module for each in users)) for near in source.neighbours(each)}
     known = {name for each in above if each not in users for name in classes.methods(each)} | _OPTIONAL.get(
         stage, set()
@@ -195,7 +191,7 @@ def _is_reached(name: str, above: Sequence[source.Definition], modules: Iterable
     names = {each.name for each in above}
     if any(not each.complete or name in _mentioned(each) or names & _loose(each) for each in modules):
         return True
-    return any(_gives_itself_away(each, names) for each in above if not is_ours(each.module))
+    return any(_gives_itself_away(each, names) for each in above if not source.is_ours(each.module))
 
 
 @once
@@ -232,7 +228,7 @@ def _held(node: ast.AST) -> Iterator[ast.AST]:
 def _gives_itself_away(definition: source.Definition, names: Collection[str]) -> bool:
     """Whether an object of a class may come to others as a whole, or looks at itself: then anything may call its methods."""
     for method in classes.methods(definition).values():
-        if mark(method, definition.module) == "staticmethod":
+        if classes.decoration(method) == "staticmethod":
             continue
         own = next((each.arg for each in (*method.args.posonlyargs, *method.args.args)), "")
         nodes = list(ast.walk(method))

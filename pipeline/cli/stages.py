@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 import click
 from rich.table import Table
 
-from pipeline.check.data_flow import GIVEN, default_definition
+from pipeline.check.data_flow import GIVEN, default_definition, flow_of_stage
 from pipeline.cli import COMMANDS
 from pipeline.cli.options import print_tables
 from pipeline.context import KEYS, ContextKey
 from pipeline.errors import one_of
 from pipeline.stages.base import METHODS
-from pipeline.user_code import class_path, classes, context_flow, source
+from pipeline.user_code import class_path, classes, source
 
 
 @click.command("stages", help=COMMANDS["stages"])
@@ -87,7 +87,7 @@ def _arguments(default: source.Definition) -> str:
 
 def _keys(default: source.Definition, stage: str) -> tuple[str, str]:
     """The keys that a default stage reads, and those that it writes."""
-    flow = context_flow.flow_of_stage(default, stage)
+    flow = flow_of_stage(default, stage)
     return ", ".join(flow.reads()), ", ".join(flow.writes())
 
 

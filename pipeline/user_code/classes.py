@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from pipeline.errors import one_of
 from pipeline.user_code import source
@@ -75,7 +75,7 @@ def annotation(name: str, arguments: ast.arguments, module: source.Module) -> An
     if types is None or written.annotation is None:
         return None
     # `size: int = None` takes null, whatever its annotation says.
-    default = _default(name, arguments)
+    default = defaults(arguments).get(name)
     if isinstance(default, ast.Constant) and not any(_TAKES[name](default.value) for name in types):
         types += [kind] if (kind := _kind(default.value)) in _NAMES else []
     shown = ast.unparse(written.annotation).strip("'")
@@ -83,11 +83,12 @@ def annotation(name: str, arguments: ast.arguments, module: source.Module) -> An
     return Annotation(tuple(dict.fromkeys(types)), text)
 
 
-def _default(name: str, arguments: ast.arguments) -> ast.expr | None:
+def defaults(arguments: ast.arguments) -> dict[str, ast.expr]:
+    """Parameter -> its default."""
     positional = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
-    defaults = dict(zip(reversed(positional), reversed(arguments.defaults), strict=False))
+    last = dict(zip(reversed(positional), reversed(arguments.defaults), strict=False))
     keywords = zip((each.arg for each in arguments.kwonlyargs), arguments.kw_defaults, strict=True)
-    return {**defaults, **dict(keywords)}.get(name)
+    return {**last, **{name: value for name, value in keywords if value}}
 
 
 def _types(node: ast.expr, module: source.Module) -> list[str] | None:
@@ -227,10 +228,7 @@ def _adds_nothing(module: source.Module, name: str) -> bool:
 
 @once
 def _parent(module: source.Module, name: str) -> source.Definition | None:
-    try:
-        parent = source.define(module, name)
-    except source.NotDefinedError:
-        return None
+    parent = source.find(module, name)
     return parent if parent and isinstance(parent.node, ast.ClassDef) else None
 
 
@@ -253,6 +251,73 @@ def own_names(definition: source.Definition) -> set[str]:
     """The names that a class itself defines in whatever way."""
     assert isinstance(definition.node, ast.ClassDef)
     return {name for statement, _ in source.top_level(definition.node.body) for name in source.bound_names(statement)}
+
+
+Member: TypeAlias = tuple[ast.stmt, source.Definition]
+
+"""The statement that binds a name in a class, and the class."""
+
+
+def member(definition: source.Definition, name: str, after: source.Definition | None = None) -> Member | None:
+    """What a class has under a name, its bases looked through as Python does; ``after``: as ``super()`` there would.
+
+    Where that depends on a condition, the statement is a ``pass``.
+    """
+    above, _ = ancestry(definition)
+    for each in above[above.index(after) + 1 if after in above else 0 :]:
+        found = [pair for pair in source.top_level(each.node.body) if name in source.bound_names(pair[0])]
+        if found:
+            statement, sometimes = found[-1]
+            return ast.Pass() if sometimes else statement, each
+    return None
+
+
+def declared(definition: source.Definition, attribute: str, method: str) -> tuple[str, ...]:
+    """The literal ``reads`` or ``writes`` of a class, or of a base whose method it does not override."""
+    found, home = member(definition, attribute), member(definition, method)
+    above = ancestry(definition)[0]
+    held = found and home and above.index(found[1]) <= above.index(home[1])
+    return own_declaration(found[1], attribute) if found and held else ()
+
+
+def own_declaration(definition: source.Definition, attribute: str) -> tuple[str, ...]:
+    """The literal ``reads`` or ``writes`` of the class itself; empty where there is none to see."""
+    found = member(definition, attribute)
+    value = found[0].value if found and isinstance(found[0], ast.Assign | ast.AnnAssign) else None
+    try:
+        keys = ast.literal_eval(value) if value and found and found[1] == definition else ()
+    except (ValueError, TypeError, SyntaxError, RecursionError):
+        return ()
+    return tuple(map(str, keys)) if isinstance(keys, tuple | list) else ()
+
+
+_KINDS = ("property", "staticmethod", "classmethod")
+
+_MARKS = {
+    "abstractmethod", "wraps", "override", "final", "hookimpl", "no_grad", "inference_mode", "enable_grad",
+}  # fmt: skip
+
+"""Decorators that leave a method as it is."""
+
+
+def decoration(node: source.FunctionNode) -> str:
+    """What decorators make of a function: ``""``, ``property``, ``staticmethod``, ``classmethod``, or ``?`` for anything else."""
+    names = [ast.unparse(each).partition("(")[0].rpartition(".")[2] for each in node.decorator_list]
+    left = ["property" if name == "cached_property" else name for name in names if name not in _MARKS]
+    if (
+        len(left) == 1
+        and left[0] in _KINDS
+        and "." not in ast.unparse(node.decorator_list[-1]).replace("functools.", "")
+    ):
+        return left[0]
+    return "?" if left else ""
+
+
+@once
+def assigned(module: source.Module) -> frozenset[str]:
+    """The names of attributes that a module, or one that it imports relatively, assigns to whatever object."""
+    nodes = (node for each in source.neighbours(module) for statement in each.body for node in ast.walk(statement))
+    return frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
 
 
 def abstract_methods(definition: source.Definition) -> list[str]:

@@ -3,18 +3,83 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import cache
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from pipeline.context import STAGES, Context, PipelineStage
+from pipeline.context import Context, PipelineStage
 from pipeline.errors import ClassPathError, ContextError, nearest
-from pipeline.inference.flow import ANY, Flow, Use
-from pipeline.inference.frame import is_ours
-from pipeline.inference.members import declared
-from pipeline.inference.stage import flow_of
-from pipeline.user_code import class_path, classes, source
+from pipeline.user_code import class_path
 from pipeline.user_code.classes import calls_super
+
+Action: TypeAlias = Literal["read", "write", "delete"]
+
+ANY = "*"
+"""A name that the source doesn't tell."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """One use of a key.
+
+    Attributes:
+        key: the key.
+        action: what is done with it.
+        place: ``file.py:14``.
+        sure: whether it happens on every way through the stage; for a read also, that it fails without the key and that
+            the stage didn't write the key itself before.
+        item: the name that is looked up in the value: ``context["model"][item]``.
+    """
+
+    key: str
+    action: Action
+    place: str
+    sure: bool
+    item: str = ""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What one stage does with the context.
+
+    Attributes:
+        uses: in the order of the source.
+        promised: the keys that it declares to write.
+        opaque: the keys in whose values it may put other names.
+        unknown: where it does something to the context that cannot be followed; ``""`` where there is no such place.
+        statuses: what it may write to ``context["status"]``.
+        runs: the methods of default stages that it certainly runs: ``Runner.run``.
+    """
+
+    uses: tuple[Use, ...] = ()
+    promised: tuple[str, ...] = ()
+    opaque: Set[str] = frozenset()
+    unknown: str = ""
+    statuses: Set[str] = frozenset()
+    runs: Set[str] = frozenset()
+
+    def demands(self) -> Iterator[Use]:
+        """The reads that certainly fail without their key, or without the name that is looked up in it; each once."""
+        first: dict[tuple[str, str], Use] = {}
+        for use in self.uses:
+            if use.action == "read" and use.sure:
+                first.setdefault((use.key, use.item), use)
+        yield from first.values()
+
+    def reads(self) -> list[str]:
+        """The keys that are read, or may be."""
+        return list(dict.fromkeys(use.key for use in self.uses if use.action == "read"))
+
+    def writes(self) -> list[str]:
+        """The keys that are written, or may be."""
+        return list(dict.fromkeys([*(use.key for use in self.uses if use.action == "write"), *self.promised]))
+
+    def removed(self) -> set[str]:
+        """The keys that are certainly gone afterwards."""
+        last = {use.key: use for use in self.uses if use.action != "read"}
+        # What is not sure to be written where it stands may be written later.
+        perhaps = {use.key for use in self.uses if use.action == "write" and not use.sure}
+        return {key for key, use in last.items() if use.action == "delete" and use.sure} - perhaps - set(self.promised)
 
 
 def check_reads(stage: PipelineStage, method: str, place: str, context: Context) -> None:
@@ -64,78 +129,3 @@ def _calls_super(cls: object, method: str) -> bool:
     except ClassPathError:  # such as a class within a function
         return False
     return found is not None and isinstance(found.node, ast.ClassDef) and calls_super(found, method)
-
-
-def flow_of_stage(
-    definition: source.Definition,
-    stage: str,
-    arguments: Mapping[str, object] | None = None,
-    facts: Mapping[str, object] | None = None,
-) -> Flow:
-    """What a stage reads and writes: what it declares, and what its source shows.
-
-    Args:
-        definition: its class.
-        stage: which of the five it is.
-        arguments: those that the config gives it.
-        facts: keys of the context whose value is known before anything runs.
-    """
-    if definition.module.name.startswith("pipeline.stages.") and not arguments:
-        inferred = _of_ours(definition, STAGES[stage], frozenset((facts or {}).items()))
-    else:
-        inferred = flow_of(definition, STAGES[stage], arguments, facts)
-    promised = [] if tells_all(definition, stage, inferred) else _unseen(definition, stage, inferred)
-    found = {use.key for use in inferred.demands()}
-    owed = [key for key in _promises(definition, stage, "reads", inferred) if key not in found]
-    needed = [Use((key,), "read", definition.place, sure=True) for key in owed]
-    left = [Use((key,), "write", definition.place, sure=True) for key in promised]
-    opaque = inferred.opaque | {(key,) for key in promised}
-    return replace(inferred, uses=(*needed, *inferred.uses, *left), opaque=frozenset(opaque))
-
-
-@cache
-def _of_ours(definition: source.Definition, method: str, facts: frozenset[tuple[str, object]]) -> Flow:
-    """What a default stage does, found out once."""
-    return flow_of(definition, method, {}, dict(facts))
-
-
-def broken(definition: source.Definition, stage: str, flow: Flow) -> list[str]:
-    """The keys that a stage declares to write, and certainly doesn't."""
-    return _unseen(definition, stage, flow) if tells_all(definition, stage, flow) else []
-
-
-def _unseen(definition: source.Definition, stage: str, flow: Flow) -> list[str]:
-    seen = {use.key for use in flow.uses if use.action == "write"}
-    return [key for key in _promises(definition, stage, "writes", flow) if key not in seen]
-
-
-def _promises(definition: source.Definition, stage: str, attribute: str, flow: Flow) -> tuple[str, ...]:
-    """What a class declares, or a base whose method it certainly calls."""
-    method, (above, _) = STAGES[stage], classes.ancestry(definition)
-    runs = any(is_ours(each.module) and f"{each.name}.{method}" in flow.runs for each in above)
-    for each in above:
-        if attribute in classes.own_names(each):
-            return declared(definition, attribute) or ()
-        if method in classes.own_names(each) and not (runs or calls_super(each, method)):
-            break
-    return ()
-
-
-def tells_all(definition: source.Definition, stage: str, flow: Flow) -> bool:
-    """Whether all that a stage writes stands in source of the user's own, and was followed."""
-    method, (above, complete) = STAGES[stage], classes.ancestry(definition)
-    home = next((each for each in above if method in classes.methods(each)), None)
-    if (
-        home is None
-        or flow.unknown
-        or ANY in flow.statuses
-        or not complete
-        or home.module.name.startswith("pipeline.stages.")
-    ):
-        return False
-    if any(isinstance(node, ast.Raise) for node in classes.methods(home)[method].body):
-        return False
-    users = [each for each in above if not each.module.name.startswith("pipeline.stages.")]
-    # What our own classes do is not followed to its end.
-    calls = (node for each in users for node in ast.walk(each.node) if isinstance(node, ast.Attribute | ast.Name))
-    return not any("super" in ast.unparse(node) or getattr(node, "attr", "") == method for node in calls)

@@ -92,6 +92,8 @@ ClassNode: TypeAlias = ast.ClassDef
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+_WORKSPACES = "pipeline.workspaces."
+
 _BY_CODE = re.compile(r"(globals|locals|vars)\(\)|(?<![.\w])exec\(|sys\.modules\[__name__\]|^\s+global ", re.MULTILINE)
 
 """Ways to define names that don't stand in the source."""
@@ -196,9 +198,14 @@ def bound_names(statement: ast.stmt) -> Iterator[str]:
         parts = [part for node in below for part in ast.walk(node)]
         yield from (part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store))
         if isinstance(statement, ast.Match):
-            caught = [part for case in statement.cases for part in ast.walk(case.pattern)]
-            yield from (part.name for part in caught if isinstance(part, ast.MatchAs | ast.MatchStar) and part.name)
-            yield from (part.rest for part in caught if isinstance(part, ast.MatchMapping) and part.rest)
+            yield from (name for case in statement.cases for name in pattern_names(case.pattern))
+
+
+def pattern_names(pattern: ast.pattern) -> Iterator[str]:
+    """The names that a pattern binds."""
+    for part in ast.walk(pattern):
+        name = part.name if isinstance(part, ast.MatchAs | ast.MatchStar) else getattr(part, "rest", None)
+        yield from [name] if name else []
 
 
 @once
@@ -273,6 +280,14 @@ def define(module: Module, name: str, depth: int = 0) -> Definition | None:
     return None
 
 
+def find(module: Module, name: str) -> Definition | None:
+    """The same; None also where the module certainly has no such name."""
+    try:
+        return define(module, name)
+    except NotDefinedError:
+        return None
+
+
 def _imported(module: Module, node: ast.ImportFrom, first: str, rest: str, depth: int) -> Definition | None:
     original = next(alias.name for alias in node.names if (alias.asname or alias.name) == first)
     home = module.absolute(node)
@@ -313,6 +328,29 @@ def quiet_read(name: str) -> Module | None:
         return read(name)
     except (SyntaxError, OSError, ValueError):
         return None
+
+
+def literal(module: Module, name: str) -> ast.expr | None:
+    """The expression to which ``name`` (dotted for an attribute of a module) is bound, imports followed; None: cannot tell."""
+    first, _, rest = name.partition(".")
+    node = module.bindings.get(first) if module.complete else None
+    if isinstance(node, ast.ImportFrom):
+        original = next(alias.name for alias in node.names if (alias.asname or alias.name) == first)
+        home = quiet_read(f"{module.absolute(node)}.{original}" if rest else module.absolute(node))
+        return literal(home, rest or original) if home and home != module else None
+    single = isinstance(node, ast.Assign | ast.AnnAssign) and not rest
+    return node.value if single and isinstance(node, ast.Assign | ast.AnnAssign) else None
+
+
+def is_ours(module: Module) -> bool:
+    """Whether a module belongs to this package or its plugins, and not to a workspace."""
+    return module.name.startswith(("pipeline.", "pipeline_plugins.")) and not module.name.startswith(_WORKSPACES)
+
+
+def package(name: str) -> str:
+    """The package of a module: that of a workspace, ``pipeline.stages``, another's top one."""
+    depth = 3 if name.startswith(_WORKSPACES) else 2 if name.startswith("pipeline.") else 1
+    return ".".join(name.split(".")[:depth])
 
 
 def neighbours(module: Module) -> Iterator[Module]:

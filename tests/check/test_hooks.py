@@ -36,12 +36,6 @@ def test_the_nearest_key_is_named(linear: Path) -> None:
     assert faults(linear, "context['modle']")[0].endswith("which nobody writes; did you mean 'model'?")
 
 
-def test_a_hook_of_all_stages_is_looked_at_for_each(linear: Path) -> None:
-    body = "if name == 'network':\n            context['modle']"
-    assert len(faults(linear, body, "after_stage")) == 1
-    assert faults(linear, body.replace("network", "nowhere"), "after_stage") == []
-
-
 @pytest.mark.parametrize("body", [
     "context.get('speed')", "context.setdefault('speed', 1)", "context['speed'] = 1; context['speed']",
     "return context['speed'] if 'speed' in context else None", "context['metrics'], context['error'], context['best']",

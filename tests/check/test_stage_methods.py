@@ -100,7 +100,6 @@ VALID = {
     "super left out": "def startup(self, context):\n        if context['is_infer']: return\n        super().load(context)",
     "super in one way": "def startup(self, context): return super().lod(context) if context['is_infer'] else None",
     "super after a return": "def startup(self, context):\n        if not context['is_infer']: return\n        super().lod(context)",
-    "super that is assigned": "def startup(self, context):\n        Parent.tell = lambda self: 1\n        super().tell()",
     "super of object": "def __repr__(self): return super().__repr__()",
     "super of an attribute": "def startup(self, context): return super().noise",
     "super of another": "def startup(self, context):\n        class A(list):\n            def add(self): super().append(1)\n        A().add()",
