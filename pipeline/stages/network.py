@@ -118,12 +118,12 @@ class Network(NetworkBase):
             loss = load(phase.loss, f"{address}.loss", "Loss", context["config"])
             brain = ModuleBrain(model, loss() if isinstance(loss, type) else loss)
         what = f"{address}.model: {type(brain).__name__}"
-        if ignored := brain._set_by_hand():
+        if ignored := brain._ignored_arguments():
             raise ConfigError(
                 f"{what} is made with {', '.join(ignored)}, which would be ignored: in a config the runner and the phase "
                 "say this; remove it from the call of super().__init__"
             )
-        if outside := brain._unregistered():
+        if outside := brain._unregistered_modules():
             remedy = f"register it: super().__init__({{'{outside[0]}': …}})"
             raise ConfigError(
                 f"{what} keeps {', '.join(outside)} outside its modules, where nothing is trained or saved; {remedy}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from pipeline.checkpoint.checkpointer import Checkpointer
@@ -23,11 +24,11 @@ from pipeline.training.nonfinite import check_divergence
 from pipeline.training.optim_scheduler import (
     OptimScheduler,
     autocast,
-    close,
-    in_autocast,
+    autocast_enabled,
+    close_windows,
+    make_scaler,
     optimize,
-    outside_autocast,
-    scaler,
+    without_autocast,
 )
 from pipeline.training.run_options import RunOptions
 from pipeline.user_code.plugins import hook_or_none
@@ -69,8 +70,7 @@ def losses_by_name(returned: Any, where: str) -> Losses:
 
 
 TRAIN = Stage.TRAIN
-
-"""Of an enum, each use of a member is a call."""
+"""Kept, since each look-up of an enum's member is a call."""
 
 
 class ConstructorError(ConfigError, AttributeError):
@@ -126,28 +126,28 @@ class BatchBrain:
         self._pass_loader: Any = None
         self._run_context: Context | None = None
         self._optim_schedulers: list[OptimScheduler] = []
-        self._tell_before_batch: Callable[..., Any] | None = None
-        self._tell_after_batch: Callable[..., Any] | None = None
-        # Without the method around it, where a subclass has none of its own.
-        own = type(self).count_samples is not BatchBrain.count_samples
-        self._samples_of = self._counted_by_subclass if own else count_samples
-        self._watches_batches = (
+        self._before_batch_hook: Callable[..., Any] | None = None
+        self._after_batch_hook: Callable[..., Any] | None = None
+        # The function itself costs one call less than the method.
+        overridden = type(self).count_samples is not BatchBrain.count_samples
+        self._count_samples = self._checked_samples if overridden else count_samples
+        self._overrides_batch_hooks = (
             type(self).on_fit_batch_start is not BatchBrain.on_fit_batch_start
             or type(self).on_fit_batch_end is not BatchBrain.on_fit_batch_end
         )
-        self._take_options(RunOptions.resolve(hparams, run_opts))
+        self._set_options(RunOptions.resolve(hparams, run_opts))
 
-    if not TYPE_CHECKING:  # which would take any misspelt attribute for one
+    if not TYPE_CHECKING:  # it would accept any misspelt attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            """What is not there; where a subclass leaves out the constructor above it, that is nearly everything."""
+            """Raise for an attribute that does not exist; without the call of this constructor nearly none does."""
             kind = type(self).__name__
             if "_run_options" not in vars(self):
                 remedy = "call it first, with the modules: super().__init__({'net': net})"
                 raise ConstructorError(f"{kind}.__init__ has not called super().__init__(); {remedy}")
             raise AttributeError(f"'{kind}' object has no attribute '{name}'", name=name, obj=self)
 
-    def _take_options(self, options: RunOptions) -> None:
+    def _set_options(self, options: RunOptions) -> None:
         """Take the options of a run; each is also an attribute of its name.
 
         Raises:
@@ -177,52 +177,55 @@ class BatchBrain:
         self._phase_name, self._loss_patience, self._run_context = phase, patience, context
         self._counts_batches, self._in_pass = True, False
         self._optim_schedulers = list(optim_schedulers.values())
-        trained = {each for each in self.modules.parameters() if each.requires_grad}
-        # A scale may change when the windows close for which it was used: those of one length close together.
-        windows = {(each.loss_name, each.accum_grad) for each in self._optim_schedulers}
-        scalers = {window: scaler(self._run_options.precision, self.device) for window in windows}
-        for each in self._optim_schedulers:
-            each.guarded = patience is not None
-            each.under_autocast = False
-            each.owns_all = trained <= set(each.parameters)
-            each.scaler = each.scaler or (scalers[each.loss_name, each.accum_grad] if each.use_amp else None)
+        parameters = {parameter for parameter in self.modules.parameters() if parameter.requires_grad}
+        # A scaler is shared by windows that close together, since its scale may change only between two windows.
+        scalers: dict[tuple[str, int], GradScaler | None] = {}
+        for scheduler in self._optim_schedulers:
+            scheduler.guarded = patience is not None
+            scheduler.under_autocast = False
+            scheduler.owns_all = parameters <= set(scheduler.parameters)
+            if scheduler.use_amp and not scheduler.scaler:
+                window = scheduler.loss_name, scheduler.accum_grad
+                scheduler.scaler = scalers.setdefault(window, make_scaler(self._run_options.precision, self.device))
         if context is not None:
             self._train_state = context["train_state"]
             hooks = context["hooks"]
-            self._tell_before_batch = hook_or_none(hooks, "before_batch")
-            self._tell_after_batch = hook_or_none(hooks, "after_batch")
+            self._before_batch_hook = hook_or_none(hooks, "before_batch")
+            self._after_batch_hook = hook_or_none(hooks, "after_batch")
 
-    def _set_by_hand(self) -> list[str]:
-        """What it was made with that a config says otherwise: optimizer, checkpointer, options of the run."""
-        given = [name for name in ("opt_class", "checkpointer") if getattr(self, name) is not None]
-        return given + sorted(self._run_options.model_fields_set - {"device"})
+    def _ignored_arguments(self) -> list[str]:
+        """Arguments of the constructor that a config would ignore: optimizer, checkpointer, options of the run."""
+        names = [name for name in ("opt_class", "checkpointer") if getattr(self, name) is not None]
+        return names + sorted(self._run_options.model_fields_set - {"device"})
 
-    def _unregistered(self) -> list[str]:
-        """The attributes that hold parameters to be trained, but outside of ``modules``: nobody trains or saves them."""
-        known = set(self.modules.parameters())
-        held = {name: each for name, each in vars(self).items() if isinstance(each, nn.Module)}
+    def _unregistered_modules(self) -> list[str]:
+        """Attributes with trainable parameters outside of ``modules``, which nothing trains or saves."""
+        registered = set(self.modules.parameters())
+        attributes = [(name, each) for name, each in vars(self).items() if isinstance(each, nn.Module)]
         return [
-            name for name, each in held.items() if any(p.requires_grad and p not in known for p in each.parameters())
+            name
+            for name, module in attributes
+            if any(parameter.requires_grad and parameter not in registered for parameter in module.parameters())
         ]
 
     def _begin_pass(self, batches: int = 0) -> None:
-        """Training mode, and the training numbers of the pass before forgotten; ``batches``: how many come, if known."""
+        """Set training mode and reset the numbers of the last pass; ``batches``: how many come, 0 if unknown."""
         self.modules.train()
         self.step, self._batches_taken, self._in_pass = 0, 0, True
         self._pass_batches, self._pass_began = batches, self._train_state["iteration"]
         self._pass_loss.reset()
         self._pass_numbers = Meters()
-        for each in self._optim_schedulers:
-            each.guard.forget()
+        for scheduler in self._optim_schedulers:
+            scheduler.guard.reset()
 
     def _end_pass(self) -> None:
-        """Close the windows of accumulation that the last batches left open, and see whether training diverged."""
-        self._train_state["update"] += close(self._optim_schedulers, self._train_state["epoch"])
-        self._refuse_divergence()
+        """Close the accumulation windows that are still open, and check for divergence."""
+        self._train_state["update"] += close_windows(self._optim_schedulers, self._train_state["epoch"])
+        self._check_divergence()
         self._in_pass = False
 
     def _pass_state(self) -> dict[str, Any]:
-        """Where the pass is: how many batches are done, the place in the data, the numbers so far; on a GPU this waits."""
+        """The position of the pass: batches done, position in the data, numbers so far; on a GPU this waits."""
         return {
             "step": self.step,
             "taken": self._batches_taken,
@@ -230,18 +233,18 @@ class BatchBrain:
             "began": self._pass_began,
             "train_loss": self._pass_loss.state_dict(),
             "logged": self._pass_numbers.state_dict(),
-            "discarded": [(each.guard.read(), each.guard.parameter) for each in self._optim_schedulers],
+            "discarded": [(scheduler.guard.read(), scheduler.guard.parameter) for scheduler in self._optim_schedulers],
         }
 
     def _load_pass_state(self, state: Mapping[str, Any]) -> None:
-        """Go on in the middle of a pass, after ``begin_pass``."""
+        """Go on in the middle of a pass, after ``_begin_pass``."""
         self.step, self._pass_began = state["step"], state["began"]
-        # Checkpoints of before have one count for both.
+        # Checkpoints of earlier versions have one count for both.
         self._batches_taken = state.get("taken", self.step)
         self._pass_loss.load_state_dict(state["train_loss"])
         self._pass_numbers.load_state_dict(state["logged"])
-        for each, (discarded, parameter) in zip(self._optim_schedulers, state["discarded"], strict=True):
-            each.guard.discarded, each.guard.parameter = discarded, parameter
+        for scheduler, (discarded, parameter) in zip(self._optim_schedulers, state["discarded"], strict=True):
+            scheduler.guard.discarded, scheduler.guard.parameter = discarded, parameter
 
     def compute_forward(self, batch: Any, stage: Stage) -> Any:
         """The predictions for a batch."""
@@ -260,19 +263,19 @@ class BatchBrain:
             The loss, detached, on its device; not finite where the step was discarded.
         """
         if not self._optim_schedulers:
-            self._refuse_untrained()
-        if self._train_autocast and not self._counts_batches and in_autocast(self.device):
-            with outside_autocast(self.device):
+            self._refuse_without_schedulers()
+        if self._train_autocast and not self._counts_batches and autocast_enabled(self.device):
+            with without_autocast(self.device):
                 return BatchBrain.fit_batch(self, batch)
-        samples = self._pass_numbers.samples = self._samples_of(batch) or raise_no_samples(batch)
+        samples = self._pass_numbers.samples = self._count_samples(batch) or raise_no_samples(batch)
         if self._counts_batches:
             self.step += 1
             self._batches_taken += 1
-            if self._tell_before_batch:
-                self._tell_before_batch(context=self._run_context, batch=batch)
+            if self._before_batch_hook:
+                self._before_batch_hook(context=self._run_context, batch=batch)
         last = self._batches_taken == self._pass_batches
-        should_step = self._watches_batches and self._closes_window(last)
-        if self._watches_batches:
+        should_step = self._overrides_batch_hooks and self._closes_window(last)
+        if self._overrides_batch_hooks:
             self.on_fit_batch_start(batch, should_step)
         if self._train_autocast is None:
             predictions = self.compute_forward(batch, TRAIN)
@@ -281,7 +284,7 @@ class BatchBrain:
             with self._train_autocast:
                 predictions = self.compute_forward(batch, TRAIN)
                 returned = self.compute_objectives(predictions, batch, TRAIN)
-        # A plain tensor is the usual case; what else there may be is looked at more closely.
+        # A scalar tensor is the usual case, checked without a call.
         plain = returned if type(returned) is Tensor and not returned.ndim else None
         losses = losses_by_name(returned, f"{self._where}compute_objectives") if plain is None else {"loss": plain}
         finite, updated = optimize(losses, self._optim_schedulers, self._train_state["epoch"], samples, last=last)
@@ -290,13 +293,13 @@ class BatchBrain:
         loss = self._reported_loss(losses) if plain is None else plain.detach()
         self._pass_loss.waiting.append((loss, samples))
         if not finite or self._batches_taken % MOST == 0:
-            self._refuse_divergence()
+            self._check_divergence()
         if self._in_pass and self._counts_batches:
             self._train_state["iteration"] += 1
-        if self._watches_batches:
+        if self._overrides_batch_hooks:
             self.on_fit_batch_end(batch, predictions, loss, should_step)
-        if self._tell_after_batch and self._counts_batches:
-            self._tell_after_batch(context=self._run_context, batch=batch, predictions=predictions, losses=losses)
+        if self._after_batch_hook and self._counts_batches:
+            self._after_batch_hook(context=self._run_context, batch=batch, predictions=predictions, losses=losses)
         return loss
 
     def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
@@ -315,45 +318,39 @@ class BatchBrain:
         """The loss of one batch, without training."""
         return self._reported_loss(self._compute_batch(batch, stage)[1])
 
-    def _judge_batch(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
-        """Predictions and losses of one batch; from a subclass with its own ``evaluate_batch``, the loss alone."""
+    def _evaluate_batch(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
+        """Predictions and losses of one batch; of a subclass with its own ``evaluate_batch``, the loss alone."""
         if not self._gives_predictions:
-            # One of its own: it may call the method that it replaces, and that one's cannot be entered twice.
+            # Not self._eval_autocast: evaluate_batch may call super(), which enters that one, and it cannot be entered twice.
             with autocast(self._run_options.eval_precision, self.device) or nullcontext():
                 returned = self.evaluate_batch(batch, stage)
             return None, losses_by_name(returned, f"{self._where}evaluate_batch")
         return self._compute_batch(batch, stage)
 
     def _compute_batch(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
-        if self._eval_autocast is None:
+        with self._eval_autocast or nullcontext():
             predictions = self.compute_forward(batch, stage)
-            return predictions, self._named_objectives(predictions, batch, stage)
-        with self._eval_autocast:
-            predictions = self.compute_forward(batch, stage)
-            return predictions, self._named_objectives(predictions, batch, stage)
-
-    def _named_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Losses:
-        returned = self.compute_objectives(predictions, batch, stage)
-        return losses_by_name(returned, f"{self._where}compute_objectives")
+            returned = self.compute_objectives(predictions, batch, stage)
+        return predictions, losses_by_name(returned, f"{self._where}compute_objectives")
 
     @property
     def _gives_predictions(self) -> bool:
         """Whether an evaluated batch has predictions: not from an ``evaluate_batch`` of the subclass's own."""
         return type(self).evaluate_batch is BatchBrain.evaluate_batch
 
-    def _samples_in(self, batch: Any) -> int:
+    def _samples(self, batch: Any) -> int:
         """How many samples a batch holds.
 
         Raises:
             DataError: it holds none that can be counted, or ``count_samples`` of a subclass returned no number of them.
         """
-        return self._samples_of(batch) or raise_no_samples(batch)
+        return self._count_samples(batch) or raise_no_samples(batch)
 
     def count_samples(self, batch: Any) -> int:
         """How many samples a batch holds: the length of the first tensor in it."""
         return count_samples(batch)
 
-    def _counted_by_subclass(self, batch: Any) -> int:
+    def _checked_samples(self, batch: Any) -> int:
         """What a subclass's own ``count_samples`` says, if that is a number of samples."""
         samples = type(self).count_samples(self, batch)
         if samples is not None and (not isinstance(samples, int) or samples < 0):
@@ -389,7 +386,7 @@ class BatchBrain:
             raise ConfigError(f"{replaced} of the pass, which is reported by that name; give it another")
         return {**numbers, **logged}
 
-    def _refuse_divergence(self) -> None:
+    def _check_divergence(self) -> None:
         """Read the losses so far, and end the training if too many batches were not finite.
 
         Raises:
@@ -409,7 +406,7 @@ class BatchBrain:
         return f"phase.{self._phase_name}: " if self._phase_name else ""
 
     def _closes_window(self, last: bool) -> bool:
-        return last or any(each.batches + 1 >= each.accum_grad for each in self._optim_schedulers)
+        return last or any(scheduler.batches + 1 >= scheduler.accum_grad for scheduler in self._optim_schedulers)
 
     def _reported_loss(self, losses: Losses) -> Tensor:
         """The loss that is reported: the one named ``loss``, else the sum; the others are logged by their names."""
@@ -420,7 +417,7 @@ class BatchBrain:
             return losses["loss"].detach()
         return torch.stack([each.detach() for each in losses.values()]).sum()
 
-    def _refuse_untrained(self) -> NoReturn:
+    def _refuse_without_schedulers(self) -> NoReturn:
         raise StageError(
             f"{type(self).__name__}.fit_batch: no OptimScheduler trains it; give it opt_class and call fit, or call "
             "bind(phase, optim_schedulers, context) first"

@@ -171,7 +171,7 @@ class Brain(BatchBrain):
         schedulers: dict[str, OptimScheduler] = {}
         for name, optimizer in self.optimizers_dict.items():
             schedulers[name] = Constant(
-                partial(_as_made, optimizer),
+                partial(_same_optimizer, optimizer),
                 {},
                 self.modules,
                 accum_grad=options.grad_accumulation_factor,
@@ -243,7 +243,7 @@ class Brain(BatchBrain):
         return batches
 
 
-def _as_made(optimizer: Optimizer, _parameters: object) -> Optimizer:
+def _same_optimizer(optimizer: Optimizer, _parameters: object) -> Optimizer:
     return optimizer
 
 

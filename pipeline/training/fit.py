@@ -194,7 +194,7 @@ class Fit:
         if progress.every and self.brain._batches_taken % progress.every == 0:
             progress.show(self.brain._batches_taken, self.brain._pass_loss.mean())
         if self.saving.fires(iteration):
-            self.brain._refuse_divergence()
+            self.brain._check_divergence()
             self.save(within_epoch=True)
         return 0 if self._over() else self._next_check(iteration, progress)
 

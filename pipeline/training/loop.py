@@ -198,7 +198,7 @@ class TrainLoop:
         validating, saving = validating or self.validation.running, saving or self.validation.running
         if printing or validating or saving or exporting:
             # On a GPU this waits for the work so far, as what follows does anyway.
-            report.brain._refuse_divergence()
+            report.brain._check_divergence()
         if printing:
             report.print()
         if exporting:

@@ -1,4 +1,4 @@
-"""The mean of numbers that stay on their device until somebody asks for it."""
+"""Running means of numbers that stay on their device until the mean is read."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _STATE = (
 
 
 class Meter:
-    """The mean of a number per batch, over a pass and since it was last asked for, weighted by samples.
+    """The mean of one number per batch, weighted by samples: over a pass, and since it was last read.
 
-    Whoever adds a number waits for nothing: many are read at once. They are summed up one by one in float64, so that
-    when they are read changes nothing. What is not finite is counted, and left out of the means.
+    Adding a number never waits for the device: many are read at once. They are summed one by one in float64, so the
+    moment of reading changes nothing. What is not finite is counted, and left out of the means.
 
     Attributes:
         waiting: (number, samples) of each that is not read yet; a loop may append to it itself.
@@ -71,7 +71,7 @@ class Meter:
         self.waiting.clear()
 
     def recent(self) -> float:
-        """The mean since this was last asked; nan if there was nothing finite."""
+        """The mean since the last call; nan if there was nothing finite."""
         self.read()
         mean = self._recent_total / self._recent_count if self._recent_count else math.nan
         self._recent_total, self._recent_count = 0.0, 0
@@ -83,22 +83,22 @@ class Meter:
         return self._total / self._count if self._count else math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, so that another goes on from it; on a GPU this waits for the work so far."""
+        """Everything that another meter needs to go on; on a GPU this waits for the work so far."""
         self.read()
         return {name: getattr(self, name) for name in _STATE}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of another."""
+        """Go on from that state."""
         self.waiting.clear()
         for name in _STATE:
             setattr(self, name, state[name])
 
 
 class Meters(dict[str, Meter]):
-    """Averages by name, as ``self.log(name, value)`` fills them.
+    """Means by name, as ``self.log(name, value)`` fills them.
 
     Attributes:
-        samples: how many the batch has that is computed now.
+        samples: how many samples the current batch has.
     """
 
     samples = 1
@@ -110,25 +110,25 @@ class Meters(dict[str, Meter]):
         number = value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
         if number.ndim:
             raise DataError(f"log('{name}', …) was given a tensor of shape {tuple(number.shape)}; give it a scalar")
-        average = self[name]
-        average.add(number, self.samples if batch_size is None else batch_size)
-        if len(average.waiting) >= MOST:
-            average.read()
+        meter = self[name]
+        meter.add(number, self.samples if batch_size is None else batch_size)
+        if len(meter.waiting) >= MOST:
+            meter.read()
 
     def recent(self) -> dict[str, float]:
-        """The mean of each since this was last asked."""
-        return {name: average.recent() for name, average in self.items()}
+        """The mean of each since the last call."""
+        return {name: meter.recent() for name, meter in self.items()}
 
     def means(self) -> dict[str, float]:
         """The mean of each over the pass so far."""
-        return {name: average.mean() for name, average in self.items()}
+        return {name: meter.mean() for name, meter in self.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """That of each."""
-        return {name: average.state_dict() for name, average in self.items()}
+        """The state of each."""
+        return {name: meter.state_dict() for name, meter in self.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of others."""
-        for name, each in state.items():
+        """Go on from that state."""
+        for name, meter_state in state.items():
             self[name] = Meter()
-            self[name].load_state_dict(each)
+            self[name].load_state_dict(meter_state)

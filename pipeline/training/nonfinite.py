@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite: kept from the weights, counted, and the end of a training that diverged."""
+"""Non-finite losses and gradients: they never reach the weights, they are counted, and too many end the training."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from pipeline.training.meters import Meter
 
 
 class NonFiniteGuard:
-    """Says of each window of an optimizer whether its gradients may be used, and counts those that may not.
+    """Decides for each accumulation window whether its optimizer may step, and counts the windows that it discards.
 
     On a CPU, and for an optimizer that cannot skip a step by itself, this reads one number a window. A fused optimizer
-    on a GPU is told by ``found_inf``, as a gradient scaler does it, and nobody waits.
+    on a GPU gets ``found_inf``, as from a gradient scaler, and nothing waits.
 
     Args:
         optimizer: the one that steps.
         names: name -> parameter of it, for messages.
 
     Attributes:
-        loss: on a GPU, 1 where a loss of the open window is not finite, at its close a gradient too, else 0; None: not
-            looked at.
-        discarded: windows discarded for their gradients since it was last set to 0, as far as they are read.
-        parameter: the first parameter with such a gradient; ``""`` while there is none.
+        loss: on a GPU, 1 if a loss of the open window is not finite, or when it closes a gradient, else 0; None: not checked.
+        discarded: windows of this pass discarded for their gradients, as far as they are read.
+        parameter: the first parameter with such a gradient; ``""``: none had one.
     """
 
     def __init__(self, optimizer: Optimizer, names: Mapping[str, Tensor]) -> None:
@@ -39,13 +38,13 @@ class NonFiniteGuard:
         self.parameter = ""
         self._on_device: tuple[Tensor, Tensor, Sequence[Tensor]] | None = None
 
-    def note_loss(self, loss: Tensor) -> None:
-        """Look at a loss on a GPU, without reading it."""
+    def record_loss(self, loss: Tensor) -> None:
+        """Check a loss on a GPU, without reading it."""
         bad = (~loss.detach().isfinite()).float()
         self.loss = bad if self.loss is None else torch.maximum(self.loss, bad)
 
-    def passes(self, norm: Tensor | None, parameters: Sequence[Tensor]) -> bool:
-        """Whether the optimizer may be called; it may where it skips the step by itself.
+    def allows_step(self, norm: Tensor | None, parameters: Sequence[Tensor]) -> bool:
+        """Whether the optimizer may be called; it may where it skips the step itself.
 
         Args:
             norm: of all the gradients; None where nobody asked for it.
@@ -54,21 +53,21 @@ class NonFiniteGuard:
         if norm is not None and norm.is_cpu and self.loss is None:
             # Reads one number a window: gradients that are not finite must not reach the weights.
             return math.isfinite(norm.item()) or self._discard(parameters)
-        bad = self.loss = self.loss if norm is None else self._on_gpu(norm, parameters)
+        bad = self.loss = self.loss if norm is None else self._nonfinite_on_device(norm, parameters)
         if bad is None:
             return True
-        if self._skips_by_itself():
+        if self._optimizer_skips():
             self.optimizer.found_inf = bad  # type: ignore[attr-defined] # torch's own way to tell a fused optimizer
             return True
         # Reads one number a window: the price of an optimizer that cannot skip a step on the device.
         return not bad.item()
 
-    def tell_scaler(self, gradients: Sequence[Tensor]) -> None:
-        """Make a gradient infinite if a loss was: a scaler looks at gradients alone, and these may well be finite."""
+    def mark_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Make a gradient infinite if a loss was: a scaler checks gradients alone, which may well be finite."""
         if self.loss is not None and gradients:
             gradients[0].div_((1 - self.loss).to(gradients[0].device))
 
-    def sees_bad_loss(self) -> bool:
+    def has_nonfinite_loss(self) -> bool:
         """Whether a loss of the open window is not finite; a GPU makes this wait."""
         return self.loss is not None and bool(self.loss.item())
 
@@ -79,7 +78,7 @@ class NonFiniteGuard:
             self.optimizer.found_inf = None  # type: ignore[attr-defined] # else the next window would be judged by it
 
     def read(self) -> int:
-        """How many windows were discarded for their gradients since ``discarded`` was 0; a GPU makes this wait."""
+        """How many windows of this pass were discarded for their gradients; on a GPU this waits."""
         if self._on_device is not None:
             count, first, parameters = self._on_device
             self._on_device = None
@@ -88,31 +87,31 @@ class NonFiniteGuard:
                 self.parameter = self.parameter or self._name(parameters[int(first.item())])
         return self.discarded
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """A new pass begins."""
         self.discarded, self.parameter, self._on_device = 0, "", None
 
     def _discard(self, parameters: Sequence[Tensor]) -> bool:
         self.discarded += 1
-        self.parameter = self.parameter or self._name(parameters[int(_first_not_finite(parameters).item())])
+        self.parameter = self.parameter or self._name(parameters[int(_first_nonfinite(parameters).item())])
         return False
 
-    def _on_gpu(self, norm: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        """1 where the window is to be discarded, else 0; what the gradients alone are to blame for is counted."""
+    def _nonfinite_on_device(self, norm: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        """1 where the window is to be discarded, else 0; windows with finite losses and other gradients are counted."""
         infinite = (~norm.isfinite()).float()
         losses = torch.zeros_like(infinite) if self.loss is None else self.loss.to(norm.device)
-        blamed, first = (infinite - losses).clamp(min=0), _first_not_finite(parameters)
+        bad_gradients, first = (infinite - losses).clamp(min=0), _first_nonfinite(parameters)
         if self._on_device is not None:
-            before, earlier, _ = self._on_device
-            first = torch.where(before > 0, earlier, first)
-            blamed = blamed + before
-        self._on_device = (blamed, first, parameters)
+            count, earlier, _ = self._on_device
+            first = torch.where(count > 0, earlier, first)
+            bad_gradients = bad_gradients + count
+        self._on_device = (bad_gradients, first, parameters)
         return torch.maximum(infinite, losses)
 
     def _name(self, parameter: Tensor) -> str:
         return next((name for name, each in self.names.items() if each is parameter), "?")
 
-    def _skips_by_itself(self) -> bool:
+    def _optimizer_skips(self) -> bool:
         """Whether the optimizer's kernel skips the step where ``found_inf`` says so.
 
         In the first step of a group, the kernel of a fused SGD with momentum would leave the momentum uninitialised.
@@ -127,7 +126,7 @@ class NonFiniteGuard:
         return not group.get("momentum") or any(self.optimizer.state.get(each) for each in group["params"])
 
 
-def _first_not_finite(parameters: Sequence[Tensor]) -> Tensor:
+def _first_nonfinite(parameters: Sequence[Tensor]) -> Tensor:
     """The index, on their device, of the first whose gradient is not finite; meaningless where all are."""
     norms = torch._foreach_norm([each.grad for each in parameters if each.grad is not None])
     left, none = iter(norms), norms[0].new_zeros(())

@@ -95,13 +95,13 @@ def autocast(precision: str, device: torch.device, *, steps: bool = False) -> to
     return torch.autocast(device.type, dtype=DTYPES[precision], cache_enabled=False if steps else None)
 
 
-def in_autocast(device: torch.device) -> bool:
+def autocast_enabled(device: torch.device) -> bool:
     """Whether an autocast is around what is computed now."""
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 @contextmanager
-def outside_autocast(device: torch.device) -> Iterator[None]:
+def without_autocast(device: torch.device) -> Iterator[None]:
     """A block that computes as if no autocast were around it.
 
     An autocast inside of another keeps the weights that it has cast until the outer one is left: here they are forgotten,
@@ -115,8 +115,8 @@ def outside_autocast(device: torch.device) -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
-def scaler(precision: str, device: torch.device) -> GradScaler | None:
-    """What keeps small gradients above zero in fp16; nothing elsewhere."""
+def make_scaler(precision: str, device: torch.device) -> GradScaler | None:
+    """The scaler that keeps small gradients above zero in fp16; elsewhere None."""
     return GradScaler(device.type) if precision == "fp16" and device.type != "cpu" else None
 
 
@@ -324,7 +324,7 @@ class OptimScheduler(ABC):
         parameters = [each for each in self.parameters if each.grad is not None]
         gradients = [each.grad for each in parameters if each.grad is not None]
         if self.scaler:
-            self.guard.tell_scaler(gradients)
+            self.guard.mark_gradients(gradients)
             self.scaler.unscale_(self.optimizer)
         if gradients and (self.weighted or self.accum_grad > 1):
             torch._foreach_div_(gradients, float(self.samples))
@@ -332,7 +332,7 @@ class OptimScheduler(ABC):
         if gradients and (self.grad_clip is not None or self.check_gradients):
             norm = nn.utils.get_total_norm(gradients, self.grad_norm_type)
         # A scaler looks for itself, and what it skips while it finds its scale is no fault.
-        if not self.scaler and not self.guard.passes(norm, self.parameters):
+        if not self.scaler and not self.guard.allows_step(norm, self.parameters):
             return False
         if norm is not None and self.grad_clip is not None:
             nn.utils.clip_grads_with_norm_(parameters, self.grad_clip, norm)
@@ -363,7 +363,7 @@ class OptimScheduler(ABC):
                 "real_step": self.real_step,
                 "batches": self.batches,
                 "samples": self.samples,
-                "discards": self.discards or self.guard.sees_bad_loss(),
+                "discards": self.discards or self.guard.has_nonfinite_loss(),
             },
             "schedule": self.schedule_state(),
         }
@@ -458,15 +458,15 @@ def optimize(
         ConfigError: two schedulers train the same parameter, or share a gradient scaler with windows of different lengths.
     """
     only, *others = optim_schedulers
-    if only.under_autocast and in_autocast(only.parameters[0].device):
-        with outside_autocast(only.parameters[0].device):
+    if only.under_autocast and autocast_enabled(only.parameters[0].device):
+        with without_autocast(only.parameters[0].device):
             return optimize(losses, optim_schedulers, epoch, samples, last=last)
     if only.owns_all and not others:
         loss = losses[only.loss_name] if only.loss_name in losses else _missing(only.loss_name, losses)
         acts = only.step_per_update == 1 or only.acts()
-        finite = not acts or _descend(loss, only, samples)
+        finite = not acts or _backward(loss, only, samples)
     else:
-        finite = _each_loss(losses, optim_schedulers, samples)
+        finite = _backward_by_loss(losses, optim_schedulers, samples)
     if only.after_backward:
         only.after_backward(losses=losses)
     closed = stepped = False
@@ -492,21 +492,21 @@ def attach_optimizer_hooks(optim_schedulers: Mapping[str, OptimScheduler], conte
         scheduler.after_update = partial(after, context=context, name=name) if after else None
 
 
-def close(optim_schedulers: Sequence[OptimScheduler], epoch: int) -> bool:
-    """Close the windows that a pass left open; whether one of them acted."""
+def close_windows(optim_schedulers: Sequence[OptimScheduler], epoch: int) -> bool:
+    """Close the windows that are open at the end of a pass; whether a scheduler acted."""
     acted = [scheduler.apply(epoch) for scheduler in optim_schedulers if scheduler.batches]
     if acted:
         _update_scalers(optim_schedulers)
     return any(acted)
 
 
-def _descend(loss: Tensor, scheduler: OptimScheduler, samples: int) -> bool:
+def _backward(loss: Tensor, scheduler: OptimScheduler, samples: int) -> bool:
     """A backward into everything that the loss depends on; False where the loss is known not to be finite."""
     if loss.ndim or not loss.requires_grad:
         _refuse(loss, scheduler.loss_name)
     if scheduler.guarded:
         if not loss.is_cpu:
-            scheduler.guard.note_loss(loss)
+            scheduler.guard.record_loss(loss)
         # Reads one number, on the CPU: a loss that is not finite must not reach the weights.
         elif not math.isfinite(loss.item()):
             scheduler.discards = True
@@ -519,7 +519,7 @@ def _descend(loss: Tensor, scheduler: OptimScheduler, samples: int) -> bool:
     return True
 
 
-def _each_loss(losses: Mapping[str, Tensor], optim_schedulers: Sequence[OptimScheduler], samples: int) -> bool:
+def _backward_by_loss(losses: Mapping[str, Tensor], optim_schedulers: Sequence[OptimScheduler], samples: int) -> bool:
     """A backward for each loss that an acting scheduler descends, into the parameters of those schedulers alone."""
     if not optim_schedulers[0].real_step:
         _refuse_shared_parameters(optim_schedulers)
@@ -535,11 +535,11 @@ def _each_loss(losses: Mapping[str, Tensor], optim_schedulers: Sequence[OptimSch
     for (name, _), group in groups.items():
         left -= 1
         # Losses may share a graph, which each but the last backward has to leave in place.
-        finite &= _descend_into(group, losses[name], name, samples, retain=left > 0)
+        finite &= _backward_into(group, losses[name], name, samples, retain=left > 0)
     return finite
 
 
-def _descend_into(group: Sequence[OptimScheduler], loss: Tensor, name: str, samples: int, *, retain: bool) -> bool:
+def _backward_into(group: Sequence[OptimScheduler], loss: Tensor, name: str, samples: int, *, retain: bool) -> bool:
     """A backward into the parameters of the schedulers of a group, which share the loss and the scaler."""
     if loss.ndim or not loss.requires_grad:
         _refuse(loss, name)
@@ -549,7 +549,7 @@ def _descend_into(group: Sequence[OptimScheduler], loss: Tensor, name: str, samp
             scheduler.discards = True
         return False
     for scheduler in guarded if not loss.is_cpu else ():
-        scheduler.guard.note_loss(loss)
+        scheduler.guard.record_loss(loss)
     if weighted := max(scheduler.accum_grad for scheduler in group) > 1:
         loss = loss * samples
     for scheduler in group:

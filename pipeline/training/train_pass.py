@@ -14,7 +14,7 @@ from pipeline.data.workers import supervised
 from pipeline.errors import DataError
 from pipeline.signals import SHUTDOWN, exit_requested
 from pipeline.training.batch_brain import BatchBrain, Stage
-from pipeline.training.updater import UpdaterBase, UpdaterState, update_of
+from pipeline.training.updater import UpdaterBase, UpdaterState, make_update
 
 
 class NextDue:
@@ -112,7 +112,7 @@ def train_epoch(
     if pass_state:
         brain._load_pass_state(pass_state["pass"])
     brain.on_stage_start(Stage.TRAIN, epoch)
-    update = update_of(brain, updater, context)
+    update = make_update(brain, updater, context)
     remaining = after(loader, brain._batches_taken, pass_state["pass"]["data"] if pass_state else None)
     brain._pass_loader = remaining
     batches: Iterable[Any] = iter(on_device(remaining, brain.device))

@@ -24,7 +24,7 @@ def is_plain(brain: BatchBrain, updater: UpdaterBase) -> bool:
     return type(updater) is Updater and updater.brain is brain and type(brain).fit_batch is BatchBrain.fit_batch
 
 
-def update_of(brain: BatchBrain, updater: UpdaterBase, context: Context | None) -> Callable[[Any], Any]:
+def make_update(brain: BatchBrain, updater: UpdaterBase, context: Context | None) -> Callable[[Any], Any]:
     """What trains on one batch; for the plain case nothing stands between it and the Brain."""
     return brain.fit_batch if is_plain(brain, updater) else CustomUpdate(brain, updater, context)
 
@@ -53,21 +53,21 @@ class CustomUpdate:
     def __call__(self, batch: Any) -> None:
         """Train on a batch."""
         brain = self.brain
-        samples = brain._pass_numbers.samples = brain._samples_in(batch)
+        samples = brain._pass_numbers.samples = brain._samples(batch)
         brain.step += 1
         brain._batches_taken += 1
         if self.before:
             self.before(context=self.context, batch=batch)
         self.updater.logged = brain._pass_numbers
-        gathered, windows = _gathered(brain), _windows(brain)
+        gathered, windows = _losses_so_far(brain), _windows(brain)
         for each in brain._optim_schedulers:
             each.epoch, each.batch_samples = brain._train_state["epoch"], samples
         with self.autocast:
             losses = self._losses(self.updater.update(batch))
-        if _gathered(brain) == gathered:
+        if _losses_so_far(brain) == gathered:
             self._count(losses, samples, windows)
         if brain._batches_taken % MOST == 0:
-            brain._refuse_divergence()
+            brain._check_divergence()
         brain._train_state["iteration"] += 1
         if self.after:
             self.after(context=self.context, batch=batch, predictions=None, losses=losses)
@@ -89,7 +89,7 @@ class CustomUpdate:
         return {name: each.detach() for name, each in losses.items()}
 
 
-def _gathered(brain: BatchBrain) -> int:
+def _losses_so_far(brain: BatchBrain) -> int:
     """How many losses of the pass the Brain has."""
     return brain._pass_loss.batches + len(brain._pass_loss.waiting)
 

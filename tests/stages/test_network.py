@@ -168,8 +168,8 @@ def test_what_a_brain_is_made_with_and_the_config_says_is_refused(
 
 
 def test_a_brain_that_keeps_a_trained_module_outside_its_modules_is_refused() -> None:
-    assert HalfRegistered()._unregistered() == ["head"]
-    assert Brain({"net": nn.Linear(3, 3)})._unregistered() == []
+    assert HalfRegistered()._unregistered_modules() == ["head"]
+    assert Brain({"net": nn.Linear(3, 3)})._unregistered_modules() == []
 
 
 def test_a_run_with_such_a_brain_ends_before_it_trains(linear: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_training_step_is_forward_loss_backward_and_step() -> None:
 def test_an_evaluation_step_returns_predictions_and_losses_and_trains_nothing() -> None:
     brain = bound(ModuleBrain(nn.Linear(2, 1), nn.functional.mse_loss))
     before = brain.modules.model.weight.detach().clone()
-    predictions, losses = brain._judge_batch((X, Y), Stage.VALID)
+    predictions, losses = brain._evaluate_batch((X, Y), Stage.VALID)
     assert torch.equal(predictions, brain.modules.model(X))
     assert torch.equal(losses["loss"], nn.functional.mse_loss(predictions, Y))
     assert torch.equal(brain.evaluate_batch((X, Y), Stage.VALID), losses["loss"])
@@ -300,7 +300,7 @@ def test_a_new_pass_starts_the_count_again() -> None:
     brain._begin_pass()
     for _ in range(2):
         brain.fit_batch(X)
-    brain._refuse_divergence()
+    brain._check_divergence()
     assert brain._pass_loss.nonfinite == 1
 
 

@@ -1,6 +1,6 @@
 """What keeps numbers that are not finite from the weights.
 
-What a loss on a GPU does to the guard, ``note_loss`` does here to one on the CPU: fused optimizers skip there as well."""
+What a loss on a GPU does to the guard, ``record_loss`` does here to one on the CPU: fused optimizers skip there as well."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def window(guard: NonFiniteGuard, loss: float, *, slope: float = 1.0, norm: bool
     parameters = list(guard.names.values())
     for index, each in enumerate(parameters):
         each.grad = torch.full_like(each, slope * (index + 1))
-    guard.note_loss(torch.tensor(loss))
+    guard.record_loss(torch.tensor(loss))
     gradients = [each.grad for each in parameters if each.grad is not None]
-    called = guard.passes(nn.utils.get_total_norm(gradients) if norm else None, parameters)
+    called = guard.allows_step(nn.utils.get_total_norm(gradients) if norm else None, parameters)
     if called:
         guard.optimizer.step()
     guard.close()
@@ -145,7 +145,7 @@ def test_windows_are_counted_for_their_gradients_where_the_loss_was_finite(kind:
     assert guard.read() == 2
     assert guard.parameter == "0.weight"
     assert guard.read() == 2
-    guard.forget()
+    guard.reset()
     assert (guard.read(), guard.parameter) == (0, "")
 
 
@@ -163,8 +163,8 @@ def test_the_first_bad_parameter_of_the_first_such_window_is_named(noted: bool) 
     for name, without in (("1.weight", "0.weight"), ("0.bias", "1.weight")):
         parameters = spoiled(model, name, without)
         if noted:
-            guard.note_loss(torch.tensor(1.0))
-        assert guard.passes(torch.tensor(math.nan), parameters) is False
+            guard.record_loss(torch.tensor(1.0))
+        assert guard.allows_step(torch.tensor(math.nan), parameters) is False
         guard.close()
     assert guard.read() == 2
     assert guard.parameter == "1.weight"

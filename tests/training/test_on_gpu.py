@@ -270,7 +270,7 @@ def test_bad_losses_are_noticed_when_the_numbers_are_read_with_the_iteration_of_
     with pytest.raises(
         DivergedError, match=r"phase.small: 'loss' is nan: 2 of its .* the first in iteration 2"
     ) as caught:
-        brain._refuse_divergence()
+        brain._check_divergence()
     assert caught.value.exit_code == ExitCode.DIVERGED == 5
     assert (brain._pass_loss.nonfinite, scheduler.guard.read()) == (2, 0)
 
@@ -283,7 +283,7 @@ def test_bad_gradients_are_noticed_with_their_first_parameter(make: Make) -> Non
         brain.fit_batch(batch)
     message = r"2 of its gradients .* up to iteration 5, the first that of 'net.2.weight'"
     with pytest.raises(DivergedError, match=message):
-        brain._refuse_divergence()
+        brain._check_divergence()
 
 
 def test_the_mean_is_that_of_the_finite_losses() -> None:

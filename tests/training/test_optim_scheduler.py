@@ -330,7 +330,7 @@ def test_another_goes_on_bit_for_bit_where_its_state_was_taken_also_within_a_win
 def test_the_state_knows_of_a_bad_loss_that_a_gpu_has_not_told_yet() -> None:
     scheduler = Constant("Adam", {"lr": 0.05}, seeded(), accum_grad=4)
     assert scheduler.state_dict()["window"]["discards"] is False
-    scheduler.guard.note_loss(torch.tensor(math.nan))
+    scheduler.guard.record_loss(torch.tensor(math.nan))
     assert scheduler.state_dict()["window"]["discards"] is True
 
 
@@ -403,7 +403,7 @@ def test_a_scaler_skips_a_bad_loss_whose_gradients_are_finite(bad: float) -> Non
     scheduler.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     torch.autograd.backward(scheduler.scaler.scale(model(torch.ones(2, 3)).sum()))
     # As on a GPU, where nobody waits for the loss.
-    scheduler.guard.note_loss(torch.tensor(bad))
+    scheduler.guard.record_loss(torch.tensor(bad))
     scheduler.apply(epoch=0)
     assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
     scheduler.scaler.update()
@@ -415,7 +415,7 @@ def test_a_scaler_takes_a_finite_loss_that_was_looked_at_as_it_is() -> None:
     scheduler = Constant("SGD", {"lr": 0.1}, ours, grad_clip=None)
     scheduler.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     torch.autograd.backward(scheduler.scaler.scale(ours(torch.ones(2, 3)).sum()))
-    scheduler.guard.note_loss(torch.tensor(1.0))
+    scheduler.guard.record_loss(torch.tensor(1.0))
     scheduler.apply(epoch=0)
     theirs(torch.ones(2, 3)).sum().backward()
     torch.optim.SGD(theirs.parameters(), 0.1).step()

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from pipeline import Brain, Stage
 from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode
-from pipeline.training.optim_scheduler import OptimScheduler, close, optimize
+from pipeline.training.optim_scheduler import OptimScheduler, close_windows, optimize
 from pipeline.training.schedules import Constant
 
 
@@ -120,8 +120,8 @@ def test_a_pass_without_a_known_end_is_closed_afterwards() -> None:
     scheduler = Constant("SGD", {"lr": 0.1}, ours, accum_grad=4, grad_clip=None)
     ((inputs, target),) = batches([3])
     assert optimize({"loss": mse(ours, inputs, target)}, [scheduler], 0, 3) == (True, False)
-    assert close([scheduler], 0) is True
-    assert close([scheduler], 0) is False
+    assert close_windows([scheduler], 0) is True
+    assert close_windows([scheduler], 0) is False
     mse(theirs, inputs, target).backward()
     torch.optim.SGD(theirs.parameters(), 0.1).step()
     torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-6, atol=0)
@@ -671,5 +671,5 @@ def test_a_scaler_adapts_when_the_end_of_a_pass_closes_a_window() -> None:
     ((inputs, target),) = batches([3])
     for _ in range(2):
         optimize({"loss": mse(model, inputs, target)}, [scheduler], 0, 3)
-        assert close([scheduler], 0) is True
+        assert close_windows([scheduler], 0) is True
     assert scaler.get_scale() == 32.0

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from pipeline import Brain, GeneralTrainer, OptimScheduler, Stage, UpdaterBase
 from pipeline.context import Context
 from pipeline.errors import ConfigError
-from pipeline.training.optim_scheduler import autocast, scaler
+from pipeline.training.optim_scheduler import autocast, make_scaler
 from pipeline.training.schedules import Constant
 
 Config = Callable[..., dict[str, Any]]
@@ -174,7 +174,7 @@ def test_fp16_on_a_cpu_that_was_found_is_refused_before_anything_is_trained(conf
 
 @pytest.mark.parametrize(("precision", "device"), [("fp32", "cpu"), ("fp32", "cuda"), ("bf16", "cpu")])
 def test_gradients_are_scaled_in_fp16_alone(precision: str, device: str) -> None:
-    assert scaler(precision, torch.device(device)) is None
+    assert make_scaler(precision, torch.device(device)) is None
 
 
 def test_autocast_is_of_the_device_and_the_format() -> None:
