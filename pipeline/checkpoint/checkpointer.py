@@ -6,7 +6,7 @@ import atexit
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,27 +21,9 @@ from pipeline.checkpoint.reader import Iterations, LoadedCheckpoint
 from pipeline.checkpoint.state import InitialModels, Recoverable, restore_training
 from pipeline.checkpoint.storage import DISK, Buffer, Disk, finite
 from pipeline.checkpoint.store import FEWEST, CheckpointWriter, Contents, Retention, newest_valid
-from pipeline.checkpoint.weights import Loaded, Models, module_of
+from pipeline.checkpoint.weights import Models, module_of
 from pipeline.context import Context
 from pipeline.errors import CheckpointError, ConfigError
-
-
-class StagingBuffers:
-    """One buffer for each file; on a machine with CUDA its memory is pinned, so that a GPU copies into it by itself."""
-
-    def __init__(self) -> None:
-        self._memory: dict[str, Tensor] = {}
-
-    def named(self, name: str) -> Callable[[int], Tensor]:
-        """What gives the buffer of a file for a size in bytes; its last content must no longer be needed."""
-        return partial(self._of_size, name)
-
-    def _of_size(self, name: str, size: int) -> Tensor:
-        memory = self._memory.get(name)
-        if memory is None or memory.numel() < size:
-            memory = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
-            self._memory[name] = memory
-        return memory
 
 
 class BackgroundWriter:
@@ -126,7 +108,7 @@ class Checkpointer:
         self._retention = Retention(keep_last, disk)
         self._disk = disk
         self._background = BackgroundWriter()
-        self._buffers = StagingBuffers()
+        self._buffers: dict[str, Tensor] = {}
         self._committed: deque[Path] = deque()
         # Replaced and never changed, since a thread reads it.
         self._protected: frozenset[Path] = frozenset()
@@ -269,10 +251,6 @@ class Checkpointer:
         logger.info(f"going on after iteration {found.train_state['iteration']}, from {found.path}")
         return True
 
-    def verify(self, path: Path) -> list[str]:
-        """All that is wrong with a checkpoint; empty where it is as it was written."""
-        return reader.problems_of(path)
-
     def best(self, metric: str, mode: str) -> Path | None:
         """The checkpoint with the highest (``mode`` max) or lowest (min) number of a name; the newest of equals.
 
@@ -295,40 +273,35 @@ class Checkpointer:
         Raises:
             CheckpointError: it is missing or damaged, or does not fit the models.
         """
-        weights.load_weights(self._read(path), models, str(path))
-        logger.info(f"weights of {', '.join(models)} loaded from {path}")
-
-    def load_part(
-        self, path: str | Path, models: Models, only: Sequence[str] = ("*",), frozen: Sequence[str] = ()
-    ) -> Loaded:
-        """Give the models a part of what was saved; arguments and errors are those of ``weights.load_part``."""
-        report = weights.load_part(self._read(path), models, str(path), only, frozen)
-        logger.info(f"{path}: {report}")
-        return report
-
-    def _read(self, path: str | Path) -> weights.Weights:
         self.wait()
-        path = Path(path)
-        return (
-            reader.read_checkpoint(path, with_training=False).weights
-            if path.is_dir()
-            else {path.name: foreign.read(path)}
-        )
+        weights.load_weights(foreign.read_weights(Path(path)).weights, models, str(path))
+        logger.info(f"weights of {', '.join(models)} loaded from {path}")
 
     def _snapshot(self, models: Models, counted: Mapping[str, Any], training: Mapping[str, Any] | None) -> Contents:
         """Everything as it is now; asynchronously in memory of its own, since it may change while it is written."""
-        # Whoever waits for the disk changes nothing meanwhile.
-        named = self._buffers.named if self.asynchronous else lambda _: None
         state = json.dumps(finite(counted), indent=1).encode()
         contents: dict[str, Callable[[], list[Buffer]]] = {}
         for phase, entry in weights.unique_modules(models).items():
             file = f"{phase}{SUFFIX}"
             if file == TRAINING or not layout.may_be_manifest(file):
                 raise CheckpointError(f"phase '{phase}': {file} cannot be the file of its weights; rename the phase")
-            contents[file] = safetensors_io.pack(*pytree.split(module_of(entry).state_dict()), named(file)).parts
+            contents[file] = safetensors_io.pack(
+                *pytree.split(module_of(entry).state_dict()), self._staging(file)
+            ).parts
         if training is not None:
-            contents[TRAINING] = safetensors_io.pack(*pytree.flatten(training), named(TRAINING)).parts
+            contents[TRAINING] = safetensors_io.pack(*pytree.flatten(training), self._staging(TRAINING)).parts
         return {**contents, STATE: lambda: [state]}
+
+    def _staging(self, file: str) -> Callable[[int], Tensor] | None:
+        """What gives the buffer of a file for a size; none where the caller waits for the disk, and changes nothing."""
+        return partial(self._buffer, file) if self.asynchronous else None
+
+    def _buffer(self, file: str, size: int) -> Tensor:
+        """Memory for a file, used again at each save; on a machine with CUDA a GPU copies into it by itself."""
+        memory = self._buffers.get(file)
+        if memory is None or memory.numel() < size:
+            memory = self._buffers[file] = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        return memory
 
     def _write(self, final: Path, contents: Contents, keep: frozenset[Path]) -> None:
         """Save, and only then report and remove."""

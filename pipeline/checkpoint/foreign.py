@@ -11,12 +11,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pipeline.checkpoint import pytree, safetensors_io, storage
+from pipeline.checkpoint import pytree, reader, safetensors_io, storage
+from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.errors import CheckpointError
 
 TORCH = (".pt", ".pth", ".bin")
 _WRAPPED = ("state_dict", "model_state_dict", "model")
 """Where others keep the weights in what they save."""
+
+
+def read_weights(path: Path) -> LoadedCheckpoint:
+    """A checkpoint without what only training needs, or a file of weights, which counts nothing.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+        StorageError: the storage refuses for a reason that may pass.
+    """
+    if path.is_dir():
+        return reader.read_checkpoint(path, with_training=False)
+    return LoadedCheckpoint(path, {}, {}, {path.name: read(path)}, None)
 
 
 def read(path: Path) -> dict[str, Tensor]:

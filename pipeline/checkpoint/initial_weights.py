@@ -75,21 +75,10 @@ class Trained:
         return [found] if found else []
 
 
-def read(path: Path) -> LoadedCheckpoint:
-    """A checkpoint without what only training needs, or a file of weights, which counts nothing.
-
-    Raises:
-        CheckpointError: it is missing or damaged.
-    """
-    if path.is_dir():
-        return reader.read_checkpoint(path, with_training=False)
-    return LoadedCheckpoint(path, {}, {}, {path.name: foreign.read(path)}, None)
-
-
 def tried(path: Path) -> LoadedCheckpoint | None:
-    """The same of one among others: where it is missing or damaged the log says so, and it is left out."""
+    """What ``foreign.read_weights`` reads, of one among others: where it is missing or damaged the log says so, and it is left out."""
     try:
-        return read(path)
+        return foreign.read_weights(path)
     except CheckpointError as error:
         logger.warning(f"{error}; this one is left out")
         return None
@@ -226,7 +215,7 @@ def _found(runner: RunnerSchema, path: str, trained: Trained | None) -> tuple[li
         return [found.path], found
     paths = resolve(Path(path))
     if paths == [Path(path)]:
-        return paths, read(Path(path))
+        return paths, foreign.read_weights(Path(path))
     if runner.kind == "train":
         found = first_valid(paths[::-1])
         return [found.path], found

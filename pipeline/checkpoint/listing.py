@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -32,11 +32,9 @@ WIDTHS = {
 """The bytes of one number of each type."""
 
 
-_JSON = json.JSONDecoder()
+MAX_VALUES = 3_000_000
 
-_BLANK = re.compile(r"[ \t\r\n]*")
-
-_MAX_ENTRY = 4096
+"""Values in a header; more are lists in lists, which would take a multiple of its size."""
 
 
 class Entry(NamedTuple):
@@ -66,93 +64,32 @@ def parse_header(content: bytes, size: int) -> Header:
         CheckpointError: it is not what the format says.
     """
     try:
-        entries, metadata = _Scanner(content.decode()).header()
-        _check_places(entries, size)
-    except (ValueError, IndexError, RecursionError) as error:
+        return _parse(content, size)
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"is damaged: its header makes no sense ({error}); use another") from error
-    return Header(entries, metadata)
 
 
-class _Scanner:
-    """Goes through the text of a header once.
+def _parse(content: bytes, size: int) -> Header:
+    if sum(map(content.count, b"[{,")) > MAX_VALUES:
+        raise ValueError(f"more than {MAX_VALUES} values")
+    header = json.loads(content.decode(), object_pairs_hook=_unique)
+    metadata = header.pop(METADATA, {}) if isinstance(header, dict) else None
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError("it is no object, or its metadata is none of texts")
+    if len(header) > MAX_TENSORS:
+        raise ValueError(f"more than {MAX_TENSORS} tensors")
+    entries = sorted(((name, _entry(name, value)) for name, value in header.items()), key=lambda item: item[1][2:])
+    _check_places(entries, size)
+    return Header(dict(entries), metadata)
 
-    Args:
-        text: all of it.
-    """
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.position = 0
-
-    def header(self) -> tuple[dict[str, Entry], dict[str, str]]:
-        """Its entries, ordered by place, and its metadata."""
-        entries: dict[str, Entry] = {}
-        metadata: dict[str, str] | None = None
-        self.take("{")
-        while self.more(first=not entries and metadata is None):
-            name = self.string()
-            self.take(":")
-            if name in entries or (name == METADATA and metadata is not None):
-                raise ValueError(f"'{name}' twice")
-            if name == METADATA:
-                metadata = self.texts()
-                continue
-            if len(entries) == MAX_TENSORS:
-                raise ValueError(f"more than {MAX_TENSORS} tensors")
-            entries[name] = self.entry(name)
-        if self.text[self.position :].strip(" \t\r\n"):
-            raise ValueError("text after its end")
-        return dict(sorted(entries.items(), key=lambda each: each[1][2:])), metadata or {}
-
-    def texts(self) -> dict[str, str]:
-        """An object of strings."""
-        found: dict[str, str] = {}
-        self.take("{")
-        while self.more(first=not found):
-            name = self.string()
-            self.take(":")
-            if name in found:
-                raise ValueError(f"'{name}' twice")
-            found[name] = self.string()
-        return found
-
-    def entry(self, name: str) -> Entry:
-        """The object that describes a tensor: it has no object in it."""
-        self.blank()
-        end = self.text.find("}", self.position, self.position + _MAX_ENTRY) + 1
-        saved = json.loads(self.text[self.position : end])
-        self.position = end
-        return _entry(name, saved)
-
-    def more(self, first: bool) -> bool:
-        """Whether the object goes on; what separates its members, or ends it, is taken."""
-        self.blank()
-        if self.text[self.position] == "}":
-            self.position += 1
-            return False
-        if not first:
-            self.take(",")
-        return True
-
-    def string(self) -> str:
-        """The next string."""
-        self.blank()
-        if self.text[self.position] != '"':
-            raise ValueError(f"{self.text[self.position]!r} where a string should be, at {self.position}")
-        value, self.position = _JSON.raw_decode(self.text, self.position)
-        return str(value)
-
-    def take(self, character: str) -> None:
-        """Go behind a character, which must be the next one."""
-        self.blank()
-        if self.text[self.position] != character:
-            raise ValueError(f"{self.text[self.position]!r} where {character!r} should be, at {self.position}")
-        self.position += 1
-
-    def blank(self) -> None:
-        """Go behind white space."""
-        found = _BLANK.match(self.text, self.position)
-        self.position = found.end() if found else self.position
+def _unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of a header with these members; ``json`` takes the last of two of one name."""
+    members = dict(items)
+    if len(members) < len(items):
+        [(name, _)] = Counter(name for name, _ in items).most_common(1)
+        raise ValueError(f"'{name}' twice")
+    return members
 
 
 def _entry(name: str, saved: Any) -> Entry:
@@ -176,10 +113,10 @@ def _counts(value: Any) -> bool:
     return isinstance(value, list) and all(type(each) is int and 0 <= each < 2**60 for each in value)
 
 
-def _check_places(entries: dict[str, Entry], size: int) -> None:
+def _check_places(entries: Iterable[tuple[str, Entry]], size: int) -> None:
     """The tensors fill the data, one after the other, without gap or overlap."""
     end = 0
-    for name, entry in entries.items():
+    for name, entry in entries:
         if entry.start != end:
             raise ValueError(f"'{name}' begins at {entry.start}, not where the one before it ends, {end}")
         end = entry.end

@@ -7,7 +7,6 @@ import random
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, Protocol
 
@@ -20,14 +19,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pipeline import workspaces
-from pipeline.checkpoint import layout, storage, weights
+from pipeline.checkpoint import weights
 from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.reader import LoadedCheckpoint
-from pipeline.checkpoint.weights import Models, buffers_of, is_extra, module_of, unique_modules
-from pipeline.config import yaml_tree
-from pipeline.config.yaml_tree import MAX_BYTES, Origin
+from pipeline.checkpoint.weights import Models, buffers_of, is_extra, module_of, unique_brains, unique_modules
 from pipeline.context import Context
-from pipeline.errors import CheckpointError, PipelineError
+from pipeline.errors import CheckpointError
 
 
 def random_state() -> dict[str, Any]:
@@ -283,55 +280,6 @@ def _memory(value: Any) -> tuple[int, int]:
     return (value.data_ptr(), value.numel()) if own else (id(value), -1)
 
 
-def add_configured(
-    states: Mapping[str, Any], schedulers: Mapping[str, Any], phase: str, checkpoint: Path, context: Context
-) -> None:
-    """Put it into the states of a phase's OptimSchedulers, where the version that saved them did not.
-
-    Args:
-        states: name -> what the checkpoint holds of an OptimScheduler.
-        schedulers: name -> the OptimScheduler.
-        phase: the phase.
-        checkpoint: from which they are.
-        context: of the run.
-    """
-    for name, saved in states.items():
-        optimizer = saved["state"].get("optimizer")
-        if not isinstance(optimizer, dict) or CONFIGURED in optimizer or name not in schedulers:
-            continue
-        try:
-            conf = _optim_conf(_config_then(checkpoint, dict.__getitem__(context, "run_dir")), phase, name)
-            if conf is not None:
-                optimizer[CONFIGURED] = schedulers[name].options_with(conf)
-        except (PipelineError, LookupError, TypeError, ValueError, AttributeError) as error:
-            unknown = f"phase '{phase}': whether the options of '{name}' were configured otherwise cannot be told"
-            logger.warning(f"{checkpoint}: {unknown} ({error}); they stay as they were saved")
-
-
-def _config_then(checkpoint: Path, run_dir: Path) -> Any:
-    """The config with which a checkpoint was saved: the first that was replaced after it, else the one that is there."""
-    saved = (checkpoint / layout.MANIFEST).stat().st_mtime_ns
-    replaced = {path: path.stat().st_mtime_ns for path in run_dir.glob("before-*/config.yaml")}
-    after = [path for path in replaced if replaced[path] >= saved]
-    file = min(after, key=lambda path: replaced[path], default=run_dir / "config.yaml")
-    text = storage.content_of(file, MAX_BYTES).decode("utf-8", "surrogateescape")
-    return yaml_tree.parse(text, Origin(str(file), None)).plain(expanded=False)
-
-
-def _optim_conf(config: Any, phase: str, name: str) -> Mapping[str, Any] | None:
-    """The arguments of an optimizer in a config; None where it names none."""
-    found: Mapping[str, Any] = next((each for each in config.get("phase") or [] if each["name"] == phase), {})
-    if schedulers := found.get("optim_schedulers"):
-        conf: Mapping[str, Any] | None = schedulers.get(name, {}).get("args", {}).get("optim_conf")
-        return conf
-    short = dict((config.get("hyper_parameters") or {}).get("optimizer") or {})
-    if not short:
-        return None
-    if "learning_rate" in short:
-        short["lr"] = short.pop("learning_rate")
-    return {key: value for key, value in short.items() if key != "class"}
-
-
 Frozen = dict[str, list[str]]
 
 """Phase -> the names of the parameters that are not trained."""
@@ -455,8 +403,10 @@ def snapshot(models: Models, **more: Any) -> dict[str, Any]:
     """
     return {
         "updaters": {name: _state(entry["updater"], f"phase.{name}") for name, entry in models.items()},
-        "optim_schedulers": {name: _schedulers(entry, f"phase.{name}") for name, entry in owners(models).items()},
-        "gradients": {name: gradients_of(entry["brain"].modules) for name, entry in owners(models).items()},
+        "optim_schedulers": {
+            name: _schedulers(entry, f"phase.{name}") for name, entry in unique_brains(models).items()
+        },
+        "gradients": {name: gradients_of(entry["brain"].modules) for name, entry in unique_brains(models).items()},
         "random": random_state(),
         **more,
     }
@@ -494,9 +444,8 @@ def restore_training(
     context["train_state"].update(saved.train_state)
     if saved.training is None:
         return
-    for name, entry in owners(models).items():
+    for name, entry in unique_brains(models).items():
         states = saved.training["optim_schedulers"].get(name, {})
-        add_configured(states, entry["optim_schedulers"], name, saved.path, context)
         _load_schedulers(entry, states, f"{saved.path}: phase '{name}'")
         restore_gradients(entry["brain"].modules, saved.training["gradients"].get(name, {}))
     if initial:
@@ -508,14 +457,6 @@ def restore_training(
     recover(recoverables, saved.training["recoverables"], f"{saved.path}")
     # Last: whatever was built or loaded before may have drawn from them.
     restore_random_state(saved.training["random"])
-
-
-def owners(models: Models) -> dict[str, Mapping[str, Any]]:
-    """The phases that have a Brain of their own, or were the first to have it."""
-    first: dict[int, str] = {}
-    for name, entry in models.items():
-        first.setdefault(id(entry["brain"]), name)
-    return {name: models[name] for name in first.values()}
 
 
 def _schedulers(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -555,6 +496,11 @@ def _load_schedulers(entry: Mapping[str, Any], states: Mapping[str, Any], where:
         saved = states[name]
         if saved["class"] != _kind(scheduler):
             raise CheckpointError(f"{where}: '{name}' was {saved['class']}, and is now {_kind(scheduler)}; {_REMEDY}")
+        if CONFIGURED not in saved["state"].get("optimizer", {CONFIGURED: None}):
+            what = "was saved without what the config said of it"
+            logger.warning(
+                f"{where}: '{name}' {what}; its options stay as they were saved, whatever the config says now"
+            )
         try:
             scheduler.load_state_dict(saved["state"])
         except (ValueError, KeyError) as error:

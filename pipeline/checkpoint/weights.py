@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -46,7 +46,7 @@ Models = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass
-class Loaded:
+class LoadReport:
     """What a partial load did, by the names of tensors; with several phases, ``phase.name``.
 
     Attributes:
@@ -54,14 +54,12 @@ class Loaded:
         missing: asked for, but not saved.
         unused: asked for and saved, but in no model.
         reshaped: name -> (the shape that was saved, the model's); not loaded.
-        frozen: parameters that will not be trained.
     """
 
     loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     reshaped: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    frozen: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         """One line for the log."""
@@ -72,7 +70,6 @@ class Loaded:
             "in no model": self.unused,
             "of another shape": shapes,
         }
-        parts["frozen"] = self.frozen
         return "; ".join(f"{len(each)} {what} ({some(each)})" for what, each in parts.items() if each)
 
 
@@ -99,9 +96,18 @@ def is_entry(entry: Any) -> bool:
 
 def unique_modules(models: Models) -> Models:
     """The phases whose weights are saved and loaded: of those that share a module, the first speaks for all."""
+    return _unique(models, module_of)
+
+
+def unique_brains(models: Models) -> Models:
+    """The phases that have a Brain of their own, or are the first to have it."""
+    return _unique(models, lambda entry: entry["brain"])
+
+
+def _unique(models: Models, owner: Callable[[Mapping[str, Any]], object]) -> Models:
     first: dict[int, str] = {}
     for phase, entry in models.items():
-        first.setdefault(id(module_of(entry)), phase)
+        first.setdefault(id(owner(entry)), phase)
     return {phase: models[phase] for phase in first.values()}
 
 
@@ -121,9 +127,7 @@ def load_weights(weights: Weights, models: Models, where: str) -> None:
             module_of(entry).load_state_dict(dict(chosen[phase]))
 
 
-def load_part(
-    weights: Weights, models: Models, where: str, only: Sequence[str] = ("*",), frozen: Sequence[str] = ()
-) -> Loaded:
+def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] = ("*",)) -> LoadReport:
     """Give the models those weights that are asked for, saved, and of the right shape.
 
     Args:
@@ -132,11 +136,9 @@ def load_part(
         where: what messages name.
         only: module names (``encoder``), or patterns (``*.bias``), of what is asked for; with several phases
             ``phase.name`` too.
-        frozen: the same, of the parameters that are not to be trained, loaded or not.
 
     Raises:
         CheckpointError: something in ``only`` names nothing, or nothing that can be loaded; then no model has changed.
-        ConfigError: as ``freeze``.
     """
     models = unique_modules(models)
     several = len(models) > 1
@@ -152,7 +154,6 @@ def load_part(
         raise CheckpointError(
             f"{where}: nothing that '{wrong}' names can be loaded ({report}); name modules that both sides have"
         )
-    report.frozen = freeze(models, frozen, where)
     loaded = set(report.loaded)
     with torch.no_grad():
         for phase, entry in models.items():
@@ -213,9 +214,9 @@ def forget(module: nn.Module, names: Sequence[str]) -> None:
             module.get_submodule(place)._buffers[own] = None
 
 
-def _compared(asked: list[str], saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Loaded:
+def _compared(asked: list[str], saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> LoadReport:
     """What of the tensors that are asked for can be loaded, and why the others cannot."""
-    report = Loaded()
+    report = LoadReport()
     for name in asked:
         if name not in saved:
             report.missing.append(name)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from pipeline.checkpoint.state import Options, load_optimizer, optimizer_state_of, options_of
+from pipeline.checkpoint.state import load_optimizer, optimizer_state_of, options_of
 from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError, one_of
 from pipeline.training.nonfinite import NonFiniteGuard
@@ -376,12 +376,6 @@ class OptimScheduler(ABC):
         for name, value in state_dict["window"].items():
             setattr(self, name, value)
         self.load_schedule_state(state_dict["schedule"])
-
-    def options_with(self, optim_conf: Mapping[str, Any]) -> Options:
-        """What ``configured`` would be with another ``optim_conf``."""
-        options = options_of(self._make(optim_conf))
-        factor = self.ft_factor if self.constant else 1.0
-        return [{**each, "lr": factor * each["lr"]} if factor != 1.0 else each for each in options]
 
     def schedule_state(self) -> dict[str, Any]:
         """What the schedule knows beyond the step and epoch; most know nothing."""

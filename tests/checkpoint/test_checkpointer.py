@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from pipeline import Brain
 from pipeline.checkpoint import safetensors_io
 from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.reader import problems_of
 from pipeline.checkpoint.storage import Buffer, Disk, Written
 from pipeline.errors import CheckpointError, ExitCode, StorageError
 
@@ -75,7 +76,7 @@ def test_saving_the_same_step_with_another_content_takes_its_place(saved: Path, 
 def test_a_damaged_checkpoint_makes_place_for_the_same_content(saved: Path, model: nn.Module) -> None:
     (saved / "main.safetensors").write_bytes(b"")
     Checkpointer(saved.parent).save(entries(main=model), {"iteration": 12}, {"main": {"loss": 0.25}})
-    assert Checkpointer(saved.parent).verify(saved) == []
+    assert problems_of(saved) == []
 
 
 @pytest.mark.parametrize("phase", ["training", "a/b", "../a"])
@@ -376,7 +377,7 @@ def test_a_save_returns_before_the_disk_has_it_and_wait_when_it_has(tmp_path: Pa
     disk.allowed.set()
     checkpointer.wait()
     assert checkpointer.poll() == [path]
-    assert checkpointer.verify(path) == []
+    assert problems_of(path) == []
 
 
 def test_what_is_saved_is_the_moment_of_the_save_whatever_changes_meanwhile(tmp_path: Path) -> None:
@@ -416,7 +417,7 @@ def test_the_memory_of_a_snapshot_is_taken_once(tmp_path: Path) -> None:
     places = set()
     for step in range(1, 4):
         save(checkpointer, step)
-        places.add(tuple(memory.data_ptr() for memory in checkpointer._buffers._memory.values()))
+        places.add(tuple(memory.data_ptr() for memory in checkpointer._buffers.values()))
     checkpointer.wait()
     assert len(places) == 1
 

@@ -12,6 +12,7 @@ from checkpoint_disks import Recorder
 from checkpoint_power import models, number_of
 
 from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.reader import problems_of
 from pipeline.errors import ExitCode, NoCheckpointError
 
 
@@ -121,10 +122,10 @@ def test_all_that_is_wrong_with_a_checkpoint_is_told(folder: Path) -> None:
     path = folder / "step-000000000002"
     damage(path)
     (path / "state.json").unlink()
-    weights, state = Checkpointer(folder).verify(path)
+    weights, state = problems_of(path)
     assert weights.startswith(f"{path}/main.safetensors: is damaged: its SHA-256 is not the one that was written")
     assert state.startswith(f"{path}/state.json: is missing or no regular file")
-    assert Checkpointer(folder).verify(folder / "step-000000000001") == []
+    assert problems_of(folder / "step-000000000001") == []
 
 
 def test_where_a_damaged_one_cannot_be_renamed_the_one_before_is_used_all_the_same(

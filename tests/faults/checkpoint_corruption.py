@@ -21,6 +21,7 @@ from checkpoint_power import models, number_of
 from loguru import logger
 
 from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.reader import problems_of
 
 FILES = ("main.safetensors", "training.safetensors", "state.json", "manifest.json")
 Damage = Callable[[Path, Path], object]
@@ -75,7 +76,7 @@ def sweep(scratch: Path, flips: int) -> Counter[str]:
             damage(folder / "step-000000000002" / name, folder / "step-000000000001" / name)
             lines.clear()
             counts["damaged"] += 1
-            counts["detected by verify"] += bool(Checkpointer(folder).verify(folder / "step-000000000002"))
+            counts["detected by verify"] += bool(problems_of(folder / "step-000000000002"))
             counts["previous used"] += number_of(Checkpointer(folder, disk=Recorder())) == 1
             counts["set aside"] += [path.name[:22] for path in folder.glob(".*")] == [".bad-step-000000000002"]
             # Of two that were swapped either is named; with the manifest of another checkpoint every file is another.

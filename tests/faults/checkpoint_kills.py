@@ -20,6 +20,7 @@ from checkpoint_power import models, number_of
 from loguru import logger
 
 from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.reader import problems_of
 
 
 def save_for_ever(folder: Path, first: int, asynchronous: bool, report: int) -> None:
@@ -70,7 +71,7 @@ def experiment(folder: Path, kills: int, seed: int = 0) -> Counter[str]:
         counts["lost"] += (found or -1) < reported
         counts["set aside"] += len(list(folder.glob(".bad-*")))
         counts["left"] += sum(not path.name.startswith("step-") or path.suffix == ".new" for path in folder.iterdir())
-        counts["incomplete"] += any(checkpointer.verify(path) for path in checkpointer.all())
+        counts["incomplete"] += any(problems_of(path) for path in checkpointer.all())
         number = max(found or 0, reported) // 2 * 2 + 2
     return counts
 

@@ -26,6 +26,7 @@ from loguru import logger
 from torch import nn
 
 from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.reader import problems_of
 from pipeline.checkpoint.storage import Buffer, Disk
 from pipeline.errors import PipelineError
 
@@ -245,7 +246,7 @@ def look(tree: Tree, reported: int, scratch: Path, result: Result) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     put(tree, folder)
     checkpointer = Checkpointer(folder / "checkpoints", disk=Recorder())
-    result.incomplete += any(checkpointer.verify(path) for path in checkpointer.all())
+    result.incomplete += any(problems_of(path) for path in checkpointer.all())
     try:
         number = number_of(checkpointer)
     except PipelineError:
