@@ -43,16 +43,8 @@ TRAINING = (
 )  # fmt: skip
 """What an infer runner has no use for."""
 
-SWITCHED = {
-    "debug_batches": "debug",
-    "debug_epochs": "debug",
-    "compile_module_keys": "compile",
-    "compile_mode": "compile",
-    "compile_using_fullgraph": "compile",
-    "compile_using_dynamic_shape_tracing": "compile",
-    "jit_module_keys": "jit",
-}
-"""Key -> the one that has to be on for it to matter."""
+SWITCHES = ("debug", "compile", "jit")
+"""Keys without which those that begin with their names don't matter, such as ``debug_batches``."""
 
 JUDGED = ("valid_interval", "eval_precision", "keep_best")
 """What a train runner has no use for without validation."""
@@ -124,9 +116,9 @@ def _check_keys(runner: Setting, phases: dict[str, Setting]) -> None:
     if not trains:
         idle = dict.fromkeys(TRAINING, "an infer runner makes one pass; remove it")
         idle["precision"] = "an infer runner computes in eval_precision; set that"
-    for key, switch in SWITCHED.items():
-        if key not in idle and not runner[switch].value:
-            idle[key] = f"{switch} is off; remove it, or set {switch}: true"
+    for switch in (switch for switch in SWITCHES if not runner[switch].value):
+        reason = f"{switch} is off; remove it, or set {switch}: true"
+        idle = {key: reason for key in fields(RunnerSchema) if key.startswith(f"{switch}_")} | idle
     _refuse_idle(runner, idle)
     _check_contradictions(runner)
     for key in ("precision", "eval_precision") if trains else ("eval_precision",):
