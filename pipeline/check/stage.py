@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping
 
 from pipeline.check.data_flow import DataFlow, StageFlow, default_definition
 from pipeline.check.inspection import Setting
@@ -126,8 +127,8 @@ _OPTIONAL = {"terminal": {"abort"}}
 _ELSEWHERE, _INSTEAD = {"runner": ("train",)}, {"runner": "; the trainer calls run(context)"}
 """Methods that other trainers have, near which nobody calls one; and what to write instead."""
 
-_LOOKS = {"__class__", "__dict__", "__subclasses__", "__mro__", "__bases__", "__getattribute__"}
-"""Attributes by which code reaches methods that it does not name."""
+_BY_NAME = re.compile(r"getattr|__(dict|class|mro|bases|subclasses)__|methodcaller|attrgetter|\b(vars|dir)\(|inspect")
+"""Ways to reach methods that the source does not name."""
 
 
 def wrong_supers(definition: source.Definition) -> Iterator[str]:
@@ -177,7 +178,7 @@ def uncalled_methods(definition: source.Definition, stage: str, files: Iterable[
         for name, method in classes.methods(each).items():
             hint = nearest(name, public) or (_INSTEAD[stage] if nearest(name, _ELSEWHERE.get(stage, ())) else "")
             plain = not name.startswith("_") and not method.decorator_list and name not in known
-            if hint and plain and not _is_reached(name, above, modules):
+            if hint and plain and not _is_reached(name, modules):
                 yield f"{each.name}.{name} ({each.module.file.name}:{method.lineno}) is called by nobody{hint}"
 
 
@@ -186,62 +187,20 @@ def _is_beside(definition: source.Definition, other: source.Definition) -> bool:
     return definition.module.file.parent == other.module.file.parent
 
 
-def _is_reached(name: str, above: Sequence[source.Definition], modules: Iterable[source.Module]) -> bool:
-    """Whether anything in some modules may call a method of a class, which has these bases."""
-    names = {each.name for each in above}
-    if any(not each.complete or name in _mentioned(each) or names & _loose(each) for each in modules):
-        return True
-    return any(_gives_itself_away(each, names) for each in above if not source.is_ours(each.module))
+def _is_reached(name: str, modules: Iterable[source.Module]) -> bool:
+    """Whether anything in some modules may call a method."""
+    return any(name in (names := _mentioned(each)) or "*" in names for each in modules)
 
 
 @once
 def _mentioned(module: source.Module) -> frozenset[str]:
-    """The names of attributes that a module uses, and its strings: a method may be asked for by its name."""
+    """The attributes that a module uses, and its strings: a method may be asked for by its name; ``*``: any method."""
     nodes = [node for statement in module.body for node in ast.walk(statement)]
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    return frozenset(texts | {node.attr for node in nodes if isinstance(node, ast.Attribute)})
-
-
-@once
-def _loose(module: source.Module) -> frozenset[str]:
-    """The names that a module uses as values, and not to derive from them, to ask for an attribute or as a type."""
-    nodes = [node for statement in module.body for node in ast.walk(statement)]
-    held = {id(part) for node in nodes for part in _held(node)}
-    renamed = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names if alias.asname}
-    used = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in held}
-    return frozenset(used | renamed)
-
-
-def _held(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts of a node that give nothing away of what they name."""
-    match node:
-        case ast.Attribute(value=value):
-            yield value
-        case ast.ClassDef(bases=bases):
-            yield from bases
-        case ast.Call(func=ast.Name("super" | "isinstance"), args=given):
-            yield from given
-        case ast.arg(annotation=kind) | ast.AnnAssign(annotation=kind) | ast.FunctionDef(returns=kind) if kind:
-            yield from ast.walk(kind)
-
-
-def _gives_itself_away(definition: source.Definition, names: Collection[str]) -> bool:
-    """Whether an object of a class may come to others as a whole, or looks at itself: then anything may call its methods."""
-    for method in classes.methods(definition).values():
-        if classes.decoration(method) == "staticmethod":
-            continue
-        own = next((each.arg for each in (*method.args.posonlyargs, *method.args.args)), "")
-        nodes = list(ast.walk(method))
-        held = {id(part) for node in nodes for part in _held(node)}
-        for node in nodes:
-            # `Base.method(self, …)`
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-                held |= {id(node.args[0])} if ast.unparse(node.func.value).rpartition(".")[2] in names else set()
-        if not own or any(isinstance(each, ast.Name) and each.id == own and id(each) not in held for each in nodes):
-            return True
-        if any(isinstance(each, ast.Attribute) and each.attr in _LOOKS for each in nodes):
-            return True
-    return False
+    by_name = _BY_NAME.search(module.file.read_text(encoding="utf-8", errors="replace")) or not module.complete
+    return frozenset(
+        texts | {node.attr for node in nodes if isinstance(node, ast.Attribute)} | ({"*"} if by_name else set())
+    )
 
 
 def swap_report(flows: Mapping[str, DataFlow]) -> str:
