@@ -84,13 +84,13 @@ def evaluate(
             brain.step += 1
             samples = brain._pass_numbers.samples = brain._samples(batch)
             predictions, losses = brain._evaluate_batch(batch, stage)
-            loss.add(brain._reported_loss(losses), samples)
+            loss.add_mean(brain._reported_loss(losses), samples)
             target = type(brain).target(brain, batch) if metrics or observe else None
             for metric in metrics.values():
                 metric.update(predictions, target)
             if observe:
                 observe(predictions, target)
-        if not loss.count:
+        if not loss.sums:
             raise DataError("the evaluated dataset gave no batch; check it")
         mean = loss.compute()
         judged = {name: _number(metric.compute(), name, metric) for name, metric in metrics.items()}

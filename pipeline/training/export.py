@@ -64,11 +64,10 @@ class WeightExporter:
         with storage.storing(self.folder, ""):
             storage.make_folder(self.folder)
             # What a process that ended was writing.
-            for left in self.folder.glob(".tmp-*"):
-                left.unlink()
+            for temporary in self.folder.glob(".tmp-*"):
+                temporary.unlink()
         for phase, entry in self.models.items() if self.runner.save_inference_export else ():
-            self.calls[phase] = self._example(phase, entry)
-            self._try(phase, entry)
+            self.calls[phase] = self._try(phase, entry)
 
     def save(self) -> None:
         """Save every model as it is now; with ``on_save_error: warn``, training goes on if the storage refuses.
@@ -114,31 +113,26 @@ class WeightExporter:
         except Exception as error:
             # Nothing is gained by ending the training for it: the weights are saved.
             logger.warning(f"{file}: cannot be exported any more ({_first_lines(error)}); training goes on")
-            return
-        _put(file, content)
+        else:
+            _put(file, content)
 
-    def _example(self, phase: str, entry: Mapping[str, Any]) -> ExampleInputs:
-        """What a model is called with, for one batch of its phase."""
-        brain = entry["brain"]
+    def _try(self, phase: str, entry: Mapping[str, Any]) -> ExampleInputs:
+        """What a model is called with for one batch of its phase, once it could be exported with that."""
+        where, brain, model = f"runner.{self.runner.name}.save_inference_export", entry["brain"], entry["model"]
         if not isinstance(brain, ModuleBrain):
             kind = f"the model of phase '{phase}' is trained by {type(brain).__name__}, a Brain, which has no forward"
-            raise ConfigError(f"{self._where}: {kind}; leave this out, or export its modules in a terminal stage")
+            raise ConfigError(f"{where}: {kind}; leave this out, or export its modules in a terminal stage")
         dataset = next(each.dataset_name for each in self.context["config"].settings.phase if each.name == phase)
         batch = first_batch(pass_loader(dataset or "", self.runner, self.context))
-        return Caller(entry["model"], brain.loss).call_of(batch)
-
-    def _try(self, phase: str, entry: Mapping[str, Any]) -> None:
+        inputs = Caller(model, brain.loss).call_of(batch)
         try:
-            export_program(entry["model"], self.calls[phase], self.context["device"])
+            export_program(model, inputs, self.context["device"])
         except PipelineError:
             raise
         except Exception as error:
-            what = f"{type(entry['model']).__name__} of phase '{phase}' cannot be exported: {_first_lines(error)}"
-            raise ConfigError(f"{self._where}: {what}; mend its forward, or set this to false") from error
-
-    @property
-    def _where(self) -> str:
-        return f"runner.{self.runner.name}.save_inference_export"
+            what = f"{type(model).__name__} of phase '{phase}' cannot be exported: {_first_lines(error)}"
+            raise ConfigError(f"{where}: {what}; mend its forward, or set this to false") from error
+        return inputs
 
 
 def _put(file: Path, content: bytes) -> None:
@@ -156,12 +150,12 @@ class ExampleInputs(NamedTuple):
     """What a module is called with.
 
     Attributes:
-        positional, named: the arguments.
+        positional, keywords: the arguments.
         samples: how many samples they are of.
     """
 
     positional: tuple[Any, ...]
-    named: dict[str, Any]
+    keywords: dict[str, Any]
     samples: int
 
 
@@ -190,12 +184,12 @@ def export_program(module: nn.Module, call: ExampleInputs, device: torch.device)
     Raises:
         Exception: the module, or torch.export, cannot do it.
     """
-    positional, named = to_device((call.positional, call.named), device)
+    positional, keywords = to_device((call.positional, call.keywords), device)
     rows = {0: torch.export.Dim("batch")}
-    arguments = inspect.signature(module.forward).bind(*positional, **named).arguments
+    arguments = inspect.signature(module.forward).bind(*positional, **keywords).arguments
     shapes = torch_pytree.tree_map(lambda value: rows if _rows_of(value) == call.samples else None, arguments)
     with in_evaluation_mode(module):
-        program = torch.export.export(module, positional, named, dynamic_shapes=shapes, strict=False)
+        program = torch.export.export(module, positional, keywords, dynamic_shapes=shapes, strict=False)
     content = io.BytesIO()
     torch.export.save(program, content)
     return content.getvalue()

@@ -92,69 +92,17 @@ class Metric(Protocol):
 def build_metrics(settings: Mapping[str, Mapping[str, Any]], workspace: Path | None) -> dict[str, Metric]:
     """The metrics of a phase: name -> ``{class, args}`` to name -> metric. A bare class name is one of ours."""
     metrics = {}
-    for name, each in settings.items():
-        chosen = each["class"]
-        path = (
-            chosen
-            if isinstance(chosen, type)
-            else class_path.parse(chosen, name="Metric", workspace=workspace, module=METRICS)
-        )
-        metrics[name] = class_path.load_class(path, object)(**each.get("args", {}))
+    for name, metric in settings.items():
+        path = metric["class"]
+        if isinstance(path, str):
+            path = class_path.parse(path, name="Metric", workspace=workspace, module=METRICS)
+        metrics[name] = class_path.load_class(path, object)(**metric.get("args", {}))
     return metrics
 
 
 def wide(device: torch.device) -> torch.dtype:
     """The type in which a device sums up: float64, which MPS doesn't have."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-class Mean:
-    """The mean of a number, weighted by samples; kept on the device until it is read.
-
-    As a metric it is the mean of the predictions, such as the click rate that a model expects.
-
-    Attributes:
-        count: how many samples there were.
-    """
-
-    def __init__(self) -> None:
-        self.total, self.count = _zero(0.0), 0
-
-    def add(self, value: Tensor | float, count: int) -> None:
-        """Take in a scalar, detached, that is a mean over ``count`` samples."""
-        if not self.count:
-            self.total = _zero(value)
-        self.total = self.total + value * count
-        self.count += count
-
-    def update(self, predictions: Tensor, target: Any = None) -> None:
-        """Take in predictions [batch] of any unit; each number counts alike, in whatever shape. There is no target."""
-        values = tensor(self, predictions)
-        if not self.count:
-            self.total = _zero(values)
-        self.total = self.total + values.sum(dtype=self.total.dtype)
-        self.count += values.numel()
-
-    def compute(self) -> float:
-        """The mean; nan if there was nothing."""
-        return float(self.total) / self.count if self.count else math.nan
-
-    def reset(self) -> None:
-        """Start again."""
-        self.total, self.count = _zero(0.0), 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """The sum and the number of samples."""
-        return {"total": self.total, "count": self.count}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of another."""
-        self.total, self.count = state["total"], state["count"]
-
-
-def _zero(like: Tensor | float) -> Tensor:
-    device = like.device if isinstance(like, Tensor) else torch.device("cpu")
-    return torch.zeros((), dtype=wide(device), device=device)
 
 
 LABELS = "labels are neither 0 nor 1; make them so, e.g. (rating > 3).float()"
@@ -231,6 +179,18 @@ def no_labels(labels: Tensor) -> Tensor:
     return ((labels != 0) & (labels != 1)).sum()
 
 
+class Mean(Averaged):
+    """The mean of the predictions, such as the click rate that a model expects; each number counts alike."""
+
+    def update(self, predictions: Tensor, target: Any = None) -> None:
+        """Predictions [batch] of any unit, in whatever shape. There is no target."""
+        self.add_each(tensor(self, predictions))
+
+    def add_mean(self, value: Tensor, samples: int) -> None:
+        """Take in a scalar, detached, that is a mean over so many samples."""
+        self.add(total=(value * samples).to(wide(value.device)), samples=torch.tensor(samples))
+
+
 LEAST_LOG = -100.0
 
 
@@ -282,8 +242,8 @@ class MAE(Averaged):
 
     def update(self, predictions: Tensor, target: Tensor) -> None:
         """Predictions and targets, both [batch] or of one shape; each number counts alike."""
-        given, wanted = numbers(self, predictions, target, "targets")
-        self.add_each((given - wanted).abs())
+        predictions, target = numbers(self, predictions, target, "targets")
+        self.add_each((predictions - target).abs())
 
 
 class RMSE(Averaged):
@@ -291,8 +251,8 @@ class RMSE(Averaged):
 
     def update(self, predictions: Tensor, target: Tensor) -> None:
         """Predictions and targets, both [batch] or of one shape; each number counts alike."""
-        given, wanted = numbers(self, predictions, target, "targets")
-        self.add_each((given - wanted).square())
+        predictions, target = numbers(self, predictions, target, "targets")
+        self.add_each((predictions - target).square())
 
     def compute(self) -> float:
         """The root; nan if there was nothing."""
@@ -306,5 +266,6 @@ def numbers(metric: object, predictions: Tensor, target: Tensor, what: str) -> t
         DataError: they are not of one shape.
     """
     wanted = f"predictions [batch] with {what} [batch]"
-    given, right = paired(metric, predictions, target, wanted, "return one prediction per sample")
-    return given.to(wide(given.device)), right.to(wide(given.device))
+    predictions, target = paired(metric, predictions, target, wanted, "return one prediction per sample")
+    dtype = wide(predictions.device)
+    return predictions.to(dtype), target.to(dtype)
