@@ -93,7 +93,7 @@ def _build(config: Config) -> tuple[list[Problem], list[str]]:
     build = import_module("pipeline.cli.dry_run").Build(config)
     build.all()
     width = max(map(len, build.lines), default=0) + 1
-    return build.problems.found, [f"{name + ':':<{width}} {said}" for name, said in build.lines.items()]
+    return build.problems.entries, [f"{name + ':':<{width}} {text}" for name, text in build.lines.items()]
 
 
 def _trial(config: Config, overrides: Sequence[str], steps: int) -> list[Problem]:
@@ -130,10 +130,10 @@ def _refuse(faults: Sequence[Fault], form: str, outcome: str = "nothing was run"
 def annotation(fault: Fault) -> str:
     """The workflow command with which GitHub Actions marks the line of a file."""
     message = f"{fault.address}: {fault.message}" if fault.address else fault.message
-    file, here = Path(fault.where), Path.cwd()
+    file, cwd = Path(fault.where), Path.cwd()
     if file.is_file():
         shown = file.resolve()
-        shown = shown.relative_to(here) if shown.is_relative_to(here) else shown
+        shown = shown.relative_to(cwd) if shown.is_relative_to(cwd) else shown
         numbers = {"line": fault.line, "col": fault.column}
         place = f"file={_escaped(str(shown), _PROPERTY)}," + "".join(f"{key}={n}," for key, n in numbers.items() if n)
     else:
@@ -143,6 +143,6 @@ def annotation(fault: Fault) -> str:
 
 def _escaped(text: str, characters: str) -> str:
     """The text with these characters in GitHub's notation, ``%`` first among them."""
-    for each in characters:
-        text = text.replace(each, f"%{ord(each):02X}")
+    for character in characters:
+        text = text.replace(character, f"%{ord(character):02X}")
     return text

@@ -33,18 +33,17 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def ls(path: Path, as_json: bool) -> None:
     """List the checkpoints of a run directory, runner or folder; nothing is verified, and a run may be saving there."""
-    folders = [path] if listing.is_one(path) else listing.folders(path)
-    found = {
-        each: [listing.describe_checkpoint(each)] if listing.is_one(each) else listing.list_checkpoints(each)
-        for each in folders
-    }
+    if listing.is_one(path):
+        tables = {path: [listing.describe_checkpoint(path)]}
+    else:
+        tables = {folder: listing.list_checkpoints(folder) for folder in listing.folders(path)}
     if as_json:
-        rows = [{**asdict(each), "path": str(each.path)} for some in found.values() for each in some]
-        click.echo(json.dumps(finite(rows), indent=2))
+        entries = [{**asdict(row), "path": str(row.path)} for rows in tables.values() for row in rows]
+        click.echo(json.dumps(finite(entries), indent=2))
         return
-    for folder, some in found.items():
-        click.echo(_table(folder, some))
-    if not any(found.values()):
+    for folder, rows in tables.items():
+        click.echo(_table(folder, rows))
+    if not any(tables.values()):
         click.echo(f"{path}: there is no checkpoint in it", err=True)
 
 
@@ -76,12 +75,12 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
     from pipeline.checkpoint import reader  # noqa: PLC0415 - it imports torch
     from pipeline.checkpoint.report import of_checkpoints  # noqa: PLC0415 - it imports torch
 
-    found = list(of_checkpoints(*(reader.read_checkpoint(_one(each)) for each in (one, other))))
+    differences = list(of_checkpoints(*(reader.read_checkpoint(_one(path)) for path in (one, other))))
     if as_json:
-        click.echo(json.dumps(finite([asdict(each) for each in found]), indent=2))
+        click.echo(json.dumps(finite([asdict(difference) for difference in differences]), indent=2))
     else:
-        click.echo("\n".join(map(str, found)) or "equal, bit for bit")
-    sys.exit(ExitCode.FAILED if found else ExitCode.DONE)
+        click.echo("\n".join(map(str, differences)) or "equal, bit for bit")
+    sys.exit(ExitCode.FAILED if differences else ExitCode.DONE)
 
 
 @command.command("export", short_help="Write the weights alone as a safetensors file.")
@@ -103,19 +102,19 @@ def export(path: Path, output: Path, phase: str | None, force: bool) -> None:
 
 def _one(path: Path) -> Path:
     """The checkpoint that a path names; if it is the newest of several, that is said."""
-    found = listing.choose_checkpoint(path)
-    if found != path:
-        click.echo(f"the newest in {path} is {found.name}", err=True)
-    return found
+    checkpoint = listing.choose_checkpoint(path)
+    if checkpoint != path:
+        click.echo(f"the newest in {path} is {checkpoint.name}", err=True)
+    return checkpoint
 
 
 def _verified(folder: Path) -> ExitCode:
     """What becomes of a folder: with none left that a run could go on from, there is nothing to go on from."""
-    found, bad = layout.committed_checkpoints(folder), layout.bad_name(folder)
-    valid = [_is_valid(path) for path in found]
-    for path in bad:
+    checkpoints, damaged = layout.committed_checkpoints(folder), layout.bad_name(folder)
+    valid = [_is_valid(path) for path in checkpoints]
+    for path in damaged:
         click.echo(f"{path}: {listing.SET_ASIDE}, and not looked at", err=True)
-    if (found or bad) and not any(valid):
+    if (checkpoints or damaged) and not any(valid):
         click.echo(f"{folder}: none of its checkpoints is valid; bring one back from a copy", err=True)
         return ExitCode.NO_CHECKPOINT
     return ExitCode.DONE if all(valid) else ExitCode.FAILED
@@ -125,17 +124,17 @@ def _is_valid(path: Path) -> bool:
     """Whether a checkpoint is as it was written; either is said on stdout. One that is removed meanwhile is not missed."""
     from pipeline.checkpoint.reader import problems_of  # noqa: PLC0415 - it imports torch
 
-    found = problems_of(path)
-    if found and not os.path.lexists(path):
+    problems = problems_of(path)
+    if problems and not os.path.lexists(path):
         click.echo(f"{path}: has been removed meanwhile", err=True)
         return True
-    click.echo("\n".join(found) or f"{path}: is as it was written")
-    return not found
+    click.echo("\n".join(problems) or f"{path}: is as it was written")
+    return not problems
 
 
-def _table(folder: Path, found: list[Checkpoint]) -> str:
+def _table(folder: Path, checkpoints: list[Checkpoint]) -> str:
     """A folder, and a line for each of its checkpoints."""
-    rows = [("step", "epoch", "size", "metrics", ""), *map(_row, found)]
+    rows = [("step", "epoch", "size", "metrics", ""), *map(_row, checkpoints)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for step, epoch, size, metrics, marks in rows:
@@ -144,24 +143,24 @@ def _table(folder: Path, found: list[Checkpoint]) -> str:
     return "\n".join([f"{folder}", *lines])
 
 
-def _row(each: Checkpoint) -> tuple[str, ...]:
+def _row(checkpoint: Checkpoint) -> tuple[str, ...]:
     numbers = [
-        f"{phase}.{name} {value:.5g}{_of_earlier(each, phase, name)}"
-        for phase, some in each.metrics.items()
-        for name, value in some.items()
+        f"{phase}.{name} {value:.5g}{_of_earlier(checkpoint, phase, name)}"
+        for phase, numbers in checkpoint.metrics.items()
+        for name, value in numbers.items()
         if isinstance(value, int | float)
     ]
     metrics = ", ".join([*numbers[:_NUMBERS], *(["…"] if len(numbers) > _NUMBERS else [])])
-    marks = ["newest"] * each.newest + ["best"] * each.best
-    if each.apart:
-        marks.append(f"{each.path.name}: {each.apart}")
-    if each.problem:
-        marks.append(each.problem)
-    counts = ["" if count is None else str(count) for count in (each.step, each.counters.get("epoch"))]
-    return (*counts, size_in_words(each.size), metrics, ", ".join(marks))
+    marks = ["newest"] * checkpoint.newest + ["best"] * checkpoint.best
+    if checkpoint.apart:
+        marks.append(f"{checkpoint.path.name}: {checkpoint.apart}")
+    if checkpoint.problem:
+        marks.append(checkpoint.problem)
+    counts = ["" if count is None else str(count) for count in (checkpoint.step, checkpoint.counters.get("epoch"))]
+    return (*counts, size_in_words(checkpoint.size), metrics, ", ".join(marks))
 
 
-def _of_earlier(each: Checkpoint, phase: str, name: str) -> str:
+def _of_earlier(checkpoint: Checkpoint, phase: str, name: str) -> str:
     """`` of 8`` where a number is of an earlier iteration than the checkpoint."""
-    iteration = each.iterations.get(phase, {}).get(name, each.step)
-    return "" if iteration == each.step else f" of {iteration}"
+    iteration = checkpoint.iterations.get(phase, {}).get(name, checkpoint.step)
+    return "" if iteration == checkpoint.step else f" of {iteration}"

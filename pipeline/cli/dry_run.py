@@ -74,12 +74,12 @@ class Problems:
     """The problems of one config.
 
     Attributes:
-        found: all of them, each once.
+        entries: all of them, each once.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.found: list[Problem] = []
+        self.entries: list[Problem] = []
 
     def attempt(
         self,
@@ -125,8 +125,8 @@ class Problems:
             message = f"{failing}: {type(error).__name__}: {error}{self._place(error)}; {remedy}"
             frames = user_traceback(error.__traceback__) or error.__traceback__
             problem = Problem(origin.fault(address, message), error.with_traceback(frames))
-        if problem.fault not in [each.fault for each in self.found]:
-            self.found.append(problem)
+        if problem.fault not in [other.fault for other in self.entries]:
+            self.entries.append(problem)
 
     def _told(self, error: PipelineError, address: str, origin: Origin) -> Problem:
         """An error of ours says itself what is wrong, and often where."""
@@ -141,7 +141,7 @@ class Problems:
     def _place(self, error: BaseException) -> str:
         """The last line of the user's code that an error came through."""
         frames = traceback.extract_tb(error.__traceback__)
-        own = [each for each in frames if Path(each.filename) in self.config.sources]
+        own = [frame for frame in frames if Path(frame.filename) in self.config.sources]
         return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
@@ -163,7 +163,7 @@ class PhaseBuild:
         self.phase = phase
         self.runner = runner
         self.config = config
-        self.owner = next((each for each in config.phases(runner) if each.name == phase.model_of), phase)
+        self.owner = next((other for other in config.phases(runner) if other.name == phase.model_of), phase)
         self.built: dict[torch.device, dict[str, Any]] = {}
 
     def tried(self, act: Callable[[torch.device], _T]) -> _T:
@@ -302,19 +302,19 @@ class Build:
             if network is Network:
                 for phase in self.config.phases(runner):
                     if phase.name not in self.lines:
-                        said = self.phase(phase, runner, classes[runner.name])
-                        self.lines[phase.name] = "; ".join(filter(None, said))
+                        facts = self.phase(phase, runner, classes[runner.name])
+                        self.lines[phase.name] = "; ".join(filter(None, facts))
             elif network:
                 self.lines[runner.name] = f"its models are built by {_name(network)}, not checked"
 
     def classes(self, runner: RunnerSchema) -> dict[str, type]:
         """Import the classes that a runner names: stage -> class, for those that can be imported."""
-        wanted = {f"{stage}_class_path": (stage.capitalize(), base) for stage, (base, _) in METHODS.items()}
-        found = {}
-        for key, (name, base) in {"trainer_class": ("Trainer", GeneralTrainer), **wanted}.items():
+        paths = {f"{stage}_class_path": (stage.capitalize(), base) for stage, (base, _) in METHODS.items()}
+        classes = {}
+        for key, (name, base) in {"trainer_class": ("Trainer", GeneralTrainer), **paths}.items():
             load = partial(load_class, self.config, runner, key, name, base)
-            found[key.removesuffix("_class_path")] = self.problems.attempt(f"runner.{runner.name}.{key}", load)
-        return {stage: cls for stage, cls in found.items() if cls}
+            classes[key.removesuffix("_class_path")] = self.problems.attempt(f"runner.{runner.name}.{key}", load)
+        return {stage: cls for stage, cls in classes.items() if cls}
 
     def phase(self, phase: PhaseSchema, runner: RunnerSchema, classes: dict[str, type]) -> list[str]:
         """Build a phase, and send a batch of each of its datasets through it; what there is to say of it."""
@@ -323,8 +323,8 @@ class Build:
         passes = [(phase.dataset_name, Stage.TRAIN), (phase.valid_dataset_name, Stage.VALID)]
         if runner.kind == "infer":
             passes = [(phase.valid_dataset_name or phase.dataset_name, Stage.TEST)]
-        named = [(name, stage) for name, stage in passes if name]
-        for name, _ in named:
+        datasets = [(name, stage) for name, stage in passes if name]
+        for name, _ in datasets:
             if name not in self.batches:
                 self.batches[name] = self.batch(name, runner, preparing)
         metrics = partial(build_metrics, phase.metrics, self.config.workspace)
@@ -337,10 +337,10 @@ class Build:
         except CannotTellError as error:
             return [str(error)]
         if issubclass(classes.get("runner", Runner), Runner):
-            said = [self.through(built, name, stage) for name, stage in named]
+            facts = [self.through(built, name, stage) for name, stage in datasets]
         else:
-            said = [f"what becomes of a batch is up to {_name(classes['runner'])}, not checked"]
-        return [self.size(built), *said]
+            facts = [f"what becomes of a batch is up to {_name(classes['runner'])}, not checked"]
+        return [self.size(built), *facts]
 
     def batch(self, name: str, runner: RunnerSchema, preparing: str) -> Any:
         """The first batch of a dataset; None where there is none, which is a problem unless it may yet be prepared."""
@@ -381,7 +381,7 @@ class Build:
 
 
 def _first_batch(name: str, runner: RunnerSchema, config: Config) -> Any:
-    settings = next(each for each in config.settings.dataset if each.name == name)
+    settings = next(dataset for dataset in config.settings.dataset if dataset.name == name)
     # No worker is started for one batch.
     settings = settings.model_copy(update={"num_workers": 0, "multiprocessing_context": None})
     context = Context(config=config, device=CPU)
@@ -411,9 +411,9 @@ class FirstBatches:
         """Cut the loaders short; a network stage of the user's own may leave something else, or nothing."""
         # Not a read of the stage's own, and so not recorded as one.
         loaders: Any = dict.get(context, "dataset") if name == "network" else None
-        for each, loader in list(loaders.items()) if isinstance(loaders, dict) else ():
+        for key, loader in list(loaders.items()) if isinstance(loaders, dict) else ():
             if isinstance(loader, DataLoader):
-                loaders[each] = limited(loader, self.count)
+                loaders[key] = limited(loader, self.count)
 
 
 def trial(config: Config, overrides: Sequence[str], steps: int) -> list[Problem]:
@@ -439,19 +439,19 @@ def trial(config: Config, overrides: Sequence[str], steps: int) -> list[Problem]
                 name = short.runners[len(trainer.contexts)].name
                 headline = error.__notes__[-1].removeprefix(f"runner '{name}': ")
                 address = f"runner.{name}"
-                problems.found.append(Problem(short.origin(address).fault(address, headline)))
-        return problems.found
+                problems.entries.append(Problem(short.origin(address).fault(address, headline)))
+        return problems.entries
 
 
 def _short(config: Config, overrides: Sequence[str], steps: int) -> Config:
     """The same config for a few steps."""
     assert config.path, "the command line names a file"
-    bounded = [each for each in config.runners if each.kind == "train" and each.name not in unbounded(config)]
-    limits = [f"runner.{each.name}.max_steps={steps * (len(config.phases(each)) or 1)}" for each in bounded]
+    bounded = [runner for runner in config.runners if runner.kind == "train" and runner.name not in unbounded(config)]
+    limits = [f"runner.{runner.name}.max_steps={steps * (len(config.phases(runner)) or 1)}" for runner in bounded]
     # Nothing of a trial is kept, and so nothing goes elsewhere.
     keys = ("save_checkpoint_path", "save_inference_path")
-    here = [f"runner.{each.name}.{key}=null" for each in config.runners for key in keys if getattr(each, key)]
-    short = checked(config.path, [*overrides, *limits, *here])
+    paths = [f"runner.{runner.name}.{key}=null" for runner in config.runners for key in keys if getattr(runner, key)]
+    short = checked(config.path, [*overrides, *limits, *paths])
     plugins = short.tree.child("plugins")
     assert plugins, "every key has its default"
     plugins.value.append(from_plain({describe(FirstBatches): {"count": steps}}, DEFAULT))
@@ -461,6 +461,6 @@ def _short(config: Config, overrides: Sequence[str], steps: int) -> Config:
 def unbounded(config: Config) -> list[str]:
     """The runners with a runner stage of the user's own, which need not ask how many steps there are to be."""
     classes = {
-        each.name: load_class(config, each, "runner_class_path", "Runner", RunnerBase) for each in config.runners
+        runner.name: load_class(config, runner, "runner_class_path", "Runner", RunnerBase) for runner in config.runners
     }
     return [name for name, cls in classes.items() if not issubclass(cls, (Runner, ExperimentBase))]

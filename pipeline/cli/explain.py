@@ -22,12 +22,12 @@ from pipeline.errors import ConfigError, nearest
 @partial(config_and_overrides, words="CONFIG [KEY=VALUE]… ADDRESS")
 def command(config: str | None, words: Sequence[str], options: Sequence[str]) -> None:
     """The last word without `=` is the address; the config may have faults, if only it can be read."""
-    named = [word for word in words if "=" not in word]
-    if len(named) + bool(config) < 2:
+    arguments = [word for word in words if "=" not in word]
+    if len(arguments) + bool(config) < 2:
         example = "pipeline explain config.yaml runner.train_runner.epochs"
         raise click.UsageError(f"name a config and an address, e.g. {example}")
-    address, given = named.pop(), [word for word in words if "=" in word]
-    path, overrides = split(config, [*named, *given], options)
+    address, settings = arguments.pop(), [word for word in words if "=" in word]
+    path, overrides = split(config, [*arguments, *settings], options)
     draft = ConfigBuilder(path, overrides)
     if draft.tree is None:
         raise ConfigError(draft.faults)
@@ -77,13 +77,13 @@ def _value(node: Node) -> str:
 
 def _places(tree: Node, node: Node, followed: set[str]) -> Iterator[str]:
     """Each place that set a value, in order, and under it what its references mean, each followed once."""
-    places = {each.origin: each for each in (*node.earlier, node)}
+    places = {place.origin: place for place in (*node.earlier, node)}
     for place in places.values():
         counts = "   <- this one counts" if place is node and len(places) > 1 else ""
         what = place.written or yaml_tree.brief(place.plain(expanded=False))
         yield str(place.origin) if place.origin is DEFAULT else f"{place.origin}: {what}{counts}"
         for target in REFERENCE.findall(what):
-            there = None if target in followed else json_schema.find_key(tree, target)
+            source = None if target in followed else json_schema.find_key(tree, target)
             followed.add(target)
-            for line in _places(tree, there, followed) if there else ():
+            for line in _places(tree, source, followed) if source else ():
                 yield f"    {line}" if line.startswith(" ") else f"    ${{{target}}}: {line}"

@@ -106,15 +106,15 @@ def _stage(stage: str) -> str:
 
 
 def _plugin() -> str:
-    told = {name: first_line(getattr(hookspecs, name).__doc__) for name in HOOKS}
+    purposes = {name: first_line(getattr(hookspecs, name).__doc__) for name in HOOKS}
     return (
         (_TEMPLATES / "parts" / "plugin.txt")
         .read_text(encoding="utf-8")
         .format(
-            hooks=_listed(f"{name}({', '.join(HOOKS[name].parameters)}): {does}" for name, does in told.items()),
+            hooks=_listed(f"{name}({', '.join(HOOKS[name].parameters)}): {does}" for name, does in purposes.items()),
             given=_described(keys_at("instance")),
             written=_described(key for key in KEYS if key.writer in METHODS),
-            does=told["after_epoch"],
+            does=purposes["after_epoch"],
         )
     )
 
@@ -125,4 +125,4 @@ def _described(keys: Iterable[ContextKey]) -> str:
 
 def _listed(entries: Iterable[str]) -> str:
     """The entries as they stand in a docstring."""
-    return "\n".join(textwrap.fill(each, 118, initial_indent=" " * 8, subsequent_indent=" " * 12) for each in entries)
+    return "\n".join(textwrap.fill(entry, 118, initial_indent=" " * 8, subsequent_indent=" " * 12) for entry in entries)

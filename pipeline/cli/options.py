@@ -37,16 +37,16 @@ def split(config: str | None, words: Sequence[str], options: Sequence[str]) -> t
         click.UsageError: there is no config, or two.
     """
     overrides = [word for word in words if "=" in word]
-    named = [word for word in words if "=" not in word]
+    configs = [word for word in words if "=" not in word]
     if config:
-        named.insert(0, config)
-    if len(named) != 1:
+        configs.insert(0, config)
+    if len(configs) != 1:
         raise click.UsageError(
             "name a config"
-            if not named
-            else f"name one config, not {len(named)}: {' '.join(named)}; an override has the form KEY=VALUE"
+            if not configs
+            else f"name one config, not {len(configs)}: {' '.join(configs)}; an override has the form KEY=VALUE"
         )
-    return named[0], overrides + list(options)
+    return configs[0], overrides + list(options)
 
 
 def refuse(error: PipelineError, outcome: str = "nothing was run") -> ExitCode:

@@ -18,7 +18,7 @@ from pipeline.run.provenance import parse_command
 from pipeline.run.resume import split_path
 
 
-class Begun(NamedTuple):
+class RunOrigin(NamedTuple):
     """How a run was begun, as its ``command.txt`` says."""
 
     folder: str
@@ -36,35 +36,35 @@ def command(path: Path, quiet: bool, verbose: bool) -> None:
     log.to_stderr("WARNING" if quiet else "DEBUG" if verbose else "INFO")
     run_dir, checkpoint = split_path(path)
     _refuse_strangers(run_dir)
-    begun = _begun(run_dir)
-    click.echo(f"config {begun.config}, workspace {begun.workspace}, from {begun.folder}", err=True)
-    if not Path(begun.folder).is_dir():
-        raise click.UsageError(f"{run_dir / 'command.txt'}: the folder {begun.folder} is not there any more")
+    origin = _run_origin(run_dir)
+    click.echo(f"config {origin.config}, workspace {origin.workspace}, from {origin.folder}", err=True)
+    if not Path(origin.folder).is_dir():
+        raise click.UsageError(f"{run_dir / 'command.txt'}: the folder {origin.folder} is not there any more")
     # Outputs are relative to where the run was begun.
-    os.chdir(begun.folder)
-    sys.exit(run(begun.config, begun.overrides, str(checkpoint or run_dir)))
+    os.chdir(origin.folder)
+    sys.exit(run(origin.config, origin.overrides, str(checkpoint or run_dir)))
 
 
-def _begun(run_dir: Path) -> Begun:
+def _run_origin(run_dir: Path) -> RunOrigin:
     """What ``command.txt`` says."""
     file = run_dir / "command.txt"
     try:
-        told = parse_command(file.read_text("utf-8", "surrogateescape"))
-        begun = Begun(told["folder"], told["config"], told["workspace"], _words(told["overrides"]))
+        facts = parse_command(file.read_text("utf-8", "surrogateescape"))
+        origin = RunOrigin(facts["folder"], facts["config"], facts["workspace"], _words(facts["overrides"]))
     except KeyError as error:
         raise click.UsageError(f"{file}: has no {error.args[0]}; {_by_hand(run_dir)}") from error
     except (OSError, ValueError, TypeError, RecursionError) as error:
         what = f"is no run directory, or its command.txt cannot be read ({error})"
         raise click.UsageError(f"{run_dir}: {what}; {_by_hand(run_dir)}") from error
-    if begun.config == "None":
+    if origin.config == "None":
         remedy = f"use GeneralTrainer(…, resume={str(run_dir)!r})"
         raise click.UsageError(f"{file}: has no config: it was run from Python; {remedy}")
-    return begun
+    return origin
 
 
 def _words(text: str) -> list[str]:
     words = json.loads(text)
-    if not isinstance(words, list) or not all(isinstance(each, str) for each in words):
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise TypeError(f"its overrides are {text[:60]}")
     return words
 

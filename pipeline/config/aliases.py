@@ -73,7 +73,7 @@ def names_of(address: str) -> list[str]:
     parent, _, key = address.rpartition(".")
     known = of(parent)
     canonical = known[key].canonical if key in known else key
-    return [canonical, *(alias for alias, each in known.items() if each.canonical == canonical)]
+    return [canonical, *(alias for alias, other in known.items() if other.canonical == canonical)]
 
 
 def canonicalize(values: dict[str, Node], key: str, address: str) -> None:

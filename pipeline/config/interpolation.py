@@ -56,26 +56,26 @@ class References:
         text: str = node.value
         whole = REFERENCE.fullmatch(text)
         if whole:
-            found = self._lookup(whole[1], node, address)
-            if found is not None:
+            source = self._lookup(whole[1], node, address)
+            if source is not None:
                 is_text = whole[1].startswith("env:")
-                node.value = _typed(found.value, node.origin) if is_text else found.value
-                node.unexpanded = found.unexpanded
+                node.value = _typed(source.value, node.origin) if is_text else source.value
+                node.unexpanded = source.unexpanded
             return
         node.value = REFERENCE.sub(lambda match: self._text(match, node, address), text)
 
     def _text(self, match: re.Match[str], node: Node, address: str) -> str:
-        found = self._lookup(match[1], node, address, begins=match.start() == 0)
-        if found is None:
+        source = self._lookup(match[1], node, address, begins=match.start() == 0)
+        if source is None:
             return match[0]
-        if found.unexpanded is not None:
+        if source.unexpanded is not None:
             node.unexpanded = match.string
-        if isinstance(found.value, dict | list):
-            kind = f"'{match[0]}' is a {type(found.value).__name__} and cannot stand within a string"
+        if isinstance(source.value, dict | list):
+            kind = f"'{match[0]}' is a {type(source.value).__name__} and cannot stand within a string"
             self._fault(node, address, f"{kind}; refer to one value of it")
             return match[0]
         # As YAML writes them, not as Python does.
-        return json.dumps(found.value) if found.value is None or isinstance(found.value, bool) else str(found.value)
+        return json.dumps(source.value) if source.value is None or isinstance(source.value, bool) else str(source.value)
 
     def _lookup(self, target: str, node: Node, address: str, *, begins: bool = True) -> Node | None:
         """A copy of what a reference means; None, and a fault, where that is nothing or too much."""
@@ -85,26 +85,26 @@ class References:
             circle = " -> ".join([*self._active[self._active.index(target) :], target])
             self._fault(node, address, f"refers to itself: {circle}; give one of them a value")
             return None
-        found = json_schema.find_key(self.tree, target) if target else None
-        if found is None:
+        source = json_schema.find_key(self.tree, target) if target else None
+        if source is None:
             hint = nearest(target, sorted(json_schema.addresses_of(self.tree))) or "; check the address"
             self._fault(node, address, f"'${{{target}}}' refers to nothing{hint}")
             return None
-        if isinstance(found.value, dict | list) and any(each.startswith(f"{target}.") for each in self._active):
+        if isinstance(source.value, dict | list) and any(active.startswith(f"{target}.") for active in self._active):
             self._fault(node, address, f"'${{{target}}}' holds itself; refer to one value of it")
             return None
         if self._depth < MAX_DEPTH:
-            self.resolve(found, target)
-        if self._is_too_much(found, node, address):
+            self.resolve(source, target)
+        if self._is_too_much(source, node, address):
             return None
         self.used.add(target)
-        if begins and found.origin.folder:
-            node.origin = replace(node.origin, folder=found.origin.folder)
-        return found.copy()
+        if begins and source.origin.folder:
+            node.origin = replace(node.origin, folder=source.origin.folder)
+        return source.copy()
 
-    def _is_too_much(self, found: Node, node: Node, address: str) -> bool:
+    def _is_too_much(self, source: Node, node: Node, address: str) -> bool:
         """Whether references make the config too deep or too large; this is said once."""
-        depth, size = _extent(found)
+        depth, size = _extent(source)
         self._taken += size
         too_deep = self._depth + depth > MAX_DEPTH
         if not too_deep and self._taken <= MAX_BYTES:

@@ -48,10 +48,10 @@ def key_of(address: str) -> Key | None:
 
 def addresses_of(tree: Node) -> set[str]:
     """Every address of a config: of what is written, and of what has its default."""
-    found = {address for address, _ in tree.walk()} | set(fields(ConfigSchema))
+    addresses = {address for address, _ in tree.walk()} | set(fields(ConfigSchema))
     for section, model in SECTIONS.items():
-        found |= {f"{address}.{name}" for address, _ in tree.items(section) for name in fields(model)}
-    return found
+        addresses |= {f"{address}.{name}" for address, _ in tree.items(section) for name in fields(model)}
+    return addresses
 
 
 def find_key(tree: Node, address: str) -> Node | None:
@@ -69,10 +69,10 @@ def find_key(tree: Node, address: str) -> Node | None:
 
 def default_of(address: str) -> Node | None:
     """The default of a key; None where it has none."""
-    found = key_of(address)
-    if found is None or found.inside or found.info.is_required():
+    key = key_of(address)
+    if key is None or key.inside or key.info.is_required():
         return None
-    return from_plain(found.info.get_default(call_default_factory=True), DEFAULT)
+    return from_plain(key.info.get_default(call_default_factory=True), DEFAULT)
 
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
@@ -122,8 +122,8 @@ def document() -> dict[str, Any]:
 
 def properties(model: type[BaseModel]) -> dict[str, Any]:
     """Key -> what the schema says of it, for a section."""
-    found: dict[str, Any] = model.model_json_schema(schema_generator=_Untitled)["properties"]
-    return found
+    known: dict[str, Any] = model.model_json_schema(schema_generator=_Untitled)["properties"]
+    return known
 
 
 def _section(model: type[BaseModel], address: str) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _section(model: type[BaseModel], address: str) -> dict[str, Any]:
     required = [info.alias or name for name, info in model.model_fields.items() if info.is_required()]
     return {
         "type": "object",
-        "properties": {**{name: _or_reference(each) for name, each in known.items()}, "_delete_": _DELETE},
+        "properties": {**{name: _or_reference(schema) for name, schema in known.items()}, "_delete_": _DELETE},
         "required": required,
         "additionalProperties": False,
     }
@@ -145,25 +145,25 @@ def _section(model: type[BaseModel], address: str) -> dict[str, Any]:
 def _same_as(alias: aliases.Alias, canonical: dict[str, Any]) -> dict[str, Any]:
     one = alias.convert(1)
     unit = "" if one == 1 else f"; 1 means '{one}'"
-    kept = {key: each for key, each in canonical.items() if key not in {"default", "title"}}
+    schema = {key: value for key, value in canonical.items() if key not in {"default", "title"}}
     if alias.convert(True) is not True:
-        unit, kept = f"; true means '{alias.convert(True)}'", {"anyOf": [{"type": "boolean"}, kept]}
-    return {**kept, "description": f"the same as {alias.canonical}{unit}"}
+        unit, schema = f"; true means '{alias.convert(True)}'", {"anyOf": [{"type": "boolean"}, schema]}
+    return {**schema, "description": f"the same as {alias.canonical}{unit}"}
 
 
 def _or_reference(schema: dict[str, Any]) -> dict[str, Any]:
     """The same, but for a value, and each within it, a reference may stand."""
-    said = {key: each for key, each in schema.items() if key in {"description", "default"}}
-    choices = [_open(each) for each in _choices(schema)]
-    if not any(each.get("type") == "string" and "pattern" not in each for each in choices):
+    notes = {key: value for key, value in schema.items() if key in {"description", "default"}}
+    choices = [_open(choice) for choice in _choices(schema)]
+    if not any(choice.get("type") == "string" and "pattern" not in choice for choice in choices):
         choices.append(_REFERENCE)
-    return {**said, **choices[0]} if len(choices) == 1 else {**said, "anyOf": choices}
+    return {**notes, **choices[0]} if len(choices) == 1 else {**notes, "anyOf": choices}
 
 
 def _choices(schema: dict[str, Any]) -> list[dict[str, Any]]:
     if "anyOf" in schema:
-        return [choice for each in schema["anyOf"] for choice in _choices(each)]
-    return [{key: each for key, each in schema.items() if key not in {"title", "description", "default"}}]
+        return [choice for part in schema["anyOf"] for choice in _choices(part)]
+    return [{key: value for key, value in schema.items() if key not in {"title", "description", "default"}}]
 
 
 def _open(schema: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _open(schema: dict[str, Any]) -> dict[str, Any]:
         if isinstance(schema[key], dict) and "$ref" not in schema[key]:
             opened[key] = _or_reference(schema[key])
     if "properties" in schema:
-        opened["properties"] = {name: _or_reference(each) for name, each in schema["properties"].items()}
+        opened["properties"] = {name: _or_reference(below) for name, below in schema["properties"].items()}
     return opened
 
 
@@ -182,7 +182,7 @@ def in_words(schema: dict[str, Any]) -> str:
     if "title" in schema:
         return str(schema["title"])
     if "anyOf" in schema:
-        kinds = [in_words(each) for each in schema["anyOf"]]
+        kinds = [in_words(choice) for choice in schema["anyOf"]]
         return ", or ".join(kinds)
     if "enum" in schema:
         return " or ".join(", ".join(schema["enum"]).rsplit(", ", 1))

@@ -49,8 +49,8 @@ def _set(tree: Node, address: str, value: Node) -> None:
     if isinstance(node.value, dict):
         value.key = value.origin
         aliases.canonicalize(node.value, key, parent)
-        there = node.value.get(key)
-        node.value[key] = value.take_place_of(there) if there else value
+        present = node.value.get(key)
+        node.value[key] = value.take_place_of(present) if present else value
         return
     names = [name for name, _ in node.children()]
     if key not in names:
@@ -97,11 +97,11 @@ def read_with_bases(
         ConfigError: one of the files cannot be read, or they inherit from each other in a circle.
     """
     tree = yaml_tree.read_file(path, faults)
-    given = tree.value.pop("_base_", None)
+    bases = tree.value.pop("_base_", None)
     merged: Node | None = None
     clashes: list[tuple[str, Node, Node]] = []
     known = {} if known is None else known
-    for item in () if given is None else given.value if isinstance(given.value, list) else [given]:
+    for item in () if bases is None else bases.value if isinstance(bases.value, list) else [bases]:
         parent = _base(item, path, faults, (*chain, path.resolve()), known)
         if merged:
             clashes += _clashes(merged, parent)
@@ -109,7 +109,7 @@ def read_with_bases(
     if merged is None:
         return tree if chain else _unmarked(tree, faults)
     merged = merge(merged, tree, faults)
-    faults += [_clash(*each, path) for each in clashes if merged.find(each[0]) is each[2]]
+    faults += [_clash(*clash, path) for clash in clashes if merged.find(clash[0]) is clash[2]]
     return merged
 
 
@@ -124,7 +124,7 @@ def _base(item: Node, path: Path, faults: list[Fault], chain: tuple[Path, ...], 
         message = f"'{item.value}' can be no file: {error.strerror}; check the path"
         raise ConfigError([item.origin.fault("_base_", message)]) from error
     if file in chain:
-        circle = " -> ".join(each.name for each in (*chain, file))
+        circle = " -> ".join(parent.name for parent in (*chain, file))
         raise ConfigError([item.origin.fault("_base_", f"inherits in a circle: {circle}; remove one")])
     if not base.is_file():
         remedy = yaml_tree.neighbour(base) or f"; it is relative to {path.name}"
@@ -142,11 +142,11 @@ def _clashes(first: Node, second: Node, address: str = "") -> Iterator[tuple[str
         return
     if isinstance(second.value, dict) and (mark := second.value.get("_delete_")) and mark.value is True:
         return
-    there = dict(first.children())
+    children = dict(first.children())
     for part, child in second.children():
-        aliases.canonicalize(there, part, address)
-        if part in there:
-            yield from _clashes(there[part], child, f"{address}.{part}".lstrip("."))
+        aliases.canonicalize(children, part, address)
+        if part in children:
+            yield from _clashes(children[part], child, f"{address}.{part}".lstrip("."))
 
 
 def _clash(address: str, first: Node, second: Node, path: Path) -> Fault:
@@ -156,7 +156,7 @@ def _clash(address: str, first: Node, second: Node, path: Path) -> Fault:
 
 def _refines(node: Node, other: Node) -> bool:
     """Whether a value was written over the other one: in a base that both have."""
-    return any(each.origin == other.origin for each in node.earlier)
+    return any(earlier.origin == other.origin for earlier in node.earlier)
 
 
 def merge(base: Node, over: Node, faults: list[Fault], address: str = "") -> Node:
@@ -260,7 +260,7 @@ class Config:
         """Have it noted what is read of the typed objects."""
         for section in schema.SECTIONS:
             for item in getattr(self.settings, section):
-                item.watch(f"{section}.{item.name}", self.reads.found)
+                item.watch(f"{section}.{item.name}", self.reads.addresses)
 
     @property
     def name(self) -> str:
@@ -274,8 +274,8 @@ class Config:
     @property
     def runners(self) -> list[schema.RunnerSchema]:
         """The runners that ``mode`` names, in its order."""
-        named = {runner.name: runner for runner in self.settings.runner}
-        return [named[name] for name in self.settings.mode or named]
+        by_name = {runner.name: runner for runner in self.settings.runner}
+        return [by_name[name] for name in self.settings.mode or by_name]
 
     def runner(self, name: str) -> schema.RunnerSchema:
         """The runner of this name, one of those that ``mode`` names."""
@@ -283,13 +283,13 @@ class Config:
 
     def phases(self, runner: schema.RunnerSchema) -> list[schema.PhaseSchema]:
         """The phases of a runner, in the order in which they are trained."""
-        named = {phase.name: phase for phase in self.settings.phase}
-        return [named[name] for name in (named if runner.phases is None else runner.phases)]
+        by_name = {phase.name: phase for phase in self.settings.phase}
+        return [by_name[name] for name in (by_name if runner.phases is None else runner.phases)]
 
     def get(self, address: str, default: Any = None) -> Any:
         """The plain value at a dotted address such as ``runner.train_runner.epochs``."""
         node = self.tree.find(address)
-        (self.reads.missed if node is None else self.reads.found).add(address)
+        (self.reads.missing if node is None else self.reads.addresses).add(address)
         return default if node is None else node.plain()
 
     def origin(self, address: str) -> Origin:
@@ -340,7 +340,7 @@ class ConfigBuilder:
         used: the addresses that values of the config refer to.
     """
 
-    def __init__(self, source: Source, given: Sequence[str] = ()) -> None:
+    def __init__(self, source: Source, overrides: Sequence[str] = ()) -> None:
         self.faults: list[Fault] = []
         self.tree: Node | None = None
         self.path = None if isinstance(source, Mapping) else Path(source)
@@ -353,23 +353,23 @@ class ConfigBuilder:
         except ConfigError as error:
             self.faults += error.faults
             return
-        for override in given:
+        for override in overrides:
             self.faults += apply_overrides(override, self.tree)
         self._resolve(self.tree)
         settings, faults = schema.validate(self.tree)
         # A value that could not be made out, such as a reference to nothing, is wrong in no other way.
-        said = {_place(fault) for fault in self.faults}
-        self.faults += [fault for fault in faults if _place(fault) not in said]
+        places = {_place(fault) for fault in self.faults}
+        self.faults += [fault for fault in faults if _place(fault) not in places]
         if settings and not self.faults:
             self.config = Config(
-                self.tree, settings, self.path, self.workspace, overrides=list(given), links=self.links
+                self.tree, settings, self.path, self.workspace, overrides=list(overrides), links=self.links
             )
-            self.config.reads.found |= self.used
+            self.config.reads.addresses |= self.used
 
     def _read(self, source: Source) -> Node:
         if isinstance(source, Mapping):
-            given = source.get("workspace")
-            folder = Path(given) if isinstance(given, str) and Path(given).is_absolute() else None
+            workspace = source.get("workspace")
+            folder = Path(workspace) if isinstance(workspace, str) and Path(workspace).is_absolute() else None
             return from_plain(dict(source), Origin("dict", folder))
         tree = read_with_bases(Path(source), self.faults)
         if refused := refusal(Path(source).resolve()):
@@ -408,23 +408,23 @@ class ConfigBuilder:
             self.links[f"{address.rpartition('.')[0]}.{aliases.names_of(address)[0]}"] = path
 
     def _workspace(self, tree: Node) -> Path | None:
-        given = tree.child("workspace")
-        if given is None or not isinstance(given.value, str):
+        workspace = tree.child("workspace")
+        if workspace is None or not isinstance(workspace.value, str):
             return self.path.resolve().parent if self.path else None
-        if given.origin.folder is None and not Path(given.value).is_absolute():
-            self.faults.append(given.origin.fault("workspace", _RELATIVE.format(given.value)))
+        if workspace.origin.folder is None and not Path(workspace.value).is_absolute():
+            self.faults.append(workspace.origin.fault("workspace", _RELATIVE.format(workspace.value)))
             return None
         try:
-            folder = resolved((given.origin.folder or Path()) / given.value)
+            folder = resolved((workspace.origin.folder or Path()) / workspace.value)
         except OSError as error:
-            message = f"'{given.value}' can be no folder: {error.strerror}; check the path"
-            self.faults.append(given.origin.fault("workspace", message))
+            message = f"'{workspace.value}' can be no folder: {error.strerror}; check the path"
+            self.faults.append(workspace.origin.fault("workspace", message))
             return None
         if refused := refusal(folder):
-            self.faults.append(given.origin.fault("workspace", refused))
+            self.faults.append(workspace.origin.fault("workspace", refused))
         elif not folder.is_dir():
-            self.faults.append(given.origin.fault("workspace", f"no such folder: {folder}; check the path"))
-        given.value = str(folder)
+            self.faults.append(workspace.origin.fault("workspace", f"no such folder: {folder}; check the path"))
+        workspace.value = str(folder)
         return folder
 
     def _placeholders(self, text: str, origin: Origin, address: str) -> str:

@@ -28,12 +28,12 @@ class Interval(NamedTuple):
         Raises:
             ValueError: it has neither form, or is not positive.
         """
-        found = re.fullmatch(r"(\d+)(?: (\w+?)s?)?", str(value))
-        if not found or int(found[1]) < 1 or (found[2] or "iteration") not in _UNITS:
+        match = re.fullmatch(r"(\d+)(?: (\w+?)s?)?", str(value))
+        if not match or int(match[1]) < 1 or (match[2] or "iteration") not in _UNITS:
             raise ValueError(
                 f"is {value!r}; write a positive number of iterations, or '2 epoch', '30 second', '10 minute'; null for never"
             )
-        return cls(int(found[1]), found[2] or unit)
+        return cls(int(match[1]), match[2] or unit)
 
 
 def parsed(intervals: int | str | list[int | str] | None, unit: str = "iteration") -> list[Interval]:

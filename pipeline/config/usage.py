@@ -24,25 +24,25 @@ class UsageTracker:
     """The addresses that were read, or looked for in vain.
 
     Attributes:
-        found: what was read; reading a value reads all that is in it.
-        missed: what was asked for and isn't there.
+        addresses: what was read; reading a value reads all that is in it.
+        missing: what was asked for and isn't there.
         everything: whether somebody had the whole config as plain data, of which nobody knows what was read.
         suspects: the hyper-parameters that, as far as the source tells, nobody reads; filled in by the check.
     """
 
     def __init__(self) -> None:
-        self.found: set[str] = set()
-        self.missed: set[str] = set()
+        self.addresses: set[str] = set()
+        self.missing: set[str] = set()
         self.everything = False
         self.suspects: set[str] = set()
         self._told: set[str] = set()
 
     def unread_so_far(self, tree: Node) -> list[str]:
         """A line for each hyper-parameter that nobody has read and no source names; each is told once."""
-        found = self._lines(tree.child("hyper_parameters"), "hyper_parameters", _SO_FAR)
-        told = {name: line for name, line in found.items() if name in self.suspects - self._told}
-        self._told |= set(told)
-        return list(told.values())
+        lines = self._lines(tree.child("hyper_parameters"), "hyper_parameters", _SO_FAR)
+        new = {name: line for name, line in lines.items() if name in self.suspects - self._told}
+        self._told |= set(new)
+        return list(new.values())
 
     def unread(self, tree: Node, runners: Collection[str]) -> list[str]:
         """A line for each thing that was written and not read; a whole item has one.
@@ -55,10 +55,10 @@ class UsageTracker:
             return []
         sections = {name: list(node.children()) for name in _SECTIONS if (node := tree.child(name))}
         some_left_out = len(runners) < len(sections["runner"])
-        found = self._lines(tree.child("hyper_parameters"), "hyper_parameters")
+        hyper_parameters = self._lines(tree.child("hyper_parameters"), "hyper_parameters")
         # What a source names may be for a runner that was left out.
-        kept = set(found) - self.suspects if some_left_out else set[str]()
-        lines = [line for name, line in found.items() if name not in self._told | kept]
+        excused = set(hyper_parameters) - self.suspects if some_left_out else set[str]()
+        lines = [line for name, line in hyper_parameters.items() if name not in self._told | excused]
         for section, items in sections.items():
             for name, item in items:
                 unread = self._lines(item, f"{section}.{name}")
@@ -73,17 +73,18 @@ class UsageTracker:
 
     def _lines(self, node: Node | None, address: str, what: str = _NEVER) -> dict[str, str]:
         # A key that is there, by default too, is not what another was meant to be.
-        asked = [each.rpartition(".")[2] for each in self.missed if each.rpartition(".")[0] == address]
-        left = {name: each for name, each in _written(node, address).items() if not self._has(f"{address}.{name}")}
+        names = [missing.rpartition(".")[2] for missing in self.missing if missing.rpartition(".")[0] == address]
+        written = _written(node, address).items()
         return {
-            name: f"{each.key or each.origin}: {address}.{name}: {what}{nearest(name, asked) or _REMEDY}"
-            for name, each in left.items()
+            name: f"{child.key or child.origin}: {address}.{name}: {what}{nearest(name, names) or _REMEDY}"
+            for name, child in written
+            if not self._has(f"{address}.{name}")
         }
 
     def _has(self, address: str) -> bool:
         parts = address.split(".")
         above = {".".join(parts[:depth]) for depth in range(1, len(parts) + 1)}
-        return bool(above & self.found) or any(each.startswith(f"{address}.") for each in self.found)
+        return bool(above & self.addresses) or any(read.startswith(f"{address}.") for read in self.addresses)
 
 
 class TrackedDict(dict[str, Any]):
@@ -95,7 +96,7 @@ class TrackedDict(dict[str, Any]):
         self._reads = reads
 
     def _note(self, key: object) -> None:
-        (self._reads.found if dict.__contains__(self, key) else self._reads.missed).add(f"{self._address}.{key}")
+        (self._reads.addresses if dict.__contains__(self, key) else self._reads.missing).add(f"{self._address}.{key}")
 
     def __getitem__(self, key: str) -> Any:
         """The value."""
@@ -119,12 +120,12 @@ class TrackedDict(dict[str, Any]):
 
     def items(self) -> dict_items[str, Any]:
         """All of it."""
-        self._reads.found.add(self._address)
+        self._reads.addresses.add(self._address)
         return super().items()
 
     def values(self) -> dict_values[str, Any]:
         """All of it."""
-        self._reads.found.add(self._address)
+        self._reads.addresses.add(self._address)
         return super().values()
 
     def __iter__(self) -> Iterator[str]:
@@ -138,10 +139,10 @@ class TrackedDict(dict[str, Any]):
 
 def _written(node: Node | None, address: str) -> dict[str, Node]:
     """What the config says there, but for what it would be anyway."""
-    found = {}
-    for name, each in node.children() if node else ():
+    written = {}
+    for name, child in node.children() if node else ():
         known = json_schema.key_of(f"{address}.{name}")
-        usual = known and not known.inside and each.plain() == known.info.get_default(call_default_factory=True)
-        if each.origin is not DEFAULT and name != "name" and not usual:
-            found[name] = each
-    return found
+        usual = known and not known.inside and child.plain() == known.info.get_default(call_default_factory=True)
+        if child.origin is not DEFAULT and name != "name" and not usual:
+            written[name] = child
+    return written

@@ -71,8 +71,8 @@ class Node:
     @property
     def name(self) -> str | None:
         """The ``name`` of an item of a list of named items."""
-        named = self.value.get("name") if isinstance(self.value, dict) else None
-        return named.value if named and isinstance(named.value, str) else None
+        name = self.value.get("name") if isinstance(self.value, dict) else None
+        return name.value if name and isinstance(name.value, str) else None
 
     def children(self) -> Iterator[tuple[str, Node]]:
         """(address part, child) of a mapping or list; an item with a name is addressed by it."""
@@ -84,8 +84,8 @@ class Node:
     def child(self, part: str) -> Node | None:
         """The child with this address part."""
         if isinstance(self.value, dict):
-            found: Node | None = self.value.get(part)
-            return found
+            child: Node | None = self.value.get(part)
+            return child
         return next((child for name, child in self.children() if name == part), None)
 
     def items(self, section: str) -> list[tuple[str, Node]]:
@@ -125,22 +125,22 @@ class Node:
             value = [child.copy() for child in value]
         return Node(value, self.origin, self.key, self.unexpanded, self.written, self.earlier)
 
-    def take_place_of(self, there: Node) -> Node:
-        """This node in the place of ``there``, which it remembers; so does each value in it that was there too."""
-        self.earlier = each_once(*there.earlier, there, *self.earlier)
-        before = dict(there.children())
+    def take_place_of(self, other: Node) -> Node:
+        """This node in the place of ``other``, which it remembers; so does each value in it that was there too."""
+        self.earlier = each_once(*other.earlier, other, *self.earlier)
+        children = dict(other.children())
         for part, child in self.children():
-            if part in before:
-                child.take_place_of(before[part])
+            if part in children:
+                child.take_place_of(children[part])
         return self
 
 
 def each_once(*nodes: Node) -> tuple[Node, ...]:
     """The nodes, without those that were written where one before was: several bases may have one in common."""
-    kept: dict[Origin, Node] = {}
-    for each in nodes:
-        kept.setdefault(each.origin, each)
-    return tuple(kept.values())
+    first: dict[Origin, Node] = {}
+    for node in nodes:
+        first.setdefault(node.origin, node)
+    return tuple(first.values())
 
 
 def from_plain(value: Any, origin: Origin, key: Origin | None = None, depth: int = 0) -> Node:
@@ -351,7 +351,7 @@ def neighbour(path: Path) -> str:
     if not os.path.isdir(path.parent):
         return ""
     # The suffix alone makes no two names alike.
-    alike = [each.name for each in path.parent.glob("*.y*ml") if nearest(path.stem, [each.stem])]
+    alike = [file.name for file in path.parent.glob("*.y*ml") if nearest(path.stem, [file.stem])]
     # One that is there, and cannot be read, is not misspelt.
     return "" if path.name in alike else nearest(path.name, sorted(alike))
 
@@ -473,17 +473,17 @@ def resolved(path: Path) -> Path:
         OSError: no file can have this path: it is too long, holds a NUL, or its links go in a circle.
     """
     try:
-        found = path.resolve()
-        found.exists()
+        target = path.resolve()
+        target.exists()
     except (RuntimeError, ValueError) as error:
         raise OSError(errno.EINVAL, str(error)) from error
-    return found
+    return target
 
 
 def refusal(path: Path | str) -> str:
     """Why a folder or file cannot be used although it is there, with the remedy; ``""`` where it can."""
-    found = re.search(r"\$?\{[^/]*?\}|[\x00-\x1f]", str(path))
-    if found is None:
+    match = re.search(r"\$?\{[^/]*?\}|[\x00-\x1f]", str(path))
+    if match is None:
         return ""
-    why = "cannot stand in a line" if found[0] < " " else "a config takes for another value"
-    return f"{str(path)!r} has {found[0]!r} in its name, which {why}; rename it"
+    why = "cannot stand in a line" if match[0] < " " else "a config takes for another value"
+    return f"{str(path)!r} has {match[0]!r} in its name, which {why}; rename it"

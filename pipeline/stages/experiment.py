@@ -43,16 +43,16 @@ class Batches:
     Args:
         loader: gives them; nothing is read before it has to be.
         epoch: which epoch, from 1; its sampler is told. 0 stands for the time before the first.
-        taken: how many of them were taken before; they are left out.
+        count: how many of them were taken before; they are left out.
 
     Attributes:
-        taken: how many were taken so far.
+        count: how many were taken so far.
     """
 
-    def __init__(self, loader: Iterable[Any], epoch: int, taken: int = 0) -> None:
+    def __init__(self, loader: Iterable[Any], epoch: int, count: int = 0) -> None:
         self.loader = loader
         self.epoch = epoch
-        self.taken = taken
+        self.count = count
         self.length = _exact_length(loader)
         self._rest: Iterator[Any] | None = None
         self._reading: Any = None
@@ -64,7 +64,7 @@ class Batches:
     def open(self, place: Mapping[str, Any] | None = None) -> None:
         """Begin to read, if any is left; ``place``: where the batches were that are left out, if they knew."""
         self._place = place
-        if self.taken and not self.over():
+        if self.count and not self.over():
             self._opened()
 
     def place(self) -> Mapping[str, Any] | None:
@@ -72,12 +72,12 @@ class Batches:
         # Another loader that has a state has that of the batch that was read ahead.
         if self._reading is None or not isinstance(self.loader, SeededLoader):
             return self._place
-        return place_of(self._reading, self.taken)
+        return place_of(self._reading, self.count)
 
     def over(self) -> bool:
         """Whether all were taken. A loader whose length is not certain is read one batch ahead to tell."""
         if self.length is not None:
-            return self.taken >= self.length
+            return self.count >= self.length
         if not self._ahead:
             self._ahead = list(islice(self._opened(), 1))
         return not self._ahead
@@ -90,20 +90,20 @@ class Batches:
         """
         for batch in self._ahead or islice(self._opened(), 1):
             self._ahead = []
-            self.taken += 1
+            self.count += 1
             return batch
         raise DataError(
-            f"train_loader: gave {self.taken} batches in epoch {self.epoch}, and its length is {self.length}; "
+            f"train_loader: gave {self.count} batches in epoch {self.epoch}, and its length is {self.length}; "
             "correct its __len__, or that of its batch_sampler"
         )
 
     def _opened(self) -> Iterator[Any]:
         if self._rest is None:
             sampler = getattr(self.loader, "sampler", None)
-            if self.taken and isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
+            if self.count and isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
                 other = f"its {type(sampler).__name__} draws another order than the one that was left"
                 logger.warning(f"train_loader: {other}; make it with pipeline.data.loader.make_loader to go on exactly")
-            self._reading = after(self.loader, self.taken, self._place)
+            self._reading = after(self.loader, self.count, self._place)
             self._rest = iter(self._reading)
         return self._rest
 
@@ -258,20 +258,20 @@ class ExperimentSetup(RunnerBase):
         optimizer = getattr(self, "optimizer", None)
         self._configured = state.options_of(optimizer) if isinstance(optimizer, Optimizer) else []
         self._options = {
-            name: state.options_of(each) for name, each in self._parts().items() if isinstance(each, Optimizer)
+            name: state.options_of(part) for name, part in self._parts().items() if isinstance(part, Optimizer)
         }
         self.checkpointer.begin(self.context["model"])
 
     def _parts(self) -> dict[str, Any]:
         """What stands in attributes beside model and optimizer and has a state of its own."""
-        found = state.parts_of({PHASE: {"model": self.model, "updater": self}})
-        named = {place.removeprefix(f"phase.{PHASE}.updater."): each for place, each in found.items()}
-        return {f"self.{name}": each for name, each in named.items() if name != "optimizer"}
+        parts = state.parts_of({PHASE: {"model": self.model, "updater": self}})
+        attributes = {address.removeprefix(f"phase.{PHASE}.updater."): part for address, part in parts.items()}
+        return {f"self.{name}": part for name, part in attributes.items() if name != "optimizer"}
 
     def _modules(self) -> dict[str, nn.Module]:
         """The model, and those of the parts that are modules."""
-        others = {name: each for name, each in self._parts().items() if isinstance(each, nn.Module)}
-        return {PHASE: self.model, **others}
+        modules = {name: part for name, part in self._parts().items() if isinstance(part, nn.Module)}
+        return {PHASE: self.model, **modules}
 
 
 class ExperimentBase(ExperimentSetup):
@@ -353,7 +353,7 @@ class ExperimentBase(ExperimentSetup):
             DataError: there is none.
         """
         if self._batches.over():
-            if self._batches.taken or not self._in_epoch:
+            if self._batches.count or not self._in_epoch:
                 self.new_epoch()
             if self._batches.over():
                 nothing = f"train_loader: gave no batch in epoch {self.epoch}"
@@ -394,7 +394,7 @@ class ExperimentBase(ExperimentSetup):
         self._checkpoints.wait_for_save()
         phases = {name: entry for name, entry in self.context["model"].items() if "updater" in entry}
         training = state.snapshot(phases, **own, **self.training_state())
-        training["gradients"] |= {name: state.gradients_of(each) for name, each in self._modules().items()}
+        training["gradients"] |= {name: state.gradients_of(module) for name, module in self._modules().items()}
         self._checkpoints.save(counters, metrics, training, {PHASE: self._numbers.iterations})
         self._newest = self.checkpointer.path_of(self.iteration)
 
@@ -412,10 +412,10 @@ class ExperimentBase(ExperimentSetup):
         if path and not (self.alone and Path(path).is_dir()):
             self.checkpointer.load_weights(path, self.context["model"])
         elif self.alone:
-            found = reader.read_checkpoint(Path(path)) if path else self.checkpointer.newest_valid()
-            if found:
-                self._go_on(found)
-                logger.info(f"going on after iteration {self.iteration}, from {found.path}")
+            checkpoint = reader.read_checkpoint(Path(path)) if path else self.checkpointer.newest_valid()
+            if checkpoint:
+                self._go_on(checkpoint)
+                logger.info(f"going on after iteration {self.iteration}, from {checkpoint.path}")
             elif isinstance(self.visualizer, JsonLines):
                 # Without a checkpoint it begins again, and so do its numbers.
                 self.visualizer.cut(0)
@@ -435,20 +435,20 @@ class ExperimentBase(ExperimentSetup):
         elif training_state["optimizer"] is not None:
             self.optimizer.load_state_dict(training_state["optimizer"])
 
-    def _go_on(self, found: LoadedCheckpoint) -> None:
+    def _go_on(self, checkpoint: LoadedCheckpoint) -> None:
         """Take everything from the checkpoint of a training that ended or was interrupted."""
-        training = found.training
+        training = checkpoint.training
         if training is None or "data" not in training:
-            what = f"{found.path}: is not of an experiment, which could go on from it"
+            what = f"{checkpoint.path}: is not of an experiment, which could go on from it"
             raise CheckpointError(f"{what}; name a .safetensors file in it, for the weights alone")
-        where = str(found.path)
+        where = str(checkpoint.path)
         weights.forget(self.model, training.get("buffers", {}).get(PHASE, ()))
-        weights.load_weights(found.weights, self.context["model"], where)
+        weights.load_weights(checkpoint.weights, self.context["model"], where)
         for name, module in self._modules().items():
             state.restore_gradients(module, training["gradients"].get(name, {}))
         if "frozen" in training and self.checkpointer.initial:
             state.restore_frozen({PHASE: {"model": self.model}}, training["frozen"], self.checkpointer.initial.frozen)
-        self.set_state_dict(found.train_state)
+        self.set_state_dict(checkpoint.train_state)
         self.load_training_state(training)
         state.restore_parts(self._parts(), training.get("attributes", {}), self._options, where)
         if "numbers" in training:
@@ -456,8 +456,8 @@ class ExperimentBase(ExperimentSetup):
         self._interrupted, self._validated = bool(training.get("in_epoch")), training.get("validated", -1)
         if self.alone:
             state.recover(self.checkpointer.recoverables, training["recoverables"], where)
-            self.checkpointer.resumed = found
-            in_folder = found.path.resolve().parent == self.checkpointer.folder.resolve()
+            self.checkpointer.resumed = checkpoint
+            in_folder = checkpoint.path.resolve().parent == self.checkpointer.folder.resolve()
             self._newest = self.checkpointer.path_of(self.iteration) if in_folder else None
             if in_folder and isinstance(self.visualizer, JsonLines):
                 self.visualizer.cut(training.get("lines"))
@@ -467,19 +467,19 @@ class ExperimentBase(ExperimentSetup):
 
     def state_dict(self) -> dict[str, int]:
         """Where the training is: ``iteration``, ``epoch`` (how many are over), ``batches`` (read of the one after)."""
-        taken = self._batches.taken
-        if taken and not self._batches.over():
-            return {"iteration": self.iteration, "epoch": self.epoch - 1, "batches": taken}
-        just_begun = self._in_epoch and not taken
+        batches = self._batches.count
+        if batches and not self._batches.over():
+            return {"iteration": self.iteration, "epoch": self.epoch - 1, "batches": batches}
+        just_begun = self._in_epoch and not batches
         return {"iteration": self.iteration, "epoch": self.epoch - just_begun, "batches": 0}
 
     def set_state_dict(self, state_dict: Mapping[str, int]) -> None:
         """Go on where another was: ``read_batch`` gives the batch that would have come there."""
         self.train_state.update({name: state_dict[name] for name in TRAIN_STATE if name in state_dict})
-        taken = state_dict.get("batches", 0)
+        batches = state_dict.get("batches", 0)
         self.train_state.pop("batches", None)
-        self.iteration, self.epoch = state_dict["iteration"], state_dict["epoch"] + bool(taken)
-        self._batches = Batches(self.train_loader, self.epoch, taken) if taken else Batches((), self.epoch)
+        self.iteration, self.epoch = state_dict["iteration"], state_dict["epoch"] + bool(batches)
+        self._batches = Batches(self.train_loader, self.epoch, batches) if batches else Batches((), self.epoch)
         self._in_epoch = False
 
     def _begin(self) -> None:
@@ -505,8 +505,10 @@ class ExperimentBase(ExperimentSetup):
         in_config = {
             name: experiment_config.intervals(self.config, name) for name in ("valid_interval", "save_interval")
         }
-        self._validating, self._saving = (Trigger(each, self.iteration) for each in in_config.values())
-        self._in_epochs = [name for name, each in in_config.items() if any(one.unit == "epoch" for one in each)]
+        self._validating, self._saving = (Trigger(intervals, self.iteration) for intervals in in_config.values())
+        self._in_epochs = [
+            name for name, intervals in in_config.items() if any(interval.unit == "epoch" for interval in intervals)
+        ]
         self._due = 0
         self._planned = self._in_config()
 
@@ -518,7 +520,7 @@ class ExperimentBase(ExperimentSetup):
         """Count the batch, and do what is due."""
         self.train_state["iteration"] = self.iteration
         self.train_state["update"] += 1
-        over = self._batches.taken and self._batches.over()
+        over = self._batches.count and self._batches.over()
         if over:
             self._ended = self.epoch
         if self.alone and self._in_config() != self._planned:
@@ -536,8 +538,8 @@ class ExperimentBase(ExperimentSetup):
             self._end_epoch()
         if self._saving.fires(self.iteration) or (ended and self._saving.fires_after(ended)):
             self.save()
-        looks = (each.next_check() for each in (self._printing, self._validating, self._saving))
-        self._due = min(*looks, self._limit)
+        checks = (trigger.next_check() for trigger in (self._printing, self._validating, self._saving))
+        self._due = min(*checks, self._limit)
         self._stop_if_requested()
 
     def _validate(self, *, due: bool) -> None:
@@ -567,7 +569,7 @@ class ExperimentBase(ExperimentSetup):
 
     def _refuse_epochs_without_end(self) -> None:
         """An epoch ends with the batches that ``read_batch`` gives: without it, what counts epochs would never come."""
-        if self._in_epochs and not self._batches.taken:
+        if self._in_epochs and not self._batches.count:
             unread = f"{type(self).__name__}.train_batch: did not call self.read_batch(), so no epoch ends"
             raise StageError(f"{unread}; call it, or give {' and '.join(self._in_epochs)} in iterations")
 

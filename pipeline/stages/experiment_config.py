@@ -270,9 +270,9 @@ def max_iteration(config: Any) -> int:
 def plain(value: Any) -> Any:
     """Settings as plain data: mappings and objects as dicts, what YAML does not have as text."""
     if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
+        return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     if isinstance(value, str | int | float | bool | None):
         return value
     if isinstance(value, PurePath):
@@ -293,15 +293,15 @@ def training_of(context: Context) -> dict[str, Any]:
     Raises:
         ConfigError: ``hyper_parameters.training`` is no mapping, or has what the runner says.
     """
-    given = context["hyper_parameters"].get("training", {})
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"hyper_parameters.training: is {given!r}; write a mapping, or give it another name")
+    settings = context["hyper_parameters"].get("training", {})
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"hyper_parameters.training: is {settings!r}; write a mapping, or give it another name")
     for name, key in RUNNER_KEYS.items():
-        if name in given:
+        if name in settings:
             ignored = f"hyper_parameters.training.{name}: would be ignored: the runner's `{key}` says it"
             raise ConfigError(f"{ignored}; write it there")
     training = {
-        **given,
+        **settings,
         "valid_interval": runner_value(context, "valid_interval", "1 epoch"),
         "save_interval": runner_value(context, "save_interval"),
     }
@@ -313,8 +313,8 @@ def training_of(context: Context) -> dict[str, Any]:
 
 def config_of(context: Context, training: dict[str, Any]) -> Settings:
     """``config`` of a stage: the ``hyper_parameters``, and ``training``."""
-    said = {name: f"the runner's `{key}`" for name, key in RUNNER_KEYS.items()}
-    view = Settings(training, "hyper_parameters.training", said)
+    fixed = {name: f"the runner's `{key}`" for name, key in RUNNER_KEYS.items()}
+    view = Settings(training, "hyper_parameters.training", fixed)
     values = ChainMap({"training": view}, context["hyper_parameters"])
     return Settings(values, "hyper_parameters", {"training": "the config"})
 

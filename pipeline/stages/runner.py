@@ -106,8 +106,8 @@ class _Predictions:
 
     def __call__(self, predictions: Any, target: Any) -> None:
         """Write a batch; reading the numbers makes a GPU wait, once per batch."""
-        for prediction, wanted in zip(_rows(predictions), _rows(target), strict=True):
-            line = json.dumps(finite({"index": self.index, "prediction": prediction, "target": wanted}))
+        for prediction, expected in zip(_rows(predictions), _rows(target), strict=True):
+            line = json.dumps(finite({"index": self.index, "prediction": prediction, "target": expected}))
             with storing(self.path):
                 self.file.write(f"{line}\n")
             self.index += 1

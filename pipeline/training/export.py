@@ -122,7 +122,9 @@ class WeightExporter:
         if not isinstance(brain, ModuleBrain):
             kind = f"the model of phase '{phase}' is trained by {type(brain).__name__}, a Brain, which has no forward"
             raise ConfigError(f"{where}: {kind}; leave this out, or export its modules in a terminal stage")
-        dataset = next(each.dataset_name for each in self.context["config"].settings.phase if each.name == phase)
+        dataset = next(
+            settings.dataset_name for settings in self.context["config"].settings.phase if settings.name == phase
+        )
         batch = first_batch(pass_loader(dataset or "", self.runner, self.context))
         inputs = Caller(model, brain.loss).call_of(batch)
         try:

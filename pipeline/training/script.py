@@ -111,7 +111,7 @@ def _free(path: Path) -> Path:
 def _environment() -> str:
     """Python, the system, the hardware, and every installed package."""
     facts = {"python": sys.version, "platform": platform.platform(), **device.describe_hardware()}
-    packages = sorted({f"{each.name}=={each.version}" for each in distributions()}, key=str.lower)
+    packages = sorted({f"{package.name}=={package.version}" for package in distributions()}, key=str.lower)
     return "".join(f"{line}\n" for line in [*(f"{name}: {value}" for name, value in facts.items()), "", *packages])
 
 
@@ -122,10 +122,10 @@ def _resolved(path: Path, overrides: Mapping[str, Any] | str | None) -> str:
     except (OSError, UnicodeDecodeError) as error:
         what = error.strerror if isinstance(error, OSError) else error.reason
         raise ConfigError(f"{path}: cannot be read: {what}; name a YAML file") from error
-    there, over = _mapping(text, str(path)), _mapping(_text(overrides), "overrides")
+    base, over = _mapping(text, str(path)), _mapping(_text(overrides), "overrides")
     if not over.value:
         return text
-    resolved: str = yaml.serialize(_merged(there, over), Dumper=yaml.SafeDumper, allow_unicode=True)
+    resolved: str = yaml.serialize(_merged(base, over), Dumper=yaml.SafeDumper, allow_unicode=True)
     return resolved
 
 
@@ -151,18 +151,18 @@ def _mapping(text: str, where: str) -> yaml.MappingNode:
     return node
 
 
-def _merged(there: yaml.Node | None, over: yaml.Node) -> yaml.Node:
+def _merged(base: yaml.Node | None, over: yaml.Node) -> yaml.Node:
     """``over``; but one mapping goes into a copy of another, with its tag: an alias elsewhere means what it meant."""
-    if not isinstance(there, yaml.MappingNode) or not isinstance(over, yaml.MappingNode) or over.tag != _MAPPING:
+    if not isinstance(base, yaml.MappingNode) or not isinstance(over, yaml.MappingNode) or over.tag != _MAPPING:
         return over
-    there, new = deepcopy(there), {key.value: (key, value) for key, value in over.value}
+    base, new = deepcopy(base), {key.value: (key, value) for key, value in over.value}
     pairs = [
         (key, _merged(value, new.pop(key.value)[1]))
         if isinstance(key, yaml.ScalarNode) and key.value in new
         else (key, value)
-        for key, value in there.value
+        for key, value in base.value
     ]
-    return yaml.MappingNode(there.tag, [*pairs, *new.values()], flow_style=there.flow_style)
+    return yaml.MappingNode(base.tag, [*pairs, *new.values()], flow_style=base.flow_style)
 
 
 _WHERE = "command line"
@@ -243,10 +243,10 @@ def _name_and_value(word: str, words: list[str]) -> tuple[str, Any]:
 
 
 def _up_to_the_next_option(words: list[str]) -> list[str]:
-    taken = []
+    values = []
     while words and not words[0].startswith("--"):
-        taken.append(words.pop(0))
-    return taken
+        values.append(words.pop(0))
+    return values
 
 
 def _plain(text: str) -> Any:
@@ -268,11 +268,11 @@ def _yaml_of(name: str, text: str) -> str:
     """A value for a hyperparameter as YAML on one line; tags are left to whoever loads the file."""
     where = f"{_WHERE}: --{name} is '{text}'"
     try:
-        nodes = [each for each in yaml.parse(text, Loader=yaml.SafeLoader) if isinstance(each, _TAGGED)]
+        nodes = [node for node in yaml.parse(text, Loader=yaml.SafeLoader) if isinstance(node, _TAGGED)]
     except yaml.YAMLError as error:
         if text.startswith(("[", "{", "!")):
             raise ConfigError(f"{where}, which is no YAML: {str(error).splitlines()[0]}; mend or quote it") from error
         nodes = []
-    if any(each.tag for each in nodes) and "\n" not in text and text.startswith(("!", "[", "{")):
+    if any(node.tag for node in nodes) and "\n" not in text and text.startswith(("!", "[", "{")):
         return text
     return yaml_tree.one_line(_plain(text))

@@ -41,7 +41,7 @@ def build(config: Path, *overrides: str) -> Build:
 
 
 def faults(done: Build) -> list[str]:
-    return [f"{each.fault.address}: {each.fault.message}" for each in done.problems.found]
+    return [f"{each.fault.address}: {each.fault.message}" for each in done.problems.entries]
 
 
 def own_model(config: Path, forward: str = "pass", init: str = "pass") -> list[str]:
@@ -74,7 +74,7 @@ def own_stage(config: Path, stage: str, body: str = "pass") -> str:
 def test_a_phase_is_told_with_its_size_and_what_becomes_of_a_batch(linear: Path) -> None:
     done = build(linear)
     size = "Linear, 2 parameters (8 B)"
-    assert (done.lines, done.problems.found) == (
+    assert (done.lines, done.problems.entries) == (
         {"line": f"{size}; batch (inputs [4, 1], target [4, 1]) -> [4, 1]"},
         [],
     )
@@ -115,13 +115,13 @@ def test_a_model_that_its_data_does_not_fit_is_a_fault_with_the_users_line(linea
     assert faults(done) == [
         f"phase.line.model: forward fails on a batch of {BATCH}: {what}; mend the model or the dataset"
     ]
-    assert str(done.problems.found[0].fault).startswith(
+    assert str(done.problems.entries[0].fault).startswith(
         "override 'phase.line.model={workspace}/model.py': phase.line.model: "
     )
 
 
 def test_a_fault_of_a_phase_is_at_the_line_of_the_config(linear: Path) -> None:
-    fault = build(linear, "phase.line.model_args={in_features: 3, out_features: 1}").problems.found[0].fault
+    fault = build(linear, "phase.line.model_args={in_features: 3, out_features: 1}").problems.entries[0].fault
     assert (fault.line, fault.source.strip()) == (10, "model: torch.nn.Linear")
 
 
@@ -151,7 +151,7 @@ def test_a_brain_that_keeps_a_module_to_itself_is_a_fault(linear: Path) -> None:
 
 def test_a_model_whose_constructor_raises_is_a_fault_with_the_users_traceback(linear: Path) -> None:
     done = build(linear, *own_model(linear, init="raise ValueError('no width')"))
-    (problem,) = done.problems.found
+    (problem,) = done.problems.entries
     what = "cannot be built: ValueError: no width (model.py:9); mend it, or its arguments"
     assert faults(done) == [f"phase.line.model: {what}"]
     assert problem.error
@@ -171,7 +171,7 @@ def test_a_dataset_that_an_instance_stage_may_prepare_is_no_fault(linear: Path) 
     overrides = [own_dataset(linear, "open('missing.csv')"), own_stage(linear, "instance")]
     done = build(linear, *overrides)
     reason = "cannot tell (data is prepared by the instance stage instance.Instance): FileNotFoundError: "
-    assert done.problems.found == []
+    assert done.problems.entries == []
     assert done.lines["dataset.train_data"].startswith(f"{reason}[Errno 2] No such file or directory: 'missing.csv'")
 
 
@@ -179,7 +179,7 @@ def test_a_file_that_an_instance_stage_may_prepare_may_lack_when_the_model_is_bu
     overrides = own_model(linear, init="open('words.txt')")
     assert "No such file or directory: 'words.txt' (model.py:9)" in faults(build(linear, *overrides))[0]
     done = build(linear, *overrides, own_stage(linear, "instance"))
-    assert done.problems.found == []
+    assert done.problems.entries == []
     assert done.lines["line"].startswith("cannot tell (data is prepared by the instance stage instance.Instance): File")
 
 
@@ -210,7 +210,7 @@ def test_the_data_that_is_only_validated_is_tried_too(linear: Path) -> None:
 )
 def test_a_model_that_reads_numbers_is_tried_with_numbers(linear: Path, line: str) -> None:
     done = build(linear, *own_model(linear, forward=line, init="[x.item() for x in torch.linspace(0, 1, 3)]"))
-    assert done.problems.found == []
+    assert done.problems.entries == []
     assert done.lines["line"].endswith("-> [4, 1]")
 
 
@@ -218,7 +218,7 @@ def test_a_model_too_large_for_that_is_left_open(linear: Path) -> None:
     done = build(linear, *own_model(linear, forward="x.sum().item()", init="self.huge = nn.Linear(60_000, 60_000)"))
     reason = "RuntimeError: Tensor.item() cannot be called on meta tensors"
     said = f"cannot tell (too large to be tried but on the meta device): {reason}"
-    assert (done.problems.found, done.lines["line"].endswith(f"; {said}")) == ([], True)
+    assert (done.problems.entries, done.lines["line"].endswith(f"; {said}")) == ([], True)
     assert "3,600,060,002 parameters (13.4 GiB)" in done.lines["line"]
 
 
@@ -247,12 +247,12 @@ def test_a_constructor_that_loads_weights_says_nothing_of_the_meta_device(linear
 def test_a_network_stage_of_the_users_own_builds_what_it_wants(linear: Path) -> None:
     done = build(linear, own_stage(linear, "network", "context['model'] = context['dataset'] = eval('{}')"))
     said = "its models are built by network.Network, not checked"
-    assert (done.lines, done.problems.found) == ({"train_runner": said}, [])
+    assert (done.lines, done.problems.entries) == ({"train_runner": said}, [])
 
 
 def test_a_runner_stage_of_the_users_own_does_what_it_wants_with_a_batch(linear: Path) -> None:
     done = build(linear, own_stage(linear, "runner"), "phase.line.model_args={in_features: 3, out_features: 1}")
-    assert done.problems.found == []
+    assert done.problems.entries == []
     assert done.lines["line"].endswith("; what becomes of a batch is up to runner.Runner, not checked")
 
 
@@ -267,14 +267,14 @@ def test_what_fails_in_several_places_is_told_all_at_once(linear: Path) -> None:
         "hyper_parameters.optimizer.nesterov=true", 'phase.line.metrics={own: {class: "{workspace}/broken.py:Own"}}',
         "dataset.train_data.class_path={workspace}/broken.py:Own", "dataset.train_data.args={}",
     )  # fmt: skip
-    assert [each.fault.address for each in done.problems.found] == [
+    assert [each.fault.address for each in done.problems.entries] == [
         "plugins", "runner.train_runner.startup_class_path", "dataset.train_data.class_path", "phase.line.metrics",
         "hyper_parameters.optimizer",
     ]  # fmt: skip
     assert all("KeyError" in text and "mend the file" in text for text in faults(done)[:4])
     wrong = "cannot be built: ValueError: Nesterov momentum requires a momentum and zero dampening; mend it, or its arguments"
     assert faults(done)[4] == f"hyper_parameters.optimizer: {wrong}"
-    assert [type(each.error) for each in done.problems.found] == [KeyError, KeyError, KeyError, KeyError, ValueError]
+    assert [type(each.error) for each in done.problems.entries] == [KeyError, KeyError, KeyError, KeyError, ValueError]
 
 
 def test_a_batch_is_told_with_all_its_shapes() -> None:
@@ -301,7 +301,7 @@ def test_a_phase_of_a_train_and_an_infer_runner_is_told_once_and_its_optimizer_b
     infer = "  - {name: infer_runner, class: infer, device: cpu}\nphase:"
     linear.write_text(f"{linear.read_text().replace('phase:', infer, 1)}\nmode: [train_runner, infer_runner]\n")
     done = build(linear, "hyper_parameters.optimizer.nesterov=true")
-    assert (list(done.lines), [each.fault.address for each in done.problems.found]) == (
+    assert (list(done.lines), [each.fault.address for each in done.problems.entries]) == (
         ["line"],
         ["hyper_parameters.optimizer"],
     )

@@ -163,7 +163,7 @@ def test_every_way_to_read_a_mapping_is_noted(
 ) -> None:
     reads = UsageTracker()
     use(TrackedDict({"a": 1, "b": 2}, "h", reads))
-    assert (reads.found, reads.missed) == (found, missed)
+    assert (reads.addresses, reads.missing) == (found, missed)
 
 
 def test_a_copy_of_the_mapping_is_a_plain_dict() -> None:

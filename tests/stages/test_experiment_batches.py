@@ -41,7 +41,7 @@ def rest(batches: Batches) -> list[Any]:
 def test_those_taken_before_are_left_out(loader: Any, taken: int) -> None:
     batches = Batches(loader, 1, taken)
     assert rest(batches) == list(range(taken, 5))
-    assert batches.taken == 5
+    assert batches.count == 5
 
 
 def test_of_a_loader_without_a_certain_length_one_batch_is_read_ahead_and_not_counted() -> None:
@@ -50,7 +50,7 @@ def test_of_a_loader_without_a_certain_length_one_batch_is_read_ahead_and_not_co
     assert (batches.length, stream.read) == (None, 0)
     assert not batches.over()
     assert not batches.over()
-    assert (batches.taken, stream.read) == (0, 1)
+    assert (batches.count, stream.read) == (0, 1)
     assert batches.take() == 0
 
 

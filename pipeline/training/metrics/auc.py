@@ -42,22 +42,22 @@ class AUC(Summed):
             raise ConfigError(f"AUC: exact_samples is {exact_samples}; it must be above 0")
         self.exact_samples = int(exact_samples)
         self.error = 0.0
-        self.kept = _Samples()
+        self.samples = _Samples()
         self.edges: Tensor | None = None
 
     def update(self, predictions: Tensor, target: Tensor) -> None:
         """Scores [batch] of any scale (logits do), and labels [batch], 0 or 1 of whatever type."""
-        wanted = "scores [batch] with labels [batch]"
-        flat, labels = paired(self, predictions, target, wanted, "return one score per sample")
+        pairs = "scores [batch] with labels [batch]"
+        flat, labels = paired(self, predictions, target, pairs, "return one score per sample")
         scores, positive = flat.to(wide(flat.device)), labels == 1
         self.add(nans=scores.isnan().sum(), unlabelled=no_labels(labels))
-        if self.edges is None and self.kept.count + len(scores) > self.exact_samples:
-            earlier, theirs = self.kept.all(scores.device)
+        if self.edges is None and self.samples.count + len(scores) > self.exact_samples:
+            earlier, theirs = self.samples.all(scores.device)
             first = torch.cat([earlier, scores])[: self.exact_samples]
-            self.kept, self.edges = _Samples(), _edges(first)
+            self.samples, self.edges = _Samples(), _edges(first)
             self.add(bins=_binned(earlier, theirs, self.edges))
         if self.edges is None:
-            self.kept.append(scores, positive)
+            self.samples.append(scores, positive)
         else:
             self.edges = self.edges.to(scores.device)
             self.add(bins=_binned(scores, positive, self.edges))
@@ -70,7 +70,7 @@ class AUC(Summed):
             return math.nan
         if self.edges is not None:
             return self._from_bins(sums["bins"].double(), _single(self.edges.cpu()))
-        scores, positive = self.kept.all(torch.device("cpu"))
+        scores, positive = self.samples.all(torch.device("cpu"))
         _, group, sizes = torch.unique(scores, return_inverse=True, return_counts=True)
         positives = torch.zeros(len(sizes), dtype=torch.float64).index_add(0, group, positive.double())
         return _area(positives, sizes - positives)
@@ -78,21 +78,21 @@ class AUC(Summed):
     def reset(self) -> None:
         """Forget all samples."""
         super().reset()
-        self.kept, self.edges = _Samples(), None
+        self.samples, self.edges = _Samples(), None
 
     def state_dict(self) -> dict[str, Any]:
-        """The samples kept, or the bins and their counts: name -> tensor."""
-        scores, positive = self.kept.all(self.kept.scores.device)
-        kept = {"scores": scores, "positive": positive} if self.edges is None else {"edges": self.edges}
-        return super().state_dict() | kept
+        """The samples, or the bins and their counts: name -> tensor."""
+        scores, positive = self.samples.all(self.samples.scores.device)
+        state = {"scores": scores, "positive": positive} if self.edges is None else {"edges": self.edges}
+        return super().state_dict() | state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of another."""
         self.reset()
-        self.sums = {name: each for name, each in state.items() if name not in {"scores", "positive", "edges"}}
+        self.sums = {name: value for name, value in state.items() if name not in {"scores", "positive", "edges"}}
         self.edges = state.get("edges")
         if self.edges is None:
-            self.kept.append(state["scores"], state["positive"])
+            self.samples.append(state["scores"], state["positive"])
 
     def _from_bins(self, bins: Tensor, single: Tensor) -> float:
         negatives, positives = bins.view(2, BINS)

@@ -29,23 +29,23 @@ def tensor(metric: object, value: Any) -> Tensor:
     return value.detach()
 
 
-def paired(metric: object, predictions: Any, target: Any, wanted: str, remedy: str) -> tuple[Tensor, Tensor]:
+def paired(metric: object, predictions: Any, target: Any, pairs: str, remedy: str) -> tuple[Tensor, Tensor]:
     """Two flat tensors that go together number by number, detached; [batch, 1] and [batch] do.
 
     Args:
         metric: whose.
         predictions: as many numbers as the target has; also its shape, but for dimensions of 1, or one of the two is flat.
         target: what they are compared with.
-        wanted: what the metric compares with what, for the message.
+        pairs: what the metric compares with what, for the message.
         remedy: what to do, likewise.
 
     Raises:
         DataError: the shapes are others.
     """
     predictions, target = tensor(metric, predictions), tensor(metric, target)
-    shapes = [each.squeeze().shape for each in (predictions, target)]
+    shapes = [values.squeeze().shape for values in (predictions, target)]
     if predictions.numel() != target.numel() or (shapes[0] != shapes[1] and min(map(len, shapes)) > 1):
-        raise _refused(metric, predictions, target, wanted, remedy)
+        raise _refused(metric, predictions, target, pairs, remedy)
     return predictions.flatten(), target.flatten()
 
 
@@ -71,9 +71,9 @@ def classified(metric: object, predictions: Any, target: Any, what: str, remedy:
     return predictions.flatten(0, -2), target.flatten().long()
 
 
-def _refused(metric: object, predictions: Tensor, target: Tensor, wanted: str, remedy: str) -> DataError:
+def _refused(metric: object, predictions: Tensor, target: Tensor, pairs: str, remedy: str) -> DataError:
     got = f"{tuple(predictions.shape)} and {tuple(target.shape)}"
-    return DataError(f"{type(metric).__name__} compares {wanted}, and got {got}; {remedy}")
+    return DataError(f"{type(metric).__name__} compares {pairs}, and got {got}; {remedy}")
 
 
 class Metric(Protocol):
@@ -136,7 +136,7 @@ class Summed:
         Raises:
             DataError: there were mistakes among the values.
         """
-        sums = {name: each.cpu() for name, each in self.sums.items()}
+        sums = {name: total.cpu() for name, total in self.sums.items()}
         for name, message in self.mistakes.items():
             if name in sums and (count := int(sums[name])):
                 raise DataError(f"{type(self).__name__}: {count} {message}")
@@ -265,7 +265,7 @@ def numbers(metric: object, predictions: Tensor, target: Tensor, what: str) -> t
     Raises:
         DataError: they are not of one shape.
     """
-    wanted = f"predictions [batch] with {what} [batch]"
-    predictions, target = paired(metric, predictions, target, wanted, "return one prediction per sample")
+    pairs = f"predictions [batch] with {what} [batch]"
+    predictions, target = paired(metric, predictions, target, pairs, "return one prediction per sample")
     dtype = wide(predictions.device)
     return predictions.to(dtype), target.to(dtype)

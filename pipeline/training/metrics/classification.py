@@ -83,13 +83,13 @@ class Confusion(Summed):
         raise NotImplementedError
 
     def _update_labels(self, predictions: Tensor, target: Any) -> None:
-        wanted = "scores [batch] with labels [batch]"
-        scores, labels = paired(self, predictions, target, wanted, "return one score per sample, or one per class")
+        pairs = "scores [batch] with labels [batch]"
+        scores, labels = paired(self, predictions, target, pairs, "return one score per sample, or one per class")
         self.add(unlabelled=no_labels(labels))
         if self.threshold is None:
             self.add(improbable=outside(scores, 0, 1))
-        chosen = scores > (0.5 if self.threshold is None else self.threshold)
-        self._count(chosen.long(), (labels == 1).long(), 2, scores.isnan())
+        positive = scores > (0.5 if self.threshold is None else self.threshold)
+        self._count(positive.long(), (labels == 1).long(), 2, scores.isnan())
 
     def _update_classes(self, predictions: Any, target: Any) -> None:
         scores, classes = classified(self, predictions, target, "classes", "return one score per class")
@@ -163,10 +163,10 @@ class RecallAtK(Averaged):
         scores, relevant = self._read(tensor(self, predictions), tensor(self, target))
         if self.k > scores.shape[-1]:
             raise DataError(f"RecallAtK: k is {self.k}, and a sample has {scores.shape[-1]} scores; lower k")
-        wanted = relevant.sum(-1)
-        recall = self._found(scores, relevant) / wanted.clamp(min=1)
+        count = relevant.sum(-1)
+        recall = self._found(scores, relevant) / count.clamp(min=1)
         recall = recall.masked_fill(scores.isnan().any(-1), math.nan)
-        self.add(total=recall.sum(), samples=(wanted > 0).sum())
+        self.add(total=recall.sum(), samples=(count > 0).sum())
 
     def _read(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Scores, and whether each is of a relevant item, both [samples, items]."""
