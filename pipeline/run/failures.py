@@ -10,7 +10,7 @@ from loguru import logger
 
 from pipeline.data.fetch import WorkerTracebackError
 from pipeline.errors import ClassPathError, ExitCode, NoCheckpointError, PipelineError, StorageError
-from pipeline.run.directory import RunDirectory, is_resumable, read_status
+from pipeline.run.directory import RunDirectory
 from pipeline.run.session import Run, RunnerSession
 from pipeline.signals import SHUTDOWN, StoppedError
 from pipeline.user_code.plugins import culprit
@@ -40,7 +40,7 @@ def reporting(run: Run) -> Iterator[None]:
 def _report(error: BaseException, run: Run) -> None:
     headline = f"between two runners: {error or type(error).__name__}"
     log_error(error, headline)
-    counters = read_status(run.directory)
+    counters = run.directory.read_status()
     _best_effort("status.json", lambda: _write_status(error, headline, run.directory, counters))
 
 
@@ -82,7 +82,7 @@ def _write_status(error: BaseException, headline: str, directory: RunDirectory, 
         states.get(code, "failed"),
         exit_code=code,
         reason=headline,
-        resumable=not isinstance(error, NoCheckpointError) and is_resumable(directory),
+        resumable=not isinstance(error, NoCheckpointError) and directory.is_resumable(),
         train_state=counters,
         error=f"{type(error).__name__}: {error}",
     )

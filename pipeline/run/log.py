@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 from loguru import logger
 
@@ -25,11 +25,8 @@ class _ToLoguru(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log it under its own level and logger name."""
-        level = (
-            record.levelname
-            if record.levelname in {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
-            else record.levelno
-        )
+        known = record.levelname in {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
+        level = record.levelname if known else record.levelno
         logger.opt(exception=record.exc_info).log(level, f"{record.name}: {record.getMessage()}")
 
 
@@ -67,7 +64,7 @@ def to_file(path: Path, rank: int, otherwise: str = "set output_dir") -> Iterato
     Args:
         path: the file.
         rank: of this process.
-        otherwise: what is to be done to have it elsewhere, for the message.
+        otherwise: the remedy to write it elsewhere, for the message.
 
     Raises:
         StorageError: the file cannot be opened.
@@ -114,11 +111,6 @@ class _LogFile:
 
 
 def _log_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, *args: Any, **kwargs: Any
 ) -> None:
     logger.warning(f"{filename}:{lineno}: {category.__name__}: {message}")

@@ -26,17 +26,8 @@ from pipeline.run.directory import RunDirectory, now
 from pipeline.user_code import class_path
 
 _PACKAGES = (
-    "five-stage-pipeline",
-    "torch",
-    "pyyaml",
-    "pluggy",
-    "loguru",
-    "pydantic",
-    "click",
-    "rich",
-    "safetensors",
-    "numpy",
-)
+    "five-stage-pipeline", "torch", "pyyaml", "pluggy", "loguru", "pydantic", "click", "rich", "safetensors", "numpy",
+)  # fmt: skip
 
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG",

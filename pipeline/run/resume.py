@@ -20,7 +20,7 @@ from pipeline.config import yaml_tree
 from pipeline.config.load import Config
 from pipeline.config.yaml_tree import MAX_BYTES, Origin, differences
 from pipeline.errors import CheckpointError, ConfigError, StorageError, one_of
-from pipeline.run.directory import DONE, MADE_BY, RunDirectory, is_done, new_folder
+from pipeline.run.directory import DONE, MADE_BY, RunDirectory, new_folder
 from pipeline.run.provenance import Provenance, parse_command
 
 NEVER, AUTO = "never", "auto"
@@ -144,7 +144,7 @@ def reconcile(previous: PreviousRun, provenance: Provenance, runners: Sequence[s
     directory, checkpoint = previous
     original = Path(read_command(directory.path).get("run_dir", directory.path))
     for runner in runners:
-        if checkpoint or not is_done(directory, runner):
+        if checkpoint or not directory.is_done(runner):
             store.refuse_copy(directory.path, original, runner)
     logger.info(f"going on in {directory.path}")
     backup = Backup(directory)
@@ -155,7 +155,7 @@ def reconcile(previous: PreviousRun, provenance: Provenance, runners: Sequence[s
         logger.warning(message)
     if not changes.messages:
         logger.info("config, plugins, code and versions are as they were")
-    if all(is_done(directory, runner) for runner in runners):
+    if all(directory.is_done(runner) for runner in runners):
         # It stays as it was run.
         return
     for name in sorted(changes.files):

@@ -25,15 +25,7 @@ from pipeline.context import STAGES, TRAIN_STATE, Context, EngineMode, PipelineS
 from pipeline.errors import ClassPathError, ConfigError, ContextError, ExitCode
 from pipeline.run import log
 from pipeline.run.device import deterministic, refuse_several_processes, resolve_device
-from pipeline.run.directory import (
-    RunDirectory,
-    begins_anew,
-    furthest_runner,
-    is_done,
-    is_resumable,
-    mark_done,
-    read_status,
-)
+from pipeline.run.directory import RunDirectory
 from pipeline.run.mid_epoch import MID_EPOCH, MidEpoch
 from pipeline.run.provenance import Provenance
 from pipeline.run.resume import NEVER, PreviousRun, find_previous, reconcile, with_original_links
@@ -82,7 +74,7 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
             directory.add(trainers)
             config = config.in_run(directory.path)
             for runner in config.runners:
-                if not is_done(directory, runner.name):
+                if not directory.is_done(runner.name):
                     store.link_checkpoint_dir(directory.path, runner)
             yield Run(config, directory, trainers, stage_classes, devices, resumed=previous is not None)
 
@@ -167,7 +159,7 @@ def _check_initial_weights(config: Config, previous: PreviousRun | None) -> None
     faults = []
     for runner in config.runners:
         address, node = f"runner.{runner.name}.init_model_path", config.tree.find(f"runner.{runner.name}")
-        needed = previous is None or begins_anew(previous.directory, runner.name)
+        needed = previous is None or previous.directory.begins_anew(runner.name)
         if node and needed and (message := absent(node)):
             faults.append(config.origin(address).fault(address, message))
     if faults:
@@ -200,7 +192,7 @@ class Run:
 
     def is_done(self, name: str) -> bool:
         """Whether a runner need not run: it was finished before the run was interrupted."""
-        done = self.resumed and is_done(self.directory, name)
+        done = self.resumed and self.directory.is_done(name)
         if done:
             logger.info(f"{name} is finished already")
         return done
@@ -209,7 +201,7 @@ class Run:
         """Write ``context.json``, and mark the runner as done, unless ``is_exit`` has ended it."""
         self.write_accesses(runner.context)
         if not runner.exited:
-            mark_done(self.directory, runner.settings.name, dict.__getitem__(runner.context, "train_state"))
+            self.directory.mark_done(runner.settings.name, dict.__getitem__(runner.context, "train_state"))
 
     def write_accesses(self, context: Context) -> None:
         """Bring ``context.json`` up to date with a runner's accesses."""
@@ -224,8 +216,8 @@ class Run:
         """
         # An infer runner has the counters of the checkpoint that it evaluates, which may be another run's.
         trained = [runner.name for runner in self.config.runners if runner.kind == "train"]
-        furthest = furthest_runner(self.directory, trained or list(self.trainers))
-        unfinished = [name for name in self.trainers if not is_done(self.directory, name)]
+        furthest = self.directory.furthest_counters(trained or list(self.trainers))
+        unfinished = [name for name in self.trainers if not self.directory.is_done(name)]
         last = list(contexts.values())[-1] if contexts else Context()
         if dict.get(last, "is_exit") and unfinished:
             counters = furthest if dict.get(last, "is_infer") else dict.__getitem__(last, "train_state")
@@ -233,7 +225,7 @@ class Run:
             return
         if contexts:
             self.warn_unread(contexts)
-        elif read_status(self.directory).get("state") == "done":
+        elif self.directory.read_status().get("state") == "done":
             # Otherwise it was interrupted after its last runner, just before this.
             return
         self.directory.write_status("done", exit_code=ExitCode.DONE, train_state=furthest)
@@ -251,7 +243,7 @@ class Run:
         where = f"{written.stage} ({written.where}) of {dict.get(context, 'runner_name')}"
         reason = f"context['is_exit'] was set in {where}"
         logger.info(f"{reason}; the run ends here, and a resumed one goes on with {', '.join(unfinished)}")
-        resumable = is_resumable(self.directory)
+        resumable = self.directory.is_resumable()
         code = ExitCode.DONE
         self.directory.write_status("stopped", exit_code=code, reason=reason, resumable=resumable, train_state=counters)
 
@@ -458,4 +450,4 @@ class RunnerSession:
     def write_running(self) -> None:
         """Say in ``status.json`` that the runner is running."""
         directory, counters = self.run.directory, dict.__getitem__(self.context, "train_state")
-        directory.write_status("running", resumable=is_resumable(directory), train_state=counters)
+        directory.write_status("running", resumable=directory.is_resumable(), train_state=counters)

@@ -27,7 +27,7 @@ from torch import nn
 from pipeline import GeneralTrainer
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.errors import ExitCode, LockedError, StorageError
-from pipeline.run.directory import RunDirectory, is_done, is_resumable, is_running, lock_held, mark_done
+from pipeline.run.directory import RunDirectory, is_at, lock_held
 
 Workspace = Callable[..., Path]
 COMMITTER = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org"]
@@ -458,11 +458,11 @@ def test_nothing_is_written_through_a_link() -> None:
 
 def test_a_lock_knows_when_its_file_is_gone_or_another() -> None:
     with lock_held(Path("lock")) as lock:
-        assert is_running(lock, Path("lock"))
+        assert is_at(lock, Path("lock"))
         Path("lock").unlink()
-        assert not is_running(lock, Path("lock"))
+        assert not is_at(lock, Path("lock"))
         Path("lock").touch()
-        assert not is_running(lock, Path("lock"))
+        assert not is_at(lock, Path("lock"))
 
 
 @pytest.fixture
@@ -472,16 +472,16 @@ def directory() -> RunDirectory:
 
 
 def test_a_runner_is_done_once_that_is_noted(directory: RunDirectory) -> None:
-    assert not is_done(directory, "t")
-    mark_done(directory, "t", {"iteration": 3})
-    assert is_done(directory, "t")
+    assert not directory.is_done("t")
+    directory.mark_done("t", {"iteration": 3})
+    assert directory.is_done("t")
     assert [path.name for path in (directory.path / "t").iterdir()] == ["done.json"]
 
 
 @pytest.mark.parametrize("content", ["", '{"iteration"', "\x00\x00"])
 def test_a_damaged_note_is_none_and_told(content: str, directory: RunDirectory, log_lines: list[str]) -> None:
     (directory.path / "t/done.json").write_text(content)
-    assert not is_done(directory, "t")
+    assert not directory.is_done("t")
     assert "done.json: is damaged" in log_lines[0]
     assert "t goes through its stages again" in log_lines[0]
 
@@ -489,14 +489,14 @@ def test_a_damaged_note_is_none_and_told(content: str, directory: RunDirectory, 
 def test_a_note_that_cannot_be_written_is_a_storage_error(directory: RunDirectory) -> None:
     (directory.path / "other").touch()
     with pytest.raises(StorageError, match=r"other/done.json: cannot be written: File exists; free"):
-        mark_done(directory, "other", {})
+        directory.mark_done("other", {})
 
 
 def test_a_run_is_resumable_with_a_checkpoint_or_a_runner_that_is_done(directory: RunDirectory) -> None:
-    assert not is_resumable(directory)
+    assert not directory.is_resumable()
     saved = Checkpointer(directory.path / "t/checkpoints").save({"p": {"model": nn.Linear(1, 1)}}, {"iteration": 2}, {})
-    assert is_resumable(directory)
+    assert directory.is_resumable()
     (saved / "p.safetensors").write_bytes(b"cut")
-    assert not is_resumable(directory)
-    mark_done(directory, "t", {})
-    assert is_resumable(directory)
+    assert not directory.is_resumable()
+    directory.mark_done("t", {})
+    assert directory.is_resumable()
