@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import multiprocessing
-import multiprocessing.util
 import os
 import select
 import signal
@@ -12,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -195,53 +191,3 @@ def _reset_handlers() -> None:
 
 
 os.register_at_fork(after_in_child=_reset_handlers)
-
-
-@contextmanager
-def signals_blocked() -> Iterator[None]:
-    """In the block signals wait, and processes started in it receive none until they unblock them."""
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-
-
-@cache
-def _kill_workers_at_exit() -> None:
-    """Python ends daemonic processes by SIGTERM, and waits for them: workers that ignore it would never end."""
-    # Registered after multiprocessing's own, and so called before it.
-    atexit.register(_kill_daemons)
-
-
-def _kill_daemons() -> None:
-    # Otherwise torch reports the death of each.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for process in multiprocessing.active_children():
-        if process.daemon:
-            process.kill()
-
-
-class IgnoreSignals:
-    """The ``worker_init_fn`` of a loader: its workers ignore these signals, which are the run's to handle.
-
-    Args:
-        worker_init_fn: that of the user, called after it.
-    """
-
-    def __init__(self, worker_init_fn: Callable[[int], Any] | None = None) -> None:
-        self.worker_init_fn = worker_init_fn
-        _kill_workers_at_exit()
-
-    def __call__(self, worker: int) -> None:
-        """Called in the worker when it starts."""
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        parent = multiprocessing.parent_process()
-        if parent is not None and not parent.is_alive():
-            # The run was killed before torch began to check that it lives: nobody would ever end this process.
-            os._exit(ExitCode.FAILED)
-        # It started with signals blocked, see ``signals_blocked``; processes that it starts must not inherit that.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker)

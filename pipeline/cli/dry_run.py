@@ -25,7 +25,7 @@ from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.config.yaml_tree import DEFAULT, Origin, from_plain
 from pipeline.context import TRAIN_STATE, Context
 from pipeline.data.batch import shape_of, to_device
-from pipeline.data.loader import limited
+from pipeline.data.loader import LimitedLoader
 from pipeline.errors import ClassPathError, ConfigError, DataError, ExitCode, Fault, PipelineError
 from pipeline.hookspecs import hookimpl
 from pipeline.run.session import load_class
@@ -413,7 +413,7 @@ class FirstBatches:
         loaders: Any = dict.get(context, "dataset") if name == "network" else None
         for key, loader in list(loaders.items()) if isinstance(loaders, dict) else ():
             if isinstance(loader, DataLoader):
-                loaders[key] = limited(loader, self.count)
+                loaders[key] = LimitedLoader(loader, self.count)
 
 
 def trial(config: Config, overrides: Sequence[str], steps: int) -> list[Problem]:

@@ -10,6 +10,10 @@ from torch import Tensor
 
 from pipeline.errors import DataError
 
+MAX_LISTED = 8
+
+"""Parts of a value, and samples of a batch, that a message lists."""
+
 
 def split(batch: Any) -> tuple[Any, Any]:
     """(inputs, target) of a batch: a pair, or a mapping with ``target`` or ``label``.
@@ -54,15 +58,20 @@ def raise_no_samples(batch: Any) -> NoReturn:
     )
 
 
-def shape_of(value: Any) -> str:
-    """What a value is, for messages."""
+def shape_of(value: Any, depth: int = 0) -> str:
+    """What a value is, for messages, with what it holds, so many levels deep."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
-    return (
-        f"a {type(value).__name__} of {len(value)}"
-        if isinstance(value, list | tuple | dict)
-        else f"a {type(value).__name__}"
-    )
+    if value is None:
+        return "None"
+    kind = f"a {type(value).__name__}"
+    if isinstance(value, Mapping):
+        parts = [f"{name}: {shape_of(part, depth - 1)}" for name, part in list(value.items())[:MAX_LISTED] if depth]
+    elif isinstance(value, list | tuple):
+        parts = [shape_of(part, depth - 1) for part in value[:MAX_LISTED] if depth]
+    else:
+        return kind
+    return f"{kind} of {len(value)}" + (f" ({', '.join(parts)})" if parts else "")
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

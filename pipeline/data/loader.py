@@ -23,469 +23,40 @@ from torch.utils.data import (
 
 from pipeline.config.schema import DatasetSchema
 from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, draws_nothing
-from pipeline.data.rng import mix, restore, states
-from pipeline.data.stream import Beginning, Stream, StreamPosition, has_shard, has_state, state_of, unknown_place
-from pipeline.data.workers import Workers, unreported
+from pipeline.data.rng import get_states, mix, set_states
+from pipeline.data.stream import InitialState, Stream, StreamPosition, has_shard, has_state, state_of, unknown_position
+from pipeline.data.workers import IgnoreSignals, Workers, signals_blocked, without_death_reports
 from pipeline.errors import ConfigError, DataError, one_of
-from pipeline.signals import SHUTDOWN, IgnoreSignals, signals_blocked
-
-
-def length(loader: Any) -> int | None:
-    """How many batches a loader gives; None where it does not know."""
-    try:
-        return len(loader)
-    except TypeError:
-        return None
-
-
-class Limited:
-    """The first batches of a loader; in all else, the loader."""
-
-    def __init__(self, loader: Any, count: int) -> None:
-        self.loader = loader
-        self.count = count
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(self.loader, self.count)
-
-    def __len__(self) -> int:
-        return min(self.count, len(self.loader))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
-
-
-class Overfitted(Limited):
-    """The same batches in every epoch."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Stay in the first: the loader is not told."""
-
-
-def limited(loader: Any, count: int) -> Limited:
-    """The first batches of a loader, of each epoch its own.
-
-    No batch after them is asked for; workers have made those that the loader prefetches.
-
-    Args:
-        loader: any iterable of batches; where it has no length, this has none either.
-        count: how many.
-    """
-    return Limited(loader, count)
-
-
-def overfitted(loader: Any, count: int) -> Overfitted:
-    """The first batches of a loader in the order of the dataset, the same in every epoch; the loader stays as it is.
-
-    Args:
-        loader: one of ours; or one whose order is that of its dataset anyway.
-        count: how many batches.
-
-    Raises:
-        DataError: the loader has another order, which cannot be turned off.
-    """
-    if isinstance(loader, Limited):
-        return overfitted(loader.loader, min(count, loader.count))
-    order = order_of(loader)
-    if isinstance(loader, SeededLoader) and isinstance(order, EpochSampler):
-        return Overfitted(in_order(loader, order), count)
-    stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
-    if stream or isinstance(order, SequentialSampler) or isinstance(loader, list | tuple):
-        return Overfitted(loader, count)
-    raise DataError(
-        f"overfit_batches: {count} cannot be had of a {type(loader).__name__} whose order a {type(order).__name__} "
-        "decides; make it without a sampler of its own, e.g. with make_loader, or use limit_batches"
-    )
-
-
-def order_of(loader: Any) -> Any:
-    """What decides the order of a loader's samples: a sampler, a batch sampler, or the loader itself."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    if type(batch_sampler) is BatchSampler:
-        return batch_sampler.sampler
-    return getattr(loader, "sampler", loader) if batch_sampler is None else batch_sampler
-
-
-def in_order(loader: SeededLoader, sampler: EpochSampler) -> SeededLoader:
-    """A loader of the same dataset without shuffling, in epoch 0."""
-    ordered = EpochSampler(len(sampler), shuffle=False, seed=sampler.seed)
-    batches = loader.batch_sampler
-    if not isinstance(batches, BatchSampler):
-        return loader.with_parts(epoch=0, sampler=ordered)
-    size, drop_last = batches.batch_size, batches.drop_last
-    return loader.with_parts(epoch=0, sampler=ordered, batch_sampler=BatchSampler(ordered, size, drop_last))
-
-
-class EpochSampler(Sampler[int]):
-    """Indices in order, or in a new order for each epoch.
-
-    Args:
-        length: how many samples there are.
-        shuffle: whether to shuffle.
-        seed: with the epoch it decides the order; None draws one from torch, if it is needed.
-    """
-
-    def __init__(self, length: int, shuffle: bool, seed: int | None) -> None:
-        self.length = length
-        self.shuffle = shuffle
-        drawn = seed is None and shuffle
-        self.seed = int(torch.randint(2**31, ()).item()) if drawn else seed or 0
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """The epoch whose order comes next, from 0."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        """How many samples there are."""
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        """The indices of one epoch."""
-        if not self.shuffle:
-            return iter(range(self.length))
-        generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
-        return iter(torch.randperm(self.length, generator=generator).tolist())
-
-
-def after(loader: Any, taken: int, place: Mapping[str, Any] | None = None) -> Any:
-    """The batches of a pass that come after the first ``taken``; ``place_of`` them tells where the pass is.
-
-    Of a map-style dataset these are not fetched, and a stream that has a state goes on from it. Of anything else they
-    are read again, and left out.
-
-    Args:
-        loader: of the pass.
-        taken: how many batches of it were taken before.
-        place: what ``place_of`` told then.
-
-    Raises:
-        DataError: a stream was shared out over another number of workers.
-    """
-    if isinstance(loader, Limited):
-        return Limited(after(loader.loader, taken, place), max(0, loader.count - taken))
-    if not isinstance(loader, SeededLoader):
-        if taken and place and has_state(loader):
-            loader.load_state_dict(place["loader"])
-            return loader
-        return _ReadAgain(loader, taken) if taken else loader
-    if not loader.streams:
-        return loader.after(taken) if taken else loader
-    if taken and place:
-        refuse_other_shares(loader, place)
-    # Of what a shard returns, it is seen in its worker whether it has a state.
-    may_have_state = has_state(loader.dataset) or (loader.shares > 1 and has_shard(loader.dataset))
-    if taken and place and place["states"] and may_have_state:
-        return loader.placed(place)
-    placed = loader.placed() if may_have_state else loader
-    return _ReadAgain(placed, taken) if taken else placed
-
-
-def place_of(loader: Any, taken: int) -> dict[str, Any] | None:
-    """Where a pass is after ``taken`` batches, as plain data and tensors; None where that number says it all.
-
-    Args:
-        loader: what ``after`` returned for it.
-        taken: how many batches of the pass are done: all that it has given, or all but the last.
-    """
-    while isinstance(loader, Limited | _ReadAgain):
-        loader = loader.loader
-    if not isinstance(loader, SeededLoader) and has_state(loader):
-        return {"loader": state_of(loader, "the training data")}
-    if not isinstance(loader, SeededLoader) or not loader.streams:
-        return None
-    return loader.place.after(taken) if loader.place else unknown_place(loader.shares, loader.batch_size, taken)
-
-
-def order_drawn_by(loader: Any) -> str:
-    """What draws the order of a loader's samples anew in each epoch, so that no place in it can be gone on from.
-
-    Returns:
-        Its class; ``""`` where the order is that of the dataset or depends on the epoch alone, and for a loader with
-        ``state_dict`` and ``load_state_dict``. An order that is neither is taken to be drawn.
-    """
-    while isinstance(loader, Limited):
-        loader = loader.loader
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or has_state(loader):
-        return ""
-    order = order_of(loader)
-    certain = isinstance(order, SequentialSampler | list | tuple | range) or hasattr(order, "set_epoch")
-    return "" if certain else type(order).__name__
-
-
-def generators_of(loader: Any) -> list[torch.Generator]:
-    """The random generators of a loader and its samplers, which it does not share with all else."""
-    batches = getattr(loader, "batch_sampler", None)
-    owners = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
-    found = {id(each): each for each in (getattr(owner, "generator", None) for owner in owners)}
-    return [each for each in found.values() if isinstance(each, torch.Generator)]
-
-
-def refuse_other_shares(loader: SeededLoader, place: Mapping[str, Any]) -> None:
-    """Refuse to go on with a stream that is read in other parts: samples would come twice, and others not at all."""
-    if place["shares"] != loader.shares:
-        raise DataError(
-            f"{loader.where}: num_workers is {loader.num_workers}, and the epoch was begun with {place['shares']}; each "
-            f"worker reads a part of the stream, so set it to {place['shares']} until the epoch is over"
-        )
-    if not place["states"] and place["batch_size"] != loader.batch_size:
-        raise DataError(
-            f"{loader.where}: batch_size is {loader.batch_size}, and the epoch was begun with {place['batch_size']}; the "
-            f"batches are counted to find the place in it, so set it to {place['batch_size']} until the epoch is over"
-        )
-
-
-class _ReadAgain:
-    """Reads the first batches of a loader, and gives the others."""
-
-    def __init__(self, loader: Any, taken: int) -> None:
-        self.loader, self.taken = loader, taken
-
-    def __iter__(self) -> Iterator[Any]:
-        spared = "; state_dict and load_state_dict in its dataset would spare that"
-        logger.warning(
-            f"{self.taken} batches of the epoch are read again, to go on after them: a stream has no index"
-            + (spared if isinstance(self.loader, SeededLoader) else "")
-        )
-        batches: Iterator[Any] = iter(self.loader)
-        found = 0
-        for _ in islice(
-            SHUTDOWN.interruptible(batches) if getattr(self.loader, "num_workers", 0) else batches, self.taken
-        ):
-            found += 1
-            # Nothing is to be saved: the checkpoint is there that the run goes on from.
-            SHUTDOWN.raise_if_requested()
-        if found < self.taken:
-            raise DataError(
-                f"the epoch has {found} batches, and {self.taken} of them were trained on before; go on with the data "
-                "and batch size of the run that is resumed"
-            )
-        return batches
-
-    def __len__(self) -> int:
-        return max(0, len(self.loader) - self.taken)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
-
-
-def first_batch(loader: Any) -> Any:
-    """The first batch of a loader; random generators, samplers and streams are as if nobody had asked.
-
-    The samples of a map-style dataset are a function of their index, so such a dataset is asked once more. One that is
-    iterated may count what it gives: it is asked in another process.
-
-    Args:
-        loader: a DataLoader, or any iterable that can be iterated again.
-
-    Raises:
-        DataError: it gives no batch, or can be iterated only once.
-    """
-    while isinstance(loader, Limited):
-        loader = loader.loader
-    before = states()
-    try:
-        batches = iter(_apart(loader) if isinstance(loader, DataLoader) else loader)
-        if batches is loader:
-            kind = f"a {type(loader).__name__} can be iterated only once"
-            raise DataError(f"{kind}, and a batch taken before the training would be missing in it; use a DataLoader")
-        return next(batches)
-    except StopIteration:
-        raise DataError("the loader gave no batch; check the dataset, or drop_last with few samples") from None
-    finally:
-        restore(before)
-
-
-def _apart(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """A loader of the same dataset whose samplers and generator are copies, with one worker at most."""
-    other = loader.with_parts() if isinstance(loader, SeededLoader) else copy.copy(loader)
-    same = {id(loader.dataset): loader.dataset}
-    parts = {name: copy.deepcopy(getattr(loader, name), same) for name in ("generator", "sampler", "batch_sampler")}
-    # A DataLoader refuses to have most of these assigned.
-    vars(other).update(parts, _iterator=None, persistent_workers=False)
-    if loader.num_workers:
-        other.num_workers = 1
-    elif isinstance(loader.dataset, IterableDataset):
-        other.num_workers, other.prefetch_factor = 1, 1
-        # Only a forked process has the dataset without its being pickled, as with no worker.
-        other.multiprocessing_context = multiprocessing.get_context("fork")
-    return other
-
+from pipeline.signals import SHUTDOWN
 
 _T = TypeVar("_T")
 
 
-class SeededLoader(DataLoader[Any]):
-    """A torch DataLoader that draws nothing by chance.
-
-    With a map-style dataset, python's, torch's and (where it is imported) numpy's random generators are seeded once
-    per batch from (seed, epoch, how many samples of the epoch come before the batch), and are afterwards as they were.
-    So samples and collation that draw from them make the same batches with any number of workers, however these are
-    started, and others in each epoch. Slices of tensors draw nothing, and nothing is seeded for them, see
-    ``draws_nothing``. An IterableDataset is shared out over the workers, see ``Stream``.
-
-    Tell it the epoch before each pass: ``loader.set_epoch(epoch)``. In all else it is what torch makes of the arguments.
-
-    Args:
-        dataset: gives the samples.
-        seed: None leaves the generators to chance, as torch does.
-        where: what messages begin with, such as ``dataset.train``.
-        keywords: those of the DataLoader.
-
-    Attributes:
-        place: where the pass is that this loader is for; None where nobody asks. Only of a stream.
+def build_loader(
+    dataset: Dataset[Any],
+    settings: DatasetSchema,
+    seed: int | None,
+    device: torch.device,
+    collate: Callable[[list[Any]], Any] | None,
+) -> SeededLoader:
+    """The loader of one item of ``dataset:``.
 
     Raises:
-        ConfigError: ``persistent_workers`` with a dataset that has to be told the epoch in its workers.
+        DataError: the dataset is empty, has no length, or cannot be shuffled.
     """
-
-    def __init__(self, dataset: Dataset[Any], *, seed: int | None, where: str = "", **keywords: Any) -> None:
-        self.seed = seed
-        self.where = where or type(dataset).__name__
-        self.epoch = 0
-        self.place: StreamPosition | None = None
-        self._fetching: SeededLoader | None = None
-        self.fetches: BatchRequests | None = None
-        self.progress: Progress | None = None
-        self._taken = 0
-        if keywords.get("num_workers"):
-            keywords["worker_init_fn"] = IgnoreSignals(keywords.get("worker_init_fn"))
-        super().__init__(dataset, **keywords)
-        self.streams = isinstance(dataset, IterableDataset)
-        alone = self.streams and not self.num_workers and has_state(dataset)
-        self._beginning = Beginning(dataset, self.where) if alone else None
-        if self.persistent_workers and (self.streams or hasattr(dataset, "set_epoch")):
-            raise ConfigError(
-                f"persistent_workers: is True, but the workers of {type(dataset).__name__} have to be told the epoch; "
-                "remove it, so that they are started anew in each"
-            )
-
-    def set_epoch(self, epoch: int) -> None:
-        """The epoch that comes next, from 0; the sampler and the dataset are told too, if they want to know."""
-        self.epoch = epoch
-        if self.fetches is not None:
-            self.fetches.epoch = epoch
-        tell_parts(self, epoch)
-
-    def __iter__(self) -> Any:
-        """The batches of the epoch: torch's, where neither workers nor messages of ours nor a place to go on from are needed."""
-        if not (self.streams or self._taken or self.num_workers) and (self.seed is None or self._cannot_fail()):
-            return super().__iter__()
-        fetching = self._fetching or self._that_fetches()
-        if self.persistent_workers:
-            self._fetching = fetching
-        if not fetching.progress:
-            batches: Any = DataLoader.__iter__(fetching)
-        else:
-            # While its workers are started, nobody could tell which one has died, and none is deaf to signals yet.
-            with unreported(), signals_blocked():
-                batches = DataLoader.__iter__(fetching)
-            batches = Workers(batches, self.where, fetching.progress, fetching.fetches).watched()
-        return self.place.over(batches) if self.place else batches
-
-    def _cannot_fail(self) -> bool:
-        """Whether nothing in a pass draws, and any samples make a batch: no message of ours would be missed."""
-        alike = type(self.dataset) is TensorDataset and type(self.sampler) is EpochSampler
-        return alike and draws_nothing(self.dataset, self.collate_fn)
-
-    def _that_fetches(self) -> SeededLoader:
-        """This loader as its workers see it: the dataset gives whole batches, and nothing is left to collate."""
-        progress = Progress(self.num_workers) if self.num_workers else None
-        if isinstance(self.dataset, IterableDataset):
-            fetching = self.with_parts(dataset=self._stream(progress), batch_sampler=None, collate_fn=as_it_is)
-        else:
-            fetching = self._of_table(progress)
-        fetching.progress = progress
-        return fetching
-
-    def _stream(self, progress: Progress | None) -> Stream:
-        return Stream(
-            cast("IterableDataset[Any]", self.dataset),
-            self.collate_fn,
-            self.batch_size,
-            self.drop_last,
-            self.seed,
-            self.epoch,
-            where=self.where,
-            place=self.place,
-            beginning=self._beginning,
-            progress=progress,
-        )
-
-    def _of_table(self, progress: Progress | None) -> SeededLoader:
-        """The same of a map-style dataset."""
-        batched = self.batch_sampler is not None
-        # Those that workers have not given yet: it is told which of them a worker failed at.
-        kept = self.num_workers * (self.prefetch_factor or 0) + 1 if progress else 0
-        self.fetches = BatchRequests(self.batch_sampler if batched else self.sampler, self.epoch, self._taken, kept)
-        seed = None if draws_nothing(self.dataset, self.collate_fn) else self.seed
-        dataset = FetchedDataset(self.dataset, self.collate_fn, seed, batched, where=self.where, progress=progress)
-        sampler = {"batch_sampler" if batched else "sampler": self.fetches}
-        fetching = self.with_parts(dataset=dataset, collate_fn=as_it_is, **sampler)
-        fetching.fetches = self.fetches
-        return fetching
-
-    def after(self, taken: int) -> SeededLoader:
-        """The same loader without the first ``taken`` batches, which are not fetched; not of a stream."""
-        return self.with_parts(_taken=taken)
-
-    def placed(self, saved: Mapping[str, Any] | None = None) -> SeededLoader:
-        """The same loader of a stream for one pass, of which it keeps the place.
-
-        Args:
-            saved: the place at which to go on; None: the beginning of the epoch.
-        """
-        place = StreamPosition(self.shares, self.batch_size)
-        if saved:
-            place.go_on(saved)
-        return self.with_parts(place=place)
-
-    @property
-    def shares(self) -> int:
-        """Into how many parts a stream is shared out."""
-        return self.num_workers or 1
-
-    def with_parts(self, **parts: Any) -> SeededLoader:
-        """The same loader with other parts, which a DataLoader refuses to have assigned."""
-        other = copy.copy(self)
-        vars(other).update(parts, _fetching=None, fetches=None, _iterator=None)
-        return other
-
-    def __len__(self) -> int:
-        """How many batches there are; exact for a stream that has a length, although each worker has a short last one.
-
-        Raises:
-            TypeError: nobody knows, because the dataset has no length or shares itself out.
-        """
-        if not self.streams:
-            return max(0, super().__len__() - self._taken)
-        workers = self.shares
-        if workers > 1 and has_shard(self.dataset):
-            raise TypeError(f"{type(self.dataset).__name__} shares itself out, so its loader has no length")
-        samples = range(len(self.dataset))  # type: ignore[arg-type]  # the TypeError of one without length is right
-        size = self.batch_size or 1
-        up = 0 if self.drop_last else size - 1
-        return sum((len(samples[worker::workers]) + up) // size for worker in range(workers))
-
-
-def as_it_is(batch: _T) -> _T:
-    """Collate nothing: the dataset has done it."""
-    return batch
-
-
-def tell_parts(loader: Any, epoch: int) -> None:
-    """Tell the samplers and the dataset of a loader the epoch, each that wants to know, once."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    parts = (
-        getattr(loader, "sampler", None),
-        batch_sampler,
-        getattr(batch_sampler, "sampler", None),
-        getattr(loader, "dataset", None),
+    return make_loader(
+        dataset,
+        seed=seed,
+        shuffle=settings.shuffle,
+        batch_size=settings.batch_size,
+        where=f"dataset.{settings.name}",
+        num_workers=settings.num_workers,
+        drop_last=settings.drop_last,
+        collate_fn=collate,
+        multiprocessing_context=settings.multiprocessing_context if settings.num_workers else None,
+        timeout=(settings.timeout or 0) if settings.num_workers else 0,
+        pin_memory=device.type == "cuda",
     )
-    for part in {id(each): each for each in parts}.values():
-        tell = getattr(part, "set_epoch", None)
-        if tell:
-            tell(epoch)
 
 
 KEYWORDS = frozenset(inspect.signature(DataLoader).parameters) - {"dataset"}
@@ -553,37 +124,458 @@ def length_of(dataset: Any, where: str) -> int:
     return length
 
 
-def build_loader(
-    dataset: Dataset[Any],
-    settings: DatasetSchema,
-    seed: int | None,
-    device: torch.device,
-    collate: Callable[[list[Any]], Any] | None,
-) -> SeededLoader:
-    """The loader of one item of ``dataset:``.
+class EpochSampler(Sampler[int]):
+    """Indices in order, or in a new order for each epoch.
+
+    Args:
+        length: how many samples there are.
+        shuffle: whether to shuffle.
+        seed: with the epoch it decides the order; None draws one from torch, if it is needed.
+    """
+
+    def __init__(self, length: int, shuffle: bool, seed: int | None) -> None:
+        self.length = length
+        self.shuffle = shuffle
+        draw = seed is None and shuffle
+        self.seed = int(torch.randint(2**31, ()).item()) if draw else seed or 0
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch whose order comes next, from 0."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        """The indices of one epoch."""
+        if not self.shuffle:
+            return iter(range(self.length))
+        generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
+        return iter(torch.randperm(self.length, generator=generator).tolist())
+
+
+class SeededLoader(DataLoader[Any]):
+    """A torch DataLoader that draws nothing by chance.
+
+    With a map-style dataset, python's, torch's and (where it is imported) numpy's random generators are seeded once
+    per batch from (seed, epoch, how many samples of the epoch come before the batch), and are afterwards as they were.
+    So samples and collation that draw from them make the same batches with any number of workers, however these are
+    started, and others in each epoch. Slices of tensors draw nothing, and nothing is seeded for them, see
+    ``draws_nothing``. An IterableDataset is divided among the workers, see ``Stream``.
+
+    Call ``loader.set_epoch(epoch)`` before each pass. In all else it is what torch makes of the arguments.
+
+    Args:
+        dataset: gives the samples.
+        seed: None leaves the generators to chance, as torch does.
+        where: what messages begin with, such as ``dataset.train``.
+        keywords: those of the DataLoader.
+
+    Attributes:
+        position: of the pass that this loader is for; None where nobody asks. Only of a stream.
+        requests: what its workers are asked for; only of a loader that fetches.
+        progress: of its workers; only of a loader that fetches.
 
     Raises:
-        DataError: the dataset is empty, has no length, or cannot be shuffled.
+        ConfigError: ``persistent_workers`` with a dataset whose copies in the workers need the epoch.
     """
-    return make_loader(
-        dataset,
-        seed=seed,
-        shuffle=settings.shuffle,
-        batch_size=settings.batch_size,
-        where=f"dataset.{settings.name}",
-        num_workers=settings.num_workers,
-        drop_last=settings.drop_last,
-        collate_fn=collate,
-        multiprocessing_context=settings.multiprocessing_context if settings.num_workers else None,
-        timeout=(settings.timeout or 0) if settings.num_workers else 0,
-        pin_memory=device.type == "cuda",
-    )
+
+    def __init__(self, dataset: Dataset[Any], *, seed: int | None, where: str = "", **keywords: Any) -> None:
+        self.seed = seed
+        self.where = where or type(dataset).__name__
+        self.epoch = 0
+        self.position: StreamPosition | None = None
+        self.requests: BatchRequests | None = None
+        self.progress: Progress | None = None
+        self._fetching: SeededLoader | None = None
+        self._skip = 0
+        if keywords.get("num_workers"):
+            keywords["worker_init_fn"] = IgnoreSignals(keywords.get("worker_init_fn"))
+        super().__init__(dataset, **keywords)
+        self.streams = isinstance(dataset, IterableDataset)
+        in_process = self.streams and not self.num_workers and has_state(dataset)
+        self._initial_state = InitialState(dataset, self.where) if in_process else None
+        if self.persistent_workers and (self.streams or hasattr(dataset, "set_epoch")):
+            raise ConfigError(
+                f"persistent_workers: is True, but the workers of {type(dataset).__name__} have to be told the epoch; "
+                "remove it, so that they are started anew in each"
+            )
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch that comes next, from 0; the sampler and the dataset get it too, if they have ``set_epoch``."""
+        self.epoch = epoch
+        if self.requests is not None:
+            self.requests.epoch = epoch
+        _set_epoch_of_parts(self, epoch)
+
+    def __iter__(self) -> Any:
+        """The batches of the epoch: torch's, where no workers, messages of ours or position to go on from are needed."""
+        if not (self.streams or self._skip or self.num_workers) and (self.seed is None or self._cannot_fail()):
+            return super().__iter__()
+        fetching = self._fetching or self._make_fetching()
+        if self.persistent_workers:
+            self._fetching = fetching
+        if not fetching.progress:
+            batches: Any = DataLoader.__iter__(fetching)
+        else:
+            # While its workers start, nobody could tell which one has died, and none ignores signals yet.
+            with without_death_reports(), signals_blocked():
+                batches = DataLoader.__iter__(fetching)
+            batches = Workers(batches, self.where, fetching.progress, fetching.requests).batches()
+        return self.position.track(batches) if self.position else batches
+
+    def _cannot_fail(self) -> bool:
+        """Whether nothing in a pass draws, and any samples make a batch: no message of ours would be missed."""
+        uniform = type(self.dataset) is TensorDataset and type(self.sampler) is EpochSampler
+        return uniform and draws_nothing(self.dataset, self.collate_fn)
+
+    def _make_fetching(self) -> SeededLoader:
+        """This loader as its workers see it: the dataset gives whole batches, and nothing is left to collate."""
+        progress = Progress(self.num_workers) if self.num_workers else None
+        if isinstance(self.dataset, IterableDataset):
+            return self.with_parts(
+                dataset=self._stream(progress), batch_sampler=None, collate_fn=_identity, progress=progress
+            )
+        batched = self.batch_sampler is not None
+        # Enough to tell at which of them a worker failed: all those that it may not have answered.
+        history = self.num_workers * (self.prefetch_factor or 0) + 1 if progress else 0
+        requests = BatchRequests(self.batch_sampler if batched else self.sampler, self.epoch, self._skip, history)
+        self.requests = requests
+        seed = None if draws_nothing(self.dataset, self.collate_fn) else self.seed
+        dataset = FetchedDataset(self.dataset, self.collate_fn, seed, batched, self.where, progress)
+        parts = {"dataset": dataset, "batch_sampler" if batched else "sampler": requests}
+        fetching = self.with_parts(**parts, collate_fn=_identity, progress=progress)
+        fetching.requests = requests
+        return fetching
+
+    def _stream(self, progress: Progress | None) -> Stream:
+        return Stream(
+            cast("IterableDataset[Any]", self.dataset),
+            self.collate_fn,
+            self.batch_size,
+            self.drop_last,
+            self.seed,
+            self.epoch,
+            self.where,
+            self.position,
+            self._initial_state,
+            progress,
+        )
+
+    def skip(self, batches: int) -> SeededLoader:
+        """The same loader without its first batches, which are not fetched; not of a stream."""
+        return self.with_parts(_skip=batches)
+
+    def with_position(self, state: Mapping[str, Any] | None = None) -> SeededLoader:
+        """The same loader of a stream for one pass, whose position it keeps.
+
+        Args:
+            state: of the position at which to go on; None: the beginning of the epoch.
+        """
+        position = StreamPosition(self.shards, self.batch_size)
+        if state:
+            position.load_state_dict(state)
+        return self.with_parts(position=position)
+
+    @property
+    def shards(self) -> int:
+        """Into how many parts a stream is divided."""
+        return self.num_workers or 1
+
+    def with_parts(self, **parts: Any) -> SeededLoader:
+        """The same loader with other parts, which a DataLoader refuses to have assigned."""
+        other = copy.copy(self)
+        vars(other).update(parts, _fetching=None, requests=None, _iterator=None)
+        return other
+
+    def __len__(self) -> int:
+        """How many batches there are; exact for a stream that has a length, although each worker has a short last one.
+
+        Raises:
+            TypeError: nobody knows, because the dataset has no length or a ``shard`` of its own.
+        """
+        if not self.streams:
+            return max(0, super().__len__() - self._skip)
+        workers = self.shards
+        if workers > 1 and has_shard(self.dataset):
+            raise TypeError(f"{type(self.dataset).__name__} shares itself out, so its loader has no length")
+        samples = range(len(self.dataset))  # type: ignore[arg-type]  # the TypeError of one without length is right
+        size = self.batch_size or 1
+        up = 0 if self.drop_last else size - 1
+        return sum((len(samples[worker::workers]) + up) // size for worker in range(workers))
+
+
+def _identity(batch: _T) -> _T:
+    """Collate nothing: the dataset has done it."""
+    return batch
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader which epoch comes next; of one that does not want to know, its parts that do."""
-    tell = getattr(loader, "set_epoch", None)
-    if tell:
-        tell(epoch)
+    """Tell a loader which epoch comes next; one that has no ``set_epoch``, its samplers and dataset."""
+    if hasattr(loader, "set_epoch"):
+        loader.set_epoch(epoch)
     else:
-        tell_parts(loader, epoch)
+        _set_epoch_of_parts(loader, epoch)
+
+
+def _set_epoch_of_parts(loader: Any, epoch: int) -> None:
+    for part in _unique(*_samplers(loader), getattr(loader, "dataset", None)):
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """The random generators that only a loader and its samplers use."""
+    generators = (getattr(owner, "generator", None) for owner in (loader, *_samplers(loader)))
+    return [generator for generator in _unique(*generators) if isinstance(generator, torch.Generator)]
+
+
+def _samplers(loader: Any) -> tuple[Any, Any, Any]:
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    return getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+
+
+def _unique(*values: Any) -> list[Any]:
+    return list({id(value): value for value in values}.values())
+
+
+def order_of(loader: Any) -> Any:
+    """What decides the order of a loader's samples: a sampler, a batch sampler, or the loader itself."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    if type(batch_sampler) is BatchSampler:
+        return batch_sampler.sampler
+    return getattr(loader, "sampler", loader) if batch_sampler is None else batch_sampler
+
+
+def random_sampler_of(loader: Any) -> str:
+    """The class of the sampler that draws another order in each epoch, so that a pass cannot be gone on with.
+
+    Returns:
+        ``""`` where the order is that of the dataset or depends on the epoch alone, and for a loader with
+        ``state_dict`` and ``load_state_dict``. An order that is neither counts as drawn.
+    """
+    while isinstance(loader, LimitedLoader):
+        loader = loader.loader
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or has_state(loader):
+        return ""
+    order = order_of(loader)
+    certain = isinstance(order, SequentialSampler | list | tuple | range) or hasattr(order, "set_epoch")
+    return "" if certain else type(order).__name__
+
+
+def length(loader: Any) -> int | None:
+    """How many batches a loader gives; None where it does not know."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+class LimitedLoader:
+    """The first batches of a loader, of each epoch its own; in all else, the loader.
+
+    No batch after them is asked for; workers have made those that the loader prefetches.
+
+    Args:
+        loader: any iterable of batches; where it has no length, this has none either.
+        count: how many.
+    """
+
+    def __init__(self, loader: Any, count: int) -> None:
+        self.loader = loader
+        self.count = count
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self.loader, self.count)
+
+    def __len__(self) -> int:
+        return min(self.count, len(self.loader))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+
+class OverfitLoader(LimitedLoader):
+    """The same batches in every epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Stay in the first: the loader never gets the epoch."""
+
+
+def overfit_batches(loader: Any, count: int) -> OverfitLoader:
+    """The first batches of a loader in the order of the dataset, the same in every epoch; the loader stays as it is.
+
+    Args:
+        loader: one of ours; or one whose order is that of its dataset anyway.
+        count: how many batches.
+
+    Raises:
+        DataError: the loader has another order, which cannot be turned off.
+    """
+    if isinstance(loader, LimitedLoader):
+        return overfit_batches(loader.loader, min(count, loader.count))
+    order = order_of(loader)
+    if isinstance(loader, SeededLoader) and isinstance(order, EpochSampler):
+        return OverfitLoader(_without_shuffling(loader, order), count)
+    stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
+    if stream or isinstance(order, SequentialSampler) or isinstance(loader, list | tuple):
+        return OverfitLoader(loader, count)
+    raise DataError(
+        f"overfit_batches: {count} cannot be had of a {type(loader).__name__} whose order a {type(order).__name__} "
+        "decides; make it without a sampler of its own, e.g. with make_loader, or use limit_batches"
+    )
+
+
+def _without_shuffling(loader: SeededLoader, sampler: EpochSampler) -> SeededLoader:
+    """A loader of the same dataset in its order, in epoch 0."""
+    ordered = EpochSampler(len(sampler), shuffle=False, seed=sampler.seed)
+    batches = loader.batch_sampler
+    if not isinstance(batches, BatchSampler):
+        return loader.with_parts(epoch=0, sampler=ordered)
+    size, drop_last = batches.batch_size, batches.drop_last
+    return loader.with_parts(epoch=0, sampler=ordered, batch_sampler=BatchSampler(ordered, size, drop_last))
+
+
+def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None = None) -> Any:
+    """The batches of a pass that come after the first ``done``; ``position_of`` them tells where the pass is.
+
+    Of a map-style dataset the first are not fetched, and a stream that has a state goes on from it. Of anything else
+    they are read again, and dropped.
+
+    Args:
+        loader: of the pass.
+        done: how many batches of it are done.
+        position: what ``position_of`` returned then.
+
+    Raises:
+        DataError: a stream was divided among another number of workers.
+    """
+    if isinstance(loader, LimitedLoader):
+        return LimitedLoader(remaining_batches(loader.loader, done, position), max(0, loader.count - done))
+    if not isinstance(loader, SeededLoader):
+        if done and position and has_state(loader):
+            loader.load_state_dict(position["loader"])
+            return loader
+        return FastForward(loader, done) if done else loader
+    if not loader.streams:
+        return loader.skip(done) if done else loader
+    if done and position:
+        _check_division(loader, position)
+    # Whether what ``shard`` returns has a state is known only in its worker.
+    may_have_state = has_state(loader.dataset) or (loader.shards > 1 and has_shard(loader.dataset))
+    if done and position and position["states"] and may_have_state:
+        return loader.with_position(position)
+    loader = loader.with_position() if may_have_state else loader
+    return FastForward(loader, done) if done else loader
+
+
+def position_of(loader: Any, done: int) -> dict[str, Any] | None:
+    """Where a pass is after ``done`` batches, as plain data and tensors; None where that number says it all.
+
+    Args:
+        loader: what ``remaining_batches`` returned for it.
+        done: how many batches of the pass are done: all that it has given, or all but the last.
+    """
+    while isinstance(loader, LimitedLoader | FastForward):
+        loader = loader.loader
+    if not isinstance(loader, SeededLoader) and has_state(loader):
+        return {"loader": state_of(loader, "the training data")}
+    if not isinstance(loader, SeededLoader) or not loader.streams:
+        return None
+    if loader.position:
+        return loader.position.state_dict(done)
+    return unknown_position(loader.shards, loader.batch_size, done)
+
+
+def _check_division(loader: SeededLoader, position: Mapping[str, Any]) -> None:
+    """Refuse to go on with a stream that is read in other parts: samples would come twice, and others not at all."""
+    if position["shares"] != loader.shards:
+        before = position["shares"]
+        raise DataError(
+            f"{loader.where}: num_workers is {loader.num_workers}, and the epoch was begun with {before}; each "
+            f"worker reads a part of the stream, so set it to {before} until the epoch is over"
+        )
+    if not position["states"] and position["batch_size"] != loader.batch_size:
+        before = position["batch_size"]
+        raise DataError(
+            f"{loader.where}: batch_size is {loader.batch_size}, and the epoch was begun with {before}; the "
+            f"batches are counted to find the place in it, so set it to {before} until the epoch is over"
+        )
+
+
+class FastForward:
+    """Reads the first batches of a loader, and gives the others."""
+
+    def __init__(self, loader: Any, count: int) -> None:
+        self.loader, self.count = loader, count
+
+    def __iter__(self) -> Iterator[Any]:
+        remedy = "; state_dict and load_state_dict in its dataset would spare that"
+        logger.warning(
+            f"{self.count} batches of the epoch are read again, to go on after them: a stream has no index"
+            + (remedy if isinstance(self.loader, SeededLoader) else "")
+        )
+        batches: Iterator[Any] = iter(self.loader)
+        interruptible = SHUTDOWN.interruptible(batches) if getattr(self.loader, "num_workers", 0) else batches
+        count = 0
+        for _ in islice(interruptible, self.count):
+            count += 1
+            # Nothing has to be saved: the run goes on from a checkpoint.
+            SHUTDOWN.raise_if_requested()
+        if count < self.count:
+            raise DataError(
+                f"the epoch has {count} batches, and {self.count} of them were trained on before; go on with the data "
+                "and batch size of the run that is resumed"
+            )
+        return batches
+
+    def __len__(self) -> int:
+        return max(0, len(self.loader) - self.count)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+
+def first_batch(loader: Any) -> Any:
+    """The first batch of a loader; random generators, samplers and streams are as if nobody had asked.
+
+    The samples of a map-style dataset are a function of their index, so such a dataset is asked once more. One that is
+    iterated may count what it gives: it is asked in another process.
+
+    Args:
+        loader: a DataLoader, or any iterable that can be iterated again.
+
+    Raises:
+        DataError: it gives no batch, or can be iterated only once.
+    """
+    while isinstance(loader, LimitedLoader):
+        loader = loader.loader
+    states = get_states()
+    try:
+        batches = iter(_copy(loader) if isinstance(loader, DataLoader) else loader)
+        if batches is loader:
+            kind = f"a {type(loader).__name__} can be iterated only once"
+            raise DataError(f"{kind}, and a batch taken before the training would be missing in it; use a DataLoader")
+        return next(batches)
+    except StopIteration:
+        raise DataError("the loader gave no batch; check the dataset, or drop_last with few samples") from None
+    finally:
+        set_states(states)
+
+
+def _copy(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A loader of the same dataset whose samplers and generator are copies, with one worker at most."""
+    other = loader.with_parts() if isinstance(loader, SeededLoader) else copy.copy(loader)
+    memo = {id(loader.dataset): loader.dataset}
+    parts = {name: copy.deepcopy(getattr(loader, name), memo) for name in ("generator", "sampler", "batch_sampler")}
+    # A DataLoader refuses to have most of these assigned.
+    vars(other).update(parts, _iterator=None, persistent_workers=False)
+    if loader.num_workers:
+        other.num_workers = 1
+    elif isinstance(loader.dataset, IterableDataset):
+        other.num_workers, other.prefetch_factor = 1, 1
+        # Only a forked process has the dataset without its being pickled, as with no worker.
+        other.multiprocessing_context = multiprocessing.get_context("fork")
+    return other

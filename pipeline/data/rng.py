@@ -15,9 +15,9 @@ import torch
 
 from pipeline.errors import DataError
 
-_fetches: list[tuple[int, int]] = []
+_seeds: list[tuple[int, int]] = []
 
-"""(seed, epoch) of what is being fetched in this process, the innermost last."""
+"""(seed, epoch) of the batches being fetched in this process, the innermost last."""
 
 _WORDS = 624
 
@@ -48,8 +48,8 @@ def seed_generators(seed: int, *parts: int | str) -> None:
         numpy.random.seed(int.from_bytes(digest[16:20], "big"))
 
 
-def states() -> tuple[Any, ...]:
-    """Where the generators are."""
+def get_states() -> tuple[Any, ...]:
+    """The states of the generators."""
     numpy = sys.modules.get("numpy")
     return random.getstate(), torch.default_generator.get_state(), numpy and _numpy_state(numpy)
 
@@ -73,18 +73,18 @@ def _numpy_state(numpy: Any) -> Any:
 
 def _address(numpy: Any) -> int | None:
     """Where numpy's generator has its state; None where it is one of another kind, or numpy does not say (before 1.24)."""
-    ask = getattr(numpy.random, "get_bit_generator", None)
-    return _checked_address(ask()) if ask else None
+    get_bit_generator = getattr(numpy.random, "get_bit_generator", None)
+    return _checked_address(get_bit_generator()) if get_bit_generator else None
 
 
 @cache
 def _checked_address(generator: Any) -> int | None:
-    found = generator.state
-    if found["bit_generator"] != "MT19937":
+    state = generator.state
+    if state["bit_generator"] != "MT19937":
         return None
     address: int = generator.ctypes.state_address
-    shown = found["state"]["key"].tobytes() + found["state"]["pos"].to_bytes(4, sys.byteorder)
-    return address if ctypes.string_at(address, _SIZE) == shown else None
+    expected = state["state"]["key"].tobytes() + state["state"]["pos"].to_bytes(4, sys.byteorder)
+    return address if ctypes.string_at(address, _SIZE) == expected else None
 
 
 def _restore_memory(numpy: Any, address: int, state: bytes) -> None:
@@ -93,9 +93,9 @@ def _restore_memory(numpy: Any, address: int, state: bytes) -> None:
         ctypes.memmove(address, state, _SIZE)
 
 
-def restore(saved: tuple[Any, ...]) -> None:
-    """Put the generators where they were."""
-    of_python, of_torch, of_numpy = saved
+def set_states(states: tuple[Any, ...]) -> None:
+    """Put the generators into these states."""
+    of_python, of_torch, of_numpy = states
     random.setstate(of_python)
     torch.default_generator.set_state(of_torch)
     if of_numpy:
@@ -110,9 +110,9 @@ def _restore_numpy(numpy: Any, state: Any) -> None:
         _restore_memory(numpy, address, state)
 
 
-def plain_states(saved: tuple[Any, ...]) -> dict[str, Any]:
-    """What ``states`` gave, as plain data and a tensor, which a checkpoint can hold."""
-    of_python, of_torch, of_numpy = saved
+def to_plain(states: tuple[Any, ...]) -> dict[str, Any]:
+    """What ``get_states`` returned, as plain data and a tensor, which a checkpoint can hold."""
+    of_python, of_torch, of_numpy = states
     if isinstance(of_numpy, bytes):
         *words, place = memoryview(of_numpy).cast("I").tolist()
         of_numpy = ("MT19937", words, place, 0, 0.0)
@@ -122,8 +122,8 @@ def plain_states(saved: tuple[Any, ...]) -> dict[str, Any]:
     return {"python": of_python, "torch": of_torch, "numpy": of_numpy}
 
 
-def states_of(plain: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What ``plain_states`` made plain, for ``restore``; numpy's is left out where numpy is not in use."""
+def from_plain(plain: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The states that ``to_plain`` made plain; numpy's is left out where numpy is not in use."""
     numpy, of_numpy = sys.modules.get("numpy"), plain["numpy"]
     if numpy and of_numpy:
         kind, keys, *others = of_numpy
@@ -143,14 +143,14 @@ def seeded(seed: int | None, epoch: int, *parts: int | str) -> Iterator[None]:
     if seed is None:
         yield
         return
-    before = states()
+    states = get_states()
     seed_generators(seed, epoch, *parts)
-    _fetches.append((seed, epoch))
+    _seeds.append((seed, epoch))
     try:
         yield
     finally:
-        _fetches.pop()
-        restore(before)
+        _seeds.pop()
+        set_states(states)
 
 
 class RngStream:
@@ -162,22 +162,22 @@ class RngStream:
         parts: what tells these draws from the others of the epoch.
 
     Attributes:
-        reached: where the generators were after the last block; None before the first, or without a seed.
+        states: those of the generators after the last block; None before the first, or without a seed.
     """
 
     def __init__(self, seed: int | None, epoch: int, *parts: int | str) -> None:
         self.seed, self.epoch, self.parts = seed, epoch, parts
-        self.reached: tuple[Any, ...] | None = None
+        self.states: tuple[Any, ...] | None = None
 
     @contextmanager
-    def going_on(self) -> Iterator[None]:
+    def drawing(self) -> Iterator[None]:
         """One block; after it the generators are as they were before it."""
         with seeded(self.seed, self.epoch, *self.parts):
-            if self.reached:
-                restore(self.reached)
+            if self.states:
+                set_states(self.states)
             yield
             if self.seed is not None:
-                self.reached = states()
+                self.states = get_states()
 
 
 def sample_generator(index: int) -> torch.Generator:
@@ -194,11 +194,11 @@ def sample_generator(index: int) -> torch.Generator:
     Raises:
         DataError: no batch is being fetched, or by a loader that has no seed.
     """
-    if not _fetches:
+    if not _seeds:
         raise DataError(
             f"sample_generator({index}): no loader with a seed is fetching a batch; call it in the dataset's "
             "__getitem__ or __iter__, and make the loader with make_loader(dataset, seed=...), "
             "or with a runner's `seed` that is not null"
         )
-    seed, epoch = _fetches[-1]
+    seed, epoch = _seeds[-1]
     return torch.Generator().manual_seed(mix(seed, epoch, "sample", index))

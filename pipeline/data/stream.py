@@ -7,6 +7,7 @@ import inspect
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count as numbers
 from itertools import islice
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data._utils import worker as torch_worker
 
 from pipeline.data.fetch import Progress, WorkerFailure, add_note, collate_error
-from pipeline.data.rng import RngStream, plain_states, seeded, states_of
+from pipeline.data.rng import RngStream, from_plain, seeded, to_plain
 from pipeline.errors import DataError
 
 _pin_memory: Callable[[Any], Any] = torch_pin_memory.pin_memory
@@ -28,16 +29,16 @@ _MAPPINGS = (dict, OrderedDict, Counter)
 
 
 class BatchWithState(NamedTuple):
-    """A batch of a stream, and where its worker is after it.
+    """A batch of a stream, and the state of its worker after it.
 
     Attributes:
         batch: the batch.
-        share: which of the shares of the stream it is from.
-        state: of that share; None where the dataset cannot tell.
+        shard: which part of the stream it is from.
+        state: of that shard; None where the dataset has none.
     """
 
     batch: Any
-    share: int
+    shard: int
     state: dict[str, Any] | None
 
     def pin_memory(self) -> BatchWithState:
@@ -46,68 +47,62 @@ class BatchWithState(NamedTuple):
 
 
 class StreamPosition:
-    """The place of one pass over a stream.
+    """The position of one pass over a stream.
 
     Args:
-        shares: into how many parts the stream is shared out: one for each worker.
+        shards: into how many parts the stream is divided: one for each worker.
         batch_size: of the loader.
 
     Attributes:
-        states: share -> its state after the last batch of it; None where there was none yet.
-        last: which share the last batch was from; the next one is from the one after it.
-        taken: how many batches of the pass were given so far.
-        certain: whether each of them came with a state.
+        states: shard -> its state after the last batch of it; None where there was none yet.
+        last: which shard the last batch was from; the next one is from the one after it.
+        done: how many batches of the pass were given so far.
     """
 
-    def __init__(self, shares: int, batch_size: int | None) -> None:
-        self.shares, self.batch_size = shares, batch_size
-        self.states: list[dict[str, Any] | None] = [None] * shares
-        self.last = shares - 1
-        self.taken = 0
-        self.certain = True
-        self._before: tuple[int, int, dict[str, Any] | None] = (self.last, 0, None)
+    def __init__(self, shards: int, batch_size: int | None) -> None:
+        self.shards, self.batch_size = shards, batch_size
+        self.states: list[dict[str, Any] | None] = [None] * shards
+        self.last = shards - 1
+        self.done = 0
+        self._has_states = True
+        self._previous: tuple[int, int, dict[str, Any] | None] = (self.last, 0, None)
 
-    def over(self, marked: Iterable[BatchWithState]) -> Iterator[Any]:
-        """The batches, the place moving with them."""
-        for batch, share, state in marked:
-            self._before = (self.last, share, self.states[share])
-            self.last, self.states[share] = share, state
-            self.taken += 1
-            self.certain = self.certain and state is not None
+    def track(self, batches: Iterable[BatchWithState]) -> Iterator[Any]:
+        """The batches, while the position moves with them."""
+        for batch, shard, state in batches:
+            self._previous = (self.last, shard, self.states[shard])
+            self.last, self.states[shard] = shard, state
+            self.done += 1
+            self._has_states = self._has_states and state is not None
             yield batch
 
-    def after(self, taken: int) -> dict[str, Any]:
-        """The place after so many batches of the pass, as plain data: all that were given, or all but the last."""
-        ahead = self.taken - taken
-        place = unknown_place(self.shares, self.batch_size, taken)
-        if not self.certain or ahead not in {0, 1}:
-            return place
+    def state_dict(self, done: int) -> dict[str, Any]:
+        """The position after so many batches of the pass, as plain data: all that were given, or all but the last."""
+        ahead = self.done - done
+        position = unknown_position(self.shards, self.batch_size, done)
+        if not self._has_states or ahead not in {0, 1}:
+            return position
         last, states = self.last, list(self.states)
         if ahead:
-            last, share, before = self._before
-            states[share] = before
-        return {**place, "last": last, "states": states}
+            last, shard, state = self._previous
+            states[shard] = state
+        return {**position, "last": last, "states": states}
 
-    def go_on(self, saved: Mapping[str, Any]) -> None:
-        """Be where another was: its ``after``, with states."""
-        self.taken, self.last, self.states = saved["taken"], saved["last"], list(saved["states"])
-
-    @property
-    def first(self) -> int:
-        """The share that the next batch is from."""
-        return (self.last + 1) % self.shares
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a ``state_dict`` with states."""
+        self.done, self.last, self.states = state["taken"], state["last"], list(state["states"])
 
 
-def unknown_place(shares: int, batch_size: int | None, taken: int) -> dict[str, Any]:
-    """What is known of a place where the dataset has no state: enough to see whether counting batches leads there."""
-    return {"shares": shares, "batch_size": batch_size, "taken": taken, "last": None, "states": None}
+def unknown_position(shards: int, batch_size: int | None, done: int) -> dict[str, Any]:
+    """The position where the dataset has no state: enough to see whether counting batches leads there."""
+    return {"shares": shards, "batch_size": batch_size, "taken": done, "last": None, "states": None}
 
 
-class Beginning:
-    """How a dataset begins each epoch that it goes through in the process that trains, where it keeps its place itself.
+class InitialState:
+    """The state with which a dataset begins each epoch in the process that trains, where it keeps its place itself.
 
-    A worker has a copy of its own in each epoch. Here it is the same object, and where it ended, or was led to by
-    ``load_state_dict``, is no place to begin.
+    A worker has a copy of its own in each epoch. Here it is the same object in all, and each would begin where the one
+    before has ended.
 
     Args:
         dataset: has a state.
@@ -119,15 +114,14 @@ class Beginning:
         self.state = state_of(dataset, where)
 
     def restore(self, epoch: int) -> None:
-        """Be there again."""
+        """Put the dataset into it again."""
         self.dataset.load_state_dict(copy.deepcopy(self.state))
-        tell = getattr(self.dataset, "set_epoch", None)
-        if tell:
-            tell(epoch)
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
 
 
 def has_state(dataset: Any) -> bool:
-    """Whether a dataset can tell where it is, and go on from there."""
+    """Whether a dataset can be saved in the middle of an epoch, and go on from there."""
     return all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
@@ -138,22 +132,22 @@ def state_of(dataset: Any, where: str) -> Any:
         DataError: it holds something that no checkpoint can.
     """
     state = dataset.state_dict()
-    _refuse_unplain(state, f"{where}: {type(dataset).__name__}.state_dict()", "")
+    _check_plain(state, f"{where}: {type(dataset).__name__}.state_dict()", "")
     return copy.deepcopy(state)
 
 
-def _refuse_unplain(value: Any, what: str, key: str) -> None:
+def _check_plain(value: Any, what: str, key: str) -> None:
     kind = type(value)
     if kind in _SCALARS:
         return
     if kind in _MAPPINGS:
-        for name, each in value.items():
+        for name, part in value.items():
             if type(name) not in {str, int}:
                 raise DataError(f"{what}{key} has the key {name!r}, which cannot be saved; use strings and integers")
-            _refuse_unplain(each, what, f"{key}[{name!r}]")
+            _check_plain(part, what, f"{key}[{name!r}]")
     elif kind in {list, tuple}:
-        for index, each in enumerate(value):
-            _refuse_unplain(each, what, f"{key}[{index}]")
+        for index, part in enumerate(value):
+            _check_plain(part, what, f"{key}[{index}]")
     else:
         plain = "numbers, strings, lists, tuples, dicts and tensors"
         raise DataError(f"{what}{key} is a {kind.__qualname__}, which cannot be saved; keep the state in {plain}")
@@ -164,72 +158,74 @@ class Shard:
 
     Args:
         stream: the whole.
-        number: which share.
+        number: which part.
         count: of how many.
         seed: of the random generators; None leaves them to chance.
     """
 
     def __init__(self, stream: Stream, number: int, count: int, seed: int | None) -> None:
-        begun = [each for each in stream.states if each]
+        states = stream.position.states if stream.position else [None] * count
         self.stream, self.number, self.count = stream, number, count
-        # Those that were not begun are shuffled as the others were.
-        self.seed = begun[0]["seed"] if begun else seed
-        self.begun = stream.states[number] if stream.states else None
+        # A shard without a state yet is shuffled as the others were.
+        self.seed = next((state["seed"] for state in states if state), seed)
+        self.state = states[number]
         self.dataset: Any = stream.dataset
 
     def batches(self) -> Iterator[Any]:
         """Its batches, or the rest of them."""
-        if self.begun and self.begun["ended"]:
+        if self.state and self.state["ended"]:
             # A dataset that has come to its end may begin again.
             return
         stream, size = self.stream, self.stream.batch_size or 1
-        draws = RngStream(self.seed, stream.epoch, "stream", self.number if has_shard(stream.dataset) else 0)
-        if self.begun and self.begun["draws"]:
-            draws.reached = states_of(self.begun["draws"])
+        rng = RngStream(self.seed, stream.epoch, "stream", self.number if has_shard(stream.dataset) else 0)
+        if self.state and self.state["draws"]:
+            rng.states = from_plain(self.state["draws"])
         samples = self._samples()
-        for number in numbers(self.begun["batches"] if self.begun else 0):
+        for number in numbers(self.state["batches"] if self.state else 0):
             try:
-                taken, state = self._taken(samples, draws, number)
-                if len(taken) < (size if stream.drop_last else 1):
+                fetched, state = self._fetch(samples, rng, number)
+                if len(fetched) < (size if stream.drop_last else 1):
                     return
-                batch = self._collated(taken, number)
+                batch = self._collate(fetched, number)
             except Exception as error:
-                yield WorkerFailure.instead(error)
+                yield WorkerFailure.or_raise(error)
                 return
-            if stream.marks:
-                batch = BatchWithState(batch, self.number, self._mark(state, draws, number, ended=len(taken) < size))
+            if stream.position:
+                ended = len(fetched) < size
+                batch = BatchWithState(batch, self.number, self._state_dict(state, rng, number, ended=ended))
             yield batch
 
-    def _taken(self, samples: Iterator[Any], draws: RngStream, number: int) -> tuple[list[Any], Any]:
+    def _fetch(self, samples: Iterator[Any], rng: RngStream, number: int) -> tuple[list[Any], Any]:
         """The samples of a batch, and the state of the dataset after them."""
         stream, info = self.stream, get_worker_info()
         if stream.progress and info:
-            samples = stream.progress.over(samples, number, info.id, there=True)
+            samples = stream.progress.track(samples, number, info.id, fetched=True)
         try:
-            with draws.going_on(), alone():
-                taken = list(islice(samples, stream.batch_size or 1))
-                return taken, state_of(self.dataset, stream.where) if stream.marks and has_state(self.dataset) else None
+            with rng.drawing(), only_worker():
+                batch = list(islice(samples, stream.batch_size or 1))
+                keep_state = stream.position and has_state(self.dataset)
+                return batch, state_of(self.dataset, stream.where) if keep_state else None
         except Exception as error:
-            add_note(error, stream.where, f"raised for {self._told(number)}")
+            add_note(error, stream.where, f"raised for {self._describe(number)}")
             raise
 
     def _samples(self) -> Iterator[Any]:
         """Its samples. A generator: the dataset draws nothing before the first sample is asked for."""
         stream, number, count = self.stream, self.number, self.count
-        shards = count > 1 and has_shard(self.dataset)
-        if shards:
-            self.dataset = self._shard()
-        if self.begun:
-            self.dataset.load_state_dict(self.begun["dataset"])
-        elif stream.beginning:
-            stream.beginning.restore(stream.epoch)
-        if count == 1 or shards:
-            yield from self._iterated()
+        has_own = count > 1 and has_shard(self.dataset)
+        if has_own:
+            self.dataset = self._own_shard()
+        if self.state:
+            self.dataset.load_state_dict(self.state["dataset"])
+        elif stream.initial_state:
+            stream.initial_state.restore(stream.epoch)
+        if count == 1 or has_own:
+            yield from self._iterate()
         else:
-            # Of a dataset that goes on, the samples that were up to the other workers come first.
-            yield from islice(self._iterated(), count - 1 if self.begun else number, None, count)
+            # Of a dataset that goes on, the samples of the other workers come first.
+            yield from islice(self._iterate(), count - 1 if self.state else number, None, count)
 
-    def _iterated(self) -> Iterator[Any]:
+    def _iterate(self) -> Iterator[Any]:
         try:
             return iter(self.dataset)
         except TypeError as error:
@@ -239,7 +235,7 @@ class Shard:
             what = f"{type(self.dataset).__name__}.__iter__ gives no iterator ({error})"
             raise DataError(f"{self.stream.where}: {what}; yield the samples in it, or return iter(…)") from error
 
-    def _shard(self) -> Any:
+    def _own_shard(self) -> Any:
         stream, number, count = self.stream, self.number, self.count
         with seeded(self.seed, stream.epoch, "shard"):
             shard = self.dataset.shard(rank=number, count=count)
@@ -250,27 +246,27 @@ class Shard:
             )
         return shard
 
-    def _collated(self, samples: list[Any], number: int) -> Any:
+    def _collate(self, fetched: list[Any], number: int) -> Any:
         stream = self.stream
-        given = samples if stream.batch_size else samples[0]
+        samples = fetched if stream.batch_size else fetched[0]
         try:
             with seeded(self.seed, stream.epoch, "collate", self.number, number):
-                return stream.collate(given)
+                return stream.collate(samples)
         except Exception as error:
-            if told := collate_error(error, stream.where, self._told(number), given, stream.collate):
-                raise told from error
+            if data_error := collate_error(error, stream.where, self._describe(number), samples, stream.collate):
+                raise data_error from error
             raise
 
-    def _mark(self, state: Any, draws: RngStream, number: int, *, ended: bool) -> dict[str, Any] | None:
-        """What it needs to go on after a batch; None where the dataset does not know."""
+    def _state_dict(self, state: Any, rng: RngStream, number: int, *, ended: bool) -> dict[str, Any] | None:
+        """What it needs to go on after a batch; None where the dataset has no state."""
         if not has_state(self.dataset):
             return None
-        reached = plain_states(draws.reached) if draws.reached else None
-        return {"batches": number + 1, "ended": ended, "seed": self.seed, "draws": reached, "dataset": state}
+        draws = to_plain(rng.states) if rng.states else None
+        return {"batches": number + 1, "ended": ended, "seed": self.seed, "draws": draws, "dataset": state}
 
-    def _told(self, number: int) -> str:
-        of_share = f" of the worker that reads share {self.number}" if self.count > 1 else ""
-        return f"batch {number}{of_share} in epoch {self.stream.epoch}"
+    def _describe(self, number: int) -> str:
+        worker = f" of the worker that reads share {self.number}" if self.count > 1 else ""
+        return f"batch {number}{worker} in epoch {self.stream.epoch}"
 
 
 def has_shard(dataset: Any) -> bool:
@@ -283,8 +279,8 @@ def has_shard(dataset: Any) -> bool:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """In the block this worker is told that there is no other."""
+def only_worker() -> Iterator[None]:
+    """In the block, ``get_worker_info()`` says that there is no other worker."""
     info = get_worker_info()
     if info:
         torch_worker._worker_info = type(info)(id=0, num_workers=1, seed=info.seed, dataset=info.dataset)
@@ -294,22 +290,23 @@ def alone() -> Iterator[None]:
         torch_worker._worker_info = info
 
 
+@dataclass(eq=False)
 class Stream(IterableDataset[Any]):
     """The batches that this process makes of an IterableDataset.
 
-    A dataset with a method ``shard(rank, count)`` (the parameters have these names) shares itself out: it is called
-    once in each worker and epoch with the number of this worker and of all, and returns the dataset to iterate,
-    itself if it has changed itself. Of any other, each of ``count`` workers takes every count-th sample, beginning
-    with its own; so the dataset has to give the same order in all of them, and its random draws are the same there:
-    the generators are seeded from (seed, epoch), with ``shard`` from (seed, epoch, worker), and go on from batch
-    to batch. ``collate`` draws apart from them, and disturbs no order. While the dataset runs, ``get_worker_info()``
-    tells it that it is the only worker: one that shares itself out by it would be shared out twice, and samples lost.
+    A dataset with a method ``shard(rank, count)`` (the parameters have these names) divides itself: it is called once
+    in each worker and epoch with the number of this worker and of all, and returns the dataset to iterate, itself if it
+    has changed itself. Of any other, each of ``count`` workers takes every count-th sample, beginning with its own; so
+    the dataset has to give the same order in all of them, and its random draws are the same there: the generators are
+    seeded from (seed, epoch), with ``shard`` from (seed, epoch, worker), and go on from batch to batch. ``collate``
+    draws apart from them, and disturbs no order. While the dataset runs, ``get_worker_info()`` says that it is the only
+    worker: a dataset that divides itself by it would be divided twice, and samples lost.
 
     A dataset with ``state_dict`` and ``load_state_dict`` (what ``shard`` returns, where there is that) goes on in the
-    middle of an epoch: it is given its state, and then iterated, with the generators where they were after the last
+    middle of an epoch: its state is loaded, and then it is iterated, with the generators where they were after the last
     batch. So its state has to hold whatever it drew before its first sample, such as an order that it has shuffled.
 
-    Args:
+    Attributes:
         dataset: gives the samples.
         collate: makes a batch of them.
         batch_size: None for samples as they are.
@@ -317,41 +314,29 @@ class Stream(IterableDataset[Any]):
         seed: of the random generators; None leaves them to chance.
         epoch: from 0.
         where: what messages begin with.
-        place: where the pass is; then each batch comes ``Marked`` with the state of the dataset. None: nobody asks.
-        beginning: puts the dataset of this process to its beginning.
+        position: of the pass; then it gives each batch as a ``BatchWithState``. None: nobody asks.
+        initial_state: of the dataset in this process.
         progress: of the workers.
     """
 
-    def __init__(
-        self,
-        dataset: IterableDataset[Any],
-        collate: Callable[[Any], Any],
-        batch_size: int | None,
-        drop_last: bool,
-        seed: int | None,
-        epoch: int,
-        *,
-        where: str,
-        place: StreamPosition | None = None,
-        beginning: Beginning | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        self.dataset, self.collate = dataset, collate
-        self.batch_size, self.drop_last = batch_size, drop_last
-        self.seed, self.epoch, self.where = seed, epoch, where
-        self.marks = place is not None
-        self.first = place.first if place else 0
-        self.states = list(place.states) if place else []
-        self.beginning, self.progress = beginning, progress
+    dataset: IterableDataset[Any]
+    collate: Callable[[Any], Any]
+    batch_size: int | None
+    drop_last: bool
+    seed: int | None
+    epoch: int
+    where: str
+    position: StreamPosition | None = None
+    initial_state: InitialState | None = None
+    progress: Progress | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of one epoch, or the rest of them."""
-        return self._share().batches()
-
-    def _share(self) -> Shard:
-        """What of the stream falls to this process: in a pass that goes on, the first worker has the share that is up."""
-        info = get_worker_info()
-        number, count = ((info.id + self.first) % info.num_workers, info.num_workers) if info else (0, 1)
-        # By chance, but by the same in all workers: torch gives each the sum of one number and its own.
-        seed = info.seed - info.id if info and self.seed is None else self.seed
-        return Shard(self, number, count, seed)
+        """The batches of one epoch, or the rest of them, of the shard of this process."""
+        info, number, count, seed = get_worker_info(), 0, 1, self.seed
+        if info:
+            # In a pass that goes on, the first worker has the shard whose turn it is.
+            first = (self.position.last + 1) if self.position else 0
+            number, count = (info.id + first) % info.num_workers, info.num_workers
+            # By chance, but by the same in all workers: torch gives each the sum of one number and its own.
+            seed = info.seed - info.id if seed is None else seed
+        return Shard(self, number, count, seed).batches()

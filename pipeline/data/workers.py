@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing.util
+import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from multiprocessing.connection import wait
 from typing import Any
 from weakref import WeakSet
 
 from pipeline.data.fetch import BatchRequests, Progress, WorkerFailure
-from pipeline.errors import DataError
-from pipeline.signals import SHUTDOWN, StoppedError, WaitInterrupted
+from pipeline.errors import DataError, ExitCode
+from pipeline.signals import SHUTDOWN, SIGNALS, StoppedError, WaitInterrupted
 
 RUNNING: WeakSet[Workers] = WeakSet()
 """Those of all passes: torch tells of a dead one wherever the process that trains happens to be."""
@@ -29,18 +33,17 @@ class Workers:
     """The workers of one pass.
 
     Args:
-        iterator: torch's, that hands out what they give. What is asked of it is private to torch, and so only asked
-            when it has failed.
+        iterator: torch's, that hands out their batches. Its private attributes are read only when it has failed.
         where: what messages begin with.
-        progress: how far each is.
-        fetches: what they are asked for; None for a stream.
+        progress: of the workers.
+        requests: what they are asked for; None for a stream.
     """
 
-    def __init__(self, iterator: Any, where: str, progress: Progress, fetches: BatchRequests | None) -> None:
-        self.iterator, self.where, self.progress, self.fetches = iterator, where, progress, fetches
+    def __init__(self, iterator: Any, where: str, progress: Progress, requests: BatchRequests | None) -> None:
+        self.iterator, self.where, self.progress, self.requests = iterator, where, progress, requests
         RUNNING.add(self)
 
-    def watched(self) -> Iterator[Any]:
+    def batches(self) -> Iterator[Any]:
         """The batches.
 
         Raises:
@@ -48,74 +51,77 @@ class Workers:
             Exception: what user code raised in a worker, with its traceback there as the cause, and a note that names
                 the samples.
         """
-        raised = None
+        failure = None
         try:
             for batch in self.iterator:
                 if type(batch) is WorkerFailure:
-                    raised = batch
+                    failure = batch
                     break
                 yield batch
         except (WaitInterrupted, KeyboardInterrupt):
-            self.end()
+            self.kill()
             raise
         except GeneratorExit:
-            self.leave()
+            self.shut_down()
             raise
         except Exception as error:
-            told = self.told(error)
-            self.leave()
-            if told is None:
+            data_error = self.explain(error)
+            self.shut_down()
+            if data_error is None:
                 raise
-            raise told from error
-        if raised:
-            self.leave()
-            raise raised.again()
+            raise data_error from error
+        if failure:
+            self.shut_down()
+            raise failure.exception()
 
-    def told(self, error: Exception) -> DataError | None:
-        """What to raise in the place of an error of torch's; None: the error itself."""
-        if not isinstance(error, RuntimeError | OSError | EOFError):
+    def explain(self, error: Exception) -> DataError | None:
+        """What to raise in place of an error of torch's; None: the error itself."""
+        if not self._processes or not isinstance(error, RuntimeError | OSError | EOFError):
             return None
+        message = None
+        # Meanwhile torch may report a death, once for each worker.
         for _ in self._processes:
-            # Meanwhile torch may report a death, once for each.
-            with suppress(RuntimeError), unreported():
-                message = self.hanging(str(error)) or self.death(str(error)) or self._death_of(self._dead())
-                return DataError(message) if message else None
-        return None
+            with suppress(RuntimeError), without_death_reports():
+                message = (
+                    self._explain_timeout(str(error)) or self.explain_death(str(error)) or self._death(self._dead())
+                )
+                break
+        return DataError(message) if message else None
 
-    def death(self, text: str) -> str | None:
+    def explain_death(self, text: str) -> str | None:
         """What torch's report of a dead worker means; None: it is none, or one of another pass."""
-        found = _DIED.search(text)
-        pids = {int(each) for each in re.findall(r"\d+", found[1])} if found else set()
-        return self._death_of([number for number, process in enumerate(self._processes) if process.pid in pids])
+        match = _DIED.search(text)
+        pids = set(map(int, re.findall(r"\d+", match[1]))) if match else set()
+        return self._death([number for number, process in enumerate(self._processes) if process.pid in pids])
 
     def _dead(self) -> list[int]:
-        """The workers that are dead. One that dies in the midst of handing over a batch is reported as a lost connection."""
+        """The workers that are dead. One that dies while it hands over a batch is reported as a lost connection."""
         sentinels = {process.sentinel: number for number, process in enumerate(self._processes)}
-        return [sentinels[each] for each in wait(list(sentinels), timeout=1) if isinstance(each, int)]
+        return [sentinels[ready] for ready in wait(list(sentinels), timeout=1) if isinstance(ready, int)]
 
-    def _death_of(self, numbers: list[int]) -> str | None:
+    def _death(self, numbers: list[int]) -> str | None:
         if not numbers:
             return None
         number = numbers[0]
         process = self._processes[number]
         process.join(1)
-        how, remedy = _ending(process.exitcode)
-        self.end()
-        return f"{self.where}: worker {number} {how}{self._at(number)}; {remedy}"
+        what, remedy = _describe_exit(process.exitcode)
+        self.kill()
+        return f"{self.where}: worker {number} {what}{self._last_sample(number)}; {remedy}"
 
-    def hanging(self, text: str) -> str | None:
+    def _explain_timeout(self, text: str) -> str | None:
         """What torch's report of a worker that has not answered in time means; None: it is none."""
         if not text.startswith("DataLoader timed out"):
             return None
-        due = getattr(self.iterator, "_task_info", {}).get(getattr(self.iterator, "_rcvd_idx", None))
-        which = f"worker {due[0]} hangs{self._at(due[0])}: it has" if due else "the workers have"
-        self.end()
+        task = getattr(self.iterator, "_task_info", {}).get(getattr(self.iterator, "_rcvd_idx", None))
+        which = f"worker {task[0]} hangs{self._last_sample(task[0])}: it has" if task else "the workers have"
+        self.kill()
         seconds = getattr(self.iterator, "_timeout", 0)
         remedy = "see what the dataset waits for there, or raise timeout"
         return f"{self.where}: {which} not answered within the timeout of {seconds:g} seconds; {remedy}"
 
-    def leave(self) -> None:
-        """Let them finish what they are at, and end.
+    def shut_down(self) -> None:
+        """Let them finish their batch, and end.
 
         Whoever keeps the exception that ends a pass keeps torch's iterator with it; once that is garbage, its workers no
         longer hear that they are to end.
@@ -124,9 +130,9 @@ class Workers:
         if shut_down and not getattr(self.iterator, "_persistent_workers", False):
             shut_down()
 
-    def end(self) -> None:
-        """End them at once: nothing more is wanted of them, and torch would wait for each."""
-        with unreported():
+    def kill(self) -> None:
+        """End them at once: torch would wait for each."""
+        with without_death_reports():
             for process in self._processes:
                 process.kill()
             for process in self._processes:
@@ -136,22 +142,22 @@ class Workers:
     def _processes(self) -> list[Any]:
         return list(getattr(self.iterator, "_workers", ()))
 
-    def _at(self, worker: int) -> str:
-        """What a worker was at last."""
-        batch, sample = self.progress.of(worker)
+    def _last_sample(self, worker: int) -> str:
+        """`` at sample 3, …``: the last one of a worker."""
+        batch, sample = self.progress.last(worker)
         if batch < 0:
             return " before it came to any sample"
-        if self.fetches is None:
+        if self.requests is None:
             return f" at sample {sample} of its batch {batch}, both counted from 0"
-        fetch = next((each for each in self.fetches.given if each.position == batch), None)
-        if fetch is None:
+        request = next((request for request in self.requests.last if request.position == batch), None)
+        if request is None:
             return f" at the batch from place {batch} of the epoch on"
-        return f" at sample {fetch.indices[sample]}, fetching {fetch}" if fetch.many else f" at {fetch}"
+        return f" at sample {request.indices[sample]}, fetching {request}" if request.many else f" at {request}"
 
 
 @contextmanager
 def supervised(batches: object = None) -> Iterator[None]:
-    """In the block, torch's report of a dead worker becomes a DataError, wherever it is raised; a run that ends ends all.
+    """In the block, torch's report of a dead worker becomes a DataError; a run that ends kills all workers.
 
     Args:
         batches: closed after the block, if it can be, so that workers which are left end.
@@ -163,42 +169,91 @@ def supervised(batches: object = None) -> Iterator[None]:
         yield
     except RuntimeError as error:
         for workers in list(RUNNING):
-            if told := workers.death(str(error)):
-                raise DataError(told) from error
+            if message := workers.explain_death(str(error)):
+                raise DataError(message) from error
         raise
     except (StoppedError, KeyboardInterrupt):
         # Otherwise torch would wait for each of them, some seconds long.
         for workers in list(RUNNING) if SHUTDOWN.requested is not None else ():
-            workers.end()
+            workers.kill()
         raise
     finally:
-        close = getattr(batches, "close", None)
-        if close:
-            close()
+        if hasattr(batches, "close"):
+            batches.close()
 
 
-def _ending(code: int | None) -> tuple[str, str]:
+def _describe_exit(code: int | None) -> tuple[str, str]:
     """How a process ended, and what to do about it."""
     rerun = "set num_workers: 0 to see where"
     if code is None:
         return "died", rerun
     if code >= 0:
         return f"left with exit code {code}", f"something in the dataset ends the process; {rerun}"
-    name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+    name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
     return f"was killed by {name}", _REMEDIES.get(name, f"it crashed; {rerun}")
 
 
 @contextmanager
-def unreported() -> Iterator[None]:
-    """In the block, torch does not report that workers die, in the midst of anything; whoever waits for one finds out."""
+def without_death_reports() -> Iterator[None]:
+    """In the block, torch raises nothing when a worker dies, in the midst of anything; whoever waits for one notices."""
     if threading.current_thread() is not threading.main_thread():
         # It is reported to the main thread.
         yield
         return
-    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield
     finally:
         # Unless torch has set its own for the first time.
         if signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL:
-            signal.signal(signal.SIGCHLD, before)
+            signal.signal(signal.SIGCHLD, previous)
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """In the block signals wait, and processes started in it receive none until they unblock them."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+@cache
+def _kill_workers_at_exit() -> None:
+    """Python ends daemonic processes by SIGTERM, and waits for them: workers that ignore it would never end."""
+    # Registered after multiprocessing's own, and so called before it.
+    atexit.register(_kill_daemons)
+
+
+def _kill_daemons() -> None:
+    # Otherwise torch reports the death of each.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
+
+
+class IgnoreSignals:
+    """The ``worker_init_fn`` of a loader: its workers ignore these signals, which are the run's to handle.
+
+    Args:
+        worker_init_fn: that of the user, called after it.
+    """
+
+    def __init__(self, worker_init_fn: Callable[[int], Any] | None = None) -> None:
+        self.worker_init_fn = worker_init_fn
+        _kill_workers_at_exit()
+
+    def __call__(self, worker: int) -> None:
+        """Called in the worker when it starts."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        parent = multiprocessing.parent_process()
+        if parent is not None and not parent.is_alive():
+            # The run was killed before torch began to check that it lives: nobody would ever end this process.
+            os._exit(ExitCode.FAILED)
+        # It started with signals blocked, see ``signals_blocked``; processes that it starts must not inherit that.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker)

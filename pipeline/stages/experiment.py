@@ -21,7 +21,7 @@ from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.config import yaml_tree
 from pipeline.context import TRAIN_STATE, Context
 from pipeline.data.batch import count_samples, to_device
-from pipeline.data.loader import SeededLoader, after, place_of, set_epoch
+from pipeline.data.loader import SeededLoader, position_of, remaining_batches, set_epoch
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError, StorageError
 from pipeline.run.device import resolve_device
 from pipeline.signals import SHUTDOWN, ExitError, exit_requested
@@ -72,7 +72,7 @@ class Batches:
         # Another loader that has a state has that of the batch that was read ahead.
         if self._reading is None or not isinstance(self.loader, SeededLoader):
             return self._place
-        return place_of(self._reading, self.count)
+        return position_of(self._reading, self.count)
 
     def over(self) -> bool:
         """Whether all were taken. A loader whose length is not certain is read one batch ahead to tell."""
@@ -103,7 +103,7 @@ class Batches:
             if self.count and isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
                 other = f"its {type(sampler).__name__} draws another order than the one that was left"
                 logger.warning(f"train_loader: {other}; make it with pipeline.data.loader.make_loader to go on exactly")
-            self._reading = after(self.loader, self.count, self._place)
+            self._reading = remaining_batches(self.loader, self.count, self._place)
             self._rest = iter(self._reading)
         return self._rest
 

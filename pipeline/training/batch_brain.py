@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.context import Context
 from pipeline.data.batch import count_samples, raise_no_samples, shape_of, split
-from pipeline.data.loader import place_of
+from pipeline.data.loader import position_of
 from pipeline.errors import ConfigError, DataError, StageError
 from pipeline.training.meters import MOST, Meter, Meters
 from pipeline.training.nonfinite import check_divergence
@@ -229,7 +229,7 @@ class BatchBrain:
         return {
             "step": self.step,
             "taken": self._batches_taken,
-            "data": place_of(self._pass_loader, self._batches_taken),
+            "data": position_of(self._pass_loader, self._batches_taken),
             "began": self._pass_began,
             "train_loss": self._pass_loss.state_dict(),
             "logged": self._pass_numbers.state_dict(),

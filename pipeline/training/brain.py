@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.data.batch import on_device, shape_of, split
-from pipeline.data.loader import length, limited, make_loader
+from pipeline.data.loader import LimitedLoader, length, make_loader
 from pipeline.errors import ConfigError, DataError
 from pipeline.training.batch_brain import BatchBrain, Stage
 from pipeline.training.evaluation import evaluate
@@ -114,7 +114,7 @@ class Brain(BatchBrain):
         self._refuse_uncalled()
         loader = self._loader_of(test_set, Stage.TEST, test_loader_kwargs, "test_loader_kwargs")
         if self._run_options.debug:
-            loader = limited(loader, self._run_options.debug_batches)
+            loader = LimitedLoader(loader, self._run_options.debug_batches)
         self._place_modules()
         with self._checkpoints_in(self._debug_folder):
             self.on_evaluate_start(max_key, min_key)

@@ -18,7 +18,7 @@ from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.config.schema import Interval
 from pipeline.context import Context
 from pipeline.data.batch import on_device
-from pipeline.data.loader import length, limited
+from pipeline.data.loader import LimitedLoader, length
 from pipeline.errors import CheckpointError
 from pipeline.run.log import on_terminal
 from pipeline.training.batch_brain import BatchBrain, Stage
@@ -107,8 +107,8 @@ class Fit:
         options = brain._run_options
         self.brain, self.options, self.shown = brain, options, shown
         most = options.debug_batches if options.debug else None
-        self.train = limited(train, most) if most else train
-        self.valid = limited(valid, most) if most and valid is not None else valid
+        self.train = LimitedLoader(train, most) if most else train
+        self.valid = LimitedLoader(valid, most) if most and valid is not None else valid
         intervals = [Interval(options.ckpt_interval_steps, "iteration")] if options.ckpt_interval_steps > 0 else []
         seconds = round(options.ckpt_interval_minutes * 60)
         intervals += [Interval(seconds, "second")] if seconds > 0 else []

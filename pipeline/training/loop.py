@@ -18,7 +18,7 @@ from pipeline.checkpoint.state import random_state, restore_random_state, snapsh
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import WARN, PhaseSchema, RunnerSchema
 from pipeline.context import Context
-from pipeline.data.loader import order_drawn_by
+from pipeline.data.loader import random_sampler_of
 from pipeline.errors import StorageError
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.brain import Brain
@@ -166,7 +166,7 @@ class TrainLoop:
         updater.state.epoch = epoch
         pass_state, self.pass_state = self.pass_state, None
         loader = pass_loader(phase.dataset_name or "", self.runner, self.context)
-        self.brain, self.resumable = brain, not order_drawn_by(loader)
+        self.brain, self.resumable = brain, not random_sampler_of(loader)
         numbers = train_epoch(
             brain,
             updater,

@@ -11,7 +11,7 @@ from loguru import logger
 
 from pipeline.config.schema import PhaseSchema, RunnerSchema, too_short
 from pipeline.context import Context
-from pipeline.data.loader import length, limited, order_drawn_by, overfitted
+from pipeline.data.loader import LimitedLoader, length, overfit_batches, random_sampler_of
 from pipeline.errors import ConfigError, ContextError, DataError, one_of
 from pipeline.training.brain import Brain
 from pipeline.training.run_options import RunOptions
@@ -125,17 +125,17 @@ def pass_loader(dataset: str, runner: RunnerSchema, context: Context) -> Any:
     """The batches of one pass over a dataset: all, or as many as the runner says."""
     loader = loader_of(dataset, context)
     if runner.overfit_batches:
-        loader = overfitted(loader, runner.overfit_batches)
+        loader = overfit_batches(loader, runner.overfit_batches)
     limits = [runner.limit_batches, runner.debug_batches if runner.debug else None]
     most = min((limit for limit in limits if limit), default=0)
-    return limited(loader, most) if most else loader
+    return LimitedLoader(loader, most) if most else loader
 
 
 def warn_of_unresumable_orders(runner: RunnerSchema, phases: list[PhaseSchema], context: Context) -> None:
     """Warn of data with which no run could go on in the middle of an epoch."""
     for name in dict.fromkeys(phase.dataset_name or "" for phase in phases):
         loader = pass_loader(name, runner, context)
-        if sampler := order_drawn_by(loader):
+        if sampler := random_sampler_of(loader):
             drawn = (
                 f"dataset.{name}: its order is drawn anew in each epoch, by a {sampler}, and no place in it is known"
             )

@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.checkpoint.state import restore_random_state
 from pipeline.context import Context
 from pipeline.data.batch import on_device
-from pipeline.data.loader import after, length, order_drawn_by, set_epoch
+from pipeline.data.loader import length, random_sampler_of, remaining_batches, set_epoch
 from pipeline.data.stream import has_state
 from pipeline.data.workers import supervised
 from pipeline.errors import DataError
@@ -113,11 +113,11 @@ def train_epoch(
         brain._load_pass_state(pass_state["pass"])
     brain.on_stage_start(Stage.TRAIN, epoch)
     update = make_update(brain, updater, context)
-    remaining = after(loader, brain._batches_taken, pass_state["pass"]["data"] if pass_state else None)
+    remaining = remaining_batches(loader, brain._batches_taken, pass_state["pass"]["data"] if pass_state else None)
     brain._pass_loader = remaining
     batches: Iterable[Any] = iter(on_device(remaining, brain.device))
     # An interrupted wait may lose a batch: where nothing says which one, no resumed run could make it again.
-    if getattr(remaining, "num_workers", 0) and not order_drawn_by(remaining) and not has_state(remaining):
+    if getattr(remaining, "num_workers", 0) and not random_sampler_of(remaining) and not has_state(remaining):
         batches = SHUTDOWN.interruptible(batches, lambda: on_due(counters["iteration"]))
     if pass_state:
         # Only now: the start of an iteration over the loader draws a number, as it did when the pass began.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, TensorDataset
 
-from pipeline.data.loader import first_batch, limited, make_loader, overfitted
+from pipeline.data.loader import LimitedLoader, first_batch, make_loader, overfit_batches
 from pipeline.errors import DataError
 
 DATA = TensorDataset(torch.arange(10.0))
@@ -46,8 +46,8 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "seeded": lambda: make_loader(DATA, seed=1, shuffle=True, batch_size=4),
     "without a seed": lambda: make_loader(DATA, seed=None, shuffle=True, batch_size=4),
     "with workers": lambda: make_loader(DATA, seed=1, shuffle=True, batch_size=4, num_workers=2, persistent_workers=True),
-    "limited": lambda: limited(make_loader(DATA, seed=1, shuffle=True, batch_size=4), 2),
-    "overfitted": lambda: overfitted(make_loader(DATA, seed=1, shuffle=True, batch_size=4), 2),
+    "limited": lambda: LimitedLoader(make_loader(DATA, seed=1, shuffle=True, batch_size=4), 2),
+    "overfitted": lambda: overfit_batches(make_loader(DATA, seed=1, shuffle=True, batch_size=4), 2),
     "torch's": lambda: DataLoader(DATA, batch_size=4, shuffle=True),
     "torch's with a generator": lambda: DataLoader(DATA, batch_size=4, shuffle=True, generator=seeded(2)),
     "torch's with workers": lambda: DataLoader(DATA, batch_size=4, num_workers=1, persistent_workers=True),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from pipeline.data.loader import after, limited, make_loader, set_epoch
+from pipeline.data.loader import LimitedLoader, make_loader, remaining_batches, set_epoch
 from pipeline.errors import DataError
 
 
@@ -44,27 +44,27 @@ def test_the_batches_after_some_are_those_of_the_whole_epoch(taken: int, workers
     loader = make_loader(Counting(), seed=0, shuffle=True, batch_size=3, num_workers=workers)
     set_epoch(loader, 2)
     whole = list(loader)
-    assert equal(list(after(loader, taken)), whole[taken:])
-    assert len(after(loader, taken)) == len(whole) - taken
+    assert equal(list(remaining_batches(loader, taken)), whole[taken:])
+    assert len(remaining_batches(loader, taken)) == len(whole) - taken
     assert equal(list(loader), whole)
 
 
 def test_what_was_taken_is_not_fetched_again() -> None:
     data = Counting()
-    list(after(make_loader(data, seed=0, batch_size=3), 2))
+    list(remaining_batches(make_loader(data, seed=0, batch_size=3), 2))
     assert data.asked == [6, 7, 8, 9, 10]
 
 
 def test_a_limited_pass_ends_where_it_would_have_ended() -> None:
-    loader = limited(make_loader(Counting(), seed=0, batch_size=2), 4)
-    assert equal(list(after(loader, 3)), list(loader)[3:])
+    loader = LimitedLoader(make_loader(Counting(), seed=0, batch_size=2), 4)
+    assert equal(list(remaining_batches(loader, 3)), list(loader)[3:])
 
 
 @pytest.mark.parametrize("loader", [make_loader(Stream(), seed=0, batch_size=2), list(torch.arange(11.0).split(2))])
 def test_a_stream_and_a_list_of_batches_are_read_up_to_the_place(loader: Any) -> None:
-    assert equal(list(after(loader, 4)), list(loader)[4:])
+    assert equal(list(remaining_batches(loader, 4)), list(loader)[4:])
 
 
 def test_an_epoch_that_has_become_shorter_is_refused() -> None:
     with pytest.raises(DataError, match="the epoch has 6 batches, and 7 of them were trained on before; go on with"):
-        list(after(make_loader(Stream(), seed=0, batch_size=2), 7))
+        list(remaining_batches(make_loader(Stream(), seed=0, batch_size=2), 7))

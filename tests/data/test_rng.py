@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.data.rng import RngStream, mix, plain_states, sample_generator, seed_generators, seeded, states, states_of
+from pipeline.data.rng import (
+    RngStream,
+    from_plain,
+    get_states,
+    mix,
+    sample_generator,
+    seed_generators,
+    seeded,
+    to_plain,
+)
 from pipeline.errors import DataError
 
 
@@ -90,23 +99,23 @@ def test_numpy_draws_on_from_block_to_block_and_from_what_a_checkpoint_holds(num
     draws, drawn = RngStream(3, 5, "stream"), []
     for count in (1, 2, 2):
         numpy.random.standard_normal()
-        with draws.going_on():
+        with draws.drawing():
             drawn += numpy.random.standard_normal(count).tolist()
-        draws.reached = states_of(plain_states(draws.reached or ()))
+        draws.states = from_plain(to_plain(draws.states or ()))
     assert drawn == expected
 
 
 def test_what_a_checkpoint_holds_of_numpy_is_what_numpy_says_of_itself(numpy: Any) -> None:
     for _ in range(2):
         kind, keys, *others = numpy.random.get_state()
-        assert plain_states(states())["numpy"] == (kind, keys.tolist(), *others)
+        assert to_plain(get_states())["numpy"] == (kind, keys.tolist(), *others)
         numpy.random.standard_normal()
 
 
 def test_numpy_is_not_imported_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "numpy", raising=False)
     with seeded(3, 5):
-        assert states()[2] is None
+        assert get_states()[2] is None
     assert "numpy" not in sys.modules
 
 
@@ -114,7 +123,7 @@ def test_without_a_seed_a_block_draws_from_the_generators_as_they_are() -> None:
     seed_generators(1)
     with seeded(None, 5):
         assert draw() == by_hand("1")
-    with RngStream(None, 5).going_on():
+    with RngStream(None, 5).drawing():
         assert draw() != by_hand("1")
 
 
@@ -124,7 +133,7 @@ def test_draws_go_on_from_block_to_block_whatever_is_drawn_between() -> None:
     draws, drawn = RngStream(3, 5, "stream"), []
     for _ in range(3):
         draw()
-        with draws.going_on():
+        with draws.drawing():
             drawn.append(draw())
     assert drawn == expected
 

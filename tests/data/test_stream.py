@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from pipeline.checkpoint.pytree import flatten, unflatten
-from pipeline.data.loader import after, limited, make_loader, place_of
+from pipeline.data.loader import LimitedLoader, make_loader, position_of, remaining_batches
 from pipeline.data.rng import sample_generator, seed_generators
 from pipeline.data.stream import BatchWithState, state_of
 from pipeline.errors import DataError
@@ -269,8 +269,8 @@ def loaders(dataset: Callable[[], Any], workers: int, epoch: int = 1, **keywords
 
 def places(make: Loaders) -> tuple[list[Any], list[Any]]:
     """The batches of an epoch, and the place after each of them, as it comes out of a file."""
-    reading = after(make(), 0)
-    pairs = [(batch, unflatten(*flatten(place_of(reading, taken)))) for taken, batch in enumerate(reading, 1)]
+    reading = remaining_batches(make(), 0)
+    pairs = [(batch, unflatten(*flatten(position_of(reading, taken)))) for taken, batch in enumerate(reading, 1)]
     return [batch for batch, _ in pairs], [place for _, place in pairs]
 
 
@@ -283,7 +283,7 @@ def test_a_stream_goes_on_at_every_batch_as_if_it_had_not_been_left(
     batches, there = places(make)
     assert batches == list(make())
     for taken, place in enumerate(there, 1):
-        assert list(after(make(), taken, place)) == batches[taken:]
+        assert list(remaining_batches(make(), taken, place)) == batches[taken:]
     # Only one that shares itself out has no state where it need not.
     assert any("read again" in line for line in log_lines) == (dataset is Shards and workers < 2)
 
@@ -293,18 +293,18 @@ def test_it_may_be_left_again_and_again(workers: int) -> None:
     make = loaders(lambda: Resumable(23), workers)
     batches, found, place = list(make()), [], None
     for taken in range(0, len(batches), 3):
-        reading = after(make(), taken, place)
+        reading = remaining_batches(make(), taken, place)
         found += [batch for batch, _ in zip(reading, range(3), strict=False)]
-        place = place_of(reading, len(found))
+        place = position_of(reading, len(found))
     assert found == batches
 
 
 @any_workers
 def test_the_place_before_the_last_batch_that_was_given_is_known_too(workers: int) -> None:
     make = loaders(Resumable, workers)
-    batches, reading = list(make()), after(make(), 0)
+    batches, reading = list(make()), remaining_batches(make(), 0)
     for taken, _ in enumerate(reading):
-        assert list(after(make(), taken, place_of(reading, taken))) == batches[taken:]
+        assert list(remaining_batches(make(), taken, position_of(reading, taken))) == batches[taken:]
 
 
 @pytest.mark.slow
@@ -314,7 +314,7 @@ def test_a_worker_that_is_spawned_goes_on_too(noisy: ModuleType) -> None:
         for workers, how in ((0, None), (1, "spawn"))
     )
     batches, there = places(here)
-    assert list(after(spawned(), 3, there[2])) == batches[3:]
+    assert list(remaining_batches(spawned(), 3, there[2])) == batches[3:]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -335,18 +335,18 @@ def test_without_a_seed_each_sample_comes_once_all_the_same(workers: int) -> Non
             self.order, self.given = state["order"], state["given"]
 
     make = loaders(Shuffled, workers, seed=None, collate_fn=list)
-    reading = after(make(), 0)
+    reading = remaining_batches(make(), 0)
     first = next(iter(reading))
-    rest = [sample for batch in after(make(), 1, place_of(reading, 1)) for sample in batch]
+    rest = [sample for batch in remaining_batches(make(), 1, position_of(reading, 1)) for sample in batch]
     assert sorted(first + rest) == list(range(11))
 
 
 def test_a_limited_pass_ends_where_it_would_have_ended() -> None:
     make = loaders(Resumable, 2)
-    reading = after(limited(make(), 4), 0)
+    reading = remaining_batches(LimitedLoader(make(), 4), 0)
     batches = list(reading)
-    place = place_of(reading, 4)
-    assert list(after(limited(make(), 6), 4, place)) == list(make())[4:6]
+    place = position_of(reading, 4)
+    assert list(remaining_batches(LimitedLoader(make(), 6), 4, place)) == list(make())[4:6]
     assert len(batches) == 4
 
 
@@ -356,7 +356,7 @@ def test_every_epoch_begins_at_the_beginning_also_where_the_dataset_keeps_its_pl
     first = list(loader)
     assert sum(map(len, first)) == 11
     assert list(loader) == first
-    assert list(after(loader, 0)) == first
+    assert list(remaining_batches(loader, 0)) == first
 
 
 def test_the_epoch_is_told_after_the_beginning_was_restored(noisy: ModuleType) -> None:
@@ -376,40 +376,40 @@ def test_another_number_of_workers_is_refused(dataset: type[Any], begun: int, no
         f"the stream, so set it to {begun or 1} until the epoch is over"
     )
     with pytest.raises(DataError, match=message):
-        after(loaders(dataset, now)(), 1, there[0])
+        remaining_batches(loaders(dataset, now)(), 1, there[0])
 
 
 def test_no_worker_and_one_worker_read_the_same() -> None:
     _, there = places(loaders(Resumable, 0))
-    assert list(after(loaders(Resumable, 1)(), 2, there[1])) == list(loaders(Resumable, 1)())[2:]
+    assert list(remaining_batches(loaders(Resumable, 1)(), 2, there[1])) == list(loaders(Resumable, 1)())[2:]
 
 
 def test_where_batches_are_counted_another_batch_size_is_refused() -> None:
     _, there = places(loaders(Plain, 0))
     message = "batch_size is 3, and the epoch was begun with 2; the batches are counted to find the place"
     with pytest.raises(DataError, match=message):
-        after(loaders(Plain, 0, batch_size=3)(), 1, there[0])
+        remaining_batches(loaders(Plain, 0, batch_size=3)(), 1, there[0])
 
 
 @any_workers
 def test_a_stream_without_a_state_pays_nothing_and_is_read_again(workers: int, log_lines: list[str]) -> None:
     make = loaders(Plain, workers, collate_fn=list)
     loader = make()
-    assert after(loader, 0) is loader
-    assert list(after(make(), 3, place_of(loader, 3))) == list(loader)[3:]
+    assert remaining_batches(loader, 0) is loader
+    assert list(remaining_batches(make(), 3, position_of(loader, 3))) == list(loader)[3:]
     assert "3 batches of the epoch are read again" in log_lines[0]
     assert "state_dict and load_state_dict in its dataset would spare that" in log_lines[0]
 
 
 def test_a_pass_that_was_read_again_knows_its_state_from_then_on() -> None:
     make = loaders(Resumable, 2)
-    reading, batches = after(make(), 2), list(make())
+    reading, batches = remaining_batches(make(), 2), list(make())
     iterator = iter(reading)
     assert next(iterator) == batches[2]
-    place = place_of(reading, 3)
+    place = position_of(reading, 3)
     assert place is not None
     assert place["states"]
-    assert list(after(make(), 3, place)) == batches[3:]
+    assert list(remaining_batches(make(), 3, place)) == batches[3:]
 
 
 def test_what_a_state_holds_later_changes_nothing_in_the_one_that_was_taken() -> None:
@@ -440,7 +440,7 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_with_its_place(state: An
             return state
 
     with pytest.raises(DataError, match=rf"dataset.train: Unplain.state_dict\(\){what}"):
-        list(after(loaders(Unplain, workers)(), 0))
+        list(remaining_batches(loaders(Unplain, workers)(), 0))
 
 
 def test_a_state_may_hold_all_that_a_checkpoint_can() -> None:

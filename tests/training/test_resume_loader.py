@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subse
 
 from pipeline import Context, GeneralTrainer, hookimpl, stages
 from pipeline.checkpoint.comparison import differences
-from pipeline.data.loader import EpochSampler, make_loader, order_drawn_by
+from pipeline.data.loader import EpochSampler, make_loader, random_sampler_of
 from pipeline.signals import StoppedError
 from tests.training.conftest import mse, table
 
@@ -174,4 +174,4 @@ def test_an_order_is_known_where_dataset_or_epoch_alone_decide_it() -> None:
     ]
     loaders = [DataLoader(table(4), sampler=each) for each in orders]
     loaders += [DataLoader(table(4), batch_sampler=[[0, 1], [3, 2]]), make_loader(table(4), seed=0, shuffle=True)]
-    assert list(map(order_drawn_by, loaders)) == ["", "", "RandomSampler", "SubsetRandomSampler", "", ""]
+    assert list(map(random_sampler_of, loaders)) == ["", "", "RandomSampler", "SubsetRandomSampler", "", ""]

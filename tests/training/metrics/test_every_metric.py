@@ -199,7 +199,5 @@ def test_what_is_no_tensor_is_refused(make: Callable[[], Any], data: Data) -> No
 
 def test_a_target_that_is_no_tensor_is_refused() -> None:
     metric: Any = AUC()
-    with pytest.raises(
-        DataError, match=r"^AUC takes tensors, and got a NoneType; return one tensor, or write a metric"
-    ):
+    with pytest.raises(DataError, match=r"^AUC takes tensors, and got None; return one tensor, or write a metric"):
         metric.update(torch.rand(4), None)
