@@ -181,6 +181,10 @@ def _become(folder: str, arguments: list[str], log: str, environment: dict[str, 
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for descriptor, path in ((1, output), (2, log)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), descriptor)
+    # Those of the zygote know what they led to: a file, or a terminal.
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     os.environ.update(environment)
     sys.argv = ["pipeline", *arguments]
 

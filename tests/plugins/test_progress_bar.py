@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import os
 import re
-import subprocess
+import select
 import sys
 import textwrap
 from itertools import chain
 from pathlib import Path
 
 import pytest
+from forked_runs import Zygote
 
 from pipeline import GeneralTrainer
 
@@ -69,26 +70,26 @@ def screen(output: str) -> list[str]:
     return lines
 
 
-def run_in_terminal(config: Path, **stdout: int) -> tuple[str, str]:
-    """Runs ``pipeline run`` with stderr, and stdout where nothing else is said, on a pseudo-terminal of its own."""
+def run_in_terminal(zygote: Zygote, config: Path, output: Path | None = None) -> str:
+    """What ``pipeline run`` shows with stderr, and stdout but where it goes to a file, on a pseudo-terminal of its own."""
     ours, theirs = os.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pipeline", "run", str(config)]
-    with subprocess.Popen(command, stdin=theirs, stderr=theirs, env=environment, **{"stdout": theirs, **stdout}) as run:
-        os.close(theirs)
-        shown = b""
-        try:
-            while part := os.read(ours, 65536):
-                shown += part
-        except OSError:  # Linux says so when the other side is closed
-            os.close(ours)
-        printed = run.stdout.read().decode() if run.stdout else ""
-    assert run.returncode == 0, shown.decode()
-    return shown.decode(), printed
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
+    run = zygote.start(Path.cwd(), ["run", str(config)], Path(os.ttyname(theirs)), environment, output)
+    shown = b""
+    # While theirs is open, the end of the run is no end of what can be read.
+    while select.select([ours], [], [], 0.1)[0] or run.wait(0) is None:
+        if select.select([ours], [], [], 0)[0]:
+            shown += os.read(ours, 65536)
+    os.close(theirs)
+    os.close(ours)
+    assert run.code == 0, shown.decode()
+    return shown.decode()
 
 
-def test_a_terminal_shows_a_bar_that_leaves_every_line_whole_and_nothing_of_itself(linear: Path) -> None:
-    output, _ = run_in_terminal(with_plugin(linear, TALKING))
+def test_a_terminal_shows_a_bar_that_leaves_every_line_whole_and_nothing_of_itself(
+    zygote: Zygote, linear: Path
+) -> None:
+    output = run_in_terminal(zygote, with_plugin(linear, TALKING))
     assert re.search(r"epoch 1 .*━.*6/6.*line loss \d", output)
     lines = [re.sub(r"^\d\d:\d\d:\d\d | (in|results) .*", "", line.rstrip()) for line in screen(output)]
     talk = [[f"printed {number}", f"WARNING logged {number}"] for number in range(1, 13)]
@@ -97,9 +98,9 @@ def test_a_terminal_shows_a_bar_that_leaves_every_line_whole_and_nothing_of_itse
     assert lines == [*first, ends[0], *second, *ends[1:], ""]
 
 
-def test_what_is_printed_goes_to_stdout_while_stderr_shows_a_bar(linear: Path) -> None:
-    output, printed = run_in_terminal(with_plugin(linear, TALKING), stdout=subprocess.PIPE)
-    assert printed.splitlines() == [f"printed {number}" for number in range(1, 13)]
+def test_what_is_printed_goes_to_stdout_while_stderr_shows_a_bar(zygote: Zygote, linear: Path) -> None:
+    output = run_in_terminal(zygote, with_plugin(linear, TALKING), Path("printed"))
+    assert Path("printed").read_text(encoding="utf-8").splitlines() == [f"printed {number}" for number in range(1, 13)]
     assert "━" in output
     assert "printed 1" not in output
 
