@@ -328,7 +328,7 @@ def test_nothing_of_a_file_stays_whose_writing_a_signal_has_ended(
     def interrupted(self: Path, target: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "replace", interrupted)
+    monkeypatch.setattr(Path, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "status.json", "{}")
     assert list(tmp_path.glob(".*")) == []
