@@ -106,7 +106,6 @@ class Checkpointer:
         self.asynchronous = asynchronous
         self._saver = CheckpointWriter(self.folder, disk)
         self._retention = Retention(keep_last, disk)
-        self._disk = disk
         self._background = BackgroundWriter()
         self._buffers: dict[str, Tensor] = {}
         self._committed: deque[Path] = deque()
@@ -207,7 +206,7 @@ class Checkpointer:
             StorageError: the storage refuses for a reason that may pass.
         """
         self.wait()
-        return newest_valid(self._saver, self._disk)
+        return newest_valid(self._saver)
 
     def add_recoverable(self, name: str, recoverable: Recoverable) -> None:
         """Have the state of an object kept in each checkpoint, and given back to it when the run is resumed, or was.

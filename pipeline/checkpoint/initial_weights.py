@@ -12,7 +12,6 @@ from loguru import logger
 
 from pipeline.checkpoint import foreign, layout, reader, store, weights
 from pipeline.checkpoint.reader import LoadedCheckpoint
-from pipeline.checkpoint.storage import DISK
 from pipeline.checkpoint.store import NAME, CheckpointWriter
 from pipeline.checkpoint.weights import Models
 from pipeline.config.load import BEST, LAST, Config
@@ -41,7 +40,7 @@ class Trained:
             NoCheckpointError: it has saved some, and none is valid.
             CheckpointError: it has saved none.
         """
-        found = store.newest_valid(CheckpointWriter(self.folder, DISK), DISK, with_training)
+        found = store.newest_valid(CheckpointWriter(self.folder), with_training)
         if found is None:
             none = f"{self.folder}: the runner '{self.name}' saved no checkpoint"
             raise CheckpointError(f"{none}; let its runner stage save one, or set init_model_path")

@@ -227,7 +227,7 @@ def describe_checkpoint(path: Path) -> Checkpoint:
     """
     try:
         size = sum(entry.size for entry in layout.listed_files(path).values())
-        state = _state(path / STATE)
+        state = parse_state(storage.content_of(path / STATE, MAX_STATE), path / STATE)
     except CheckpointError as error:
         return Checkpoint(path, layout.step_of(path), size=_size(path), problem=str(error))
     counters = state["train_state"]
@@ -267,10 +267,14 @@ def _described(paths: Iterable[Path]) -> Iterator[Checkpoint]:
             yield found
 
 
-def _state(path: Path) -> dict[str, Any]:
-    """The counters and numbers."""
+def parse_state(content: bytes, path: Path) -> dict[str, Any]:
+    """The counters and numbers of a ``state.json``.
+
+    Raises:
+        CheckpointError: it makes no sense.
+    """
     try:
-        state: dict[str, Any] = json.loads(storage.content_of(path, MAX_STATE))
+        state: dict[str, Any] = json.loads(content)
         counters, metrics = state["train_state"], state["metrics"]
         phases = [*metrics.values(), *state.get("iterations", {}).values()]
         whole = type(counters["iteration"]) is int and all(isinstance(each, dict) for each in phases)

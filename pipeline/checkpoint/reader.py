@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -62,18 +61,15 @@ def best_by_metric(paths: Iterable[Path], metric: str, mode: str) -> Path | None
 
 def _of(path: Path, before: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The numbers of one, and those of its own iteration by their names alone; ``before``: the numbers of its neighbour."""
-    try:
-        state = json.loads(storage.content_of(path / STATE, MAX_STATE))
-        metrics, iteration = state["metrics"], state["train_state"]["iteration"]
-        iterations = state.get("iterations", {} if metrics == before else of_one_iteration(metrics, iteration))
-        own = {
-            name: value
-            for phase, each in metrics.items()
-            for name, value in each.items()
-            if iterations.get(phase, {}).get(name) == iteration
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path / STATE}: cannot be read ({error}); remove this checkpoint") from error
+    state = listing.parse_state(storage.content_of(path / STATE, MAX_STATE), path / STATE)
+    metrics, iteration = state["metrics"], state["train_state"]["iteration"]
+    iterations = state.get("iterations", {} if metrics == before else of_one_iteration(metrics, iteration))
+    own = {
+        name: value
+        for phase, numbers in metrics.items()
+        for name, value in numbers.items()
+        if iterations.get(phase, {}).get(name) == iteration
+    }
     return metrics, own
 
 
@@ -185,12 +181,8 @@ def _state(path: Path, entry: layout.Listed) -> Mapping[str, Any]:
         raise CheckpointError(
             f"{file}: is damaged: its SHA-256 is not the one that was written; use another checkpoint"
         )
-    try:
-        state: Mapping[str, Any] = json.loads(content)
-        iteration, step = state["train_state"]["iteration"], layout.step_of(path)
-        state["metrics"].keys()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{file}: makes no sense ({error}); use another checkpoint") from error
+    state = listing.parse_state(content, file)
+    iteration, step = state["train_state"]["iteration"], layout.step_of(path)
     if step is not None and iteration != step:
         raise CheckpointError(f"{file}: is of iteration {iteration}, and not of {path.name}; use another checkpoint")
     return state

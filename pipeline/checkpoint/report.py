@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -16,7 +15,6 @@ from pipeline.checkpoint.comparison import Difference, differences
 from pipeline.checkpoint.layout import SUFFIX, TRAINING
 from pipeline.checkpoint.listing import Entry, Header
 from pipeline.checkpoint.reader import LoadedCheckpoint
-from pipeline.checkpoint.safetensors_io import COMPLEX
 from pipeline.errors import CheckpointError, ConfigError, one_of
 
 
@@ -46,11 +44,8 @@ def describe(path: Path) -> dict[str, Any]:
 
 def _tensors(path: Path, found: Header) -> dict[str, str]:
     """Name -> ``F32 [64, 3]``."""
-    try:
-        # The format holds these as pairs of numbers.
-        pairs = set(json.loads(found.metadata.get(COMPLEX, "[]")))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: its list of complex tensors makes no sense ({error}); use another") from error
+    with storage.located(path):
+        pairs = safetensors_io.complex_names(found.metadata)
     return {name: _tensor(entry, name in pairs) for name, entry in sorted(found.entries.items())}
 
 

@@ -165,7 +165,7 @@ def read_tensors(path: Path) -> TensorFile:
                 tensors = {name: file.get_tensor(name).clone() for name in header.entries}
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"cannot be read ({error}); use another") from error
-        for name in _complex_names(header.metadata):
+        for name in complex_names(header.metadata):
             if name not in tensors or tensors[name].dtype != torch.float64 or tensors[name].shape[-1:] != (2,):
                 what = f"'{name[:60]}' are no pairs of numbers, but said to be complex"
                 raise CheckpointError(f"is damaged: {what}; use another")
@@ -184,7 +184,12 @@ def check_memory(path: Path) -> None:
         raise CheckpointError(f"has {size} bytes, and this machine has {most} of memory; use another")
 
 
-def _complex_names(metadata: dict[str, str]) -> list[str]:
+def complex_names(metadata: dict[str, str]) -> list[str]:
+    """The tensors that the format holds as pairs of numbers.
+
+    Raises:
+        CheckpointError: the list of them is damaged.
+    """
     try:
         names = json.loads(metadata.get(COMPLEX, "[]"))
     except (ValueError, RecursionError) as error:

@@ -205,27 +205,19 @@ def write_file(path: Path, parts: Sequence[Buffer], disk: Disk = DISK) -> tuple[
         return digest(), written.size
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder, and those above it; it may be there."""
-    if not path.is_dir():
-        make_way(path, DISK)
-        sync_way(path, DISK)
+def make_folder(path: Path, disk: Disk = DISK) -> None:
+    """Make a folder, and those above it, which may be there, and wait until the disk has all of them."""
+    for folder in (*reversed(path.parents), path):
+        try:
+            if not folder.is_dir():
+                disk.mkdir(folder)
+        except FileExistsError:
+            if not folder.is_dir():
+                raise
+    sync_folders(path, disk)
 
 
-def make_way(path: Path, disk: Disk) -> None:
-    """Make a folder, and those above it, without waiting for the disk; it may be there."""
-    if path.is_dir():
-        return
-    if path.parent != path:
-        make_way(path.parent, disk)
-    try:
-        disk.mkdir(path)
-    except FileExistsError:
-        if not path.is_dir():
-            raise
-
-
-def sync_way(path: Path, disk: Disk) -> None:
+def sync_folders(path: Path, disk: Disk = DISK) -> None:
     """Wait until the disk has the entries of a folder, and the folders on the way to it."""
     path = path.absolute()
     disk.fsync_folder(path)
@@ -237,7 +229,8 @@ def sync_way(path: Path, disk: Disk) -> None:
 
 def replace_durably(path: Path, content: bytes) -> None:
     """Put a whole file in place, with the folders above it: whatever happens, there is the old one or the new one."""
-    make_folder(path.parent)
+    if not path.parent.is_dir():
+        make_folder(path.parent)
     with _replacing(path) as temporary:
         DISK.fsync(DISK.write(temporary, [content]))
     DISK.fsync_folder(path.parent)

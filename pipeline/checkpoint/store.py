@@ -47,10 +47,9 @@ def link_checkpoint_dir(run_dir: Path, runner: RunnerSchema) -> None:
             logger.warning(f"save_checkpoint_path has changed, and the run goes on where it began: in {link}")
         elif wanted:
             # First the folder, and then what leads to it: where there is a link, the disk has the folder.
-            storage.make_way(wanted, storage.DISK)
-            storage.sync_way(wanted, storage.DISK)
+            storage.make_folder(wanted, storage.DISK)
             link.symlink_to(wanted)
-            storage.sync_way(link.parent, storage.DISK)
+            storage.sync_folders(link.parent, storage.DISK)
 
 
 def refuse_copy(run_dir: Path, original: Path, runner_name: str) -> None:
@@ -89,40 +88,34 @@ def _go_on(link: Path, wanted: Path | None, run: str) -> None:
         logger.warning(f"save_checkpoint_path has changed, and the run goes on where it began: in {there}")
 
 
-def newest_valid(saver: CheckpointWriter, disk: Disk, with_training: bool = True) -> LoadedCheckpoint | None:
+def newest_valid(writer: CheckpointWriter, with_training: bool = True) -> LoadedCheckpoint | None:
     """The verified checkpoint of the highest step; None where none was ever committed.
 
     Args:
-        saver: of the folder, which nobody else is writing to.
-        disk: what renames those that are not valid.
+        writer: of the folder, which nobody else is writing to.
         with_training: False reads and verifies the weights and numbers alone.
 
     Raises:
         NoCheckpointError: some were committed, and none is valid.
         StorageError: the storage refuses for a reason that may pass.
     """
-    folder = saver.folder
-    _recover(saver)
+    folder = writer.folder
+    try:
+        if folder.is_dir():
+            writer.recover()
+    except OSError as error:
+        # On storage that can only be read, what can be read is used as it is.
+        logger.warning(f"{folder}: cannot be tidied up ({error.strerror}); what is valid in it is used")
     for path in reversed(layout.committed_checkpoints(folder)):
         try:
             return reader.read_checkpoint(path, with_training)
         except CheckpointError as error:
-            _set_aside(path, error, disk)
+            _set_aside(path, error, writer.disk)
     if damaged := layout.committed_checkpoints(folder) + layout.bad_name(folder):
         raise NoCheckpointError(
             f"{folder}: none of its {len(damaged)} checkpoints is valid; bring one back from a copy, or begin a new run"
         )
     return None
-
-
-def _recover(saver: CheckpointWriter) -> None:
-    """Tidy up where anything is; on storage that can only be read, what can be read is used as it is."""
-    if not saver.folder.is_dir():
-        return
-    try:
-        saver.recover()
-    except OSError as error:
-        logger.warning(f"{saver.folder}: cannot be tidied up ({error.strerror}); what is valid in it is used")
 
 
 def _set_aside(path: Path, reason: CheckpointError, disk: Disk) -> None:
@@ -240,7 +233,7 @@ class CheckpointWriter:
         disk: what writes.
     """
 
-    def __init__(self, folder: Path, disk: Disk) -> None:
+    def __init__(self, folder: Path, disk: Disk = DISK) -> None:
         self.folder = folder
         self.disk = disk
         self._tidy = False
@@ -274,9 +267,8 @@ class CheckpointWriter:
         Raises:
             OSError: the storage refuses.
         """
-        storage.make_way(self.folder, self.disk)
-        # Whoever made these folders and names may have ended before the disk had them.
-        storage.sync_way(self.folder, self.disk)
+        # Those that are there too: whoever made these folders and names may have ended before the disk had them.
+        storage.make_folder(self.folder, self.disk)
         for path in layout.committed_checkpoints(self.folder):
             if path.suffix == layout.NEW and not reader.problems_of(path):
                 self._take_place(path)

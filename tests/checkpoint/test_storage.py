@@ -81,8 +81,7 @@ def test_a_folder_is_made_with_those_above_it_and_may_be_there(tmp_path: Path) -
 
 def test_folders_are_made_from_the_top_and_are_on_disk_with_the_way_to_them(tmp_path: Path) -> None:
     disk = Recorder()
-    storage.make_way(tmp_path / "a" / "b", disk)
-    storage.sync_way(tmp_path / "a" / "b", disk)
+    storage.make_folder(tmp_path / "a" / "b", disk)
     assert disk.done[:2] == [("mkdir", tmp_path / "a"), ("mkdir", tmp_path / "a" / "b")]
     synced = [tmp_path / "a" / "b", tmp_path / "a", tmp_path, *tmp_path.parents]
     assert disk.done[2:] == [("fsync_folder", path) for path in synced]
