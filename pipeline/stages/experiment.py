@@ -13,16 +13,18 @@ import torch
 from loguru import logger
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset
 
 from pipeline.checkpoint import layout, reader, state, weights
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import LoadedCheckpoint
+from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
+from pipeline.config.schema import parsed
 from pipeline.context import TRAIN_STATE, Context
 from pipeline.data.batch import count_samples, to_device
-from pipeline.data.loader import SeededLoader, position_of, remaining_batches, set_epoch
-from pipeline.errors import CheckpointError, ConfigError, DataError, StageError, StorageError
+from pipeline.data.loader import SeededLoader, length, order_drawn_by, position_of, remaining_batches, set_epoch
+from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
 from pipeline.run.device import resolve_device
 from pipeline.signals import SHUTDOWN, ExitError, exit_requested
 from pipeline.stages import experiment_config
@@ -35,6 +37,9 @@ from pipeline.user_code import plugins
 
 if TYPE_CHECKING:
     from loguru import Logger
+
+INTERVALS = ("valid_interval", "save_interval")
+"""What ``config.training`` says how often."""
 
 
 class Batches:
@@ -99,9 +104,8 @@ class Batches:
 
     def _opened(self) -> Iterator[Any]:
         if self._rest is None:
-            sampler = getattr(self.loader, "sampler", None)
-            if self.count and isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
-                other = f"its {type(sampler).__name__} draws another order than the one that was left"
+            if self.count and (sampler := order_drawn_by(self.loader)):
+                other = f"its {sampler} draws another order than the one that was left"
                 logger.warning(f"train_loader: {other}; make it with pipeline.data.loader.make_loader to go on exactly")
             self._reading = remaining_batches(self.loader, self.count, self._place)
             self._rest = iter(self._reading)
@@ -110,14 +114,8 @@ class Batches:
 
 def _exact_length(loader: Iterable[Any]) -> int | None:
     """How many batches there are, where that is certain: an IterableDataset gives what it gives."""
-    if isinstance(loader, list | tuple):
-        return len(loader)
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return None
-    try:
-        return len(loader)
-    except TypeError:  # a batch_sampler without a length
-        return None
+    is_map_style = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+    return length(loader) if is_map_style or isinstance(loader, list | tuple) else None
 
 
 class ExperimentSetup(RunnerBase):
@@ -206,10 +204,8 @@ class ExperimentSetup(RunnerBase):
     def setup_output_dir(self) -> None:
         """``self.output_dir``: ``args.output``, made where it is not there; the runner's folder in a run directory."""
         self.output_dir = Path(experiment_config.setting(self.args, "args.output")).expanduser()
-        try:
+        with storing(self.output_dir, "set args.output"):
             self.output_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"{self.output_dir}: cannot be made: {error.strerror}; set args.output") from error
 
     def dump_config(self) -> None:
         """``config.yaml`` in the output folder; a run directory has it already."""
@@ -233,8 +229,8 @@ class ExperimentSetup(RunnerBase):
 
     def setup_checkpointer(self) -> None:
         """``self.checkpointer``: the run's, or one that writes to ``checkpoints`` in the output folder."""
-        own = Checkpointer(self.output_dir / "checkpoints") if self.alone else None
-        self.checkpointer = own or self.context["checkpointer"]
+        folder = self.output_dir / "checkpoints"
+        self.checkpointer = Checkpointer(folder) if self.alone else self.context["checkpointer"]
 
     def close(self) -> None:
         """Close the files that setup() has opened."""
@@ -486,7 +482,8 @@ class ExperimentBase(ExperimentSetup):
         """Be ready for the first batch."""
         self._refuse_overwriting(self.iteration + 1)
         self._plan()
-        self._printing = Trigger([] if self.alone else experiment_config.print_intervals(self.context), self.iteration)
+        every = None if self.alone else experiment_config.runner_value(self.context, "print_interval")
+        self._printing = Trigger(parsed(every), self.iteration)
         self._ended = 0
         if self.alone and self.iteration >= self._limit:
             logger.info(f"nothing is left to train: config.training.max_iteration is {self._limit}")
@@ -502,15 +499,10 @@ class ExperimentBase(ExperimentSetup):
     def _plan(self) -> None:
         """Take from ``config.training`` what is due when, and where training ends."""
         self._limit = experiment_config.max_iteration(self.config)
-        in_config = {
-            name: experiment_config.intervals(self.config, name) for name in ("valid_interval", "save_interval")
-        }
-        self._validating, self._saving = (Trigger(intervals, self.iteration) for intervals in in_config.values())
-        self._in_epochs = [
-            name for name, intervals in in_config.items() if any(interval.unit == "epoch" for interval in intervals)
-        ]
-        self._due = 0
-        self._planned = self._in_config()
+        self._validating, self._saving = (
+            Trigger(experiment_config.intervals(self.config, name), self.iteration) for name in INTERVALS
+        )
+        self._due, self._planned = 0, self._in_config()
 
     def _in_config(self) -> tuple[Any, ...]:
         training = self.config.training
@@ -569,9 +561,11 @@ class ExperimentBase(ExperimentSetup):
 
     def _refuse_epochs_without_end(self) -> None:
         """An epoch ends with the batches that ``read_batch`` gives: without it, what counts epochs would never come."""
-        if self._in_epochs and not self._batches.count:
+        triggers = zip(INTERVALS, (self._validating, self._saving), strict=True)
+        in_epochs = [name for name, trigger in triggers if trigger.epochs]
+        if in_epochs and not self._batches.count:
             unread = f"{type(self).__name__}.train_batch: did not call self.read_batch(), so no epoch ends"
-            raise StageError(f"{unread}; call it, or give {' and '.join(self._in_epochs)} in iterations")
+            raise StageError(f"{unread}; call it, or give {' and '.join(in_epochs)} in iterations")
 
     def _refuse_overwriting(self, iteration: int) -> None:
         """By hand, go on only where the output folder has no checkpoints of another run that are as new or newer."""

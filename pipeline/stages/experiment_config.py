@@ -249,12 +249,6 @@ def intervals(config: Any, name: str) -> list[Interval]:
         raise ConfigError(f"config.training.{name}: {error}") from error
 
 
-def print_intervals(context: Context) -> list[Interval]:
-    """The runner's ``print_interval``."""
-    iterations = runner_value(context, "print_interval")
-    return [Interval(iterations, "iteration")] if iterations else []
-
-
 def max_iteration(config: Any) -> int:
     """``config.training.max_iteration``.
 

@@ -187,11 +187,6 @@ def test_iterations_without_epochs_and_max_steps_are_refused() -> None:
         experiment_config.iterations_of(context(), [])
 
 
-@pytest.mark.parametrize(("interval", "expected"), [(50, [Interval(50, "iteration")]), (None, [])])
-def test_the_print_interval_is_the_runners(interval: int | None, expected: list[Interval]) -> None:
-    assert experiment_config.print_intervals(context(print_interval=interval)) == expected
-
-
 class Heard:
     """A plugin that keeps what it is told."""
 

@@ -168,7 +168,9 @@ def test_a_missing_argument_is_named(name: str) -> None:
 
 def test_an_output_folder_that_cannot_be_made_is_told() -> None:
     Path("out").write_text("")
-    with pytest.raises(StorageError, match=r"out: cannot be made: File exists; set args.output"):
+    with pytest.raises(
+        StorageError, match=r"out: cannot be written: File exists; free or repair the storage, or set args.output"
+    ):
         Line({"training": {}}, args()).setup()
 
 
