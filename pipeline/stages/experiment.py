@@ -30,8 +30,8 @@ from pipeline.signals import SHUTDOWN, ExitError, exit_requested
 from pipeline.stages import experiment_config
 from pipeline.stages.base import RunnerBase
 from pipeline.stages.experiment_config import PHASE, JsonLines, PluginNumbers, Visualizer
+from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import in_evaluation_mode
-from pipeline.training.loop import Checkpoints
 from pipeline.training.triggers import Trigger
 from pipeline.user_code import plugins
 

@@ -1,23 +1,26 @@
-"""One pass without training: the loss and the metrics of a phase on some data."""
+"""One pass without training: the loss and the metrics of a phase; validation, and which of its numbers are the best."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from pipeline.checkpoint.storage import as_number
+from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.batch import on_device, shape_of
 from pipeline.data.workers import supervised
-from pipeline.errors import DataError
+from pipeline.errors import DataError, one_of
 from pipeline.signals import SHUTDOWN
 from pipeline.training.batch_brain import BatchBrain, Stage
 from pipeline.training.meters import Meters
-from pipeline.training.metrics.base import Mean, Metric
+from pipeline.training.metrics.base import Mean, Metric, build_metrics
+from pipeline.user_code.tracebacks import error_context
 
 Observer = Callable[[Any, Any], None]
 
@@ -126,3 +129,184 @@ def evaluate_with_hooks(
         numbers = evaluate(brain, batches, stage, metrics, observe, epoch)
     hooks.after_validation(context=context, phase=phase, metrics=numbers)
     return {name: as_number(value, f"metrics['{name}'] of phase '{phase}'") for name, value in numbers.items()}
+
+
+class BestEntry(NamedTuple):
+    """A number, and the iteration of which it is."""
+
+    value: float
+    iteration: int
+
+
+class BestTracker:
+    """Tracks when a number was best, and which saved checkpoints are the best.
+
+    Args:
+        metric: its name, as the validation reports it: ``valid_loss``.
+        mode: ``min`` or ``max``: which is better.
+        count: how many checkpoints are kept.
+
+    Attributes:
+        value: the best so far; nan before the first.
+        iteration: when it was; 0 before the first.
+        pending: entries whose checkpoint is not known to be on disk yet.
+        kept: entries with a checkpoint on disk, best first, at most ``count``.
+    """
+
+    def __init__(self, metric: str, mode: str, count: int = 1) -> None:
+        self.metric, self.mode, self.count = metric, mode, count
+        self.value, self.iteration = math.nan, 0
+        self.pending: list[BestEntry] = []
+        self.kept: list[BestEntry] = []
+        self._reported: dict[str, str] = {}
+
+    def improves(self, phase: str, numbers: Mapping[str, float], iteration: int) -> bool:
+        """Take the numbers of a phase, and say whether they are better than all before; nan never is.
+
+        Raises:
+            DataError: another phase has reported the number too, which is not to be compared with this one's.
+        """
+        other = self._reported.get(self.metric, phase) if self.metric in numbers else phase
+        if other != phase:
+            both = f"which phases '{other}' and '{phase}' both report"
+            raise DataError(f"keep_best watches '{self.metric}', {both}; name a metric that only one of them has")
+        self._reported |= dict.fromkeys(numbers, phase)
+        value = numbers.get(self.metric, math.nan)
+        if math.isnan(value):
+            return False
+        ranked = self._best_of([*self.kept, *self.pending])
+        if len(ranked) < self.count or self._is_better(value, ranked[-1].value):
+            self.pending.append(BestEntry(value, iteration))
+        better = self._is_better(value, self.value)
+        if better:
+            self.value, self.iteration = value, iteration
+        return better
+
+    def deserves_checkpoint(self, iteration: int) -> bool:
+        """Whether this iteration is one of the best."""
+        return any(each.iteration == iteration for each in self.pending)
+
+    def kept_with(self, iteration: int) -> list[BestEntry]:
+        """The entries that are kept once a checkpoint of an iteration is on disk."""
+        return self._best_of([*self.kept, *(each for each in self.pending if each.iteration == iteration)])
+
+    def mark_saved(self, iteration: int) -> None:
+        """A checkpoint of an iteration is on disk; of earlier ones none will come any more."""
+        self.kept = self.kept_with(iteration)
+        self.pending = [each for each in self.pending if each.iteration > iteration]
+
+    def check_reported(self) -> None:
+        """After every phase has been validated.
+
+        Raises:
+            DataError: none of them reports the number.
+        """
+        if self.metric not in self._reported:
+            known = one_of(self.metric, self._reported)
+            raise DataError(f"keep_best watches '{self.metric}', which no validation reports{known}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``context["best"]``."""
+        return {"metric": self.metric, "mode": self.mode, "value": self.value, "iteration": self.iteration}
+
+    def state_dict(self, iteration: int) -> dict[str, Any]:
+        """The best so far, the entries kept once a checkpoint of this iteration is on disk, and which phase reports what."""
+        kept = [list(each) for each in self.kept_with(iteration)]
+        return {"value": self.value, "iteration": self.iteration, "kept": kept, "reported": dict(self._reported)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from that state."""
+        self.value, self.iteration, self._reported = state["value"], state["iteration"], dict(state["reported"])
+        self.kept = [BestEntry(*each) for each in state["kept"]][: self.count]
+
+    def _best_of(self, entries: list[BestEntry]) -> list[BestEntry]:
+        # Of equals the older stays: Python's sort keeps their order.
+        return sorted(entries, key=lambda entry: entry.value, reverse=self.mode == "max")[: self.count]
+
+    def _is_better(self, value: float, other: float) -> bool:
+        return math.isnan(other) or (value > other if self.mode == "max" else value < other)
+
+
+class Validation:
+    """Validates the phases of a runner, each once in an iteration.
+
+    Args:
+        context: after network and startup.
+        runner: whose phases they are.
+        phases: the phases.
+
+    Attributes:
+        metrics: phase -> name -> metric.
+        best: what ``keep_best`` watches; None: nothing.
+        validated: phase -> the iteration in which it was last validated; without those that were trained after it.
+        running: whether a validation is not over; a resumed run makes it again.
+    """
+
+    def __init__(self, context: Context, runner: RunnerSchema, phases: list[PhaseSchema]) -> None:
+        self.context = context
+        self.metrics = {}
+        for phase in phases:
+            with error_context(f"phase.{phase.name}"):
+                self.metrics[phase.name] = build_metrics(phase.metrics, context["config"].workspace)
+        keep = runner.keep_best
+        self.best = BestTracker(keep.metric, keep.mode, keep.count) if keep else None
+        self.validated: dict[str, int] = {}
+        self.running = False
+        self._unreported = {phase.name for phase in phases if phase.valid_dataset_name}
+
+    def is_needed(self, phase: PhaseSchema, *, last: bool) -> bool:
+        """Whether a phase has validation data, and was not validated in this iteration; ``last``: with these weights."""
+        done = phase.name in self.validated if last else self.validated.get(phase.name) == self._iteration
+        return phase.valid_dataset_name is not None and not done
+
+    def outdate(self, brain: BatchBrain) -> None:
+        """A pass has changed the weights of a Brain: its phases are to be validated again."""
+        for name, entry in self.context["model"].items():
+            if entry["brain"] is brain and self.validated.get(name) != self._iteration:
+                self.validated.pop(name, None)
+
+    def run(self, phase: PhaseSchema, loader: Any, epoch: int, *, last: bool) -> dict[str, float]:
+        """Validate a phase on a loader; its numbers, with ``valid_`` before their names.
+
+        Schedules do not get the ``last`` ones, which are of no interval.
+
+        Raises:
+            StoppedError, KeyboardInterrupt: a signal has asked the run to end.
+        """
+        self.running = True
+        entry = self.context["model"][phase.name]
+        metrics = self.metrics[phase.name]
+        numbers = evaluate_with_hooks(
+            self.context, phase.name, entry["brain"], loader, Stage.VALID, metrics, epoch=epoch
+        )
+        self.validated[phase.name], self.running = self._iteration, False
+        numbers = {f"valid_{name}": value for name, value in numbers.items()}
+        for scheduler in () if last else entry["optim_schedulers"].values():
+            scheduler.take_metrics(numbers)
+        if self.best:
+            self._update_best(self.best, phase.name, numbers)
+        return numbers
+
+    @property
+    def _iteration(self) -> int:
+        iteration: int = self.context["train_state"]["iteration"]
+        return iteration
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint of this iteration keeps."""
+        best = self.best.state_dict(self._iteration) if self.best else None
+        return {"validated": self.validated, "running": self.running, "best": best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from that state."""
+        self.validated, self.running = state["validated"], state["running"]
+        if self.best and state["best"]:
+            self.best.load_state_dict(state["best"])
+            self.context["best"] = self.best.as_dict() if self.best.iteration else None
+
+    def _update_best(self, best: BestTracker, phase: str, numbers: dict[str, float]) -> None:
+        if best.improves(phase, numbers, self._iteration):
+            self.context["best"] = best.as_dict()
+        self._unreported.discard(phase)
+        if not self._unreported:
+            best.check_reported()

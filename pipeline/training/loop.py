@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from loguru import logger
 
-from pipeline.checkpoint import layout
-from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import Iterations
 from pipeline.checkpoint.state import random_state, restore_random_state, snapshot
 from pipeline.checkpoint.storage import as_number
-from pipeline.config.schema import WARN, PhaseSchema, RunnerSchema
+from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.loader import random_sampler_of
-from pipeline.errors import StorageError
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.brain import Brain
+from pipeline.training.checkpoints import Checkpoints
+from pipeline.training.evaluation import Validation
 from pipeline.training.export import WeightExporter
 from pipeline.training.optim_scheduler import attach_optimizer_hooks
 from pipeline.training.phase import (
@@ -34,7 +32,6 @@ from pipeline.training.phase import (
 from pipeline.training.train_pass import train_epoch
 from pipeline.training.triggers import Schedule
 from pipeline.training.updater import is_plain
-from pipeline.training.validation import BestTracker, Validation
 
 
 class TrainLoop:
@@ -214,9 +211,11 @@ class TrainLoop:
         """Validate a phase, once in an iteration; ``last``: once since its last update, at the end of training."""
         if not self.validation.is_needed(phase, last=last):
             return
+        dataset = phase.dataset_name if self.runner.overfit_batches else phase.valid_dataset_name
         random = random_state()
         try:
-            numbers = self.validation.run(phase, epoch, last=last)
+            loader = pass_loader(dataset or "", self.runner, self.context)
+            numbers = self.validation.run(phase, loader, epoch, last=last)
         except (StoppedError, KeyboardInterrupt):
             # A resumed run makes the whole validation again.
             restore_random_state(random)
@@ -313,81 +312,3 @@ class IntervalReport:
         numbers["samples_per_second"] = (samples - self.samples) / (now - self.started)
         self.started, self.samples = now, samples
         self.context["hooks"].on_print_interval(context=self.context, phase=self.phase, metrics=numbers)
-
-
-class Checkpoints:
-    """Saves checkpoints while training goes on, and notifies the plugins once they are on disk.
-
-    Args:
-        checkpointer: writes them; asynchronously or not.
-        context: the run's, for its plugins.
-        best: which of them are the best; None: nothing asks for it.
-        on_error: with ``warn``, training goes on where the storage refuses, and the next save tries again.
-    """
-
-    def __init__(self, checkpointer: Checkpointer, context: Context, best: BestTracker | None, on_error: str) -> None:
-        self.checkpointer = checkpointer
-        self.context = context
-        self.best = best
-        self.on_error = on_error
-        self._error: StorageError | None = None
-        self._pending = False
-
-    def save(
-        self,
-        counters: Mapping[str, int],
-        metrics: Mapping[str, Any],
-        training: Mapping[str, Any],
-        iterations: Iterations,
-    ) -> None:
-        """Save a checkpoint of this moment, after ``wait_for_save``."""
-        if self.best:
-            # The best once this one is saved; if the save fails, nothing is removed either.
-            best = self.best.kept_with(counters["iteration"])
-            self.checkpointer.protect(self.checkpointer.path_of(entry.iteration) for entry in best)
-        self._pending = True
-        with self._errors():
-            self.checkpointer.save(self.context["model"], counters, metrics, training, iterations=iterations)
-        self.notify_saved()
-
-    def wait_for_save(self) -> None:
-        """Wait for the last save, and notify the plugins of it."""
-        with self._errors():
-            self.checkpointer.wait()
-        self.notify_saved()
-        self._pending = False
-
-    def notify_saved(self) -> None:
-        """Notify the plugins of what came to disk since the last time, without waiting."""
-        if not self._pending:
-            return
-        paths: list[Path] = []
-        with self._errors():
-            paths = self.checkpointer.poll()
-        # Outside of the block: a plugin's StorageError is not the save's.
-        for path in paths:
-            self._error, self._pending = None, False
-            if self.best:
-                self.best.saved(layout.step_of(path) or 0)
-            self.context["hooks"].after_checkpoint_saved(context=self.context, path=path)
-
-    def finish(self) -> None:
-        """Wait until the last checkpoint is on disk.
-
-        Raises:
-            StorageError: it could not be saved: no later save comes that could succeed.
-        """
-        self.wait_for_save()
-        if self._error:
-            raise self._error
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Raise a StorageError, or with ``warn`` remember it."""
-        try:
-            yield
-        except StorageError as error:
-            if self.on_error != WARN:
-                raise
-            logger.warning(f"{error}; on_save_error is '{WARN}', so training goes on, and the next save tries again")
-            self._error = error

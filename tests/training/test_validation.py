@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from pipeline import Brain, Stage, hookimpl
 from pipeline.context import Context
 from pipeline.errors import DataError
-from pipeline.training.validation import BestTracker
+from pipeline.training.evaluation import BestTracker
 
 Config = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Context]
@@ -361,9 +361,9 @@ def test_a_moment_deserves_a_checkpoint_until_it_is_saved_or_a_later_one_is() ->
     for at, value in enumerate([3.0, 1.0, 2.0], 1):
         best.improves("line", {"valid_loss": value}, at)
         assert best.deserves_checkpoint(at)
-    best.saved(1)
+    best.mark_saved(1)
     assert [best.deserves_checkpoint(at) for at in (1, 2, 3)] == [False, True, True]
-    best.saved(3)
+    best.mark_saved(3)
     assert not best.deserves_checkpoint(2)
     assert [each.iteration for each in best.kept] == [3, 1]
 

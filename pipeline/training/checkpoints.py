@@ -1,0 +1,96 @@
+"""Checkpoints saved while training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from pipeline.checkpoint import layout
+from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.reader import Iterations
+from pipeline.config.schema import WARN
+from pipeline.context import Context
+from pipeline.errors import StorageError
+from pipeline.training.evaluation import BestTracker
+
+
+class Checkpoints:
+    """Saves checkpoints while training goes on, and notifies the plugins once they are on disk.
+
+    Args:
+        checkpointer: writes them; asynchronously or not.
+        context: the run's, for its plugins.
+        best: which of them are the best; None: nothing asks for it.
+        on_error: with ``warn``, training goes on where the storage refuses, and the next save tries again.
+    """
+
+    def __init__(self, checkpointer: Checkpointer, context: Context, best: BestTracker | None, on_error: str) -> None:
+        self.checkpointer = checkpointer
+        self.context = context
+        self.best = best
+        self.on_error = on_error
+        self._error: StorageError | None = None
+        self._pending = False
+
+    def save(
+        self,
+        counters: Mapping[str, int],
+        metrics: Mapping[str, Any],
+        training: Mapping[str, Any],
+        iterations: Iterations,
+    ) -> None:
+        """Save a checkpoint of this moment, after ``wait_for_save``."""
+        if self.best:
+            # The best once this one is saved; if the save fails, nothing is removed either.
+            best = self.best.kept_with(counters["iteration"])
+            self.checkpointer.protect(self.checkpointer.path_of(entry.iteration) for entry in best)
+        self._pending = True
+        with self._errors():
+            self.checkpointer.save(self.context["model"], counters, metrics, training, iterations=iterations)
+        self.notify_saved()
+
+    def wait_for_save(self) -> None:
+        """Wait for the last save, and notify the plugins of it."""
+        with self._errors():
+            self.checkpointer.wait()
+        self.notify_saved()
+        self._pending = False
+
+    def notify_saved(self) -> None:
+        """Notify the plugins of what came to disk since the last time, without waiting."""
+        if not self._pending:
+            return
+        paths: list[Path] = []
+        with self._errors():
+            paths = self.checkpointer.poll()
+        # Outside of the block: a plugin's StorageError is not the save's.
+        for path in paths:
+            self._error, self._pending = None, False
+            if self.best:
+                self.best.mark_saved(layout.step_of(path) or 0)
+            self.context["hooks"].after_checkpoint_saved(context=self.context, path=path)
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is on disk.
+
+        Raises:
+            StorageError: it could not be saved: no later save comes that could succeed.
+        """
+        self.wait_for_save()
+        if self._error:
+            raise self._error
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise a StorageError, or with ``warn`` remember it."""
+        try:
+            yield
+        except StorageError as error:
+            if self.on_error != WARN:
+                raise
+            logger.warning(f"{error}; on_save_error is '{WARN}', so training goes on, and the next save tries again")
+            self._error = error
