@@ -391,8 +391,7 @@ class ContextVisitor(ast.NodeVisitor):
 
     def visit_Try(self, node: ast.Try) -> None:
         """Of what may be caught, nothing is sure."""
-        first = self.branch if node.handlers else self.block
-        first(node.body)
+        (self.branch if node.handlers else self.block)(node.body)
         for body in (*(handler.body for handler in node.handlers), node.orelse):
             self.branch(body)
         self.block(node.finalbody)
@@ -401,11 +400,9 @@ class ContextVisitor(ast.NodeVisitor):
         """A context manager may swallow an error, but for some that are known."""
         calls = [item.context_expr for item in node.items]
         self.escape(node, *map(self.visit, calls))
-        for target in filter(None, (item.optional_vars for item in node.items)):
-            self.bind(target, None)
+        self.bind(ast.Tuple([item.optional_vars for item in node.items if item.optional_vars]), None)
         names = {ast.unparse(call).partition("(")[0].rpartition(".")[2] for call in calls}
-        body = self.block if names <= _TRANSPARENT else self.branch
-        body(node.body)
+        (self.block if names <= _TRANSPARENT else self.branch)(node.body)
 
     def visit_match_case(self, node: ast.match_case) -> None:
         """Any of the cases may be the one."""
@@ -563,23 +560,27 @@ class ContextVisitor(ast.NodeVisitor):
 
     # What is followed
 
-    def is_followed(self, module: source.Module) -> bool:
+    def is_followed(self, module: str) -> bool:
         """Whether the source of a module is followed: that of the stage's own package, and of the default stages."""
-        return source.package(module.name) in {source.package(self.definition.module.name), "pipeline.stages"}
+        return source.package(module) in {source.package(self.definition.module.name), "pipeline.stages"}
 
     def is_plain(self, definition: source.Definition) -> bool:
         """Whether the objects of a class are made, and their attributes found, as usual."""
         above, complete = classes.ancestry(definition)
         names = {name for each in above if not source.is_ours(each.module) for name in classes.own_names(each)}
         special = {name for name in names if name.startswith("__") or name == "from_context"}
-        return complete and special <= _PLAIN and all(self.is_followed(each.module) for each in above)
+        return complete and special <= _PLAIN and all(self.is_followed(each.module.name) for each in above)
 
     def defined(self, dotted: str, node: ast.AST) -> Value:
         """What a name of the module is: a class, a function, a plain value; ``neighbour.name`` too."""
         module, first = self.frame.module, dotted.partition(".")[0]
         if dotted in _BY_CODE:
             self.mark_unknown(node)
-        if first in self.frame.names or isinstance(module.bindings.get(first), ast.Import):
+        binding = module.bindings.get(first)
+        home = module.absolute(binding) if isinstance(binding, ast.ImportFrom) else module.name
+        # What of ours is not followed does nothing to the context; the user's code has to be told that it is ours.
+        told = self.is_followed(home) or (home.startswith("pipeline") and not source.is_ours(module))
+        if first in self.frame.names or isinstance(binding, ast.Import) or not told:
             return None
         if found := source.find(module, dotted):
             return found if isinstance(found.node, ast.ClassDef) else Function(found.node, found.module)
@@ -605,7 +606,7 @@ class ContextVisitor(ast.NodeVisitor):
 
     def construct(self, definition: source.Definition, given: Arguments, node: ast.AST) -> Value:
         """An object of a class that can be followed, its constructor called."""
-        made = Instance(definition) if self.is_followed(definition.module) and self.is_plain(definition) else None
+        made = Instance(definition) if self.is_followed(definition.module.name) and self.is_plain(definition) else None
         constructor = self.member(made, classes.member(definition, "__init__"), node) if made else None
         if isinstance(constructor, Function):
             self.follow(constructor, given, node)
@@ -620,7 +621,7 @@ class ContextVisitor(ast.NodeVisitor):
     def follow(self, function: Function, given: Arguments, node: ast.AST) -> Value:
         """Call a function."""
         given = given._replace(values=[function.owner, *given.values]) if function.owner else given
-        if not self.is_followed(function.module) or function.node in self.active or len(self.active) == _DEEPEST:
+        if not self.is_followed(function.module.name) or function.node in self.active or len(self.active) == _DEEPEST:
             self.hand_over(given, function.module, node)
             return None
         owner = next((each for each in given.values[:1] if isinstance(each, Instance) and function.home), None)
