@@ -12,7 +12,6 @@ from pathlib import Path
 from pipeline.check.data_flow import is_untouched, runs_in_order
 from pipeline.check.inspection import Inspection, plain
 from pipeline.check.phase import MODULE
-from pipeline.check.usages import user_files
 from pipeline.config.yaml_tree import DEFAULT, Node
 from pipeline.context import STAGES
 from pipeline.errors import ClassPathError, one_of
@@ -65,7 +64,7 @@ class HyperParameterCheck:
         written = section.children() if section and isinstance(section.value, dict) else ()
         left = {name: node for name, node in written if node.origin is not DEFAULT and name not in names}
         left = {name: node for name, node in left.items() if not self.is_referred(f"hyper_parameters.{name}")}
-        named = user_files(self.inspection.tree, self.inspection.workspace) if left else []
+        named = _user_files(self.inspection.tree, self.inspection.workspace) if left else []
         words = _words(named)
         left = {name: node for name, node in left.items() if name not in words}
         if left and certain and self.is_default(named):
@@ -165,3 +164,19 @@ def _of_code(tree: ast.AST) -> Iterator[str]:
                 yield from re.findall(r"\w+", word)
             case ast.Constant(value=str(text)) if id(node) not in told:
                 yield from re.findall(r"\w+", text)
+
+
+def _user_files(tree: Node, workspace: Path | None) -> list[Path]:
+    """The files of user code that the config names, and those that they import relatively."""
+    plugins = tree.child("plugins")
+    texts = [node.value for _, node in tree.walk()]
+    texts += [name for _, item in (plugins.children() if plugins else ()) for name, _ in item.children()]
+    files: set[Path] = set()
+    for text in texts:
+        if isinstance(text, str) and re.search(r"\.py(:\w+)?$", text):
+            try:
+                module = source.read(class_path.parse(text, name="Any", workspace=workspace).module)
+            except (ClassPathError, SyntaxError, OSError):  # check says so
+                continue
+            files |= {neighbour.file for neighbour in source.neighbours(module)} if module else set()
+    return sorted(files)

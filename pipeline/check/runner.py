@@ -9,7 +9,7 @@ from pipeline.check.data_flow import DataFlow, StageFlow, is_untouched
 from pipeline.check.inspection import Setting, plain
 from pipeline.check.phase import is_brain, may_report, reported
 from pipeline.check.stage import EXPERIMENT, is_experiment
-from pipeline.config.json_schema import fields
+from pipeline.config.keys import fields
 from pipeline.config.load import BEST, LAST
 from pipeline.config.schema import BestSettings, RunnerSchema
 from pipeline.config.yaml_tree import Node

@@ -40,12 +40,9 @@ from pipeline.errors import ClassPathError, ExitCode, PipelineError, one_of
 COMMANDS = {
     "check": "Name every mistake of a config, without running anything.",
     "checkpoint": "List, show, verify, compare and export checkpoints.",
-    "explain": "Say what a config value means, and what set it.",
-    "graph": "Print the five stages with the keys that flow between them, as a table or as Mermaid.",
     "new": "Write a workspace to edit, or a stage or plugin to add to one.",
     "resume": "Go on with a run that was interrupted.",
     "run": "Run a config.",
-    "schema": "Write a JSON Schema, with which editors complete and check a config.",
     "show": "Print the resolved config, each value with where it came from.",
     "stages": "List the stages: base classes, shipped ones, arguments, keys.",
 }

@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from pipeline.config import json_schema, yaml_tree
+from pipeline.config import keys, yaml_tree
 from pipeline.config.yaml_tree import DEFAULT, MAX_BYTES, MAX_DEPTH, Node, Origin
 from pipeline.errors import ConfigError, Fault, nearest
 
@@ -85,9 +85,9 @@ class References:
             circle = " -> ".join([*self._active[self._active.index(target) :], target])
             self._fault(node, address, f"refers to itself: {circle}; give one of them a value")
             return None
-        source = json_schema.find_key(self.tree, target) if target else None
+        source = keys.find_key(self.tree, target) if target else None
         if source is None:
-            hint = nearest(target, sorted(json_schema.addresses_of(self.tree))) or "; check the address"
+            hint = nearest(target, sorted(keys.addresses_of(self.tree))) or "; check the address"
             self._fault(node, address, f"'${{{target}}}' refers to nothing{hint}")
             return None
         if isinstance(source.value, dict | list) and any(active.startswith(f"{target}.") for active in self._active):

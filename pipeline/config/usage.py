@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import json_schema
+from pipeline.config import keys
 from pipeline.config.yaml_tree import DEFAULT, Node
 from pipeline.errors import nearest
 
@@ -141,7 +141,7 @@ def _written(node: Node | None, address: str) -> dict[str, Node]:
     """What the config says there, but for what it would be anyway."""
     written = {}
     for name, child in node.children() if node else ():
-        known = json_schema.key_of(f"{address}.{name}")
+        known = keys.key_of(f"{address}.{name}")
         usual = known and not known.inside and child.plain() == known.info.get_default(call_default_factory=True)
         if child.origin is not DEFAULT and name != "name" and not usual:
             written[name] = child

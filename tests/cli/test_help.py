@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "workspace_examples"
 EXAMPLE = EXAMPLES / "movielens_deepfm" / "config.yaml"
 WITH_TORCH = {"trainer", "training", "checkpoint", "data", "cli.dry_run", "cli.resume", "cli.run", "__main__"}
-WITH_TORCH |= {f"run.{module}" for module in ("session", "resume", "device", "failures", "mid_epoch")}
+WITH_TORCH |= {f"run.{module}" for module in ("session", "resume", "device", "provenance", "failures", "mid_epoch")}
 WITH_TORCH |= {f"stages.{module}" for module in ("build", "experiment", "experiment_config")}
 WITH_TORCH |= {f"stages.{stage}" for stage in ("instance", "network", "startup", "runner", "terminal")}
 WITHOUT_TORCH = {f"checkpoint.{module}" for module in ("layout", "listing", "storage")}
@@ -62,12 +62,9 @@ def test_help_names_every_command_with_what_it_does(pipeline: Call) -> None:
 USAGE = {
     "check": "CONFIG [KEY=VALUE]…",
     "checkpoint": "COMMAND [ARGS]...",
-    "explain": "CONFIG [KEY=VALUE]… ADDRESS",
-    "graph": "CONFIG [KEY=VALUE]…",
     "new": "DIR",
     "resume": "RUN_DIR|CHECKPOINT",
     "run": "CONFIG [KEY=VALUE]…",
-    "schema": "",
     "show": "CONFIG [KEY=VALUE]…",
     "stages": "[NAME]",
 }
@@ -130,7 +127,7 @@ def test_torch_is_imported_only_where_it_is_needed() -> None:
 
 def test_commands_that_read_source_alone_import_neither_torch_nor_user_code() -> None:
     commands = [["check", str(config)] for config in EXAMPLES.glob("*/config.yaml")]
-    commands += [["graph", str(EXAMPLE)], ["stages"], ["stages", "network"], ["new", "mine"], ["new", ".", "--plugin"]]
+    commands += [["stages"], ["stages", "network"], ["new", "mine"], ["new", ".", "--plugin"]]
     found = modules_after(
         f"from click.testing import CliRunner; from pipeline.cli import group\n"
         f"for command in {commands}:\n"

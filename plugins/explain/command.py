@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import click
 
-from pipeline.check.usages import usages
-from pipeline.cli import COMMANDS
 from pipeline.cli.options import config_and_overrides, split
-from pipeline.config import aliases, json_schema, yaml_tree
+from pipeline.config import aliases, keys, yaml_tree
 from pipeline.config.interpolation import REFERENCE
-from pipeline.config.json_schema import in_words, properties
 from pipeline.config.load import ConfigBuilder
 from pipeline.config.yaml_tree import DEFAULT, Node
 from pipeline.errors import ConfigError, nearest
 
+from .usages import usages
 
-@click.command("explain", help=COMMANDS["explain"])
+
+@click.command("explain")
 @partial(config_and_overrides, words="CONFIG [KEY=VALUE]… ADDRESS")
 def command(config: str | None, words: Sequence[str], options: Sequence[str]) -> None:
-    """The last word without `=` is the address; the config may have faults, if only it can be read."""
+    """Say what a config value means, and what set it.
+
+    The last word without `=` is the address; the config may have faults, if only it can be read.
+    """
     arguments = [word for word in words if "=" not in word]
     if len(arguments) + bool(config) < 2:
         example = "pipeline explain config.yaml runner.train_runner.epochs"
@@ -33,12 +36,9 @@ def command(config: str | None, words: Sequence[str], options: Sequence[str]) ->
         raise ConfigError(draft.faults)
     names = aliases.names_of(address)
     canonical = ".".join([*address.split(".")[:-1], names[0]])
-    node = json_schema.find_key(draft.tree, canonical) if json_schema.key_of(canonical) else None
+    node = keys.find_key(draft.tree, canonical) if keys.key_of(canonical) else None
     if node is None:
-        hint = (
-            nearest(address, sorted(json_schema.addresses_of(draft.tree)))
-            or f"; `pipeline show {path}` has all there are"
-        )
+        hint = nearest(address, sorted(keys.addresses_of(draft.tree))) or f"; `pipeline show {path}` has all there are"
         raise click.UsageError(f"{path}: there is no '{address}'{hint}")
     if draft.faults:
         click.echo(f"{path} has faults; `pipeline check` names them", err=True)
@@ -57,14 +57,14 @@ def command(config: str | None, words: Sequence[str], options: Sequence[str]) ->
 
 def _schema(address: str) -> dict[str, list[str]]:
     """Type, default and meaning, as the schema has them."""
-    key = json_schema.key_of(address)
+    key = keys.key_of(address)
     if key is None:
         return {}
     if key.inside:
         return {"type": ["free"], "means": [f"part of {key.name}: {key.info.description}"]}
-    default = json_schema.default_of(address)
+    default = keys.default_of(address)
     return {
-        "type": [in_words(properties(key.model)[key.name])],
+        "type": [_in_words(keys.properties(key.model)[key.name])],
         "default": ["none: it is required"] if default is None else [yaml_tree.one_line(default.plain())],
         "means": [key.info.description or ""],
     }
@@ -83,7 +83,23 @@ def _places(tree: Node, node: Node, followed: set[str]) -> Iterator[str]:
         what = place.written or yaml_tree.brief(place.plain(expanded=False))
         yield str(place.origin) if place.origin is DEFAULT else f"{place.origin}: {what}{counts}"
         for target in REFERENCE.findall(what):
-            source = None if target in followed else json_schema.find_key(tree, target)
+            source = None if target in followed else keys.find_key(tree, target)
             followed.add(target)
             for line in _places(tree, source, followed) if source else ():
                 yield f"    {line}" if line.startswith(" ") else f"    ${{{target}}}: {line}"
+
+
+def _in_words(schema: dict[str, Any]) -> str:
+    """What a value may be: ``integer above 0, or null``."""
+    if "title" in schema:
+        return str(schema["title"])
+    if "anyOf" in schema:
+        kinds = [_in_words(choice) for choice in schema["anyOf"]]
+        return ", or ".join(kinds)
+    if "enum" in schema:
+        return " or ".join(", ".join(schema["enum"]).rsplit(", ", 1))
+    kind = {"object": "mapping", "array": "list", "boolean": "true or false"}.get(schema["type"], schema["type"])
+    if "items" in schema and "$ref" not in schema["items"]:
+        kind += f" of {_in_words(schema['items'])}s"
+    words = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "below"}
+    return " ".join([kind, *(f"{word} {schema[bound]}" for bound, word in words.items() if bound in schema)])

@@ -7,17 +7,20 @@ from collections.abc import Sequence
 import click
 
 from pipeline.check.checker import inspect
-from pipeline.check.graph import graphs, mermaid, table
-from pipeline.cli import COMMANDS
 from pipeline.cli.options import config_and_overrides, print_tables, split
 from pipeline.errors import ConfigError
 
+from .graph import graphs, mermaid, table
 
-@click.command("graph", help=COMMANDS["graph"])
+
+@click.command("graph")
 @config_and_overrides
 @click.option("--mermaid", "as_mermaid", is_flag=True, help="Print it as Mermaid, which GitHub and many editors draw.")
 def command(config: str | None, words: Sequence[str], options: Sequence[str], as_mermaid: bool) -> None:
-    """On stdout; faults go to stderr, and what can be told is printed all the same."""
+    """Print the five stages with the keys that flow between them, as a table or as Mermaid.
+
+    On stdout; faults go to stderr, and what can be told is printed all the same.
+    """
     checked = inspect(*split(config, words, options))
     drawn = graphs(checked.flows, checked.faults)
     if drawn and as_mermaid:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,19 +54,3 @@ def _definition(path: Node, implied: str, workspace: Path | None) -> source.Defi
         return class_path.define(class_path.parse(path.value, name=implied, workspace=workspace, module=METRICS))
     except ClassPathError:  # check says so
         return None
-
-
-def user_files(tree: Node, workspace: Path | None) -> list[Path]:
-    """The files of user code that the config names, and those that they import relatively."""
-    plugins = tree.child("plugins")
-    texts = [node.value for _, node in tree.walk()]
-    texts += [name for _, item in (plugins.children() if plugins else ()) for name, _ in item.children()]
-    files: set[Path] = set()
-    for text in texts:
-        if isinstance(text, str) and re.search(r"\.py(:\w+)?$", text):
-            try:
-                module = source.read(class_path.parse(text, name="Any", workspace=workspace).module)
-            except (ClassPathError, SyntaxError, OSError):  # check says so
-                continue
-            files |= {neighbour.file for neighbour in source.neighbours(module)} if module else set()
-    return sorted(files)

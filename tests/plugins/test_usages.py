@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pipeline_plugins.explain.usages import usages
 
-from pipeline.check.usages import usages
 from pipeline.config.load import ConfigBuilder
 
 Workspace = Callable[..., Path]

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pipeline_plugins.graph.graph import Box, Graph, graphs, mermaid, table
 from rich.cells import cell_len
 from rich.console import Console
 
 from pipeline.check.checker import inspect
-from pipeline.check.graph import Box, Graph, graphs, mermaid, table
 from pipeline.stages.base import METHODS
 
 EXAMPLES = Path(__file__).parents[2] / "workspace_examples"

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli import COMMANDS
-from pipeline.config.json_schema import document
+from .document import document
 
 
-@click.command("schema", help=COMMANDS["schema"])
+@click.command("schema")
 @click.option(
     "-o",
     "--output",
@@ -20,7 +19,10 @@ from pipeline.config.json_schema import document
     help="Write it into a new file or over an older schema, and say how a config names it.",
 )
 def command(output: str | None) -> None:
-    """On stdout, or into a file."""
+    """Write a JSON Schema, with which editors complete and check a config.
+
+    On stdout, or into a file.
+    """
     text = json.dumps(document(), indent=2)
     if output is None:
         click.echo(text)

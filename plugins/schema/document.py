@@ -1,79 +1,14 @@
-"""What the schema says of a key, and the JSON Schema for editors."""
+"""The JSON Schema of a config, for editors."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-from pydantic.json_schema import GenerateJsonSchema
 
 from pipeline.config import aliases
+from pipeline.config.keys import properties
 from pipeline.config.schema import SECTIONS, ConfigSchema
-from pipeline.config.yaml_tree import DEFAULT, Node, from_plain
-
-
-class Key(NamedTuple):
-    """A key of the schema.
-
-    Attributes:
-        model: the section that it belongs to.
-        name: its name in a config.
-        info: its type, default and meaning.
-        inside: what the address names in its value; ``""`` for the value itself.
-    """
-
-    model: type[BaseModel]
-    name: str
-    info: FieldInfo
-    inside: str
-
-
-def fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Name in a config -> field, for the keys of a section."""
-    return {info.alias or name: info for name, info in model.model_fields.items()}
-
-
-def key_of(address: str) -> Key | None:
-    """The key that an address leads to, or into; None: the schema has none."""
-    model: type[BaseModel] = ConfigSchema
-    section, _, below = address.partition(".")
-    item, _, rest = below.partition(".")
-    if section in SECTIONS and item and rest:
-        model, address = SECTIONS[section], rest
-    name, _, inside = address.partition(".")
-    info = fields(model).get(name)
-    return Key(model, name, info, inside) if info else None
-
-
-def addresses_of(tree: Node) -> set[str]:
-    """Every address of a config: of what is written, and of what has its default."""
-    addresses = {address for address, _ in tree.walk()} | set(fields(ConfigSchema))
-    for section, model in SECTIONS.items():
-        addresses |= {f"{address}.{name}" for address, _ in tree.items(section) for name in fields(model)}
-    return addresses
-
-
-def find_key(tree: Node, address: str) -> Node | None:
-    """The value at an address, under whichever of its names it was written; else its default."""
-    names = aliases.names_of(address)
-    parent = address.rpartition(".")[0]
-    section = tree.find(parent)
-    if section is None or not isinstance(section.value, dict):
-        return tree.find(address)
-    written = [name for name in names if name in section.value]
-    if written and names[0] not in aliases.ADDING:
-        return section.child(written[0])
-    return tree.find(address) if written else default_of(address)
-
-
-def default_of(address: str) -> Node | None:
-    """The default of a key; None where it has none."""
-    key = key_of(address)
-    if key is None or key.inside or key.info.is_required():
-        return None
-    return from_plain(key.info.get_default(call_default_factory=True), DEFAULT)
-
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
 
@@ -88,13 +23,6 @@ _BASE = {
 }
 
 _DELETE = {"description": "true replaces what the base has here, instead of merging into it", "type": "boolean"}
-
-
-class _Untitled(GenerateJsonSchema):
-    """Without a title for each key that only repeats its name."""
-
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        return False
 
 
 def document() -> dict[str, Any]:
@@ -118,12 +46,6 @@ def document() -> dict[str, Any]:
         "properties": {"_base_": _BASE, **whole["properties"]},
         "definitions": {name: {**section, "required": ["name"]} for name, section in sections.items()},
     }
-
-
-def properties(model: type[BaseModel]) -> dict[str, Any]:
-    """Key -> what the schema says of it, for a section."""
-    known: dict[str, Any] = model.model_json_schema(schema_generator=_Untitled)["properties"]
-    return known
 
 
 def _section(model: type[BaseModel], address: str) -> dict[str, Any]:
@@ -175,19 +97,3 @@ def _open(schema: dict[str, Any]) -> dict[str, Any]:
     if "properties" in schema:
         opened["properties"] = {name: _or_reference(below) for name, below in schema["properties"].items()}
     return opened
-
-
-def in_words(schema: dict[str, Any]) -> str:
-    """What a value may be: ``integer above 0, or null``."""
-    if "title" in schema:
-        return str(schema["title"])
-    if "anyOf" in schema:
-        kinds = [in_words(choice) for choice in schema["anyOf"]]
-        return ", or ".join(kinds)
-    if "enum" in schema:
-        return " or ".join(", ".join(schema["enum"]).rsplit(", ", 1))
-    kind = {"object": "mapping", "array": "list", "boolean": "true or false"}.get(schema["type"], schema["type"])
-    if "items" in schema and "$ref" not in schema["items"]:
-        kind += f" of {in_words(schema['items'])}s"
-    words = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "below"}
-    return " ".join([kind, *(f"{word} {schema[bound]}" for bound, word in words.items() if bound in schema)])

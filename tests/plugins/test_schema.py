@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from click.testing import Result
 from jsonschema import Draft7Validator
+from pipeline_plugins.schema.document import document
 
 from pipeline.check.checker import check
 from pipeline.config import yaml_tree
 from pipeline.config.aliases import NOT_YET, RUNNER_ALIASES
-from pipeline.config.json_schema import document, fields
+from pipeline.config.keys import fields
 from pipeline.config.schema import SECTIONS, ConfigSchema
 from pipeline.config.yaml_tree import Origin
 

@@ -1,0 +1,1 @@
+"""``pipeline schema``: the JSON Schema of a config, for editors."""
