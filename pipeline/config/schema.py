@@ -193,6 +193,8 @@ RunnerKind = Annotated[
 
 Precision = Annotated[Literal["fp32", "fp16", "bf16"], WithJsonSchema(_PRECISION)]
 
+StartMethod = Literal["fork", "spawn", "forkserver"]
+
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 Count = Annotated[int, Field(gt=0)]
@@ -244,7 +246,7 @@ def _stage(name: str) -> Any:
 
 def _stage_arguments(name: str) -> Any:
     """The key that holds the arguments of a stage."""
-    return Field(default_factory=dict, description=f"keyword arguments of the {name} stage's class")
+    return Field({}, description=f"keyword arguments of the {name} stage's class")
 
 
 class _Section(BaseModel):
@@ -270,20 +272,16 @@ class DatasetSchema(_Section):
 
     name: Name = Field(description="letters, digits, `_` and `-`")
     class_path: ClassPathValue = Field(description="a torch Dataset or IterableDataset")
-    args: Arguments = Field(default_factory=dict, description="keyword arguments of the dataset class")
+    args: Arguments = Field({}, description="keyword arguments of the dataset class")
     batch_size: int = Field(1, gt=0, description="samples per batch and process")
     shuffle: bool = Field(False, description="a new order each epoch, from the runner's seed")
     drop_last: bool = Field(False, description="leave out the last batch if it is short")
     num_workers: int = Field(0, ge=0, description="processes that load data; 0 loads in this one")
-    multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = Field(
-        None, description="how workers start; null leaves it to Python"
-    )
+    multiprocessing_context: StartMethod | None = Field(None, description="how workers start; null leaves it to Python")
     timeout: float | None = Field(
-        None, ge=0, description="seconds to wait for a batch of the workers; null or 0 waits without end"
+        None, ge=0, description="seconds to wait for a worker's batch; null or 0 waits forever"
     )
-    collate_fn: ClassPathValue | None = Field(
-        None, description="function that makes a batch of a list of samples; null is torch's"
-    )
+    collate_fn: ClassPathValue | None = Field(None, description="makes a batch of a list of samples; null is torch's")
 
 
 class PhaseSchema(_Section):
@@ -291,30 +289,20 @@ class PhaseSchema(_Section):
 
     name: PhaseName = Field(description="letters, digits, `_` and `-`")
     model: ClassPathValue | None = Field(None, description="an nn.Module or a Brain (class Model)")
-    model_args: Arguments = Field(
-        default_factory=dict, description="keyword arguments of the model, over those from hyper_parameters"
-    )
-    modules: NamedClasses = Field(
-        default_factory=dict, description="name -> {class, args}, built and given to the Brain as its `modules`"
-    )
+    model_args: Arguments = Field({}, description="keyword arguments of the model, over those from hyper_parameters")
+    modules: NamedClasses = Field({}, description="name -> {class, args}, built and given to the Brain as `modules`")
     model_of: str | None = Field(
-        None, description="another phase, whose model, Brain and optimizers this one trains too; then no `model`"
+        None, description="a phase whose model and optimizers this one trains; no `model` then"
     )
-    loss: ClassPathValue | None = Field(
-        None, description="function or module (predictions, target) -> scalar; a Brain brings its own"
-    )
-    metrics: NamedClasses = Field(default_factory=dict, description="name -> {class, args}")
+    loss: ClassPathValue | None = Field(None, description="(predictions, target) -> scalar; a Brain brings its own")
+    metrics: NamedClasses = Field({}, description="name -> {class, args}")
     optim_schedulers: NamedClasses = Field(
         default_factory=dict,
         description="name -> {class, args}; without them, hyper_parameters.optimizer at a constant rate",
     )
-    updater: UpdaterValue | None = Field(
-        None, description="{class_path, args}: how one batch trains the model; null leaves it to the Brain"
-    )
+    updater: UpdaterValue | None = Field(None, description="{class_path, args}: trains on one batch; null is the Brain")
     dataset_name: str | None = Field(None, description="the data that is trained on")
-    valid_dataset_name: str | None = Field(
-        None, description="the data that is evaluated every `valid_interval`, and by an infer runner"
-    )
+    valid_dataset_name: str | None = Field(None, description="evaluated each `valid_interval`, and by an infer runner")
 
 
 class RunnerSchema(_Section):
@@ -329,13 +317,9 @@ class RunnerSchema(_Section):
     max_steps: int | None = Field(None, gt=0, description="iterations over all phases")
     optimizer_step_limit: Count | None = Field(None, description="updates after which training ends")
     print_interval: int | None = Field(50, gt=0, description="iterations between two reports; null for none")
-    valid_interval: Intervals = Field(
-        "1 epoch", description="how often the valid_dataset_name is evaluated, as it is at the end; null never"
-    )
+    valid_interval: Intervals = Field("1 epoch", description="how often to validate, at the end too; null never")
     save_interval: Intervals = Field("1 epoch", description="how often a checkpoint is saved; null only at the end")
-    keep_last: int | None = Field(
-        None, ge=2, description="how many of the newest checkpoints are kept, beside the best; null keeps all"
-    )
+    keep_last: int | None = Field(None, ge=2, description="newest checkpoints kept, beside the best; null keeps all")
     keep_best: Best | None = Field(
         None, description="{metric: valid_loss, mode: min, count: 1}: the checkpoints that are kept as the best"
     )
@@ -353,9 +337,7 @@ class RunnerSchema(_Section):
     save_inference_path: str | None = Field(
         None, description="where they go, likewise; null is `inference` in the runner's folder"
     )
-    save_inference_export: bool = Field(
-        False, description="beside them the model itself, by torch.export; of a plain module, not of a Brain"
-    )
+    save_inference_export: bool = Field(False, description="and the model itself, by torch.export; not of a Brain")
     init_model_path: str | None = Field(
         None,
         description="first weights: a checkpoint, a folder or run of them, a file, or `best` or `last` of the train runner before",
@@ -368,21 +350,13 @@ class RunnerSchema(_Section):
     write_predictions: bool = Field(False, description="an infer runner writes `<phase>_predictions.jsonl`")
     seed: int | None = Field(0, ge=0, lt=2**32, description="of weights and order of data; null leaves them to chance")
     deterministic: bool = Field(False, description="only operations that give the same bits again, or an error")
-    threads: int | None = Field(
-        None, gt=0, le=1024, description="with which torch computes on the CPU; null leaves them to torch"
-    )
-    grad_clip: Norm | None = Field(
-        None, description="largest norm of the gradients of one optimizer; null does not clip"
-    )
-    accum_grad: Count = Field(
-        1, description="batches whose gradients make one update; an optim_scheduler may have its own"
-    )
+    threads: int | None = Field(None, gt=0, le=1024, description="torch's threads on the CPU; null leaves it to torch")
+    grad_clip: Norm | None = Field(None, description="largest norm of the gradients of one optimizer; null never clips")
+    accum_grad: Count = Field(1, description="batches whose gradients make one update; a scheduler may have its own")
     nonfinite_patience: Patience | None = Field(
         3, description="non-finite losses discarded before the run ends with exit code 5; null looks at none"
     )
-    check_gradients: bool = Field(
-        False, description="look for non-finite gradients even where nothing clips them, at some cost"
-    )
+    check_gradients: bool = Field(False, description="look for non-finite gradients even without clipping, at a cost")
     compile: bool = Field(False, description="torch.compile the modules")
     compile_module_keys: Names | None = Field(None, description="names of the modules to compile; null is all")
     compile_mode: CompileMode = Field("default", description="torch.compile's mode")
@@ -433,16 +407,12 @@ class RunnerSchema(_Section):
 class ConfigSchema(_Section):
     """The config."""
 
-    name: Name | None = Field(
-        None, description="the config's name; default: its file's, or its folder's for `config.yaml`"
-    )
+    name: Name | None = Field(None, description="its name; default: its file's, or its folder's for `config.yaml`")
     workspace: str | None = Field(None, description="folder that {workspace} stands for; default: the config's own")
     mode: Names | None = Field(None, description="the runners to run, in order; null is all")
     output_dir: str = Field("runs", description="where run directories go, relative to where the command runs")
-    plugins: list[PluginValue] = Field(
-        default_factory=list, description="added to the default plugins; {name: false} removes one"
-    )
-    hyper_parameters: HyperParameters = Field(default_factory=dict, description="free, but for `optimizer`")
+    plugins: list[PluginValue] = Field([], description="added to the default plugins; {name: false} removes one")
+    hyper_parameters: HyperParameters = Field({}, description="free, but for `optimizer`")
     dataset: list[DatasetSchema] = Field(default_factory=list, description="the data, each item with a name")
     runner: list[RunnerSchema] = Field(min_length=1, description="the runners, each item with a name")
     phase: list[PhaseSchema] = Field(default_factory=list, description="models with their data, each item with a name")
