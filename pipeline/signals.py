@@ -92,8 +92,8 @@ class GracefulShutdown:
         """End the process at the second signal, and when ``grace`` is over; return when a 0 is read."""
         first, end = None, 0.0
         while True:
-            left = None if first is None else max(0.0, end - time.monotonic())
-            if not select.select([reading], [], [], left)[0]:
+            remaining = None if first is None else max(0.0, end - time.monotonic())
+            if not select.select([reading], [], [], remaining)[0]:
                 assert first
                 os._exit(_exit_code(first, ExitCode.STOPPED))
             number = os.read(reading, 1)[0]

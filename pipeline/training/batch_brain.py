@@ -56,15 +56,15 @@ def losses_by_name(returned: Any, where: str) -> Losses:
         DataError: it is something else.
     """
     losses = {"loss": returned} if isinstance(returned, Tensor) else returned
-    if not isinstance(losses, dict) or not losses or not all(isinstance(each, Tensor) for each in losses.values()):
+    if not isinstance(losses, dict) or not losses or not all(isinstance(loss, Tensor) for loss in losses.values()):
         raise DataError(
             f"{where} returned {shape_of(returned)}; return a scalar tensor, or a dict of them with the names that the "
             "OptimSchedulers descend, 'loss' by default"
         )
-    for name, each in losses.items():
-        if each.ndim:
+    for name, loss in losses.items():
+        if loss.ndim:
             raise DataError(
-                f"{where}: the loss '{name}' has shape {tuple(each.shape)}; return a scalar, e.g. its mean()"
+                f"{where}: the loss '{name}' has shape {tuple(loss.shape)}; return a scalar, e.g. its mean()"
             )
     return losses
 
@@ -201,7 +201,7 @@ class BatchBrain:
     def _unregistered_modules(self) -> list[str]:
         """Attributes with trainable parameters outside of ``modules``, which nothing trains or saves."""
         registered = set(self.modules.parameters())
-        attributes = [(name, each) for name, each in vars(self).items() if isinstance(each, nn.Module)]
+        attributes = [(name, value) for name, value in vars(self).items() if isinstance(value, nn.Module)]
         return [
             name
             for name, module in attributes
@@ -381,7 +381,7 @@ class BatchBrain:
         """
         logged = self._pass_numbers.means()
         # Of an updater that returns nothing there is no other loss than the one that it logs.
-        for name in (each for each in logged if not math.isnan(numbers.get(each, math.nan))):
+        for name in (name for name in logged if not math.isnan(numbers.get(name, math.nan))):
             replaced = f"{self._where}log('{name}', …) would replace the {'loss' if name == 'loss' else 'metric'}"
             raise ConfigError(f"{replaced} of the pass, which is reported by that name; give it another")
         return {**numbers, **logged}
@@ -415,7 +415,7 @@ class BatchBrain:
             self._pass_numbers.log(name, losses[name])
         if "loss" in losses:
             return losses["loss"].detach()
-        return torch.stack([each.detach() for each in losses.values()]).sum()
+        return torch.stack([loss.detach() for loss in losses.values()]).sum()
 
     def _refuse_without_schedulers(self) -> NoReturn:
         raise StageError(

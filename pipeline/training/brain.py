@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from inspect import Parameter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +23,7 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.training.batch_brain import BatchBrain, Stage
 from pipeline.training.evaluation import evaluate
 from pipeline.training.fit import NAME, Fit, pass_progress
-from pipeline.training.optim_scheduler import OptimScheduler, trained, without_decay
+from pipeline.training.optim_scheduler import OptimScheduler, trainable_parameters, without_decay
 from pipeline.training.run_options import compile_modules
 from pipeline.training.schedules import Constant
 from pipeline.user_code import uncalled
@@ -147,7 +148,7 @@ class Brain(BatchBrain):
         """
         if self.opt_class is None:
             return
-        parameters = list(trained(self.modules, None).values())
+        parameters = list(trainable_parameters(self.modules, None).values())
         groups = without_decay(self.modules) if self._run_options.remove_vector_weight_decay else parameters
         self.optimizer = self.opt_class(groups)
         self.optimizers_dict = {"opt_class": self.optimizer}
@@ -191,15 +192,15 @@ class Brain(BatchBrain):
                 )
             return
         metric = max_key or min_key
-        chosen = self.checkpointer.best(metric, "max" if max_key else "min") if metric else self.checkpointer.newest()
-        if chosen:
-            self.checkpointer.load_weights(chosen, {NAME: {"model": self, "brain": self}})
+        path = self.checkpointer.best(metric, "max" if max_key else "min") if metric else self.checkpointer.newest()
+        if path:
+            self.checkpointer.load_weights(path, {NAME: {"model": self, "brain": self}})
 
     def _refuse_uncalled(self) -> None:
         """Used alone, a Brain has no config whose check would say so."""
-        left = [] if self._in_run else uncalled.in_class(type(self), uncalled.BRAIN, uncalled.OF_A_BRAIN)
-        if left:
-            raise ConfigError("\n".join(left))
+        faults = [] if self._in_run else uncalled.in_class(type(self), uncalled.BRAIN, uncalled.OF_A_BRAIN)
+        if faults:
+            raise ConfigError("\n".join(faults))
 
     @contextmanager
     def _fit_checkpoints(self) -> Iterator[None]:
@@ -212,34 +213,34 @@ class Brain(BatchBrain):
             finalize(self, self._debug_folder.cleanup)
         with self._checkpoints_in(self._debug_folder):
             # What on_fit_start adds is that of this fit.
-            before = dict(self.checkpointer.recoverables) if self.checkpointer else {}
+            recoverables = dict(self.checkpointer.recoverables) if self.checkpointer else {}
             try:
                 yield
             finally:
                 if self.checkpointer:
-                    self.checkpointer.recoverables = before
+                    self.checkpointer.recoverables = recoverables
 
     @contextmanager
     def _checkpoints_in(self, folder: TemporaryDirectory[str] | None) -> Iterator[None]:
         """Have another folder for the checkpoints until the block ends; None: that of the checkpointer."""
-        own = self.checkpointer
-        if own and folder:
+        checkpointer = self.checkpointer
+        if checkpointer and folder:
             self.checkpointer = Checkpointer(Path(folder.name))
-            self.checkpointer.recoverables = dict(own.recoverables)
+            self.checkpointer.recoverables = dict(checkpointer.recoverables)
         try:
             yield
         finally:
-            self.checkpointer = own
+            self.checkpointer = checkpointer
 
-    def _loader_of(self, given: Any, stage: Stage, keywords: Mapping[str, Any] | None, name: str) -> Iterable[Any]:
+    def _loader_of(self, data: Any, stage: Stage, keywords: Mapping[str, Any] | None, name: str) -> Iterable[Any]:
         """A loader of what was given, if that is a dataset: whatever can be indexed, or is one of torch's."""
-        if hasattr(given, "__getitem__") or isinstance(given, Dataset):
-            return self.make_dataloader(given, stage, **(keywords or {}))
+        if hasattr(data, "__getitem__") or isinstance(data, Dataset):
+            return self.make_dataloader(data, stage, **(keywords or {}))
         if keywords:
             raise ConfigError(
-                f"{name} would be ignored: {type(given).__name__} is a loader already; give fit the dataset, or leave it out"
+                f"{name} would be ignored: {type(data).__name__} is a loader already; give fit the dataset, or leave it out"
             )
-        batches: Iterable[Any] = given
+        batches: Iterable[Any] = data
         return batches
 
 
@@ -260,10 +261,10 @@ class ModuleBrain(Brain):
         self.module = module
         self.loss = loss
         self._signature = inspect.signature(module.forward)
-        taken = self._signature.parameters.values()
-        named = [each for each in taken if each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}]
-        self._names = [each.name for each in named]
-        self._needed = [each.name for each in named if each.default is each.empty]
+        by_name = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
+        parameters = [parameter for parameter in self._signature.parameters.values() if parameter.kind in by_name]
+        self._names = [parameter.name for parameter in parameters]
+        self._needed = [parameter.name for parameter in parameters if parameter.default is Parameter.empty]
 
     def _place_modules(self) -> None:
         """As every Brain, and the loss where it is a module; scripting puts another module in the place of the first."""
@@ -305,14 +306,14 @@ class ModuleBrain(Brain):
 
     def _explain(self, error: TypeError, inputs: Any) -> None:
         """Raise in the place of ``error`` if the batch does not fit the signature of ``forward``."""
-        given = inputs if isinstance(inputs, Mapping) else {}
-        positional = inputs if isinstance(inputs, list | tuple) else () if given else (inputs,)
+        keywords = inputs if isinstance(inputs, Mapping) else {}
+        positional = inputs if isinstance(inputs, list | tuple) else () if keywords else (inputs,)
         try:
-            self._signature.bind(*positional, **given)
-        except TypeError as wrong:
-            names = ", ".join(f"{name}: {shape_of(each)}" for name, each in given.items())
-            has = names or ", ".join(shape_of(each) for each in positional)
+            self._signature.bind(*positional, **keywords)
+        except TypeError as mismatch:
+            names = ", ".join(f"{name}: {shape_of(value)}" for name, value in keywords.items())
+            shapes = names or ", ".join(shape_of(value) for value in positional)
             raise DataError(
-                f"{self._where}the inputs of a batch are ({has}), and {type(self.module).__name__}.forward takes "
-                f"{self._signature}: {wrong}; return them so from the dataset, or write a Brain"
+                f"{self._where}the inputs of a batch are ({shapes}), and {type(self.module).__name__}.forward takes "
+                f"{self._signature}: {mismatch}; return them so from the dataset, or write a Brain"
             ) from error

@@ -43,13 +43,13 @@ def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def evaluating(brain: BatchBrain) -> Iterator[None]:
     """A Brain's modules so; what is logged and counted in the block is kept apart from the pass around it."""
-    outside, brain._pass_numbers = brain._pass_numbers, Meters()
+    numbers, brain._pass_numbers = brain._pass_numbers, Meters()
     step, brain.step = brain.step, 0
     try:
         with in_evaluation_mode(brain.modules):
             yield
     finally:
-        brain._pass_numbers, brain.step = outside, step
+        brain._pass_numbers, brain.step = numbers, step
 
 
 def evaluate(
@@ -74,8 +74,8 @@ def evaluate(
         ``loss``, the metrics by name, and what the Brain has logged.
     """
     if (metrics or observe) and not brain._gives_predictions:
-        own = f"{type(brain).__name__} has its own evaluate_batch, which gives no predictions to judge or write"
-        raise DataError(f"{own}; leave out metrics and write_predictions, or use self.log in it")
+        message = f"{type(brain).__name__} has its own evaluate_batch, which gives no predictions to judge or write"
+        raise DataError(f"{message}; leave out metrics and write_predictions, or use self.log in it")
     loss = Mean()
     for metric in metrics.values():
         metric.reset()
@@ -96,9 +96,9 @@ def evaluate(
         if not loss.sums:
             raise DataError("the evaluated dataset gave no batch; check it")
         mean = loss.compute()
-        judged = {name: _number(metric.compute(), name, metric) for name, metric in metrics.items()}
+        computed = {name: _number(metric.compute(), name, metric) for name, metric in metrics.items()}
         brain.on_stage_end(stage, mean, epoch)
-        return brain._with_logged({"loss": mean, **judged})
+        return brain._with_logged({"loss": mean, **computed})
 
 
 def _number(value: Any, name: str, metric: Metric) -> float:
@@ -184,16 +184,16 @@ class BestTracker:
 
     def deserves_checkpoint(self, iteration: int) -> bool:
         """Whether this iteration is one of the best."""
-        return any(each.iteration == iteration for each in self.pending)
+        return any(entry.iteration == iteration for entry in self.pending)
 
     def kept_with(self, iteration: int) -> list[BestEntry]:
         """The entries that are kept once a checkpoint of an iteration is on disk."""
-        return self._best_of([*self.kept, *(each for each in self.pending if each.iteration == iteration)])
+        return self._best_of([*self.kept, *(entry for entry in self.pending if entry.iteration == iteration)])
 
     def mark_saved(self, iteration: int) -> None:
         """A checkpoint of an iteration is on disk; of earlier ones none will come any more."""
         self.kept = self.kept_with(iteration)
-        self.pending = [each for each in self.pending if each.iteration > iteration]
+        self.pending = [entry for entry in self.pending if entry.iteration > iteration]
 
     def check_reported(self) -> None:
         """After every phase has been validated.
@@ -211,13 +211,13 @@ class BestTracker:
 
     def state_dict(self, iteration: int) -> dict[str, Any]:
         """The best so far, the entries kept once a checkpoint of this iteration is on disk, and which phase reports what."""
-        kept = [list(each) for each in self.kept_with(iteration)]
+        kept = [list(entry) for entry in self.kept_with(iteration)]
         return {"value": self.value, "iteration": self.iteration, "kept": kept, "reported": dict(self._reported)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from that state."""
         self.value, self.iteration, self._reported = state["value"], state["iteration"], dict(state["reported"])
-        self.kept = [BestEntry(*each) for each in state["kept"]][: self.count]
+        self.kept = [BestEntry(*entry) for entry in state["kept"]][: self.count]
 
     def _best_of(self, entries: list[BestEntry]) -> list[BestEntry]:
         # Of equals the older stays: Python's sort keeps their order.

@@ -106,15 +106,15 @@ class Fit:
     ) -> None:
         options = brain._run_options
         self.brain, self.options, self.shown = brain, options, shown
-        most = options.debug_batches if options.debug else None
-        self.train = LimitedLoader(train, most) if most else train
-        self.valid = LimitedLoader(valid, most) if most and valid is not None else valid
+        max_batches = options.debug_batches if options.debug else None
+        self.train = LimitedLoader(train, max_batches) if max_batches else train
+        self.valid = LimitedLoader(valid, max_batches) if max_batches and valid is not None else valid
         intervals = [Interval(options.ckpt_interval_steps, "iteration")] if options.ckpt_interval_steps > 0 else []
         seconds = round(options.ckpt_interval_minutes * 60)
         intervals += [Interval(seconds, "second")] if seconds > 0 else []
         self.updater = Updater(brain)
         brain._counts_batches = is_plain(brain, self.updater)
-        schedulers = {str(number): each for number, each in enumerate(brain._optim_schedulers)}
+        schedulers = {str(number): scheduler for number, scheduler in enumerate(brain._optim_schedulers)}
         entry = {"model": brain, "brain": brain, "optim_schedulers": schedulers, "updater": self.updater}
         self.models = {NAME: entry}
         self.metrics: dict[str, float] = {}
@@ -132,34 +132,38 @@ class Fit:
         checkpointer = self.brain.checkpointer
         if checkpointer:
             checkpointer.begin(self.models)
-        while checkpointer and (found := checkpointer.newest_valid()):
-            if found.weights.keys() != {NAME} or (found.training is not None and "fit" not in found.training):
-                what = f"{found.path}: was saved by a run, or by something else that is no fit of a Brain"
+        while checkpointer and (checkpoint := checkpointer.newest_valid()):
+            if checkpoint.weights.keys() != {NAME} or (
+                checkpoint.training is not None and "fit" not in checkpoint.training
+            ):
+                what = f"{checkpoint.path}: was saved by a run, or by something else that is no fit of a Brain"
                 raise CheckpointError(f"{what}; give the Brain a Checkpointer with a folder of its own")
-            if found.training is None or found.training["fit"]:
-                self._go_on(found)
+            if checkpoint.training is None or checkpoint.training["fit"]:
+                self._go_on(checkpoint)
                 return
-            apart = store.set_aside(found.path)
-            within = f"{found.path}: was saved within an epoch, and training goes on from the last end of one"
-            logger.info(f"{within}; it is now {apart.name}")
+            moved = store.set_aside(checkpoint.path)
+            message = f"{checkpoint.path}: was saved within an epoch, and training goes on from the last end of one"
+            logger.info(f"{message}; it is now {moved.name}")
 
-    def _go_on(self, found: LoadedCheckpoint) -> None:
+    def _go_on(self, checkpoint: LoadedCheckpoint) -> None:
         context = Context(model=self.models, train_state=self.brain._train_state)
         checkpointer = self.brain.checkpointer
         recoverables, initial = (checkpointer.recoverables, checkpointer.initial) if checkpointer else ({}, None)
-        state.restore_training(found, context, recoverables, initial)
-        self.last_end = found.path
-        if found.training is None:
-            old = f"{found.path}: an earlier version saved weights and counters alone; the optimizers begin anew"
-            logger.warning(f"{old}, and no epoch of the counter is skipped")
+        state.restore_training(checkpoint, context, recoverables, initial)
+        self.last_end = checkpoint.path
+        if checkpoint.training is None:
+            message = (
+                f"{checkpoint.path}: an earlier version saved weights and counters alone; the optimizers begin anew"
+            )
+            logger.warning(f"{message}, and no epoch of the counter is skipped")
             return
-        fit = found.training["fit"]
-        self.epochs, self.metrics, self.measured = fit["epochs"], fit["metrics"], found.train_state["iteration"]
-        logger.info(f"going on after epoch {self.epochs[-1]}, from {found.path}")
+        fit = checkpoint.training["fit"]
+        self.epochs, self.metrics, self.measured = fit["epochs"], fit["metrics"], checkpoint.train_state["iteration"]
+        logger.info(f"going on after epoch {self.epochs[-1]}, from {checkpoint.path}")
 
     def run(self, epoch_counter: Iterable[int]) -> None:
         """All epochs that are not done yet."""
-        done, before = Counter(self.epochs), len(self.epochs)
+        done, epochs_before = Counter(self.epochs), len(self.epochs)
         for epoch in map(int, () if self._over() else epoch_counter):
             if done[epoch]:
                 done[epoch] -= 1
@@ -170,9 +174,9 @@ class Fit:
             self.last_end = self.save()
             if self._over():
                 break
-        if len(self.epochs) == before:
+        if len(self.epochs) == epochs_before:
             updates = self.brain._train_state["update"]
-            logger.info(f"fit: nothing is left to train; {before} epochs and {updates} updates are done")
+            logger.info(f"fit: nothing is left to train; {epochs_before} epochs and {updates} updates are done")
         if self.brain.checkpointer:
             self.brain.checkpointer.wait()
 
@@ -200,14 +204,14 @@ class Fit:
 
     def _over(self) -> bool:
         """Whether ``optimizer_step_limit`` or ``debug_epochs`` is reached."""
-        limit, most = self.options.optimizer_step_limit, self.options.debug_epochs if self.options.debug else 0
-        return (limit is not None and self.brain._train_state["update"] >= limit) or 0 < most <= len(self.epochs)
+        limit, max_epochs = self.options.optimizer_step_limit, self.options.debug_epochs if self.options.debug else 0
+        return (limit is not None and self.brain._train_state["update"] >= limit) or 0 < max_epochs <= len(self.epochs)
 
     def _next_check(self, iteration: int, progress: PassProgress) -> int:
         # An iteration makes one update at most.
-        left = (self.options.optimizer_step_limit or NEVER) - self.brain._train_state["update"]
-        shown = progress.every - self.brain._batches_taken % progress.every if progress.every else NEVER
-        return min(self.saving.next_check(), iteration + max(1, min(left, shown)))
+        updates_left = (self.options.optimizer_step_limit or NEVER) - self.brain._train_state["update"]
+        until_shown = progress.every - self.brain._batches_taken % progress.every if progress.every else NEVER
+        return min(self.saving.next_check(), iteration + max(1, min(updates_left, until_shown)))
 
     def save(self, *, within_epoch: bool = False) -> Path | None:
         """Save a checkpoint of this moment, if there is where to; within an epoch, of the weights alone."""

@@ -270,7 +270,9 @@ class TrainLoop:
         }
         for phase, numbers in self.metrics.items():
             # A plugin may have added some.
-            numbers.update({name: as_number(each, f"metrics['{phase}']['{name}']") for name, each in numbers.items()})
+            numbers.update(
+                {name: as_number(number, f"metrics['{phase}']['{name}']") for name, number in numbers.items()}
+            )
         training = snapshot(self.models, loop=loop, metrics=self.metrics)
         self.checkpoints.save(self.counters, self.metrics, training, self.iterations_of_weights())
 

@@ -109,7 +109,7 @@ class NonFiniteGuard:
         return torch.maximum(infinite, losses)
 
     def _name(self, parameter: Tensor) -> str:
-        return next((name for name, each in self.names.items() if each is parameter), "?")
+        return next((name for name, named in self.names.items() if named is parameter), "?")
 
     def _optimizer_skips(self) -> bool:
         """Whether the optimizer's kernel skips the step where ``found_inf`` says so.
@@ -123,15 +123,15 @@ class NonFiniteGuard:
 
     def _has_momentum(self, group: Mapping[str, Any]) -> bool:
         """Whether the momentum of a group exists, or need not."""
-        return not group.get("momentum") or any(self.optimizer.state.get(each) for each in group["params"])
+        return not group.get("momentum") or any(self.optimizer.state.get(parameter) for parameter in group["params"])
 
 
 def _first_nonfinite(parameters: Sequence[Tensor]) -> Tensor:
     """The index, on their device, of the first whose gradient is not finite; meaningless where all are."""
-    norms = torch._foreach_norm([each.grad for each in parameters if each.grad is not None])
-    left, none = iter(norms), norms[0].new_zeros(())
-    every = [none if each.grad is None else next(left).to(none.device) for each in parameters]
-    return torch.stack(every).isfinite().int().argmin()
+    norms = torch._foreach_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    remaining, zero = iter(norms), norms[0].new_zeros(())
+    all_norms = [zero if parameter.grad is None else next(remaining).to(zero.device) for parameter in parameters]
+    return torch.stack(all_norms).isfinite().int().argmin()
 
 
 ADVICE = "lower the learning rate, set grad_clip, or check the data; none of these batches changed the weights"

@@ -27,50 +27,46 @@ COMPILED = "_orig_mod."
 """What torch.compile puts before the names in a module that it wraps."""
 
 
-def trained(model: nn.Module, updated_modules: str | Iterable[str] | None) -> dict[str, nn.Parameter]:
+def trainable_parameters(model: nn.Module, updated_modules: str | Iterable[str] | None) -> dict[str, nn.Parameter]:
     """The trainable parameters of the whole model, or of some parts of it, by name; each once.
 
     Raises:
         ConfigError: the model has no such part, or nothing in it is trained.
     """
     names = [updated_modules] if isinstance(updated_modules, str) else updated_modules
-    names = None if names is None else list(names)
-    if names == []:
+    parts = {"": model} if names is None else {name: _part(model, name) for name in names}
+    if not parts:
         raise ConfigError("updated_modules: is empty; name parts of the model, or leave it out for all of it")
-    parts = {"": model} if names is None else {f"{name}.": _part(model, name) for name in names}
-    found: dict[str, nn.Parameter] = {}
-    seen: set[nn.Parameter] = set()
+    name_of: dict[nn.Parameter, str] = {}
     for prefix, part in parts.items():
-        for name, each in part.named_parameters(prefix.rstrip(".")):
-            if each.requires_grad and each not in seen:
-                seen.add(each)
-                found[name.replace(COMPILED, "")] = each
-    if not found:
-        named = [f" ({name.rstrip('.')})" for name in parts if name]
-        where = f"{type(model).__name__}{''.join(named)}"
+        for name, parameter in part.named_parameters(prefix):
+            if parameter.requires_grad:
+                name_of.setdefault(parameter, name.replace(COMPILED, ""))
+    if not name_of:
+        where = "".join([type(model).__name__, *(f" ({name})" for name in parts if name)])
         raise ConfigError(f"{where} has no parameter that is trained; set requires_grad on some, or do not train it")
-    return found
+    return {name: parameter for parameter, name in name_of.items()}
 
 
 def _part(model: nn.Module, name: str) -> nn.Module:
     """A submodule; a compiled module in the way is looked through."""
     part = model
-    for each in name.split("."):
+    for child in name.split("."):
         part = getattr(part, "_orig_mod", part)
-        below = {child: module for child, module in part._modules.items() if module is not None}
-        if each not in below:
-            raise ConfigError(f"updated_modules: {type(model).__name__} has no part '{name}'{one_of(each, below)}")
-        part = below[each]
+        below = {key: module for key, module in part._modules.items() if module is not None}
+        if child not in below:
+            raise ConfigError(f"updated_modules: {type(model).__name__} has no part '{name}'{one_of(child, below)}")
+        part = below[child]
     return part
 
 
 def without_decay(module: nn.Module) -> list[dict[str, object]]:
     """Parameter groups in which vectors (biases, norms) are spared the weight decay, and come first."""
-    parameters = [each for each in module.parameters() if each.requires_grad]
-    vectors = [each for each in parameters if each.ndim <= 1]
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
     return [
         {"params": vectors, "weight_decay": 0.0},
-        {"params": [each for each in parameters if each.ndim > 1]},
+        {"params": [parameter for parameter in parameters if parameter.ndim > 1]},
     ]
 
 
@@ -208,10 +204,12 @@ class OptimScheduler(ABC):
         self.after_backward: Watcher | None = None
         self.before_update: Watcher | None = None
         self.after_update: Watcher | None = None
-        names = trained(model, updated_modules)
+        names = trainable_parameters(model, updated_modules)
         self._make = partial(_built, optim_type, list(names.values()))
         self.optimizer = self._make(optim_conf)
-        self.parameters: list[Tensor] = [each for group in self.optimizer.param_groups for each in group["params"]]
+        self.parameters: list[Tensor] = [
+            parameter for group in self.optimizer.param_groups for parameter in group["params"]
+        ]
         self.guard = NonFiniteGuard(self.optimizer, names)
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         if not self.constant or ft_factor != 1.0:
@@ -307,22 +305,22 @@ class OptimScheduler(ABC):
             self.guard.close()
         return acts
 
-    def _rate_of(self, given: Any) -> float:
+    def _rate_of(self, value: Any) -> float:
         """What ``update_lr`` gave, as a rate.
 
         Raises:
             ConfigError: it is none.
         """
-        number = isinstance(given, int | float) or (isinstance(given, Tensor) and given.numel() == 1)
-        if not number or not 0 <= (rate := float(given)) < math.inf:
-            what = f"{type(self).__name__}.update_lr returned {given!r} for window {self.real_step}"
+        number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
+        if not number or not 0 <= (rate := float(value)) < math.inf:
+            what = f"{type(self).__name__}.update_lr returned {value!r} for window {self.real_step}"
             raise ConfigError(f"{what}; return a finite rate of 0 or more")
         return rate
 
     def _prepare(self) -> bool:
         """Make the gradients those of the mean loss, clipped; False where they are known not to be finite."""
-        parameters = [each for each in self.parameters if each.grad is not None]
-        gradients = [each.grad for each in parameters if each.grad is not None]
+        parameters = [parameter for parameter in self.parameters if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if self.scaler:
             self.guard.mark_gradients(gradients)
             self.scaler.unscale_(self.optimizer)
@@ -341,8 +339,8 @@ class OptimScheduler(ABC):
     def set_rate(self, rate: float) -> None:
         """Make ``rate`` that of the first group; the others keep their ratio to it."""
         base = self._base_rates[0]
-        for group, own in zip(self.optimizer.param_groups, self._base_rates, strict=True):
-            new = rate if own == base else rate * own / base
+        for group, group_base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
+            new = rate if group_base == base else rate * group_base / base
             if type(group["lr"]) is Tensor:
                 # A captured or compiled step reads this very tensor.
                 group["lr"].fill_(new)
@@ -405,9 +403,9 @@ def _above_zero(**numbers: float | None) -> None:
 
 def _refuse_ratio_to_zero(rates: Sequence[float]) -> None:
     if rates[0] == 0 and any(rates):
-        given = ", ".join(f"{each:g}" for each in rates)
+        listed = ", ".join(f"{rate:g}" for rate in rates)
         raise ConfigError(
-            f"OptimScheduler: the rates of the groups are {given}; make the first above 0, as the others keep their ratio to it"
+            f"OptimScheduler: the rates of the groups are {listed}; make the first above 0, as the others keep their ratio to it"
         )
 
 
@@ -415,14 +413,14 @@ def _built(
     optim_type: str | type[Optimizer] | Callable[..., Optimizer], parameters: list[Any], optim_conf: Mapping[str, Any]
 ) -> Optimizer:
     """The optimizer: of a named class, or what a function makes of the parameters."""
-    chosen = optimizer_name(optim_type)
-    if callable(chosen) and not isinstance(chosen, type):
-        made = chosen(parameters, **optim_conf)
-        if not isinstance(made, Optimizer):
-            raise ConfigError(f"OptimScheduler: {optim_type!r} made a {type(made).__name__}; return a torch Optimizer")
-        return made
-    path = class_path.parse(chosen, module=OPTIMIZERS) if isinstance(chosen, str) else chosen
-    optimizer: Optimizer = class_path.load_class(path, Optimizer)(parameters, **optim_conf)
+    kind = optimizer_name(optim_type)
+    make: Any = kind
+    if isinstance(kind, type) or not callable(kind):
+        path = class_path.parse(kind, module=OPTIMIZERS) if isinstance(kind, str) else kind
+        make = class_path.load_class(path, Optimizer)
+    optimizer = make(parameters, **optim_conf)
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(f"OptimScheduler: {optim_type!r} made a {type(optimizer).__name__}; return a torch Optimizer")
     return optimizer
 
 
@@ -525,11 +523,11 @@ def _backward_by_loss(losses: Mapping[str, Tensor], optim_schedulers: Sequence[O
             _missing(name, losses)
         if scheduler.acts():
             groups.setdefault((name, id(scheduler.scaler)), []).append(scheduler)
-    left, finite = len(groups), True
+    remaining, finite = len(groups), True
     for (name, _), group in groups.items():
-        left -= 1
+        remaining -= 1
         # Losses may share a graph, which each but the last backward has to leave in place.
-        finite &= _backward_into(group, losses[name], name, samples, retain=left > 0)
+        finite &= _backward_into(group, losses[name], name, samples, retain=remaining > 0)
     return finite
 
 
@@ -551,7 +549,12 @@ def _backward_into(group: Sequence[OptimScheduler], loss: Tensor, name: str, sam
     if group[0].scaler:
         loss = group[0].scaler.scale(loss)
     inputs = list(
-        {id(each): each for scheduler in group for each in scheduler.parameters if each.requires_grad}.values()
+        {
+            id(parameter): parameter
+            for scheduler in group
+            for parameter in scheduler.parameters
+            if parameter.requires_grad
+        }.values()
     )
     torch.autograd.backward(loss, inputs=inputs, retain_graph=retain)
     return True
@@ -559,15 +562,15 @@ def _backward_into(group: Sequence[OptimScheduler], loss: Tensor, name: str, sam
 
 def _update_scalers(optim_schedulers: Sequence[OptimScheduler]) -> None:
     """Let each gradient scaler adapt after a step; no window of gradients scaled by it may then be open."""
-    scalers = {id(each.scaler): each.scaler for each in optim_schedulers if each.scaler}
+    scalers = {id(scheduler.scaler): scheduler.scaler for scheduler in optim_schedulers if scheduler.scaler}
     for scaler in scalers.values():
-        sharing = [each for each in optim_schedulers if each.scaler is scaler]
-        if any(each.stepped for each in sharing):
-            if any(each.batches for each in sharing):
+        sharing = [scheduler for scheduler in optim_schedulers if scheduler.scaler is scaler]
+        if any(scheduler.stepped for scheduler in sharing):
+            if any(scheduler.batches for scheduler in sharing):
                 _refuse_shared_scaler(sharing)
             scaler.update()
-            for each in sharing:
-                each.stepped = False
+            for scheduler in sharing:
+                scheduler.stepped = False
 
 
 def _missing(name: str, losses: Mapping[str, Tensor]) -> NoReturn:
@@ -579,7 +582,7 @@ def _refuse_shared_parameters(optim_schedulers: Sequence[OptimScheduler]) -> Non
     seen: set[Tensor] = set()
     for scheduler in optim_schedulers:
         if shared := seen.intersection(scheduler.parameters):
-            name = next((name for name, each in scheduler.guard.names.items() if each in shared), "?")
+            name = next((name for name, parameter in scheduler.guard.names.items() if parameter in shared), "?")
             raise ConfigError(
                 f"two OptimSchedulers train '{name}'; confine each to its own modules with updated_modules"
             )
@@ -587,7 +590,7 @@ def _refuse_shared_parameters(optim_schedulers: Sequence[OptimScheduler]) -> Non
 
 
 def _refuse_shared_scaler(sharing: Sequence[OptimScheduler]) -> NoReturn:
-    factors = " and ".join(str(each.accum_grad) for each in sharing)
+    factors = " and ".join(str(scheduler.accum_grad) for scheduler in sharing)
     raise ConfigError(
         f"OptimSchedulers with an accum_grad of {factors} share a GradScaler, whose scale would change within a window; "
         "give each a scaler of its own"

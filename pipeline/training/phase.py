@@ -37,11 +37,11 @@ def phase_of(phase: str, context: Context, *needed: str) -> Mapping[str, Any]:
     if not isinstance(entry, Mapping):
         kind = type(entry).__name__
         raise ContextError(f"context['model']['{phase}'] is a {kind}, not a dict; write {{{', '.join(needed)}}} there")
-    lacking = [key for key in needed if key not in entry]
-    if lacking:
-        has = ", ".join(map(str, entry)) or "nothing"
+    missing = [key for key in needed if key not in entry]
+    if missing:
+        keys = ", ".join(map(str, entry)) or "nothing"
         raise ContextError(
-            f"context['model']['{phase}'] has no '{lacking[0]}', only {has}; the network stage has to write it, "
+            f"context['model']['{phase}'] has no '{missing[0]}', only {keys}; the network stage has to write it, "
             "or replace the runner stage as well"
         )
     return entry
@@ -109,12 +109,12 @@ def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSch
         ConfigError: the runner's options contradict each other, or the device cannot do them.
     """
     models = dict.get(context, "model")
-    entries = {each.name: models.get(each.name) for each in phases} if isinstance(models, Mapping) else {}
-    begun = set[int]()
+    entries = {phase.name: models.get(phase.name) for phase in phases} if isinstance(models, Mapping) else {}
+    started = set[int]()
     for name, entry in entries.items():
         brain = entry.get("brain") if isinstance(entry, Mapping) else None
-        if isinstance(entry, Mapping) and isinstance(brain, Brain) and id(brain) not in begun:
-            begun.add(id(brain))
+        if isinstance(entry, Mapping) and isinstance(brain, Brain) and id(brain) not in started:
+            started.add(id(brain))
             brain._set_options(run_options_for(runner, dict.__getitem__(context, "device")))
             type(brain).bind(brain, name, entry.get("optim_schedulers") or {}, context, runner.nonfinite_patience)
             with error_context(f"phase.{name}"):
@@ -161,17 +161,17 @@ def refuse_short_schedules(runner: RunnerSchema, phases: list[PhaseSchema], epoc
         ConfigError: there is one.
     """
     for phase in phases:
-        for name, each in context["model"][phase.name]["optim_schedulers"].items():
-            if isinstance(each, TorchSchedule) and each.steps is not None and phase.model_of is None:
-                needed = _needed(each, phase, runner, phases, epochs, context)
-                if needed > each.steps:
+        for name, scheduler in context["model"][phase.name]["optim_schedulers"].items():
+            if isinstance(scheduler, TorchSchedule) and scheduler.steps is not None and phase.model_of is None:
+                needed = _steps_needed(scheduler, phase, runner, phases, epochs, context)
+                if needed > scheduler.steps:
                     address = f"phase.{phase.name}.optim_schedulers.{name}"
-                    kind = type(each.schedule).__name__
-                    message = too_short(kind, each.steps, needed, per_epoch=each.per == "epoch")
+                    kind = type(scheduler.schedule).__name__
+                    message = too_short(kind, scheduler.steps, needed, per_epoch=scheduler.per == "epoch")
                     raise ConfigError(f"{context['config'].origin(address)}: {address}: {message}")
 
 
-def _needed(
+def _steps_needed(
     schedule: TorchSchedule,
     owner: PhaseSchema,
     runner: RunnerSchema,
@@ -179,27 +179,22 @@ def _needed(
     epochs: int,
     context: Context,
 ) -> int:
-    """How many steps of the schedule the whole training takes; 0 where that cannot be told."""
+    """How many steps of the schedule the whole training takes; 0 where that is not known."""
     models = context["model"]
-    sharing = [each.name for each in phases if owner.name in (each.name, each.model_of)]
-    own = not all(is_plain(models[name]["brain"], models[name]["updater"]) for name in sharing)
-    batches = {each.name: length(pass_loader(each.dataset_name or "", runner, context)) or 0 for each in phases}
+    batches = {phase.name: length(pass_loader(phase.dataset_name or "", runner, context)) or 0 for phase in phases}
+    sharing = [phase.name for phase in phases if owner.name in (phase.name, phase.model_of)]
+    plain = all(is_plain(models[name]["brain"], models[name]["updater"]) for name in sharing)
     # An updater of the user's own makes as many steps as it likes.
-    if own or runner.optimizer_step_limit or not all(batches.values()):
+    if not plain or runner.optimizer_step_limit or not all(batches.values()):
         return 0
-    passes = list(_passes(batches, epochs, runner.max_steps or NEVER))
-    if schedule.per == "epoch":
-        return max(sum(times for each, _, times in passes if each == name) for name in sharing)
-    return sum(times * -(-count // schedule.accum_grad) for name, count, times in passes if name in sharing)
-
-
-def _passes(batches: Mapping[str, int], epochs: int, max_steps: int) -> Iterator[tuple[str, int, int]]:
-    """(phase, batches in a pass, how many such passes): those of the whole epochs, then those of the one that is cut short."""
-    whole = min(epochs, max_steps // sum(batches.values()))
-    left = max_steps - whole * sum(batches.values()) if whole < epochs else 0
+    in_epoch, max_steps = sum(batches.values()), runner.max_steps or NEVER
+    whole = min(epochs, max_steps // in_epoch)
+    left = max_steps - whole * in_epoch if whole < epochs else 0
+    passes, windows = {}, {}
     for name, count in batches.items():
-        yield name, count, whole
-    for name, count in batches.items():
-        if cut := min(count, left):
-            yield name, cut, 1
-        left -= cut
+        # The last epoch may be cut short.
+        last = min(count, left)
+        left -= last
+        passes[name] = whole + bool(last)
+        windows[name] = whole * -(-count // schedule.accum_grad) + -(-last // schedule.accum_grad)
+    return max(passes[name] for name in sharing) if schedule.per == "epoch" else sum(windows[name] for name in sharing)

@@ -157,14 +157,14 @@ def checked(options: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _with_one_precision(options: dict[str, Any], where: str) -> dict[str, Any]:
     """The same with ``precision`` in the place of what is deprecated; one that is False says nothing beside another."""
-    spelled = [name for name in DEPRECATED if name in options]
-    wanted = {DEPRECATED[name] for name in spelled if options[name]}
-    wanted |= {options["precision"]} if "precision" in options else set()
-    if len(wanted) > 1:
+    deprecated = [name for name in DEPRECATED if name in options]
+    precisions = {DEPRECATED[name] for name in deprecated if options[name]}
+    precisions |= {options["precision"]} if "precision" in options else set()
+    if len(precisions) > 1:
         names = ", ".join(name for name in ("precision", *DEPRECATED) if options.get(name))
-        raise ConfigError(f"{where}: {names} say {' and '.join(sorted(wanted))}; keep precision alone")
-    kept = {name: value for name, value in options.items() if name not in spelled}
-    return {**kept, "precision": min(wanted, default="fp32")} if spelled else kept
+        raise ConfigError(f"{where}: {names} say {' and '.join(sorted(precisions))}; keep precision alone")
+    kept = {name: value for name, value in options.items() if name not in deprecated}
+    return {**kept, "precision": min(precisions, default="fp32")} if deprecated else kept
 
 
 def _with_flags(options: dict[str, Any], where: str) -> dict[str, Any]:

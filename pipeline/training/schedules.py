@@ -26,8 +26,8 @@ class Constant(OptimScheduler):
     def sche_init(self, *args: Any, **sche_conf: Any) -> None:
         """Takes no arguments."""
         if args or sche_conf:
-            given = ", ".join([*map(str, args), *sche_conf])
-            raise ConfigError(f"a constant rate takes no arguments, and was given {given}; remove them")
+            arguments = ", ".join([*map(str, args), *sche_conf])
+            raise ConfigError(f"a constant rate takes no arguments, and was given {arguments}; remove them")
 
     def update_lr(self, real_step: int, epoch_num: int) -> float:
         """The base rate."""
@@ -78,8 +78,8 @@ class _Warmup(OptimScheduler):
     def sche_init(self, total_steps: int, warmup_steps: int = 0, final: float = 0.0) -> None:
         """Take the lengths, in windows, and the share of the base rate that is left at the end."""
         if not 0 <= warmup_steps < total_steps:
-            given = f"warmup_steps is {warmup_steps} and total_steps {total_steps}"
-            raise ConfigError(f"{type(self).__name__}: {given}; the rise must end before the total")
+            lengths = f"warmup_steps is {warmup_steps} and total_steps {total_steps}"
+            raise ConfigError(f"{type(self).__name__}: {lengths}; the rise must end before the total")
         self.total_steps, self.warmup_steps, self.final = total_steps, warmup_steps, final
 
     def left(self, share: float) -> float:
@@ -176,12 +176,12 @@ class TorchSchedule(OptimScheduler):
         if per not in {"step", "epoch"}:
             raise ConfigError(f"TorchSchedule: per is {per!r}; write step or epoch")
         path = class_path.parse(schedule, module=LR_SCHEDULERS) if isinstance(schedule, str) else schedule
-        found: Any = class_path.load_class(path, lr_scheduler.LRScheduler)
-        if issubclass(found, lr_scheduler.ReduceLROnPlateau):
+        schedule_class: Any = class_path.load_class(path, lr_scheduler.LRScheduler)
+        if issubclass(schedule_class, lr_scheduler.ReduceLROnPlateau):
             raise ConfigError("TorchSchedule: ReduceLROnPlateau needs a metric; use Plateau")
         self.per = per
         self.own_optimizer = torch.optim.SGD([torch.zeros(1)], lr=self.base_lr)
-        self.schedule = found(self.own_optimizer, **(args or {}))
+        self.schedule = schedule_class(self.own_optimizer, **(args or {}))
         if getattr(self.schedule, "cycle_momentum", False):
             kind = type(self.schedule).__name__
             raise ConfigError(f"TorchSchedule: cycle_momentum of {kind} would be ignored; set cycle_momentum: false")

@@ -46,8 +46,8 @@ class CustomUpdate:
         self.scheduled = False
         # One of its own: an updater may call the Brain's fit_batch, and the Brain's cannot be entered twice.
         around = autocast(brain._run_options.precision, brain.device, steps=True)
-        for each in brain._optim_schedulers:
-            each.under_autocast = bool(around)
+        for scheduler in brain._optim_schedulers:
+            scheduler.under_autocast = bool(around)
         self.autocast = around or nullcontext()
 
     def __call__(self, batch: Any) -> None:
@@ -60,8 +60,8 @@ class CustomUpdate:
             self.before(context=self.context, batch=batch)
         self.updater.logged = brain._pass_numbers
         gathered, windows = _losses_so_far(brain), _windows(brain)
-        for each in brain._optim_schedulers:
-            each.epoch, each.batch_samples = brain._train_state["epoch"], samples
+        for scheduler in brain._optim_schedulers:
+            scheduler.epoch, scheduler.batch_samples = brain._train_state["epoch"], samples
         with self.autocast:
             losses = self._losses(self.updater.update(batch))
         if _losses_so_far(brain) == gathered:
@@ -86,7 +86,7 @@ class CustomUpdate:
     def _losses(self, returned: Any) -> Losses:
         """What the updater returned, as losses by name, detached."""
         losses = {} if returned is None else losses_by_name(returned, f"{type(self.updater).__name__}.update")
-        return {name: each.detach() for name, each in losses.items()}
+        return {name: loss.detach() for name, loss in losses.items()}
 
 
 def _losses_so_far(brain: BatchBrain) -> int:
@@ -96,12 +96,12 @@ def _losses_so_far(brain: BatchBrain) -> int:
 
 def _windows(brain: BatchBrain) -> list[tuple[int, int]]:
     """Of each scheduler, how many windows are closed, and how many batches are in the open one."""
-    return [(each.real_step, each.batches) for each in brain._optim_schedulers]
+    return [(scheduler.real_step, scheduler.batches) for scheduler in brain._optim_schedulers]
 
 
 def _acted(scheduler: OptimScheduler, before: tuple[int, int]) -> bool:
     """Whether a window was closed since, in which the scheduler acted."""
-    return any(each % scheduler.step_per_update == 0 for each in range(before[0] + 1, scheduler.real_step + 1))
+    return any(window % scheduler.step_per_update == 0 for window in range(before[0] + 1, scheduler.real_step + 1))
 
 
 @dataclass

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import ConfigError
-from pipeline.training.optim_scheduler import trained, without_decay
+from pipeline.training.optim_scheduler import trainable_parameters, without_decay
 
 
 class Net(nn.Module):
@@ -58,7 +58,7 @@ def test_parameters_of_the_named_parts_are_found_once_under_their_names_also_whe
 ) -> None:
     net = Net()
     own = dict(net.named_parameters(remove_duplicate=False))
-    found = trained(compiled(net), parts)
+    found = trainable_parameters(compiled(net), parts)
     assert list(found) == names
     assert all(found[name] is own[name] for name in names)
 
@@ -66,13 +66,13 @@ def test_parameters_of_the_named_parts_are_found_once_under_their_names_also_whe
 def test_a_tied_parameter_is_found_once() -> None:
     net = Net()
     net.body[1].weight = net.body[0].weight = nn.Parameter(torch.zeros(3, 3))
-    assert list(trained(net, "body")) == ["body.0.weight", "body.0.bias", "body.1.bias"]
+    assert list(trainable_parameters(net, "body")) == ["body.0.weight", "body.0.bias", "body.1.bias"]
 
 
 def test_frozen_parameters_are_left_out() -> None:
     net = Net()
     net.body[0].requires_grad_(False)
-    assert list(trained(net, "body")) == ["body.1.weight", "body.1.bias"]
+    assert list(trainable_parameters(net, "body")) == ["body.1.weight", "body.1.bias"]
 
 
 WRONG: list[tuple[Any, str]] = [
@@ -87,7 +87,7 @@ WRONG: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("parts", "message"), WRONG)
 def test_a_part_that_is_not_there_is_refused_with_those_that_are(parts: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        trained(Net(), parts)
+        trainable_parameters(Net(), parts)
     assert str(caught.value) == message
 
 
@@ -95,7 +95,7 @@ def test_a_part_without_a_trained_parameter_is_refused_by_its_name() -> None:
     net = Net()
     net.body.requires_grad_(False)
     with pytest.raises(ConfigError, match=r"Net \(body\) has no parameter that is trained; set requires_grad on some"):
-        trained(net, "body")
+        trainable_parameters(net, "body")
 
 
 def test_vectors_are_spared_the_weight_decay() -> None:
