@@ -212,7 +212,7 @@ def test_a_brain_may_count_the_samples_itself() -> None:
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (None, "compute_objectives returned a NoneType; return a scalar tensor, or a dict of them"),
+        (None, "compute_objectives returned None; return a scalar tensor, or a dict of them"),
         (1.5, "compute_objectives returned a float; return a scalar tensor"),
         ({}, "compute_objectives returned a dict of 0; return a scalar tensor"),
         ({"loss": 1.5}, "compute_objectives returned a dict of 1; return a scalar tensor"),
