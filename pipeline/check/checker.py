@@ -192,8 +192,7 @@ class _RunnerCheck:
         check_runner(runner, phases, trained, default, experiment)
         if "network" in default:
             PhaseCheck(runner, phases, trains=kind(runner) == "train").all()
-        nodes = {name: phase.node for name, phase in phases.items() if phase.node}
-        flow_check = FlowCheck(self.inspection, runner.node, nodes, runner.fault_at)
+        flow_check = FlowCheck(runner, phases)
         facts = {"is_infer": kind(runner) == "infer", "is_fleet": False} if kind(runner) in {"train", "infer"} else {}
         self.flow = flow_check.flow({**definitions, "runner": None} if experiment else definitions, plugins, facts)
         if experiment:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from pipeline.check.inspection import Inspection, plain
+from pipeline.check.inspection import Setting, plain
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.yaml_tree import DEFAULT, Node
 from pipeline.context import KEYS, STAGES, TRAIN_STATE
@@ -328,19 +328,13 @@ class FlowCheck:
     """The check of one runner's data flow.
 
     Args:
-        inspection: what is known of the config and its files.
         runner: the runner.
         phases: name -> phase, those that the runner runs.
-        add: notes a fault at one of the runner's keys.
     """
 
-    def __init__(
-        self, inspection: Inspection, runner: Node, phases: Mapping[str, Node], add: Callable[[str, str], None]
-    ) -> None:
-        self.inspection = inspection
+    def __init__(self, runner: Setting, phases: Mapping[str, Setting]) -> None:
         self.runner = runner
         self.phases = phases
-        self.add = add
 
     def flow(
         self,
@@ -365,14 +359,14 @@ class FlowCheck:
         """What a stage does with the context."""
         if definition is None:
             return None
-        arguments = plain(self.runner, f"{stage}_args")
+        arguments = self.runner[f"{stage}_args"].value
         found = flow_of_stage(definition, stage, arguments if isinstance(arguments, dict) else {}, facts)
-        custom = not is_untouched(self.runner, stage)
+        custom = not is_untouched(self.runner.node, stage)
         return StageFlow(stage, definition, found, custom, {} if custom or stage != "network" else self.items(facts))
 
     def items(self, facts: Mapping[str, bool]) -> dict[str, Sequence[str]]:
         """The names of the phases and datasets that the default network builds."""
-        chosen, section = plain(self.runner, "phases"), self.inspection.section("dataset")
+        chosen, section = self.runner["phases"].value, self.runner.inspection.section("dataset")
         wanted = {each for name in self.phases if facts for each in self.datasets(name, facts)}
         # Where a name stands for nothing, the config says so.
         if not facts or not wanted <= set(section) or chosen not in (None, *self.phases, list(self.phases)):
@@ -382,7 +376,7 @@ class FlowCheck:
     def datasets(self, phase: str, facts: Mapping[str, bool]) -> list[str]:
         """The names of the datasets that the default network builds for a phase."""
         data = ("valid_dataset_name", "dataset_name")
-        named = [each for key in data if isinstance(each := plain(self.phases[phase], key), str)]
+        named = [each for key in data if isinstance(each := self.phases[phase][key].value, str)]
         return named[:1] if facts["is_infer"] else named
 
     def faults(self, flow: DataFlow) -> None:
@@ -391,30 +385,25 @@ class FlowCheck:
         A status that leads nowhere is one of the stage that writes it.
         """
         for stage, message in flow.wrong_statuses():
-            self.add(f"{stage.stage}_class_path", message)
+            self.runner.fault_at(f"{stage.stage}_class_path", message)
         missing = flow.missing()
         # What else may write is looked for only where it matters.
         if missing and not self.is_reached(flow):
             for each in missing:
                 owner = each.reader if each.reader.custom or each.blamed is None else each.blamed
-                self.add(f"{owner.stage}_class_path", each.message)
+                self.runner.fault_at(f"{owner.stage}_class_path", each.message)
 
     def is_reached(self, flow: DataFlow) -> bool:
         """Whether a Brain may use the context, which the runner stage tells it."""
-        modules = [
-            *self.inspection.modules.values(),
-            *(each.definition.module for each in flow.stages.values() if each),
-        ]
-        for name, phase in self.phases.items():
-            for key, implied in (("updater.class_path", "Updater"), ("model", "Model")):
-                path = phase.find(key)
-                if path is None or path.value is None:
-                    continue
-                definition = self.inspection.find_class(path, f"phase.{name}.{key}", implied)
-                if definition is None:
+        modules = [each.definition.module for each in flow.stages.values() if each]
+        modules += self.runner.inspection.modules.values()
+        for phase in self.phases.values():
+            paths = {"Updater": phase["updater"]["class_path"], "Model": phase["model"]}
+            for implied, path in paths.items():
+                definition = path.find_class(implied)
+                if definition is None and path.value is not None:
                     return True
-                is_class = isinstance(definition.node, source.ClassNode)
-                modules += [each.module for each in classes.ancestry(definition)[0]] if is_class else []
+                modules += [each.module for each in classes.ancestry(definition)[0]] if definition else []
         return any(_uses_run_context(module) for module in _with_neighbours(modules))
 
 
@@ -426,10 +415,10 @@ def _uses_run_context(module: source.Module) -> bool:
     return bool(re.search(r"_run_context|\bdef bind\b", module.file.read_text(encoding="utf-8", errors="replace")))
 
 
-def is_untouched(runner: Node, stage: str) -> bool:
+def is_untouched(runner: Node | None, stage: str) -> bool:
     """Whether a stage is the default itself; a subclass may do more before and after."""
     default = RunnerSchema.model_fields[f"{stage}_class_path"].default
-    return plain(runner, f"{stage}_class_path") in (None, default)
+    return runner is None or plain(runner, f"{stage}_class_path") in (None, default)
 
 
 def runs_in_order(runner: Node) -> bool:

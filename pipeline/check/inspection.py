@@ -54,42 +54,6 @@ class Inspection:
         """Note a fault."""
         self.faults.append(origin.fault(address, message))
 
-    def find_class(
-        self, node: Node, address: str, name: str, base: str = "", module: str = ""
-    ) -> source.Definition | None:
-        """The definition behind a class path; everything wrong with it becomes a fault.
-
-        Args:
-            node: holds the path; a class given from Python is left to the trainer.
-            address: its address.
-            name: the class meant where the path names only a file.
-            base: ``module:Name`` of the class that it has to derive from.
-            module: where a bare name is looked up.
-        """
-        if not isinstance(node.value, str):
-            if module and not callable(node.value):  # elsewhere the schema says so
-                self.add(
-                    node.origin, address, f"is {node.plain()!r}; write the name of a class in {module}, or a class path"
-                )
-            return None
-        if "{workspace}" in node.value or "${" in node.value:  # stands for nothing: the config says so
-            return None
-        try:
-            path = class_path.parse(
-                node.value, name=name, folder=node.origin.folder, workspace=self.workspace, module=module
-            )
-        except ClassPathError as error:
-            self.add(node.origin, address, str(error))
-            return None
-        self.remember(path)
-        definition, wrong = class_path.examine(path)
-        for message in wrong:
-            self.add(node.origin, address, message)
-        fault = _wrong_class(node.value, definition, base) if definition and base else None
-        if fault:
-            self.add(node.origin, address, fault)
-        return None if fault else definition
-
     def remember(self, path: class_path.ClassPath) -> None:
         """Keep a workspace file for the run directory."""
         try:
@@ -171,8 +135,32 @@ class Setting:
         return replace(self, node=self.node and replace(self.node, value=spelling(self.node.value)))
 
     def find_class(self, name: str, base: str = "", module: str = "") -> source.Definition | None:
-        """The definition behind a class path, if there is one; see ``Inspection.find_class``."""
-        return self.inspection.find_class(self.node, self.address, name, base, module) if self.node else None
+        """The definition behind a class path, if there is one; everything wrong with it becomes a fault.
+
+        Args:
+            name: the class meant where the path names only a file.
+            base: ``module:Name`` of the class that it has to derive from.
+            module: where a bare name is looked up.
+        """
+        text, inspection = self.node.value if self.node else None, self.inspection
+        if not isinstance(text, str):  # a class given from Python is left to the trainer
+            if self.node and module and not callable(text):  # elsewhere the schema says so
+                self.fault(f"is {self.value!r}; write the name of a class in {module}, or a class path")
+            return None
+        if "{workspace}" in text or "${" in text:  # stands for nothing: the config says so
+            return None
+        folder = self.node.origin.folder if self.node else None
+        try:
+            path = class_path.parse(text, name=name, folder=folder, workspace=inspection.workspace, module=module)
+        except ClassPathError as error:
+            self.fault(str(error))
+            return None
+        inspection.remember(path)
+        definition, messages = class_path.examine(path)
+        wrong = _wrong_class(text, definition, base) if definition and base else None
+        for message in [*messages, *([wrong] if wrong else [])]:
+            self.fault(message)
+        return None if wrong else definition
 
     def references(self, section: str) -> list[str]:
         """The names in it, one or a list, of items of a section that exist; the others become faults."""

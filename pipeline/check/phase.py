@@ -147,7 +147,7 @@ def refuse_undefined(runner: Setting, path: Setting, definition: source.Definiti
 
 def has_default_runner(runner: Setting) -> bool:
     """Whether the runner stage is the default itself."""
-    return runner.node is not None and is_untouched(runner.node, "runner")
+    return is_untouched(runner.node, "runner")
 
 
 def is_brain(phase: Setting) -> bool | None:

@@ -111,7 +111,7 @@ def _check_keys(runner: Setting, phases: dict[str, Setting]) -> None:
     """What the default runner stage would ignore, or cannot do."""
     trains = kind(runner) == "train"
     # Only of the defaults themselves it is known what they report and export.
-    whole = runner.node is not None and all(is_untouched(runner.node, stage) for stage in ("network", "runner"))
+    whole = all(is_untouched(runner.node, stage) for stage in ("network", "runner"))
     idle = {"write_predictions": "a train runner writes no predictions; remove it"}
     if not trains:
         idle = dict.fromkeys(TRAINING, "an infer runner makes one pass; remove it")
