@@ -49,6 +49,15 @@ def flatten(state: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
     return found, {"state_format": FORMAT, "state": structure}
 
 
+def check(state: Any, where: str) -> None:
+    """See that a state can be saved, without saving it.
+
+    Raises:
+        CheckpointError: something in it cannot; the message begins with ``where``.
+    """
+    _flatten(state, where, {})
+
+
 def split(
     state: Mapping[str, Any], metadata: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Tensor], dict[str, str]]:

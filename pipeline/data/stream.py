@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,20 +11,16 @@ from itertools import count as numbers
 from itertools import islice
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data._utils import worker as torch_worker
 
+from pipeline.checkpoint import pytree
 from pipeline.data.fetch import Progress, WorkerFailure, add_note, collate_error
 from pipeline.data.rng import RngStream, from_plain, seeded, to_plain
-from pipeline.errors import DataError
+from pipeline.errors import CheckpointError, DataError
 
 _pin_memory: Callable[[Any], Any] = torch_pin_memory.pin_memory
-
-_SCALARS = (type(None), bool, int, float, str, bytes, Tensor, nn.Parameter)
-
-_MAPPINGS = (dict, OrderedDict, Counter)
 
 
 class BatchWithState(NamedTuple):
@@ -132,25 +127,11 @@ def state_of(dataset: Any, where: str) -> Any:
         DataError: it holds something that no checkpoint can.
     """
     state = dataset.state_dict()
-    _check_plain(state, f"{where}: {type(dataset).__name__}.state_dict()", "")
+    try:
+        pytree.check(state, f"{where}: {type(dataset).__name__}.state_dict()")
+    except CheckpointError as error:
+        raise DataError(str(error)) from error
     return copy.deepcopy(state)
-
-
-def _check_plain(value: Any, what: str, key: str) -> None:
-    kind = type(value)
-    if kind in _SCALARS:
-        return
-    if kind in _MAPPINGS:
-        for name, part in value.items():
-            if type(name) not in {str, int}:
-                raise DataError(f"{what}{key} has the key {name!r}, which cannot be saved; use strings and integers")
-            _check_plain(part, what, f"{key}[{name!r}]")
-    elif kind in {list, tuple}:
-        for index, part in enumerate(value):
-            _check_plain(part, what, f"{key}[{index}]")
-    else:
-        plain = "numbers, strings, lists, tuples, dicts and tensors"
-        raise DataError(f"{what}{key} is a {kind.__qualname__}, which cannot be saved; keep the state in {plain}")
 
 
 class Shard:

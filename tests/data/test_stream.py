@@ -428,9 +428,9 @@ def test_what_a_state_holds_later_changes_nothing_in_the_one_that_was_taken() ->
 @pytest.mark.parametrize(
     ("state", "what"),
     [
-        ({"a": {"b": [0, {1}]}}, r"\['a'\]\['b'\]\[1\] is a set, which cannot be saved; keep the state in numbers"),
-        ({"a": {1.5: 0}}, r"\['a'\] has the key 1.5, which cannot be saved; use strings and integers"),
-        (random.Random(0), " is a Random, which cannot be saved"),
+        ({"a": {"b": [0, {1}]}}, r"\['a'\]\['b'\]\[1\]: is a set, which cannot be saved; keep the state in numbers"),
+        ({"a": {1.5: 0}}, r"\['a'\]: has the key 1.5, a float, which cannot be saved; use strings and integers"),
+        (random.Random(0), ": is a random.Random, which cannot be saved"),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 2])

@@ -131,7 +131,7 @@ def test_between_two_epochs_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_state_that_cannot_be_saved_is_told_before_anything_is_lost(workers: int) -> None:
-    message = r"dataset.train: Unplain.state_dict\(\)\['given'\] is a set, which cannot be saved; keep the state in"
+    message = r"dataset.train: Unplain.state_dict\(\)\['given'\]: is a set, which cannot be saved; keep the state in"
     with pytest.raises(DataError, match=message):
         GeneralTrainer(config(workers, Unplain)).run()
 
