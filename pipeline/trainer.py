@@ -152,10 +152,8 @@ class GeneralTrainer:
         if stage == "terminal":
             if wrote_status:
                 context.enter(stage)  # it has run, so this is a failure of its own, without abort
-                status = context["status"]
-                raise StageError(
-                    f"{runner.describe(stage)} wrote context['status'] = {status!r}, and nothing follows; take it out"
-                )
+                what = f"wrote context['status'] = {context['status']!r}, and nothing follows"
+                raise StageError(f"{runner.describe(stage)} {what}; take it out")
             return ""
         if context["is_exit"]:
             runner.exited = True

@@ -13,7 +13,7 @@ from pipeline.errors import ClassPathError, ExitCode, NoCheckpointError, Pipelin
 from pipeline.run.directory import RunDirectory
 from pipeline.run.session import Run, RunnerSession
 from pipeline.signals import SHUTDOWN, StoppedError
-from pipeline.user_code.plugins import culprit
+from pipeline.user_code.plugins import failing_plugin
 from pipeline.user_code.tracebacks import user_traceback
 
 
@@ -91,7 +91,7 @@ def _write_status(error: BaseException, headline: str, directory: RunDirectory, 
 def describe(error: BaseException, stage: str, runner: RunnerSession) -> str:
     """The first line: which stage, which class, which line of the config, or which plugin."""
     name = f"runner '{runner.settings.name}'"
-    plugin = culprit(runner.manager, error)
+    plugin = failing_plugin(runner.manager, error)
     says_where = stage == "trainer" or str(error).startswith(runner.describe(stage))
     if says_where and not plugin and isinstance(error, PipelineError):
         return f"{name}: {error}"

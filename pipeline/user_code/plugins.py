@@ -240,7 +240,7 @@ def load_plugin_class(plugin: Plugin) -> type:
     return cls
 
 
-def culprit(manager: pluggy.PluginManager, error: BaseException) -> str | None:
+def failing_plugin(manager: pluggy.PluginManager, error: BaseException) -> str | None:
     """``plugin 'x', hook before_epoch``, for the plugin in whose code an error was raised; None if it was none's."""
     running = {}
     trace = error.__traceback__
