@@ -29,7 +29,7 @@ STAGES = {
 
 
 class PipelineStage(Protocol):
-    """What the trainer knows of a stage; the base classes are in ``stages/base.py``."""
+    """What the trainer needs of a stage; the base classes are in ``stages/base.py``."""
 
     reads: ClassVar[tuple[str, ...]]
     writes: ClassVar[tuple[str, ...]]
@@ -164,7 +164,7 @@ class Context(dict[str, Any]):
         return where
 
     def __getitem__(self, key: str) -> Any:
-        """The value, or a ContextError that says who read the key and who was to write it."""
+        """The value; a ContextError says who read a missing key and who should have written it."""
         where = self._note((key,), "read")
         if not dict.__contains__(self, key):
             raise ContextError(self._missing(key, where))
@@ -199,7 +199,7 @@ class Context(dict[str, Any]):
         super().__delitem__(key)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """The value, written first where there is none."""
+        """The value; the default is written first if there is none."""
         self._note((key,), "read" if dict.__contains__(self, key) else "write")
         return super().setdefault(key, default)
 
@@ -224,7 +224,7 @@ class Context(dict[str, Any]):
     __ior__ = _merge
 
     def __copy__(self) -> dict[str, Any]:
-        """A plain dict, as ``copy()`` gives: what is done to it is not done to the run."""
+        """A plain dict, like ``copy()``: changes to it do not change the run."""
         return dict.copy(self)
 
     def __iter__(self) -> Iterator[str]:
@@ -233,4 +233,4 @@ class Context(dict[str, Any]):
 
 
 def _nothing() -> None:
-    """Where no loop trains, nobody has to look."""
+    """Do nothing: no loop is training."""

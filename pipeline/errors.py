@@ -1,4 +1,4 @@
-"""What can go wrong, how it is said, and the exit code it leaves.
+"""The errors: what can go wrong, the form of the message, and the exit code.
 
 Every message has the form ``<where>: <what is wrong, with the value>; <what to do>``. What a user's own code raises is
 never wrapped in one of these: it keeps its type and its traceback.
@@ -13,7 +13,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The exit codes of the command line; the README's table is tested against this enum."""
+    """The exit codes of the command line; the table in the README is tested against this enum."""
 
     DONE = 0, "done"
     FAILED = 1, "a stage, plugin or data failed during the run"
@@ -38,7 +38,7 @@ class ExitCode(IntEnum):
 
 
 class PipelineError(Exception):
-    """A fault that a config, workspace, file or command line caused; shown as one message, without a traceback of ours.
+    """An error that a config, workspace, file or command line caused; shown as one message without a traceback.
 
     Attributes:
         exit_code: what the command line leaves with when this error ends it.
@@ -110,7 +110,7 @@ class ClassPathError(PipelineError):
 
 
 class ContextError(PipelineError, KeyError):
-    """A context key that nothing wrote, or one that a stage promised and did not write. Also a KeyError."""
+    """A context key that nothing wrote, or that a stage declared but did not write. Also a KeyError."""
 
     def __str__(self) -> str:
         """The message itself; KeyError would show its repr."""
@@ -138,7 +138,7 @@ class DataError(PipelineError):
 
 
 class StageError(PipelineError):
-    """A stage that broke the rules of the run: an unknown status, or one that repeats for ever."""
+    """A stage that broke the rules of the run, such as an unknown status or endless repetition."""
 
 
 class DivergedError(PipelineError):

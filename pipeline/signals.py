@@ -34,7 +34,7 @@ class StoppedError(BaseException):
 
 
 class ExitError(BaseException):
-    """``context["is_exit"]`` has ended a loop that trains, between two steps; what it has come to is saved."""
+    """``context["is_exit"]`` has ended a training loop between two steps; a checkpoint was saved."""
 
 
 class WaitInterrupted(BaseException):
@@ -114,7 +114,7 @@ class GracefulShutdown:
             self._wake_loops.pop()
 
     def interruptible(self, batches: Iterable[_T], save: Callable[[], object] | None = None) -> Iterator[_T]:
-        """The batches that workers make; a signal ends the wait for one of them, and with it the run.
+        """The batches of data workers; a signal ends the wait for a batch, and the run.
 
         Args:
             batches: what the consumer does with one of them is not interrupted.

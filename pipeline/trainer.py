@@ -101,7 +101,7 @@ class GeneralTrainer:
         return context
 
     def run_runner(self, name: str, run: Run) -> Context:
-        """Take one runner through its stages; its resources are closed whatever happens, last opened first."""
+        """Run the stages of one runner; its resources are closed in any case, last opened first."""
         resources = ExitStack()
         runner = session.open_runner(name, run, resources, begin_fit)
         try:
@@ -119,7 +119,7 @@ class GeneralTrainer:
         return runner.context
 
     def stages(self, runner: RunnerSession) -> None:
-        """Go from stage to stage, as their order or the status says, until terminal has run, once."""
+        """Run stage after stage, as their order or the status says, until terminal has run once."""
         context, limit = runner.context, runner.settings.max_stage_repeats
         stage, entered = self.statuses[context["status"]], Counter[str]()
         while stage:
@@ -147,7 +147,7 @@ class GeneralTrainer:
         return wrote_status
 
     def next_stage(self, stage: str, wrote_status: bool, runner: RunnerSession) -> str:
-        """What follows a stage: what the status says if it wrote one, else the next in order; ``""`` after terminal."""
+        """The stage that follows: by the status if the stage wrote one, else the next in order; ``""`` after terminal."""
         context, order = runner.context, list(runner.classes)
         if stage == "terminal":
             if wrote_status:

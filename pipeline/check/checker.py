@@ -72,7 +72,7 @@ def checked(config: Source, overrides: Sequence[str] = (), *, in_order: bool = T
 
 @unchanging()
 def inspect(config: Source, overrides: Sequence[str] = (), *, in_order: bool = True, resumes: bool = False) -> Checked:
-    """Look at a config file or dict, and at all that it names; the arguments are those of ``checked``."""
+    """Check a config file or dict and everything that it names; the arguments are those of ``checked``."""
     draft = ConfigBuilder(config, overrides)
     if draft.tree is None:
         return Checked(draft.faults)
@@ -106,7 +106,7 @@ def inspect(config: Source, overrides: Sequence[str] = (), *, in_order: bool = T
 
 
 def _check_plugins(inspection: Inspection) -> list[tuple[Plugin, Flow | None]]:
-    """What each plugin may do with the context; None where that cannot be told."""
+    """What each plugin may do with the context; None: unknown."""
     plugins, faults = configured_plugins(inspection.tree, inspection.workspace)
     inspection.faults += faults
     flows: list[tuple[Plugin, Flow | None]] = []
@@ -127,7 +127,7 @@ def _plugin_flow(plugin: Plugin) -> Flow | None:
 
 @lru_cache(maxsize=64)
 def _as_it_comes(definition: source.Definition) -> Flow:
-    """What a plugin without arguments does, found out once; a file that has changed is another definition."""
+    """What a plugin without arguments does; computed once for each definition."""
     return flow_of_plugin(definition, HOOKS, {})
 
 
@@ -140,7 +140,7 @@ def _runners(inspection: Inspection) -> dict[str, Setting]:
 
 
 def _check_folders(inspection: Inspection, runners: Mapping[str, Setting]) -> None:
-    """Where a run writes: below a file there can be no folder."""
+    """Check the folders that a run writes: none may lie below a file."""
     keys = ("save_checkpoint_path", "save_inference_path")
     for folder in (inspection.setting("output_dir"), *(runner[key] for runner in runners.values() for key in keys)):
         if isinstance(folder.value, str) and (message := _wrong_folder(folder.value)):
@@ -148,7 +148,7 @@ def _check_folders(inspection: Inspection, runners: Mapping[str, Setting]) -> No
 
 
 def _wrong_folder(text: str) -> str:
-    """Why a path can be no folder; ``""`` where it can."""
+    """Why a path cannot be a folder; ``""`` if it can."""
     try:
         resolved(Path(text))
     except OSError as error:
@@ -206,7 +206,7 @@ class _RunnerCheck:
                 self.methods(stage, definition, in_order=in_order)
 
     def methods(self, stage: str, definition: source.Definition, *, in_order: bool) -> None:
-        """What the methods of a stage of the user's call, and whether somebody calls them."""
+        """Check what the methods of a user's stage call, and whether anything calls them."""
         messages = wrong_supers(definition)
         # A trainer of the user's own may call other methods.
         uncalled_ones = uncalled_methods(definition, stage, self.inspection.modules.values()) if in_order else ()
@@ -214,7 +214,7 @@ class _RunnerCheck:
             self.runner.fault_at(f"{stage}_class_path", message)
 
     def stage(self, stage: str) -> source.Definition | None:
-        """The class of a stage, checked with its arguments; None: it cannot be told which."""
+        """The class of a stage, checked with its arguments; None: unknown."""
         key = f"{stage}_class_path"
         path = self.runner[key]
         if path.node is None:
@@ -227,7 +227,7 @@ class _RunnerCheck:
         return definition
 
     def trainer(self) -> None:
-        """The class of the trainer: one of ours, whose methods somebody calls."""
+        """Check the class of the trainer."""
         trainer = self.runner["trainer_class"]
         definition = trainer.find_class("Trainer", uncalled.TRAINER) if trainer.is_written else None
         if definition:

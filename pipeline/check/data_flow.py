@@ -151,7 +151,7 @@ def _default_flow(stage: str) -> Flow:
 
 @dataclass(frozen=True)
 class Missing:
-    """A key that a stage certainly reads and that certainly nobody wrote; ``message`` says so and what to do."""
+    """A key that a stage certainly reads and that certainly nothing has written."""
 
     reader: StageFlow
     use: Use
@@ -172,7 +172,7 @@ class DataFlow:
         self.plugins = plugins
 
     def missing(self) -> list[Missing]:
-        """What is certainly read without having been written, in the order of the stages.
+        """The keys that are certainly read without having been written, in the order of the stages.
 
         Behind a stage that may write anything, or of which it isn't certain where it leads, nothing is certain.
         """
@@ -216,7 +216,7 @@ class DataFlow:
                     yield Missing(stage, use, f"{what}; did you mean '{right}'?{_UNSEEN}")
 
     def wrong_statuses(self) -> Iterator[tuple[StageFlow, str]]:
-        """The stages that leave a status which is none, each with the message; unless somebody may write another."""
+        """The stages that leave an unknown status, each with the message."""
         if any(plugin is None or _steers(plugin) for plugin in self.plugins):
             return
         for stage in self.stages.values():
@@ -228,7 +228,7 @@ class DataFlow:
                 yield stage, f"{writes}, which is no status{one_of(wrong[0], _LEADS_TO)}"
 
     def _following(self, stage: str, flow: Flow) -> str | None:
-        """The stage that certainly comes after one; None where that cannot be told, or nothing does."""
+        """The stage that certainly comes after one; None if unknown or if there is none."""
         order = [*self.stages, None]
         following = order[order.index(stage) + 1]
         statuses = flow.statuses - {status for status, each in _LEADS_TO.items() if each == following}
@@ -253,7 +253,7 @@ class DataFlow:
     def _because(
         self, reader: StageFlow, use: Use, own: list[str], entered: list[StageFlow]
     ) -> tuple[str, StageFlow | None]:
-        """Why a key isn't there, with what to do, and whose fault that is; as far as it can be said."""
+        """Why a key is missing, what to do, and whose fault it is."""
         for similar in difflib.get_close_matches(use.key, own, n=1, cutoff=0.8):
             return nearest(use.key, own), next((each for each in entered if similar in each.flow.writes()), None)
         for each in self.stages.values():
@@ -281,7 +281,7 @@ class DataFlow:
 
 
 def _steers(flow: Flow) -> bool:
-    """Whether somebody may choose the stage that follows, or write anything."""
+    """Whether a stage or plugin may choose the stage that follows, or write any key."""
     return bool(flow.unknown or flow.statuses)
 
 
@@ -380,7 +380,7 @@ class FlowCheck:
         return named[:1] if facts["is_infer"] else named
 
     def faults(self, flow: DataFlow) -> None:
-        """A key that nobody writes is a fault of the stage that reads it, or of the one that was to write it.
+        """The faults: a missing key belongs to the stage that reads it, or to the one that should have written it.
 
         A status that leads nowhere is one of the stage that writes it.
         """
@@ -422,6 +422,6 @@ def is_untouched(runner: Node | None, stage: str) -> bool:
 
 
 def runs_in_order(runner: Node) -> bool:
-    """Whether the trainer is the default: the order of another's stages may be another."""
+    """Whether the trainer is the default one; another may have another order of stages."""
     trainer = runner.child("trainer_class")
     return trainer is None or trainer.origin is DEFAULT

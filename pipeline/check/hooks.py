@@ -14,7 +14,7 @@ from pipeline.user_code.plugins import HOOKS, Plugin
 
 
 def faults_of_hooks(plugins: Sequence[tuple[Plugin, Flow | None]], flows: Sequence[DataFlow]) -> list[Fault]:
-    """The keys that a hook certainly reads and nobody writes in any runner; none where somebody may write anything.
+    """The keys that a hook certainly reads and nothing writes in any runner; none if something may write any key.
 
     Args:
         plugins: each with what it may do with the context; None where that cannot be told.
@@ -42,7 +42,7 @@ def _missing(plugin: Plugin, written: set[str]) -> Iterator[Fault]:
 
 
 def definition_of(plugin: Plugin) -> source.Definition | None:
-    """The source of a plugin's class; None where there is none to read."""
+    """The source of a plugin's class; None if it cannot be read."""
     try:
         found = class_path.define(plugin.target) if isinstance(plugin.target, class_path.ClassPath) else None
     except ClassPathError:  # a fault already

@@ -1,4 +1,4 @@
-"""Whether somebody reads each of the ``hyper_parameters``, from source alone."""
+"""Whether each of the ``hyper_parameters`` is read, from source code alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST = 300
 
 
 class HyperParameterCheck:
-    """The check of what is written under ``hyper_parameters``, but for the optimizer.
+    """The check of ``hyper_parameters``, except the optimizer.
 
     Args:
         inspection: where the faults go.
@@ -42,7 +42,7 @@ class HyperParameterCheck:
         self.taken = [classes.parameters(each) if each else None for each in self.models]
 
     def define(self, path: Node | None, implied: str, module: str = "") -> source.Definition | None:
-        """The class that a path names; None where that cannot be told. What is wrong with it is another's fault."""
+        """The class that a path names; None: unknown. Its faults are reported elsewhere."""
         if path is None or not isinstance(path.value, str):
             return None
         try:
@@ -54,7 +54,7 @@ class HyperParameterCheck:
             return None
 
     def all(self, *, certain: bool) -> set[str]:
-        """The names that, as far as the source tells, nobody reads; each is a fault where that is certain.
+        """The names that nothing seems to read; each is a fault where that is certain.
 
         Args:
             certain: whether the trainer is the default, and the config stands in a file.
@@ -76,18 +76,18 @@ class HyperParameterCheck:
         return set(left)
 
     def is_referred(self, address: str) -> bool:
-        """Whether a value of the config takes this one, a part of it, or what holds it."""
+        """Whether another value of the config refers to this one, a part of it, or its parent."""
         return any(f"{address}.".startswith(f"{each}.") or each.startswith(f"{address}.") for each in self.used)
 
     def is_own(self, node: Node) -> bool:
-        """Whether a value serves this config alone: it is no base's, and no alias repeats it."""
+        """Whether a value belongs to this config alone: it is not from a base, and no YAML alias repeats it."""
         place = node.key or node.origin
         texts = [each.origin.text for each in (node, *(below for _, below in node.walk()))]
         here = place.where == self.inspection.tree.origin.where or place.where.startswith("override '")
         return here and not any(re.search(r"(^|[\s{\[,])&\w", text) for text in texts)
 
     def is_default(self, files: Collection[Path]) -> bool:
-        """Whether just the default stages and plugins, and code whose files are looked at, come to the context."""
+        """Whether only the defaults, and code in known files, can use the context."""
         for runner in self.inspection.section("runner").values():
             if not runs_in_order(runner) or not all(is_untouched(runner, stage) for stage in STAGES):
                 return False
@@ -119,7 +119,7 @@ class HyperParameterCheck:
 
 
 def _is_looked_at(definition: source.Definition, files: Collection[Path]) -> bool:
-    """Whether a class has nothing of the context, or all its code stands in some files or is ours."""
+    """Whether a class cannot use the context, or all its code is in known files."""
     is_class = isinstance(definition.node, source.ClassNode)
     if is_class and classes.is_subclass(definition, BRAIN) is False and classes.is_subclass(definition, MODULE):
         return True
@@ -132,7 +132,7 @@ def _is_known(plugin: class_path.ClassPath) -> bool:
 
 
 def _code(folder: Path, skipped: str) -> Iterator[Path]:
-    """The programs below a folder, but for what is installed or kept there, and what is hidden."""
+    """The Python files below a folder, except installed, kept and hidden ones."""
     for place, folders, files in os.walk(folder):
         folders[:] = [each for each in folders if not each.startswith((".", "__")) and each != skipped]
         if "pyvenv.cfg" in files:
@@ -141,7 +141,7 @@ def _code(folder: Path, skipped: str) -> Iterator[Path]:
 
 
 def _words(files: Iterable[Path]) -> set[str]:
-    """The words of some files' code; docstrings and comments are none. Of more files than one reads, every word."""
+    """The words in the code of some files, without docstrings and comments; every word if there are too many files."""
     found: set[str] = set()
     for count, file in enumerate(dict.fromkeys(files)):
         if count == _MOST:

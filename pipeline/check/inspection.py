@@ -51,7 +51,7 @@ class Inspection:
         return Setting(self, key, self.tree.child(key), self.tree.origin)
 
     def add(self, origin: Origin, address: str, message: str) -> None:
-        """Note a fault."""
+        """Add a fault."""
         self.faults.append(origin.fault(address, message))
 
     def remember(self, path: class_path.ClassPath) -> None:
@@ -66,7 +66,7 @@ class Inspection:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is written at an address of a config.
+    """A value of a config with its address.
 
     Attributes:
         inspection: where the faults go.
@@ -85,7 +85,7 @@ class Setting:
         return Setting(self.inspection, f"{self.address}.{key}", node, self.origin)
 
     def entries(self) -> Iterator[tuple[str, Setting]]:
-        """(key, setting) of a mapping; none of anything else, of which the schema says so."""
+        """(key, setting) of a mapping; empty for anything else, which the schema reports."""
         return ((key, self[key]) for key in (self.node.value if self.node and self.is_mapping else ()))
 
     @property
@@ -95,7 +95,7 @@ class Setting:
 
     @property
     def value(self) -> Any:
-        """The plain value; None where it is not set."""
+        """The plain value; None if it is not set."""
         return self.node.plain() if self.node else None
 
     @property
@@ -105,21 +105,21 @@ class Setting:
 
     @property
     def is_written(self) -> bool:
-        """Whether it is there, and no default."""
+        """Whether the config sets it; a default does not count."""
         return self.node is not None and self.node.origin is not DEFAULT
 
     @property
     def origin(self) -> Origin:
-        """Its place; where it is not written, that of what would hold it."""
+        """Where it was written; else where its parent was."""
         return self.node.origin if self.node and self.is_written else self.above
 
     def fault(self, message: str, *, of_key: bool = False) -> None:
-        """Note a fault at the value, or at its key."""
+        """Add a fault at the value, or at its key."""
         key = self.node.key if self.node and of_key else None
         self.inspection.add(key or self.origin, self.address, message)
 
     def fault_at(self, key: str, message: str) -> None:
-        """Note a fault at a key, or here where that is not written."""
+        """Add a fault at a key, or here if the key is not set."""
         (self[key] if self[key].is_written else self).fault(message)
 
     def or_empty(self, origin: Origin) -> Setting:
@@ -184,7 +184,7 @@ class Setting:
             self.fault(f"is {shown(self.value)}; write a mapping")
 
     def check_arguments(self, taken: classes.Parameters | None, what: str) -> None:
-        """Hold arguments by name against what is taken; None: cannot tell."""
+        """Check arguments by name against a signature; None: unknown."""
         for name, message in taken.wrong(self.value, what).items() if taken and self.is_mapping else ():
             (self[name] if name else self).fault(message, of_key=bool(name))
 
@@ -198,7 +198,7 @@ class Setting:
             self.or_empty(origin).check_arguments(taken.without(given), definition.name)
 
     def class_of(self, example: str) -> Setting:
-        """The class of ``{class, args}``; a fault where there is none, for arguments that are none, and for other keys."""
+        """The class of ``{class, args}``; reports a missing class, wrong arguments, and other keys."""
         self.check_keys(["class", "args"])
         self["args"].check_mapping()
         if self.is_mapping and not set(self.value) - {"args"}:  # else the class is there, or may be misspelt
@@ -207,7 +207,7 @@ class Setting:
 
 
 def _wrong_class(text: str, definition: source.Definition, base: str) -> str | None:
-    """What makes a definition unfit to stand where a concrete subclass of ``base`` is wanted."""
+    """Why a definition is no concrete subclass of ``base``."""
     if not isinstance(definition.node, source.ClassNode):
         return f"'{text}' is a function, not a class; name a subclass of {base}"
     if classes.is_subclass(definition, base) is False:
@@ -218,6 +218,6 @@ def _wrong_class(text: str, definition: source.Definition, base: str) -> str | N
 
 
 def plain(node: Node, key: str) -> Any:
-    """The plain value of a key; None where it is not set."""
+    """The plain value of a key; None if it is not set."""
     child = node.child(key)
     return child.plain() if child else None

@@ -14,7 +14,7 @@ from pipeline.user_code.classes import Parameters, shown
 
 
 def check_short_form(runner: Setting, *, needed: bool, stepped: bool) -> None:
-    """``hyper_parameters.optimizer``, of which every phase without ``optim_schedulers`` makes its own.
+    """Check ``hyper_parameters.optimizer``, which every phase without ``optim_schedulers`` uses.
 
     Args:
         runner: the runner.
@@ -58,7 +58,7 @@ def check_optimizer(settings: Setting, named: Setting, *, stepped: bool) -> None
 
 
 def _step_needs(definition: source.Definition) -> str:
-    """The argument without which an optimizer makes no step: the closure of LBFGS; ``""`` for none."""
+    """The argument that the optimizer's step needs: the closure of LBFGS; ``""`` for none."""
     above, _ = classes.ancestry(definition)
     step = next((classes.methods(each)["step"] for each in above if "step" in classes.methods(each)), None)
     required = step.args.args[1 : len(step.args.args) - len(step.args.defaults)] if step else []
@@ -66,7 +66,7 @@ def _step_needs(definition: source.Definition) -> str:
 
 
 def _check_rate(settings: Setting) -> None:
-    """Every optimizer of torch refuses a rate below 0, and takes a Tensor too, so that its annotation says nothing."""
+    """Check that the learning rate is not below 0, which every optimizer of torch refuses."""
     for rate in (settings["learning_rate"], settings["lr"]):
         value = rate.value
         certain = rate.node and (value is None or isinstance(value, str | int | float | dict | list))
@@ -125,14 +125,14 @@ def check_optim_scheduler(scheduler: Setting, around: Around) -> None:
 
 
 def _check_loss(loss: Setting, around: Around) -> None:
-    """The loss that it descends has to be there."""
+    """Check that the loss exists that the scheduler minimizes."""
     name = "loss" if loss.value is None else loss.value
     if around.losses is not None and isinstance(name, str) and name not in around.losses:
         loss.fault(f"there is no loss '{name}' to descend{one_of(name, around.losses)}")
 
 
 def _check_metric(path: Setting, metric: Setting, around: Around) -> None:
-    """The number by which a Plateau falls has to be reported."""
+    """Check that the number which a Plateau watches is reported."""
     if isinstance(around.judged, str):
         path.fault(f"Plateau falls by the numbers of the validation, and there is none; {around.judged}")
     elif around.judged and isinstance(metric.value, str) and metric.value not in around.judged:
@@ -140,7 +140,7 @@ def _check_metric(path: Setting, metric: Setting, around: Around) -> None:
 
 
 def _check_schedule(arguments: Setting) -> None:
-    """The schedule of torch's that is named, and its arguments; its first is the optimizer, which is ours."""
+    """Check the class and arguments of a schedule of torch; its optimizer is ours."""
     definition = arguments["schedule"].find_class("Schedule", f"{LR_SCHEDULERS}:LRScheduler", LR_SCHEDULERS)
     taken = classes.parameters(definition) if definition else None
     if definition and taken:
@@ -148,7 +148,7 @@ def _check_schedule(arguments: Setting) -> None:
 
 
 def _check_length(arguments: Setting, around: Around) -> None:
-    """OneCycleLR ends at its last step; what is longer for want of data to tell is refused before the first step."""
+    """Check that a OneCycleLR does not end before the training; if the data decide, the run checks it before its first step."""
     name, settings = arguments["schedule"].value, arguments["args"].value
     if not isinstance(name, str) or re.split("[.:]", name)[-1] != "OneCycleLR" or not isinstance(settings, dict):
         return
@@ -165,7 +165,7 @@ def _check_length(arguments: Setting, around: Around) -> None:
 
 
 def _taken(definition: source.Definition) -> Parameters | None:
-    """What the constructor takes, and what it passes on to the schedule; the network stage gives the model."""
+    """The parameters of the constructor and of the schedule, without the model."""
     general, special = classes.parameters(definition), classes.method_parameters(definition, "sche_init")
     if general is None or special is None:
         return None

@@ -60,7 +60,7 @@ def _check_module(name: str, module: Setting) -> None:
 
 
 def _check_uncalled(runner: Setting, phase: Setting, definition: source.Definition | None) -> None:
-    """Methods of SpeechBrain's that a Brain defines and nobody calls, be it in the updater or the runner stage."""
+    """Report methods of SpeechBrain that a Brain defines and nothing calls."""
     updater, own_runner = phase["updater"]["class_path"], runner["runner_class_path"]
     callers = [updater.find_class("Updater"), own_runner.find_class("Runner")]
     if any(path.node and not caller for path, caller in zip((updater, own_runner), callers, strict=True)):
@@ -94,7 +94,7 @@ def _check_arguments(phase: Setting, definition: source.Definition) -> None:
 
 
 def _check_modules(phase: Setting, definition: source.Definition, taken: classes.Parameters, written: Setting) -> None:
-    """Modules that the config names go to a Brain, as the argument ``modules`` of its constructor."""
+    """Check that modules of the config go to a Brain whose constructor takes ``modules``."""
     name, modules = definition.name, phase["modules"]
     if classes.is_subclass(definition, BRAIN) is False:
         remedy = f"write `class {name}(Brain)`, or remove them"
@@ -108,7 +108,7 @@ def _check_modules(phase: Setting, definition: source.Definition, taken: classes
 
 
 def _check_loss(phase: Setting, definition: source.Definition) -> None:
-    """A plain module needs a loss; a Brain brings its own."""
+    """Check that a plain module has a loss, and a Brain has none in the config."""
     loss, name, is_brain = phase["loss"], definition.name, classes.is_subclass(definition, BRAIN)
     if is_brain is False and classes.is_subclass(definition, MODULE) is False:
         phase["model"].fault(f"{name} is neither a torch.nn.Module nor a Brain; write `class {name}(torch.nn.Module)`")
@@ -121,7 +121,7 @@ def _check_loss(phase: Setting, definition: source.Definition) -> None:
 
 
 def _check_brain(runner: Setting, model: Setting, definition: source.Definition) -> None:
-    """A Brain says what it computes, unless it makes its own steps; its constructor calls the one above it."""
+    """Check that a Brain defines what it computes, and that its constructor calls ``super().__init__``."""
     left = classes.undefined(definition, (*_COMPUTING, *_STEPPING), BRAIN)
     if set(_STEPPING) <= set(left):
         refuse_undefined(runner, model, definition, [name for name in _COMPUTING if name in left])
@@ -139,7 +139,7 @@ def _check_brain(runner: Setting, model: Setting, definition: source.Definition)
 
 
 def refuse_undefined(runner: Setting, path: Setting, definition: source.Definition, left: list[str]) -> None:
-    """A fault for methods that the default runner calls and nobody defines."""
+    """Report methods that the default runner calls and nothing defines."""
     if left and has_default_runner(runner):
         hint = nearest(left[0], classes.methods(definition))
         path.fault(class_path.left_abstract(str(path.value), definition.name, left) + hint)
@@ -151,13 +151,13 @@ def has_default_runner(runner: Setting) -> bool:
 
 
 def is_brain(phase: Setting) -> bool | None:
-    """Whether the model of a phase is a Brain; None: cannot tell."""
+    """Whether the model of a phase is a Brain; None: unknown."""
     definition = phase["model"].find_class("Model")
     return classes.is_subclass(definition, BRAIN) if definition else None
 
 
 def loss_names(runner: Setting, phase: Setting) -> set[str] | None:
-    """The names of the losses that drive the optimizers of a phase, where it is ours that does; None: cannot tell."""
+    """The names of the losses that reach the optimizers of a phase; None: unknown."""
     definition = phase["model"].find_class("Model")
     if not definition or not is_stepped(runner, phase):
         return None
@@ -169,7 +169,7 @@ def loss_names(runner: Setting, phase: Setting) -> set[str] | None:
 
 
 def is_stepped(runner: Setting, phase: Setting) -> bool:
-    """Whether it certainly is ours that steps the optimizers of a phase: no updater, Runner or ``fit_batch`` of the user's."""
+    """Whether our own code certainly steps the optimizers of a phase: no updater, runner stage or ``fit_batch`` of the user."""
     definition = phase["model"].find_class("Model")
     if not definition or not has_default_runner(runner) or phase["updater"].value is not None:
         return False
@@ -178,7 +178,7 @@ def is_stepped(runner: Setting, phase: Setting) -> bool:
 
 
 def _returned_keys(function: source.FunctionNode) -> set[str] | None:
-    """The keys of the dicts that a function returns; None where some of what it returns is something else."""
+    """The keys of the dicts that a function returns; None if it may return something else."""
     values = list(_returned(function))
     keys = [key for value in values if isinstance(value, ast.Dict) for key in value.keys]
     names = {str(key.value) for key in keys if isinstance(key, ast.Constant)}
@@ -218,12 +218,12 @@ def _is_torchs(loss: Setting) -> bool:
 
 
 def reported(phase: Setting) -> set[str]:
-    """The names of the numbers that the loss and the metrics of a phase give in a validation."""
+    """The names of the numbers that a validation of a phase reports."""
     return {"valid_loss", *(f"valid_{name}" for name, _ in phase["metrics"].entries())}
 
 
 def notes(config: Config) -> list[str]:
-    """What is no fault of a config, and perhaps not meant either: two phases with a model each from one file."""
+    """Notes on what is no fault but perhaps not meant: two phases with a model each from one file."""
     found: dict[str, None] = {}
     for runner in config.runners:
         first: dict[tuple[str, str], str] = {}
@@ -247,7 +247,7 @@ OFFERED = ("model", "brain", "optim_schedulers", "loader")
 
 
 def check_updater(updater: Setting) -> None:
-    """``{class_path, args}``: the class, and the arguments beside those that it is given."""
+    """Check ``{class_path, args}`` of an updater: the class and its own arguments."""
     path = updater["class_path"]
     updater.check_keys(list(UpdaterSettings.model_fields))
     updater["args"].check_mapping()
@@ -316,7 +316,7 @@ class PhaseCheck:
             self.metric(name, metric)
 
     def sharing(self, phase: Setting) -> None:
-        """A phase that trains the model of another one of this runner, and so has none of its own."""
+        """Check a phase with ``model_of``."""
         shared, name = phase["model_of"], phase.name
         other = shared.value
         if not isinstance(other, str):  # the schema says so
@@ -336,7 +336,7 @@ class PhaseCheck:
                 phase[key].fault(message, of_key=True)
 
     def optim_schedulers(self, phase: Setting) -> None:
-        """The optimizers of a phase; the numbers of a validation reach them from each phase that shares the model."""
+        """Check the optimizers of a phase; they receive validation numbers from each phase that shares the model."""
         around = Around(
             judged=self.judged(phase),
             losses=loss_names(self.runner, phase) if self.trains else None,
@@ -348,7 +348,7 @@ class PhaseCheck:
             check_optim_scheduler(scheduler, around)
 
     def judged(self, phase: Setting) -> str | set[str] | None:
-        """The numbers that a validation reports to the optimizers; what to do for one; None: cannot tell."""
+        """The numbers that a validation reports to the optimizers; as a text, what to do to have one; None: unknown."""
         sharing = [phase, *(each for each in self.phases.values() if each["model_of"].value == phase.name)]
         validated = [each for each in sharing if each["valid_dataset_name"].value is not None]
         interval = self.runner["valid_interval"]
@@ -361,7 +361,7 @@ class PhaseCheck:
         return set.intersection(*map(reported, validated))
 
     def batches(self) -> int | None:
-        """How many batches the only phase of a runner trains on, where the runner alone says so."""
+        """How many batches the only phase of a runner trains on, if the runner's keys decide it."""
         keys = ("epochs", "optimizer_step_limit", "debug")
         if len(self.phases) > 1 or not has_default_runner(self.runner) or any(self.runner[key].value for key in keys):
             return None

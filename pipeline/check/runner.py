@@ -51,7 +51,7 @@ JUDGED = ("valid_interval", "eval_precision", "keep_best")
 
 
 def runners_of_mode(tree: Node) -> dict[str, Node]:
-    """Name -> runner, for those that ``mode`` names, in its order; those that are not there are left out."""
+    """Name -> runner, for those that ``mode`` names, in its order; unknown names are left out."""
     section, mode = tree.child("runner"), plain(tree, "mode")
     items = section.children() if section and isinstance(section.value, list) else ()
     runners = {name: item for name, item in items if isinstance(item.value, dict)}
@@ -60,7 +60,7 @@ def runners_of_mode(tree: Node) -> dict[str, Node]:
 
 
 def is_asked(runner: Setting, key: str) -> bool:
-    """Whether a key asks for something; its default, which the config of a run is kept with, asks for nothing."""
+    """Whether a key is set to something else than its default."""
     return runner[key].is_written and runner[key].value not in (None, False, fields(RunnerSchema)[key].default)
 
 
@@ -94,7 +94,7 @@ def check_runner(
 
 
 def _check_debug(runner: Setting) -> None:
-    """What a debug run is to the trainer, whatever the stages: all runners share one directory, kept or not."""
+    """Check that all runners agree on ``debug``: they share one run directory."""
     if is_asked(runner, "debug_persistently") and runner["debug"].value is not True:
         runner["debug_persistently"].fault("would be ignored: debug is off; remove it, or set debug: true")
         return
@@ -108,7 +108,7 @@ def _check_debug(runner: Setting) -> None:
 
 
 def _check_keys(runner: Setting, phases: dict[str, Setting]) -> None:
-    """What the default runner stage would ignore, or cannot do."""
+    """Report keys that the default runner stage would ignore, or cannot obey."""
     trains = kind(runner) == "train"
     # Only of the defaults themselves it is known what they report and export.
     whole = all(is_untouched(runner.node, stage) for stage in ("network", "runner"))
@@ -138,14 +138,14 @@ def _check_length(runner: Setting, *keys: str) -> None:
 
 
 def _refuse_idle(runner: Setting, idle: dict[str, str]) -> None:
-    """Keys that ask for what does not happen: key -> why, and what to do."""
+    """Report keys without an effect: key -> why, and what to do."""
     for key, reason in idle.items():
         if is_asked(runner, key):
             runner[key].fault(f"would be ignored: {reason}")
 
 
 def _check_contradictions(runner: Setting) -> None:
-    """Keys of which one leaves no room for the other."""
+    """Report keys that contradict each other."""
     limit = runner["limit_batches"].value
     if limit and is_asked(runner, "overfit_batches"):
         runner["overfit_batches"].fault(f"contradicts limit_batches: {limit}; keep one of the two")
@@ -158,13 +158,13 @@ def _check_contradictions(runner: Setting) -> None:
 
 
 def _names(keys: Setting) -> set[str]:
-    """The names in a list; none stand for all."""
+    """The names in a list; an empty list means all."""
     names = keys.value
     return {str(name) for name in (names if isinstance(names, list) else [names] if names else ())}
 
 
 def _check_validation(runner: Setting, validated: list[Setting], *, whole: bool) -> None:
-    """What needs the numbers of a validation has to get them; ``validated``: the phases that have one."""
+    """Check that whatever needs validation numbers gets them; ``validated``: the phases that are validated."""
     interval, metric = runner["valid_interval"], runner["keep_best"]["metric"]
     if not validated:
         reason = "no phase of this runner has valid_dataset_name; add one, or remove this"
@@ -188,7 +188,7 @@ _UNREAD = ("save_inference_interval", "save_inference_path", "save_inference_exp
 
 
 def experiment_of(runner: Setting, definition: source.Definition | None) -> str | None:
-    """The name of the experiment that is a runner's runner stage; ``""``: it certainly is none; None: cannot tell.
+    """The name of the experiment in the runner stage; ``""``: certainly none; None: unknown.
 
     Args:
         runner: the runner; its class may have been given from Python.
@@ -217,7 +217,7 @@ def _check_experiment(name: str, runner: Setting) -> None:
 
 
 def with_experiment(flow: DataFlow, definition: source.Definition | None) -> DataFlow:
-    """A runner's flow with an experiment, which may do anything with the context, from any of its methods."""
+    """A runner's flow with an experiment, which may use any key from any of its methods."""
     if definition is None:
         return flow
     uses = tuple(Use(key, "write", definition.place, sure=False) for key in WRITES)
@@ -245,7 +245,7 @@ def _check_init(runner: Setting, trained: Mapping[str, Setting], experiment: str
 
 
 def _check_best_or_last(path: Setting, trained: Mapping[str, Setting]) -> None:
-    """``best`` and ``last`` are of the train runner before; ``best`` only if that keeps the best."""
+    """Check that ``best`` and ``last`` have a train runner before, and ``best`` its ``keep_best``."""
     name, before = list(trained.items())[-1] if trained else ("", None)
     if before is None:
         remedy = "name a checkpoint, or a train runner before it in `mode`"
@@ -256,12 +256,12 @@ def _check_best_or_last(path: Setting, trained: Mapping[str, Setting]) -> None:
 
 
 def kind(runner: Setting) -> str:
-    """``train`` or ``infer``; anything else is a fault of the schema's."""
+    """``train`` or ``infer``; the schema reports anything else."""
     return str(runner["class"].value).lower().removeprefix("single_")
 
 
 def absent(runner: Node) -> str:
-    """What is wrong where nothing is at a runner's ``init_model_path``, and no stage of its own may make it; else ``""``."""
+    """The message for an ``init_model_path`` that does not exist and that no stage may create; else ``""``."""
     path = plain(runner, "init_model_path")
     # Of os.path, which says of a name too long that nothing is there.
     there = not isinstance(path, str) or not os.path.isabs(path) or os.path.exists(path)

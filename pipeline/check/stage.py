@@ -26,18 +26,18 @@ def is_experiment(definition: source.Definition) -> bool:
 
 
 def given_first(definition: source.Definition) -> tuple[str, ...]:
-    """What the constructor of a stage is given by position."""
+    """The positional arguments of a stage's constructor."""
     return ("config", "args") if is_experiment(definition) else ("context",)
 
 
 def parameters_given(definition: source.Definition) -> dict[str, str]:
-    """The parameters of a stage's constructor that are given by position, and what each is given."""
+    """The parameters of a stage's constructor that get positional arguments, and which."""
     taken, given = classes.parameters(definition), given_first(definition)
     return dict(zip(taken.names[: taken.positional], given, strict=False)) if taken else {}
 
 
 def check_arguments(definition: source.Definition, arguments: Setting) -> None:
-    """The arguments of a stage's constructor, beside those that it is given by position."""
+    """Check the keyword arguments of a stage's constructor."""
     first = parameters_given(definition)
     for name, what in first.items():
         if name != what and arguments[name].node:
@@ -64,7 +64,7 @@ def stage_faults(definition: source.Definition, stage: str) -> Iterator[str]:
 
 
 def _constructor(definition: source.Definition) -> Iterator[str]:
-    """It has to take what it is given by position."""
+    """Check that the constructor takes its positional arguments."""
     for each in classes.ancestry(definition)[0]:
         if node := classes.methods(each).get("__init__"):
             given = given_first(definition)
@@ -84,7 +84,7 @@ def _declaration(node: ast.stmt, definition: source.Definition) -> Iterator[str]
 
 
 def _method(node: source.FunctionNode, place: str, given: tuple[str, ...]) -> Iterator[str]:
-    """Whether a method can be called with what it is given, and does something then."""
+    """Check that a method can be called with its arguments, and does something."""
     name, call = node.name, f"{node.name}({', '.join(given)})"
     marks = [ast.unparse(mark) for mark in node.decorator_list]
     own = () if (static := marks == ["staticmethod"]) else ("self",)
@@ -151,13 +151,13 @@ def wrong_supers(definition: source.Definition) -> Iterator[str]:
 
 
 def _hides(definition: source.Definition, name: str) -> bool:
-    """Whether a class has a method in the place of its bases' that does not call them."""
+    """Whether a class overrides a method without calling ``super()``."""
     method = classes.methods(definition).get(name)
     return method is not None and "super" not in ast.unparse(method)
 
 
 def uncalled_methods(definition: source.Definition, stage: str, files: Iterable[source.Module]) -> Iterator[str]:
-    """Each method that is named nearly as one of the stage's, and that certainly nobody calls.
+    """The methods with almost the name of one of the stage's methods that certainly nothing calls.
 
     Args:
         definition: the class of the stage.
@@ -183,7 +183,7 @@ def uncalled_methods(definition: source.Definition, stage: str, files: Iterable[
 
 
 def _is_beside(definition: source.Definition, other: source.Definition) -> bool:
-    """Whether two classes are in one folder; what others have written serves others too."""
+    """Whether two classes are in one folder; code elsewhere may have other users."""
     return definition.module.file.parent == other.module.file.parent
 
 
@@ -267,7 +267,7 @@ def _arguments(definition: source.Definition) -> str:
 
 
 def _methods(stage: StageFlow) -> Iterator[str]:
-    """What the class makes of the methods of the default and of the base."""
+    """How the class changes the methods of the default and of the base."""
     method, default = STAGES[stage.stage], default_definition(stage.stage)
     inherits = classes.is_subclass(stage.definition, f"{default.module.name}:{default.name}")
     above, _ = classes.ancestry(stage.definition)
@@ -290,6 +290,6 @@ def _methods(stage: StageFlow) -> Iterator[str]:
 
 
 def _calls_super(node: source.FunctionNode, method: str) -> bool:
-    """Whether ``super().method(…)`` or ``Base.method(self, …)`` stands in it."""
+    """Whether it contains ``super().method(…)`` or ``Base.method(self, …)``."""
     calls = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
     return any(isinstance(call, ast.Attribute) and call.attr == method for call in calls)

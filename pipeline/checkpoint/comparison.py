@@ -1,4 +1,4 @@
-"""Where two nested states differ, bit for bit: a NaN with other bits, ``-0.0`` beside ``0.0``, and another type all count."""
+"""Where two nested states differ, bit for bit; types, the bits of a NaN and the sign of zero count."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Difference:
 
 
 def differences(one: Any, other: Any, place: str = "") -> Iterator[Difference]:
-    """The places at which two states differ, in the order of the first; what only the second has comes after.
+    """The differences of two states, in the order of the first; what only the second has comes last.
 
     Args:
         one: mappings, lists and tuples of tensors and plain values, in each other.
@@ -104,12 +104,12 @@ def _of_tensors(one: Tensor, other: Tensor, place: str) -> Iterator[Difference]:
 
 
 def _entries(tensor: Tensor) -> list[Any]:
-    """What a sparse tensor consists of."""
+    """The parts of a sparse tensor."""
     return [tensor._indices(), tensor._values(), tensor.is_coalesced()]
 
 
 def _elements(tensor: Tensor) -> Tensor:
-    """The elements one after the other, on the CPU; a conjugate or a negative may be a view that is not worked out yet."""
+    """The elements as a flat tensor on the CPU; lazy conjugates and negatives are computed."""
     return tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1).contiguous()
 
 

@@ -19,7 +19,7 @@ from pipeline.run.resume import split_path
 
 
 class RunOrigin(NamedTuple):
-    """How a run was begun, as its ``command.txt`` says."""
+    """How a run was started, from its ``command.txt``."""
 
     folder: str
     config: str
@@ -32,7 +32,7 @@ class RunOrigin(NamedTuple):
 @click.option("-q", "--quiet", is_flag=True, help="Log warnings and errors only.")
 @click.option("-v", "--verbose", is_flag=True, help="Log details too.")
 def command(path: Path, quiet: bool, verbose: bool) -> None:
-    """Go on in RUN_DIR, or from a CHECKPOINT in one, with the config, overrides and code that it was begun with."""
+    """Resume the run in RUN_DIR, or from a CHECKPOINT in one, with the config, overrides and code that it was started with."""
     log.to_stderr("WARNING" if quiet else "DEBUG" if verbose else "INFO")
     run_dir, checkpoint = split_path(path)
     _refuse_strangers(run_dir)
@@ -46,7 +46,7 @@ def command(path: Path, quiet: bool, verbose: bool) -> None:
 
 
 def _run_origin(run_dir: Path) -> RunOrigin:
-    """What ``command.txt`` says."""
+    """Read ``command.txt``."""
     file = run_dir / "command.txt"
     try:
         facts = parse_command(file.read_text("utf-8", "surrogateescape"))
@@ -74,7 +74,7 @@ def _by_hand(run_dir: Path) -> str:
 
 
 def _refuse_strangers(run_dir: Path) -> None:
-    """What is in a run directory names code that is then run: nobody else may have written it."""
+    """Refuse a run directory that others may have written: it names code to run."""
     for path in (run_dir, run_dir / "command.txt"):
         try:
             about = path.stat(follow_symlinks=path == run_dir)

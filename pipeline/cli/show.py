@@ -42,7 +42,7 @@ def _lines(node: Node, depth: int) -> Iterator[tuple[str, str]]:
 
 
 def _block(node: Node, depth: int) -> list[tuple[str, str]]:
-    """The lines of a mapping or list; none for what stands in one line."""
+    """The lines of a mapping or list; none if it fits on one line."""
     return list(_lines(node, depth)) if isinstance(node.value, dict | list) else []
 
 

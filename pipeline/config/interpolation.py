@@ -1,4 +1,4 @@
-"""``${hyper_parameters.embedding_dim}`` and ``${env:HOME}``: values that stand elsewhere."""
+"""``${hyper_parameters.embedding_dim}`` and ``${env:HOME}``: references to other values."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class References:
         return json.dumps(source.value) if source.value is None or isinstance(source.value, bool) else str(source.value)
 
     def _lookup(self, target: str, node: Node, address: str, *, begins: bool = True) -> Node | None:
-        """A copy of what a reference means; None, and a fault, where that is nothing or too much."""
+        """A copy of the value of a reference; None, and a fault, if there is none or it is too large."""
         if target.startswith("env:"):
             return self._environment(target.removeprefix("env:"), node, address)
         if target in self._active:
@@ -103,7 +103,7 @@ class References:
         return source.copy()
 
     def _is_too_much(self, source: Node, node: Node, address: str) -> bool:
-        """Whether references make the config too deep or too large; this is said once."""
+        """Whether references make the config too deep or too large; reported once."""
         depth, size = _extent(source)
         self._taken += size
         too_deep = self._depth + depth > MAX_DEPTH

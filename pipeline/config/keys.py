@@ -35,7 +35,7 @@ def fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def key_of(address: str) -> Key | None:
-    """The key that an address leads to, or into; None: the schema has none."""
+    """The key of the schema at or above an address; None if there is none."""
     model: type[BaseModel] = ConfigSchema
     section, _, below = address.partition(".")
     item, _, rest = below.partition(".")
@@ -47,7 +47,7 @@ def key_of(address: str) -> Key | None:
 
 
 def addresses_of(tree: Node) -> set[str]:
-    """Every address of a config: of what is written, and of what has its default."""
+    """Every address of a config, with those of defaults."""
     addresses = {address for address, _ in tree.walk()} | set(fields(ConfigSchema))
     for section, model in SECTIONS.items():
         addresses |= {f"{address}.{name}" for address, _ in tree.items(section) for name in fields(model)}
@@ -55,7 +55,7 @@ def addresses_of(tree: Node) -> set[str]:
 
 
 def find_key(tree: Node, address: str) -> Node | None:
-    """The value at an address, under whichever of its names it was written; else its default."""
+    """The value at an address, under any of its names; else its default."""
     names = aliases.names_of(address)
     parent = address.rpartition(".")[0]
     section = tree.find(parent)
@@ -68,7 +68,7 @@ def find_key(tree: Node, address: str) -> Node | None:
 
 
 def default_of(address: str) -> Node | None:
-    """The default of a key; None where it has none."""
+    """The default of a key; None if it has none."""
     key = key_of(address)
     if key is None or key.inside or key.info.is_required():
         return None
@@ -76,13 +76,13 @@ def default_of(address: str) -> Node | None:
 
 
 class _Untitled(GenerateJsonSchema):
-    """Without a title for each key that only repeats its name."""
+    """A JSON Schema without titles, which would only repeat the names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
 
 def properties(model: type[BaseModel]) -> dict[str, Any]:
-    """Key -> what the schema says of it, for a section."""
+    """Key -> its JSON Schema, for a section."""
     known: dict[str, Any] = model.model_json_schema(schema_generator=_Untitled)["properties"]
     return known

@@ -1,4 +1,4 @@
-"""Which values of a config were read while it ran, and so which of them nobody read."""
+"""Which values of a config were read during a run, and which were not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REMEDY = "; take it out, or check its name"
 
 
 class UsageTracker:
-    """The addresses that were read, or looked for in vain.
+    """The addresses that were read, and those that were looked up without success.
 
     Attributes:
         addresses: what was read; reading a value reads all that is in it.
@@ -38,14 +38,14 @@ class UsageTracker:
         self._told: set[str] = set()
 
     def unread_so_far(self, tree: Node) -> list[str]:
-        """A line for each hyper-parameter that nobody has read and no source names; each is told once."""
+        """A line for each hyper-parameter that nobody has read and no source names; each once."""
         lines = self._lines(tree.child("hyper_parameters"), "hyper_parameters", _SO_FAR)
         new = {name: line for name, line in lines.items() if name in self.suspects - self._told}
         self._told |= set(new)
         return list(new.values())
 
     def unread(self, tree: Node, runners: Collection[str]) -> list[str]:
-        """A line for each thing that was written and not read; a whole item has one.
+        """A line for each value that was written and not read; a whole item has one.
 
         Args:
             tree: the config.
@@ -88,7 +88,7 @@ class UsageTracker:
 
 
 class TrackedDict(dict[str, Any]):
-    """A mapping of the config that notes which of its keys are read. A copy of it is a plain dict."""
+    """A mapping of the config that records which of its keys are read. A copy of it is a plain dict."""
 
     def __init__(self, values: Mapping[str, Any], address: str, reads: UsageTracker) -> None:
         super().__init__(values)
@@ -104,7 +104,7 @@ class TrackedDict(dict[str, Any]):
         return super().__getitem__(key)
 
     def __contains__(self, key: object) -> bool:
-        """Whether the key is there: who asks, knows it."""
+        """Whether the key exists; counts as a read."""
         self._note(key)
         return super().__contains__(key)
 
@@ -114,7 +114,7 @@ class TrackedDict(dict[str, Any]):
         return super().get(key, default)
 
     def pop(self, key: str, *default: Any) -> Any:
-        """The value, which is no longer there."""
+        """Remove and return the value."""
         self._note(key)
         return super().pop(key, *default)
 
@@ -138,7 +138,7 @@ class TrackedDict(dict[str, Any]):
 
 
 def _written(node: Node | None, address: str) -> dict[str, Node]:
-    """What the config says there, but for what it would be anyway."""
+    """The value at an address, unless it is the default."""
     written = {}
     for name, child in node.children() if node else ():
         known = keys.key_of(f"{address}.{name}")

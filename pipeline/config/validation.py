@@ -1,4 +1,4 @@
-"""What the schema found wrong, said in our words and at the place where it was written."""
+"""The errors of the schema in plain words, at the place where the value was written."""
 
 from __future__ import annotations
 

@@ -94,5 +94,5 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def on_device(loader: Iterable[Any], device: torch.device) -> Iterable[Any]:
-    """The batches of a loader, on a device; the loader itself where they are there already."""
+    """The batches of a loader on a device; the loader itself if they are there already."""
     return loader if device.type == "cpu" else (to_device(batch, device) for batch in loader)

@@ -1,4 +1,4 @@
-"""In the worker: one seeded batch, and the error of a sample, with the sample that caused it."""
+"""In the worker: make one seeded batch; errors name the sample that caused them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _can_be_pickled(error: Exception) -> bool:
 
 
 def add_note(error: BaseException, where: str, what: str) -> None:
-    """Give an error of user code a note that says where in the data it was raised; type and traceback stay.
+    """Add a note to an error of user code that says where in the data it was raised.
 
     Args:
         error: gets it.
@@ -134,7 +134,7 @@ def in_worker() -> str:
 
 
 def collate_error(error: Exception, where: str, which: str, samples: Any, collate: Any) -> DataError | None:
-    """What to raise where torch's own collate failed, which names no sample; a user's function gets a note instead.
+    """The error for a failure of torch's collate, which names no sample; a user's function gets a note instead.
 
     Args:
         error: was raised.
@@ -197,7 +197,7 @@ class BatchRequest(NamedTuple):
 
 
 class BatchRequests(Sampler[BatchRequest]):
-    """What a sampler or batch sampler gives, each with its position in the epoch.
+    """The requests that a sampler or batch sampler makes, each with its position in the epoch.
 
     Args:
         indices: the sampler, any iterable.

@@ -141,7 +141,7 @@ class EpochSampler(Sampler[int]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch whose order comes next, from 0."""
+        """Set the epoch whose order comes next, from 0."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -227,12 +227,12 @@ class SeededLoader(DataLoader[Any]):
         return self.position.track(batches) if self.position else batches
 
     def _cannot_fail(self) -> bool:
-        """Whether nothing in a pass draws, and any samples make a batch: no message of ours would be missed."""
+        """Whether a pass draws no random numbers and cannot fail, so that torch's own iterator is enough."""
         uniform = type(self.dataset) is TensorDataset and type(self.sampler) is EpochSampler
         return uniform and draws_nothing(self.dataset, self.collate_fn)
 
     def _make_fetching(self) -> SeededLoader:
-        """This loader as its workers see it: the dataset gives whole batches, and nothing is left to collate."""
+        """This loader as its workers see it: the dataset returns whole batches, and nothing is left to collate."""
         progress = Progress(self.num_workers) if self.num_workers else None
         if isinstance(self.dataset, IterableDataset):
             return self.with_parts(
@@ -285,7 +285,7 @@ class SeededLoader(DataLoader[Any]):
         return self.num_workers or 1
 
     def with_parts(self, **parts: Any) -> SeededLoader:
-        """The same loader with other parts, which a DataLoader refuses to have assigned."""
+        """A copy of this loader with other parts, which a DataLoader does not allow to assign."""
         other = copy.copy(self)
         vars(other).update(parts, _fetching=None, requests=None, _iterator=None)
         return other
@@ -342,7 +342,7 @@ def _unique(*values: Any) -> list[Any]:
 
 
 def order_of(loader: Any) -> Any:
-    """What decides the order of a loader's samples: a sampler, a batch sampler, or the loader itself."""
+    """The object that decides the order of a loader's samples: a sampler, a batch sampler, or the loader itself."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     if type(batch_sampler) is BatchSampler:
         return batch_sampler.sampler
@@ -366,7 +366,7 @@ def random_sampler_of(loader: Any) -> str:
 
 
 def length(loader: Any) -> int | None:
-    """How many batches a loader gives; None where it does not know."""
+    """How many batches a loader has; None if it does not know."""
     try:
         return len(loader)
     except TypeError:
@@ -490,7 +490,7 @@ def position_of(loader: Any, done: int) -> dict[str, Any] | None:
 
 
 def _check_division(loader: SeededLoader, position: Mapping[str, Any]) -> None:
-    """Refuse to go on with a stream that is read in other parts: samples would come twice, and others not at all."""
+    """Raise if a stream is resumed with other shards: some samples would come twice, and others not at all."""
     if position["shares"] != loader.shards:
         before = position["shares"]
         raise DataError(
@@ -506,7 +506,7 @@ def _check_division(loader: SeededLoader, position: Mapping[str, Any]) -> None:
 
 
 class FastForward:
-    """Reads the first batches of a loader, and gives the others."""
+    """Reads and skips the first batches of a loader, and returns the others."""
 
     def __init__(self, loader: Any, count: int) -> None:
         self.loader, self.count = loader, count
@@ -539,7 +539,7 @@ class FastForward:
 
 
 def first_batch(loader: Any) -> Any:
-    """The first batch of a loader; random generators, samplers and streams are as if nobody had asked.
+    """The first batch of a loader; random generators, samplers and streams stay as they are.
 
     The samples of a map-style dataset are a function of their index, so such a dataset is asked once more. One that is
     iterated may count what it gives: it is asked in another process.
@@ -566,7 +566,7 @@ def first_batch(loader: Any) -> Any:
 
 
 def _copy(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """A loader of the same dataset whose samplers and generator are copies, with one worker at most."""
+    """A loader of the same dataset with copies of its samplers and generator, and at most one worker."""
     other = loader.with_parts() if isinstance(loader, SeededLoader) else copy.copy(loader)
     memo = {id(loader.dataset): loader.dataset}
     parts = {name: copy.deepcopy(getattr(loader, name), memo) for name in ("generator", "sampler", "batch_sampler")}

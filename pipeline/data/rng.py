@@ -1,4 +1,4 @@
-"""The random generators of a process: seeded for what is fetched, and as they were before once it is."""
+"""The random generators of a process: seeded for a fetch, and restored after it."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def from_plain(plain: Mapping[str, Any]) -> tuple[Any, ...]:
 
 @contextmanager
 def seeded(seed: int | None, epoch: int, *parts: int | str) -> Iterator[None]:
-    """The generators seeded from all of the arguments; after the block, and if it raises, as they were before.
+    """Seed the generators from the arguments until the block ends; then restore them.
 
     Args:
         seed: the run's; None leaves the generators alone.
@@ -154,7 +154,7 @@ def seeded(seed: int | None, epoch: int, *parts: int | str) -> Iterator[None]:
 
 
 class RngStream:
-    """The same over several blocks: each draws on from where the one before it ended.
+    """The same over several blocks: each continues the random numbers of the one before it.
 
     Args:
         seed: the run's; None leaves the generators alone.
@@ -171,7 +171,7 @@ class RngStream:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """One block; after it the generators are as they were before it."""
+        """One block; after it the generators are restored."""
         with seeded(self.seed, self.epoch, *self.parts):
             if self.states:
                 set_states(self.states)

@@ -1,4 +1,4 @@
-"""IterableDatasets: shared out over workers, with a state to go on from."""
+"""IterableDatasets: split over workers, with a state to resume from."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def has_state(dataset: Any) -> bool:
 
 
 def state_of(dataset: Any, where: str) -> Any:
-    """The state of a dataset as it is now; what it does later changes nothing in it.
+    """A copy of the state of a dataset.
 
     Raises:
         DataError: it holds something that no checkpoint can.
@@ -153,7 +153,7 @@ class Shard:
         self.dataset: Any = stream.dataset
 
     def batches(self) -> Iterator[Any]:
-        """Its batches, or the rest of them."""
+        """The batches of the shard, or the rest of them."""
         if self.state and self.state["ended"]:
             # A dataset that has come to its end may begin again.
             return
@@ -191,7 +191,7 @@ class Shard:
             raise
 
     def _samples(self) -> Iterator[Any]:
-        """Its samples. A generator: the dataset draws nothing before the first sample is asked for."""
+        """The samples of the shard; a generator, so that the dataset draws nothing before the first sample."""
         stream, number, count = self.stream, self.number, self.count
         has_own = count > 1 and has_shard(self.dataset)
         if has_own:

@@ -1,4 +1,4 @@
-"""The worker processes of a pass over a loader, watched: which one failed, at what, and why."""
+"""The worker processes of a pass over a loader: which one failed, at which sample, and why."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Workers:
         return DataError(message) if message else None
 
     def explain_death(self, text: str) -> str | None:
-        """What torch's report of a dead worker means; None: it is none, or one of another pass."""
+        """The error for torch's report of a dead worker; None if it is no such report, or of another pass."""
         match = _DIED.search(text)
         pids = set(map(int, re.findall(r"\d+", match[1]))) if match else set()
         return self._death([number for number, process in enumerate(self._processes) if process.pid in pids])
@@ -110,7 +110,7 @@ class Workers:
         return f"{self.where}: worker {number} {what}{self._last_sample(number)}; {remedy}"
 
     def _explain_timeout(self, text: str) -> str | None:
-        """What torch's report of a worker that has not answered in time means; None: it is none."""
+        """The error for torch's report of a worker that did not answer in time; None if it is no such report."""
         if not text.startswith("DataLoader timed out"):
             return None
         task = getattr(self.iterator, "_task_info", {}).get(getattr(self.iterator, "_rcvd_idx", None))

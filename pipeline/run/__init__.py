@@ -1,1 +1,1 @@
-"""What stands around the stages: the run directory, the log, resuming, failures."""
+"""Everything around the stages: the run directory, the log, resume, failures."""

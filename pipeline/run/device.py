@@ -30,13 +30,13 @@ def resolve_device(name: str) -> torch.device:
 
 
 def describe_hardware() -> dict[str, Any]:
-    """What ``environment.json`` says of the machine."""
+    """The hardware, for ``environment.json``."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {"torch_threads": torch.get_num_threads(), "gpus": gpus, "cuda": torch.version.cuda}
 
 
 def refuse_several_processes() -> None:
-    """Several processes come later; until then, being one of several would silently train several models.
+    """Raise if a launcher has started several processes: each would train a model of its own.
 
     Raises:
         ConfigError: a launcher has started more than one.
@@ -54,7 +54,7 @@ CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Until the block ends, torch takes only operations whose result is the same each time, or raises.
+    """Until the block ends, torch uses only deterministic operations, or raises.
 
     cuDNN neither chooses by what was faster. Afterwards all is as it was before.
     """

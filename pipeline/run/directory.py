@@ -52,7 +52,7 @@ def lock_held(path: Path) -> Iterator[FileIO]:
 
 
 def now() -> str:
-    """The time, as it is written into files."""
+    """The current time, as text for files."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -128,7 +128,7 @@ DONE = "done.json"
 
 
 class RunDirectory:
-    """One run's folder.
+    """The folder of one run.
 
     Attributes:
         path: absolute; ``<output_dir>/<config name>/<UTC stamp>-<id>``.
@@ -140,7 +140,7 @@ class RunDirectory:
 
     @classmethod
     def new(cls, output_dir: Path, config_name: str, runners: Iterable[str] = ()) -> RunDirectory:
-        """Make the folder, with one for each runner in it, and point ``latest`` beside it at it.
+        """Make the folder, and the link ``latest`` to it.
 
         Raises:
             StorageError: the storage refuses.
@@ -178,7 +178,7 @@ class RunDirectory:
 
     @classmethod
     def at(cls, path: Path) -> RunDirectory:
-        """That of an earlier run.
+        """The directory of an earlier run.
 
         Raises:
             ConfigError: it is none.
@@ -190,7 +190,7 @@ class RunDirectory:
         return cls(path.resolve())
 
     def add(self, runners: Iterable[str]) -> None:
-        """Make the folders of runners that have none.
+        """Make the folders of the runners.
 
         Raises:
             StorageError: the storage refuses.
@@ -201,7 +201,7 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock, which the system frees when the process ends, however it ends.
+        """Hold the lock of the folder; the system frees it when the process ends, however it ends.
 
         Raises:
             LockedError: another process holds it.
@@ -215,7 +215,7 @@ class RunDirectory:
                 self._lock = None
 
     def write(self, name: str, content: str) -> None:
-        """Put a whole file in place: a reader sees the old one or the new one.
+        """Replace a file as a whole: a reader sees the old one or the new one.
 
         Raises:
             StorageError: the storage refuses.
@@ -244,7 +244,7 @@ class RunDirectory:
         self.write_json("status.json", {**status, **counters, "error": error})
 
     def check_exists(self) -> None:
-        """See that the folder is the one that was locked: somebody may remove it, and something make it anew.
+        """Raise if the folder is no longer the one that was locked.
 
         Raises:
             StorageError: it is not.
@@ -284,11 +284,11 @@ class RunDirectory:
         return max(marks, key=lambda counters: int(counters.get("iteration", -1)), default={})
 
     def read_status(self) -> dict[str, Any]:
-        """What ``status.json`` says; nothing where it cannot be read."""
+        """The content of ``status.json``; empty if it cannot be read."""
         return _read_json(self.path / "status.json")
 
     def is_resumable(self) -> bool:
-        """Whether there is something to go on from: a runner that is done, or a checkpoint whose files have their sizes."""
+        """Whether there is something to resume from: a finished runner, or a checkpoint whose files have the right sizes."""
         try:
             return any(
                 (runner / DONE).is_file()
@@ -326,7 +326,7 @@ def _link(link: Path, target: str) -> None:
 
 
 def _is_complete(checkpoint: Path) -> bool:
-    """Whether a checkpoint has the files that it lists; their content, which may be large, is verified when it is read."""
+    """Whether a checkpoint has the files that its manifest lists; their content is verified when it is read."""
     try:
         layout.listed_files(checkpoint)
     except (CheckpointError, StorageError):

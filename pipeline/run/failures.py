@@ -18,7 +18,7 @@ from pipeline.user_code.tracebacks import user_traceback
 
 
 def exit_code(error: BaseException) -> ExitCode:
-    """What a run that an error ended leaves with; once it runs, nothing counts as a wrong command line any more."""
+    """The exit code for an error; once the run has started, no error counts as a wrong command line."""
     if isinstance(error, PipelineError):
         return ExitCode.FAILED if error.exit_code is ExitCode.USAGE else error.exit_code
     if isinstance(error, StoppedError):
@@ -89,7 +89,7 @@ def _write_status(error: BaseException, headline: str, directory: RunDirectory, 
 
 
 def describe(error: BaseException, stage: str, runner: RunnerSession) -> str:
-    """The first line: which stage, which class, which line of the config, or which plugin."""
+    """The headline: which stage, class and line of the config, or which plugin."""
     name = f"runner '{runner.settings.name}'"
     plugin = failing_plugin(runner.manager, error)
     says_where = stage == "trainer" or str(error).startswith(runner.describe(stage))
@@ -108,7 +108,7 @@ def describe(error: BaseException, stage: str, runner: RunnerSession) -> str:
 
 
 def log_error(error: BaseException, headline: str) -> None:
-    """The headline; under it, for what user code raised, its own traceback without frames of ours before it."""
+    """Log the headline, and for an error of user code its traceback without frames of ours."""
     user_error = error.user_error if isinstance(error, ClassPathError) else error
     if user_error is None or isinstance(user_error, PipelineError | KeyboardInterrupt | StoppedError):
         logger.error(headline)

@@ -21,7 +21,7 @@ _FILE_FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} {level: <7} rank {extra[rank]} {n
 
 
 class _ToLoguru(logging.Handler):
-    """Passes the records of standard logging on."""
+    """Passes the records of standard logging to loguru."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log it under its own level and logger name."""
@@ -31,7 +31,7 @@ class _ToLoguru(logging.Handler):
 
 
 def to_stderr(level: str) -> None:
-    """Make stderr the only place for log lines, from ``level`` up; the command line calls this once.
+    """Log to stderr only, from ``level`` up; the command line calls this once.
 
     The stream is looked up at each line: a progress bar puts its own in place while it is shown.
     """
@@ -59,7 +59,7 @@ def _write_to_stderr(line: str) -> None:
 
 @contextmanager
 def to_file(path: Path, rank: int, otherwise: str = "set output_dir") -> Iterator[None]:
-    """Write every line to ``path`` as well, and catch standard logging and warnings, until the block ends.
+    """Until the block ends, write every line to ``path`` too, and catch standard logging and warnings.
 
     Args:
         path: the file.
@@ -89,7 +89,7 @@ def to_file(path: Path, rank: int, otherwise: str = "set output_dir") -> Iterato
 
 
 class _LogFile:
-    """Takes lines as long as the storage does: that one is lost ends no run, and is said once on stderr."""
+    """A log file; a line that the storage refuses ends no run, and is reported once on stderr."""
 
     def __init__(self, file: FileIO, path: Path) -> None:
         self._file, self._path = file, path

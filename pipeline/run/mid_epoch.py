@@ -1,4 +1,4 @@
-"""What may not change in the middle of an epoch: else samples would come twice, and others not at all."""
+"""What must not change in the middle of an epoch: samples would come twice or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MID_EPOCH = "mid_epoch"
 
 
 class MidEpoch:
-    """The order of the data and the windows of accumulation, which each checkpoint keeps.
+    """The order of the data and the accumulation windows, which each checkpoint keeps.
 
     Args:
         context: of the runner.
@@ -31,7 +31,7 @@ class MidEpoch:
         self._loaded: Mapping[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What decides which samples are still to come, in later epochs too, and which gradients belong together."""
+        """What decides which samples come next, in later epochs too, and which gradients belong together."""
         loaders: Mapping[str, Any] = dict.get(self.context, "dataset") or {}
         generators = {name: generators_of(loader) for name, loader in loaders.items()}
         accum_grad: dict[str, dict[str, int]] = {phase: {} for phase in dict.get(self.context, "model") or {}}

@@ -1,4 +1,4 @@
-"""What a run directory keeps of how the run was made: the command, the environment, the files of user code."""
+"""How a run was made: its command, its environment, and copies of the user code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _VARIABLES = (
 
 @dataclass(frozen=True)
 class Provenance:
-    """What is kept.
+    """How a run was made.
 
     Attributes:
         config: the config, resolved, as YAML; ``config.yaml``.
@@ -136,7 +136,7 @@ def _copy_name(file: Path, workspace: Path | None) -> Path:
 
 
 def _copy(file: Path, target: Path) -> None:
-    """Copy a file whole; what is at its place, such as a link, is not written through."""
+    """Copy a file as a whole; a link at its place is replaced, not followed."""
     with storing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.tmp")

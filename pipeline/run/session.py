@@ -36,7 +36,7 @@ from pipeline.user_code.tracebacks import user_traceback
 
 @contextmanager
 def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Path = NEVER) -> Iterator[Run]:
-    """Load every class, then make or reopen the run directory, lock it, and log into it until the block ends.
+    """Load every class, make or reopen the run directory, lock it, and log into it until the block ends.
 
     Args:
         config: what is to be run; it was checked.
@@ -141,7 +141,7 @@ def load_class(config: Config, runner: RunnerSchema, key: str, name: str, base: 
 
 @contextmanager
 def _output_dir(config: Config) -> Iterator[Path]:
-    """Where the run directory goes; that of a debug run is removed at its end, unless it is to be kept."""
+    """The output directory; that of a debug run is temporary, unless ``debug_persistently`` is set."""
     if not any(runner.debug and not runner.debug_persistently for runner in config.runners):
         yield Path(config.settings.output_dir)
         return
@@ -191,7 +191,7 @@ class Run:
     failed: bool = False
 
     def is_done(self, name: str) -> bool:
-        """Whether a runner need not run: it was finished before the run was interrupted."""
+        """Whether a runner is skipped: it was finished before the run was interrupted."""
         done = self.resumed and self.directory.is_done(name)
         if done:
             logger.info(f"{name} is finished already")
@@ -204,7 +204,7 @@ class Run:
             self.directory.mark_done(runner.settings.name, dict.__getitem__(runner.context, "train_state"))
 
     def write_accesses(self, context: Context) -> None:
-        """Bring ``context.json`` up to date with a runner's accesses."""
+        """Update ``context.json`` with a runner's accesses."""
         self.accesses[str(dict.get(context, "runner_name"))] = context.record()
         self.directory.write_json("context.json", self.accesses)
 
@@ -231,7 +231,7 @@ class Run:
         self.directory.write_status("done", exit_code=ExitCode.DONE, train_state=furthest)
 
     def warn_unread(self, contexts: Mapping[str, Context]) -> None:
-        """Log what the config says and nobody read: a setting without effect, or a name misspelt."""
+        """Log config values that nobody has read: settings without effect, or misspelt names."""
         reads = self.config.reads
         reads.everything |= any(map(env_was_read, contexts.values()))
         for line in reads.unread(self.config.tree, list(contexts)):
@@ -359,11 +359,11 @@ class RunnerSession:
 
     @property
     def hooks(self) -> pluggy.HookRelay:
-        """What calls the plugins."""
+        """Calls the plugins."""
         return self.manager.hook
 
     def build_plugins(self) -> None:
-        """Build the plugins: from here on, the hooks call them, and checkpoints keep the state of those that have one."""
+        """Build the plugins; from here on hooks call them, and checkpoints keep their state."""
         register_plugins(self.plugins, self.manager)
         self.checkpointer.add_recoverable(MID_EPOCH, self.mid_epoch)
         for name, plugin in self.manager.list_name_plugin():
@@ -448,6 +448,6 @@ class RunnerSession:
         return f"{stage} ({cls.__module__.rpartition('.')[2]}.{cls.__name__}, {origin})"
 
     def write_running(self) -> None:
-        """Say in ``status.json`` that the runner is running."""
+        """Write into ``status.json`` that the runner is running."""
         directory, counters = self.run.directory, dict.__getitem__(self.context, "train_state")
         directory.write_status("running", resumable=directory.is_resumable(), train_state=counters)

@@ -75,7 +75,7 @@ class Network(NetworkBase):
         return {"model": model, "brain": brain, "optim_schedulers": optim_schedulers, "updater": updater}
 
     def share_phase(self, phase: PhaseSchema, context: Context) -> dict[str, Any]:
-        """The same for a phase that trains another's model: the same objects, and an updater of its own."""
+        """The same for a phase with ``model_of``: the objects of the other phase, and an updater of its own."""
         owner = context["model"][phase.model_of]
         updater = self.build_updater(phase, owner["model"], owner["brain"], owner["optim_schedulers"], context)
         return {**owner, "updater": updater}
@@ -133,7 +133,7 @@ class Network(NetworkBase):
     def build_optim_schedulers(
         self, phase: PhaseSchema, brain: Brain, runner: RunnerSchema, context: Context
     ) -> dict[str, OptimScheduler]:
-        """Those that the phase names; else one, "main"."""
+        """The OptimSchedulers of the phase; without ``optim_schedulers`` there is one, "main"."""
         if phase.optim_schedulers:
             built = {
                 name: self.build_named_scheduler(name, phase, brain, runner, context) for name in phase.optim_schedulers

@@ -46,7 +46,7 @@ Losses = dict[str, Tensor]
 
 
 def losses_by_name(returned: Any, where: str) -> Losses:
-    """What a method returned, as losses by name; a tensor alone is ``loss``.
+    """The losses that a method returned, by name; a single tensor is ``loss``.
 
     Args:
         returned: a scalar tensor, or a dict of them.
@@ -78,7 +78,7 @@ class ConstructorError(ConfigError, AttributeError):
 
 
 class BatchBrain:
-    """The half of a Brain that works on one batch; the other half goes over data.
+    """The part of a Brain that works on one batch; ``Brain`` adds the passes over the data.
 
     Args:
         modules: name -> module, all that is trained and saved; available as ``self.modules.<name>``.
@@ -148,7 +148,7 @@ class BatchBrain:
             raise AttributeError(f"'{kind}' object has no attribute '{name}'", name=name, obj=self)
 
     def _set_options(self, options: RunOptions) -> None:
-        """Take the options of a run; each is also an attribute of its name.
+        """Set the options of a run; each is also an attribute with its name.
 
         Raises:
             ConfigError: the device cannot compute in a precision.
@@ -251,7 +251,7 @@ class BatchBrain:
         raise NotImplementedError(f"{type(self).__name__} does not define compute_forward(batch, stage)")
 
     def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor | Losses:
-        """The loss, a scalar tensor that is a mean over samples; or several by name, for schedulers that name theirs."""
+        """The loss, a scalar tensor that is a mean over samples; or several losses by name."""
         raise NotImplementedError(
             f"{type(self).__name__} does not define compute_objectives(predictions, batch, stage)"
         )
@@ -303,7 +303,7 @@ class BatchBrain:
         return loss
 
     def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
-        """A training batch is about to be used; ``should_step``: it closes a window of accumulation."""
+        """A training batch is about to be used; ``should_step``: it closes an accumulation window."""
 
     def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Tensor, should_step: bool) -> None:
         """A training batch has been used; ``loss`` is detached, and on its device."""
@@ -335,7 +335,7 @@ class BatchBrain:
 
     @property
     def _gives_predictions(self) -> bool:
-        """Whether an evaluated batch has predictions: not from an ``evaluate_batch`` of the subclass's own."""
+        """Whether an evaluated batch has predictions; not if a subclass overrides ``evaluate_batch``."""
         return type(self).evaluate_batch is BatchBrain.evaluate_batch
 
     def _samples(self, batch: Any) -> int:
@@ -351,7 +351,7 @@ class BatchBrain:
         return count_samples(batch)
 
     def _checked_samples(self, batch: Any) -> int:
-        """What a subclass's own ``count_samples`` says, if that is a number of samples."""
+        """The result of a subclass's ``count_samples``, checked to be a number of samples."""
         samples = type(self).count_samples(self, batch)
         if samples is not None and (not isinstance(samples, int) or samples < 0):
             what = f"{self._where}{type(self).__name__}.count_samples returned {samples!r}"
@@ -363,7 +363,7 @@ class BatchBrain:
         return split(batch)[1]
 
     def log(self, name: str, value: Tensor | float, batch_size: int | None = None) -> None:
-        """Report a number with those of the pass, averaged by samples; it stays on its device until it is read.
+        """Report a number; it is averaged over the samples of the pass, and stays on its device until it is read.
 
         Args:
             name: how it is reported; in a validation pass with ``valid_`` before it. That of a metric, and ``loss``, are
@@ -374,7 +374,7 @@ class BatchBrain:
         self._pass_numbers.log(name, value, batch_size)
 
     def _with_logged(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        """The numbers of a pass, and those that were logged in it.
+        """The numbers of a pass together with those that ``log`` has reported.
 
         Raises:
             ConfigError: one that was logged has the name of another.
@@ -387,7 +387,7 @@ class BatchBrain:
         return {**numbers, **logged}
 
     def _check_divergence(self) -> None:
-        """Read the losses so far, and end the training if too many batches were not finite.
+        """Read the losses so far, and stop the training if too many were not finite.
 
         Raises:
             DivergedError: more than ``nonfinite_patience`` of this pass.
@@ -398,7 +398,7 @@ class BatchBrain:
 
     @property
     def _in_run(self) -> bool:
-        """Whether a run of the pipeline has bound it, which then says how it trains."""
+        """Whether a run has bound this Brain, and so decides how it is trained."""
         return self._run_context is not None
 
     @property

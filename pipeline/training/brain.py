@@ -100,7 +100,7 @@ class Brain(BatchBrain):
         progressbar: bool | None = None,
         test_loader_kwargs: Mapping[str, Any] | None = None,
     ) -> float:
-        """Evaluate, with the best checkpoint if there is a checkpointer; after a debug ``fit``, with one of that.
+        """Evaluate, with the best checkpoint if there is a checkpointer; after a debug ``fit``, with a checkpoint of that fit.
 
         Args:
             test_set: a dataset or a loader, as in ``fit``.
@@ -136,12 +136,12 @@ class Brain(BatchBrain):
         return make_loader(dataset, seed=seed, where="Brain.make_dataloader", **loader_kwargs)
 
     def _place_modules(self) -> None:
-        """The modules on their device, compiled or scripted where the options say so; again, it does nothing."""
+        """Move the modules to their device, and compile or script them if the options say so; only once."""
         self.modules.to(self.device)
         compile_modules(self.modules, self._run_options)
 
     def init_optimizers(self) -> None:
-        """Make the optimizer by ``opt_class``; a subclass with several leaves them in ``optimizers_dict``, by name.
+        """Make the optimizer with ``opt_class``; a subclass with several puts them into ``optimizers_dict``, by name.
 
         All of these descend the loss named ``loss``; for others, bind OptimSchedulers that say so. A subclass whose own
         ``fit_batch`` steps its optimizers may keep them where it likes.
@@ -154,7 +154,7 @@ class Brain(BatchBrain):
         self.optimizers_dict = {"opt_class": self.optimizer}
 
     def on_fit_start(self) -> None:
-        """Prepare the modules, and make the optimizers; ``fit`` then takes everything back from the checkpoints.
+        """Prepare the modules, and make the optimizers; then ``fit`` restores the checkpoint.
 
         In a config the optimizers are those of the phase, and the startup stage has loaded the weights. A run that is
         resumed takes everything back after it, whichever runner stage comes.
@@ -167,7 +167,7 @@ class Brain(BatchBrain):
         self._schedule_optimizers()
 
     def _schedule_optimizers(self) -> None:
-        """Have the losses drive the optimizers, each at the rate that it was made with."""
+        """Make an OptimScheduler with a constant rate of each optimizer."""
         options = self._run_options
         schedulers: dict[str, OptimScheduler] = {}
         for name, optimizer in self.optimizers_dict.items():
@@ -182,7 +182,7 @@ class Brain(BatchBrain):
         type(self).bind(self, "", schedulers, patience=options.nonfinite_patience)
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
-        """Take the weights of the best checkpoint, or of the newest where no number is named."""
+        """Load the weights of the best checkpoint, or of the newest if no key is given."""
         if max_key and min_key:
             raise ConfigError(f"evaluate: max_key is '{max_key}' and min_key '{min_key}'; name one")
         if self.checkpointer is None:
@@ -197,14 +197,14 @@ class Brain(BatchBrain):
             self.checkpointer.load_weights(path, {NAME: {"model": self, "brain": self}})
 
     def _refuse_uncalled(self) -> None:
-        """Used alone, a Brain has no config whose check would say so."""
+        """Raise for methods that nobody calls; with a config, ``check`` reports them."""
         faults = [] if self._in_run else uncalled.in_class(type(self), uncalled.BRAIN, uncalled.OF_A_BRAIN)
         if faults:
             raise ConfigError("\n".join(faults))
 
     @contextmanager
     def _fit_checkpoints(self) -> Iterator[None]:
-        """In a debug run, checkpoints go to a folder that is there until the next fit, or as long as the Brain."""
+        """In a debug run, save checkpoints to a temporary folder that exists until the next fit."""
         if self._debug_folder:
             self._debug_folder.cleanup()
             self._debug_folder = None
@@ -222,7 +222,7 @@ class Brain(BatchBrain):
 
     @contextmanager
     def _checkpoints_in(self, folder: TemporaryDirectory[str] | None) -> Iterator[None]:
-        """Have another folder for the checkpoints until the block ends; None: that of the checkpointer."""
+        """Use another folder for checkpoints until the block ends; None: the checkpointer's own."""
         checkpointer = self.checkpointer
         if checkpointer and folder:
             self.checkpointer = Checkpointer(Path(folder.name))
@@ -233,7 +233,7 @@ class Brain(BatchBrain):
             self.checkpointer = checkpointer
 
     def _loader_of(self, data: Any, stage: Stage, keywords: Mapping[str, Any] | None, name: str) -> Iterable[Any]:
-        """A loader of what was given, if that is a dataset: whatever can be indexed, or is one of torch's."""
+        """The loader itself, or a loader made of a dataset."""
         if hasattr(data, "__getitem__") or isinstance(data, Dataset):
             return self.make_dataloader(data, stage, **(keywords or {}))
         if keywords:
@@ -267,7 +267,7 @@ class ModuleBrain(Brain):
         self._needed = [parameter.name for parameter in parameters if parameter.default is Parameter.empty]
 
     def _place_modules(self) -> None:
-        """As every Brain, and the loss where it is a module; scripting puts another module in the place of the first."""
+        """Place the modules, and the loss if it is a module; scripting replaces a module by another."""
         super()._place_modules()
         if isinstance(self.loss, nn.Module):
             self.loss.to(self.device)
@@ -293,7 +293,7 @@ class ModuleBrain(Brain):
         return self.loss(predictions, split(batch)[1])
 
     def _by_name(self, inputs: Mapping[str, Any], batch: Any) -> Mapping[str, Any]:
-        """What of a mapping the module takes: it may hold more; but the inputs of a pair are meant as they are."""
+        """The items of a mapping that ``forward`` takes; the inputs of a pair are passed as they are."""
         if not isinstance(batch, Mapping):
             return inputs
         if missing := [name for name in self._needed if name not in batch]:
@@ -305,7 +305,7 @@ class ModuleBrain(Brain):
         return {name: batch[name] for name in self._names if name in batch} or inputs
 
     def _explain(self, error: TypeError, inputs: Any) -> None:
-        """Raise in the place of ``error`` if the batch does not fit the signature of ``forward``."""
+        """Raise a clearer error than ``error`` if the batch does not fit the signature of ``forward``."""
         keywords = inputs if isinstance(inputs, Mapping) else {}
         positional = inputs if isinstance(inputs, list | tuple) else () if keywords else (inputs,)
         try:

@@ -29,7 +29,7 @@ Observer = Callable[[Any, Any], None]
 
 @contextmanager
 def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """A module in evaluation mode and no gradients, until the block ends; then each part is in the mode that it was in."""
+    """Evaluation mode without gradients until the block ends; then each module returns to its earlier mode."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -42,7 +42,7 @@ def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluating(brain: BatchBrain) -> Iterator[None]:
-    """A Brain's modules so; what is logged and counted in the block is kept apart from the pass around it."""
+    """The same for a Brain; its logged numbers and step count are separate from those of the pass around it."""
     numbers, brain._pass_numbers = brain._pass_numbers, Meters()
     step, brain.step = brain.step, 0
     try:
@@ -119,7 +119,7 @@ def evaluate_with_hooks(
     observe: Observer | None = None,
     epoch: int | None = None,
 ) -> dict[str, float]:
-    """Evaluate a phase with the plugins told before and after."""
+    """Evaluate a phase, and call the plugins before and after it."""
     hooks = context["hooks"]
     hooks.before_validation(context=context, phase=phase)
     batches: Iterable[Any] = on_device(loader, context["device"])
@@ -196,7 +196,7 @@ class BestTracker:
         self.pending = [entry for entry in self.pending if entry.iteration > iteration]
 
     def check_reported(self) -> None:
-        """After every phase has been validated.
+        """Raise if no phase has reported the number, once all were validated.
 
         Raises:
             DataError: none of them reports the number.
@@ -206,7 +206,7 @@ class BestTracker:
             raise DataError(f"keep_best watches '{self.metric}', which no validation reports{known}")
 
     def as_dict(self) -> dict[str, Any]:
-        """For ``context["best"]``."""
+        """The value of ``context["best"]``."""
         return {"metric": self.metric, "mode": self.mode, "value": self.value, "iteration": self.iteration}
 
     def state_dict(self, iteration: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The weights alone, for inference, and the program that torch.export makes of a model."""
+"""Weights for inference, and the program that torch.export makes of a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAME = "inference"
 
 
 class WeightExporter:
-    """Saves the models of a training: ``<phase>-000000000528.safetensors``, and the same ``.pt2`` where it is asked for.
+    """Saves the models of a training as ``<phase>-000000000528.safetensors``, and as ``.pt2`` if the config says so.
 
     Phases that share a model share its files, which have the name of the first. All files are kept.
 
@@ -52,7 +52,7 @@ class WeightExporter:
         self._saved: tuple[int, int] | None = None
 
     def begin(self) -> None:
-        """Make the folder, and try every export: what is not possible is told before the first step.
+        """Make the folder, and try every export, so that an impossible one fails before the first step.
 
         Raises:
             StorageError: the folder cannot be made.
@@ -70,7 +70,7 @@ class WeightExporter:
             self.calls[phase] = self._try(phase, entry)
 
     def save(self) -> None:
-        """Save every model as it is now; with ``on_save_error: warn``, training goes on if the storage refuses.
+        """Save every model; with ``on_save_error: warn``, training continues if the storage refuses.
 
         Raises:
             StorageError: the storage refuses.
@@ -92,7 +92,7 @@ class WeightExporter:
             self._save()
 
     def _save(self) -> None:
-        """A file of a step that is there already is of a run that was resumed, and is replaced."""
+        """Save one model; a file of the same step, from before a resume, is replaced."""
         state = self.context["train_state"]
         # The last window of an epoch may close after its last iteration.
         moment = state["iteration"], state["update"]
@@ -107,7 +107,7 @@ class WeightExporter:
         self._saved = moment
 
     def _export(self, phase: str, entry: Mapping[str, Any], file: Path) -> None:
-        """Export a model that could be exported when the training began."""
+        """Export a model again; it could be exported at the start of the training."""
         try:
             content = export_program(entry["model"], self.calls[phase], self.context["device"])
         except Exception as error:
@@ -143,13 +143,13 @@ def _put(file: Path, content: bytes) -> None:
 
 
 def _first_lines(error: Exception) -> str:
-    """What torch.export says first; after it come pages."""
+    """The first lines of a message of torch.export, which has pages of them."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])[:300]}"
 
 
 class ExampleInputs(NamedTuple):
-    """What a module is called with.
+    """The example inputs of a module.
 
     Attributes:
         positional, keywords: the arguments.
@@ -162,10 +162,10 @@ class ExampleInputs(NamedTuple):
 
 
 class Caller(ModuleBrain):
-    """Knows what a plain module is called with."""
+    """A Brain that knows the inputs of its plain module."""
 
     def call_of(self, batch: Any) -> ExampleInputs:
-        """The call for a batch; of one sample there are two, since torch.export takes a size of 1 for a constant."""
+        """The inputs for a batch; one sample is repeated, since torch.export takes a size of 1 for a constant."""
         samples = count_samples(batch)
         if samples == 1:
             batch, samples = torch_pytree.tree_map_only(Tensor, _doubled, batch), 2
@@ -176,7 +176,7 @@ class Caller(ModuleBrain):
 
 
 def export_program(module: nn.Module, call: ExampleInputs, device: torch.device) -> bytes:
-    """What ``torch.export.load`` reads: the module in evaluation mode, for any number of samples.
+    """The file for ``torch.export.load``: the module in evaluation mode, for any number of samples.
 
     Args:
         module: as it is now; afterwards it is so again.
@@ -198,10 +198,10 @@ def export_program(module: nn.Module, call: ExampleInputs, device: torch.device)
 
 
 def _rows_of(value: Any) -> int:
-    """The length of a tensor; 0 of anything that has none."""
+    """The length of a tensor; 0 for anything without a length."""
     return len(value) if isinstance(value, Tensor) and value.ndim else 0
 
 
 def _doubled(value: Tensor) -> Tensor:
-    """One sample twice; what has another length stays."""
+    """Repeat a batch of one sample; anything else stays as it is."""
     return torch.cat([value, value]) if _rows_of(value) == 1 else value

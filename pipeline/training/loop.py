@@ -259,7 +259,7 @@ class TrainLoop:
             raise ExitError
 
     def save(self) -> None:
-        """Save a checkpoint of this moment, while training goes on."""
+        """Save a checkpoint, while training continues."""
         # First, since this checkpoint keeps which of the earlier ones are the best.
         self.checkpoints.wait_for_save()
         loop = {

@@ -37,18 +37,18 @@ class Meter:
         self.reset()
 
     def reset(self) -> None:
-        """A new pass begins."""
+        """Reset for a new pass."""
         self.waiting: list[tuple[Tensor, int]] = []
         self.batches = self.samples = self.nonfinite = 0
         self.first: tuple[int, float] | None = None
         self._total, self._count, self._recent_total, self._recent_count = 0.0, 0, 0.0, 0
 
     def add(self, value: Tensor, samples: int) -> None:
-        """Take in a scalar, detached, that is a mean over ``samples``."""
+        """Add a detached scalar that is a mean over ``samples``."""
         self.waiting.append((value, samples))
 
     def read(self) -> None:
-        """Take in what waits; on a GPU this waits for the work so far."""
+        """Read the numbers that are still on the device; on a GPU this waits for the work so far."""
         if not self.waiting:
             return
         numbers = [value for value, _ in self.waiting]
@@ -104,7 +104,7 @@ class Meters(dict[str, Meter]):
     samples = 1
 
     def log(self, name: str, value: Tensor | float, batch_size: int | None = None) -> None:
-        """Take in a number that is a mean over ``batch_size`` samples; None: those of the batch."""
+        """Add a number that is a mean over ``batch_size`` samples; None: the samples of the batch."""
         if name not in self:
             self[name] = Meter()
         number = value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)

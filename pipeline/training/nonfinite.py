@@ -72,7 +72,7 @@ class NonFiniteGuard:
         return self.loss is not None and bool(self.loss.item())
 
     def close(self) -> None:
-        """The window is over."""
+        """Close the window."""
         if self.loss is not None:
             self.loss = None
             self.optimizer.found_inf = None  # type: ignore[attr-defined] # else the next window would be judged by it
@@ -88,7 +88,7 @@ class NonFiniteGuard:
         return self.discarded
 
     def reset(self) -> None:
-        """A new pass begins."""
+        """Reset for a new pass."""
         self.discarded, self.parameter, self._on_device = 0, "", None
 
     def _discard(self, parameters: Sequence[Tensor]) -> bool:
@@ -127,7 +127,7 @@ class NonFiniteGuard:
 
 
 def _first_nonfinite(parameters: Sequence[Tensor]) -> Tensor:
-    """The index, on their device, of the first whose gradient is not finite; meaningless where all are."""
+    """The index of the first parameter whose gradient is not finite, on its device; meaningless if all are finite."""
     norms = torch._foreach_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     remaining, zero = iter(norms), norms[0].new_zeros(())
     all_norms = [zero if parameter.grad is None else next(remaining).to(zero.device) for parameter in parameters]

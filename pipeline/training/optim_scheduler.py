@@ -49,7 +49,7 @@ def trainable_parameters(model: nn.Module, updated_modules: str | Iterable[str] 
 
 
 def _part(model: nn.Module, name: str) -> nn.Module:
-    """A submodule; a compiled module in the way is looked through."""
+    """A submodule by its name, also within a compiled module."""
     part = model
     for child in name.split("."):
         part = getattr(part, "_orig_mod", part)
@@ -61,7 +61,7 @@ def _part(model: nn.Module, name: str) -> nn.Module:
 
 
 def without_decay(module: nn.Module) -> list[dict[str, object]]:
-    """Parameter groups in which vectors (biases, norms) are spared the weight decay, and come first."""
+    """Two parameter groups: vectors (biases, norms) without weight decay first, then all others."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
     return [
@@ -74,7 +74,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def autocast(precision: str, device: torch.device, *, steps: bool = False) -> torch.autocast | None:
-    """What a forward pass is wrapped in: nothing at fp32.
+    """The autocast context of a forward pass; nothing in fp32.
 
     Args:
         precision: fp32, fp16 or bf16.
@@ -92,13 +92,13 @@ def autocast(precision: str, device: torch.device, *, steps: bool = False) -> to
 
 
 def autocast_enabled(device: torch.device) -> bool:
-    """Whether an autocast is around what is computed now."""
+    """Whether autocast is active."""
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 @contextmanager
 def without_autocast(device: torch.device) -> Iterator[None]:
-    """A block that computes as if no autocast were around it.
+    """Switch autocast off until the block ends.
 
     An autocast inside of another keeps the weights that it has cast until the outer one is left: here they are forgotten,
     those that an evaluation has cast without gradients before, and those that the block has cast before it changes them.
@@ -221,7 +221,7 @@ class OptimScheduler(ABC):
 
     @property
     def base_lr(self) -> float:
-        """The rate that ``optim_conf`` gives, of the first group."""
+        """The learning rate of the first group, as ``optim_conf`` sets it."""
         return self._base_rates[0]
 
     @abstractmethod
@@ -233,10 +233,10 @@ class OptimScheduler(ABC):
         """The rate for a window, counted from 1, in an epoch, counted from 1."""
 
     def take_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Learn the numbers of a validation pass; for a schedule that depends on them."""
+        """Receive the numbers of a validation pass, for a schedule that depends on them."""
 
     def acts(self) -> bool:
-        """Whether it will step at the end of the open window; else nothing need be computed for it."""
+        """Whether it will step at the end of the open window; if not, nothing has to be computed for it."""
         return self.step_per_update == 1 or (self.real_step + 1) % self.step_per_update == 0
 
     def step(
@@ -272,7 +272,7 @@ class OptimScheduler(ABC):
             return optimize(losses, [self], epoch, weight)[0]
 
     def apply(self, epoch: int) -> bool:
-        """Close the window: unscale, guard, clip, set the rate, step, and forget the gradients; ``epoch`` is from 0.
+        """Close the window: unscale, guard, clip, set the rate, step, clear the gradients; ``epoch`` counts from 0.
 
         Returns:
             Whether it acted, be it that the window was discarded.
@@ -306,7 +306,7 @@ class OptimScheduler(ABC):
         return acts
 
     def _rate_of(self, value: Any) -> float:
-        """What ``update_lr`` gave, as a rate.
+        """The result of ``update_lr``, checked to be a learning rate.
 
         Raises:
             ConfigError: it is none.
@@ -318,7 +318,7 @@ class OptimScheduler(ABC):
         return rate
 
     def _prepare(self) -> bool:
-        """Make the gradients those of the mean loss, clipped; False where they are known not to be finite."""
+        """Scale the gradients to the mean loss and clip them; return False if they are known not to be finite."""
         parameters = [parameter for parameter in self.parameters if parameter.grad is not None]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if self.scaler:
@@ -337,7 +337,7 @@ class OptimScheduler(ABC):
         return True
 
     def set_rate(self, rate: float) -> None:
-        """Make ``rate`` that of the first group; the others keep their ratio to it."""
+        """Set the learning rate of the first group; the other groups keep their ratio to it."""
         base = self._base_rates[0]
         for group, group_base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
             new = rate if group_base == base else rate * group_base / base
@@ -353,7 +353,7 @@ class OptimScheduler(ABC):
         return float(rate.item()) if isinstance(rate, Tensor) else float(rate)
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer, scaler and the place in the schedule. Gradients of an open window are the caller's to keep."""
+        """Optimizer, scaler and the position in the schedule. The caller keeps the gradients of an open window."""
         return {
             "optimizer": optimizer_state_of(self.optimizer, self.configured),
             "scaler": self.scaler.state_dict() if self.scaler else None,
@@ -367,7 +367,7 @@ class OptimScheduler(ABC):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take the state of another, as ``state_dict`` gave it; of options that were configured otherwise, this one's stay."""
+        """Restore a ``state_dict``; options that the config has changed keep their new value."""
         load_optimizer(self.optimizer, state_dict["optimizer"], self.configured, scheduled=not self.constant)
         if self.scaler and state_dict["scaler"]:
             self.scaler.load_state_dict(state_dict["scaler"])
@@ -376,14 +376,14 @@ class OptimScheduler(ABC):
         self.load_schedule_state(state_dict["schedule"])
 
     def schedule_state(self) -> dict[str, Any]:
-        """What the schedule knows beyond the step and epoch; most know nothing."""
+        """The state of the schedule beyond step and epoch; most schedules have none."""
         return {}
 
     def load_schedule_state(self, state: Mapping[str, Any]) -> None:
-        """Take what ``schedule_state`` gave."""
+        """Restore a ``schedule_state``."""
 
     def extra_repr_fn(self) -> str:
-        """What a subclass adds to the description."""
+        """More text for the description, from a subclass."""
         return ""
 
     def __repr__(self) -> str:
@@ -412,7 +412,7 @@ def _refuse_ratio_to_zero(rates: Sequence[float]) -> None:
 def _built(
     optim_type: str | type[Optimizer] | Callable[..., Optimizer], parameters: list[Any], optim_conf: Mapping[str, Any]
 ) -> Optimizer:
-    """The optimizer: of a named class, or what a function makes of the parameters."""
+    """Build the optimizer, by its class or by a function of the parameters."""
     kind = optimizer_name(optim_type)
     make: Any = kind
     if isinstance(kind, type) or not callable(kind):
@@ -432,7 +432,7 @@ def optimize(
     *,
     last: bool = False,
 ) -> tuple[bool, bool]:
-    """One backward for each distinct loss, then the step of each scheduler whose window is full; outside of autocast.
+    """Run one backward for each distinct loss, then step each scheduler whose window is full; outside of autocast.
 
     Args:
         losses: name -> scalar that is a mean over the samples of the batch; left as they are.
@@ -493,7 +493,7 @@ def close_windows(optim_schedulers: Sequence[OptimScheduler], epoch: int) -> boo
 
 
 def _backward(loss: Tensor, scheduler: OptimScheduler, samples: int) -> bool:
-    """A backward into everything that the loss depends on; False where the loss is known not to be finite."""
+    """Run backward into everything that the loss depends on; return False if the loss is known not to be finite."""
     if loss.ndim or not loss.requires_grad:
         _refuse(loss, scheduler.loss_name)
     if scheduler.guarded:
@@ -512,7 +512,7 @@ def _backward(loss: Tensor, scheduler: OptimScheduler, samples: int) -> bool:
 
 
 def _backward_by_loss(losses: Mapping[str, Tensor], optim_schedulers: Sequence[OptimScheduler], samples: int) -> bool:
-    """A backward for each loss that an acting scheduler descends, into the parameters of those schedulers alone."""
+    """Run one backward for each loss that an acting scheduler minimizes, into the parameters of these schedulers only."""
     if not optim_schedulers[0].real_step:
         _refuse_shared_parameters(optim_schedulers)
     # Each scaler needs its own backward: what it scales is for the schedulers that share it.
@@ -532,7 +532,7 @@ def _backward_by_loss(losses: Mapping[str, Tensor], optim_schedulers: Sequence[O
 
 
 def _backward_into(group: Sequence[OptimScheduler], loss: Tensor, name: str, samples: int, *, retain: bool) -> bool:
-    """A backward into the parameters of the schedulers of a group, which share the loss and the scaler."""
+    """Run backward into the parameters of a group of schedulers that share the loss and the scaler."""
     if loss.ndim or not loss.requires_grad:
         _refuse(loss, name)
     guarded = [scheduler for scheduler in group if scheduler.guarded]
@@ -561,7 +561,7 @@ def _backward_into(group: Sequence[OptimScheduler], loss: Tensor, name: str, sam
 
 
 def _update_scalers(optim_schedulers: Sequence[OptimScheduler]) -> None:
-    """Let each gradient scaler adapt after a step; no window of gradients scaled by it may then be open."""
+    """Update each gradient scaler after a step; no window with gradients of its scale may be open then."""
     scalers = {id(scheduler.scaler): scheduler.scaler for scheduler in optim_schedulers if scheduler.scaler}
     for scaler in scalers.values():
         sharing = [scheduler for scheduler in optim_schedulers if scheduler.scaler is scaler]
@@ -578,7 +578,7 @@ def _missing(name: str, losses: Mapping[str, Tensor]) -> NoReturn:
 
 
 def _refuse_shared_parameters(optim_schedulers: Sequence[OptimScheduler]) -> None:
-    """The first to step would forget the gradients of the second."""
+    """Raise if two schedulers train the same parameter: the first step would clear the gradients of the second."""
     seen: set[Tensor] = set()
     for scheduler in optim_schedulers:
         if shared := seen.intersection(scheduler.parameters):

@@ -1,4 +1,4 @@
-"""What the network stage built for a phase, looked up; what the keys of a runner mean for its passes."""
+"""What the network stage built for a phase, with types; and what the keys of a runner mean for its passes."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def run_options_for(runner: RunnerSchema, device: torch.device) -> RunOptions:
 
 
 def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSchema) -> None:
-    """Tell each Brain that a train runner trains it, whichever runner stage comes: first of all, before a restore.
+    """Call ``on_fit_start`` of each Brain, before a restore, whichever runner stage trains it.
 
     What the network stage left for a phase is looked at by whoever trains it; without a Brain nobody is told.
 
@@ -122,7 +122,7 @@ def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSch
 
 
 def pass_loader(dataset: str, runner: RunnerSchema, context: Context) -> Any:
-    """The batches of one pass over a dataset: all, or as many as the runner says."""
+    """The batches of one pass over a dataset: all of them, or as many as the runner allows."""
     loader = loader_of(dataset, context)
     if runner.overfit_batches:
         loader = overfit_batches(loader, runner.overfit_batches)
@@ -132,7 +132,7 @@ def pass_loader(dataset: str, runner: RunnerSchema, context: Context) -> Any:
 
 
 def warn_of_unresumable_orders(runner: RunnerSchema, phases: list[PhaseSchema], context: Context) -> None:
-    """Warn of data with which no run could go on in the middle of an epoch."""
+    """Warn of loaders that cannot be resumed in the middle of an epoch."""
     for name in dict.fromkeys(phase.dataset_name or "" for phase in phases):
         loader = pass_loader(name, runner, context)
         if sampler := random_sampler_of(loader):
@@ -149,7 +149,7 @@ def warn_of_unresumable_orders(runner: RunnerSchema, phases: list[PhaseSchema], 
 
 
 def refuse_short_schedules(runner: RunnerSchema, phases: list[PhaseSchema], epochs: int, context: Context) -> None:
-    """Before the first step: a schedule of torch's that would be over before the training is.
+    """Raise before the first step if a schedule of torch would end before the training.
 
     Args:
         runner: what is trained.

@@ -1,4 +1,4 @@
-"""The options of a training that a Brain takes, checked together, and what they do to its modules."""
+"""The run options of a Brain, checked together; and what they do to its modules."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def values_of(options: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def refuse_unknown(name: str, where: str) -> None:
-    """Say of a name that is no option why not.
+    """Raise for a name that is no option, and say why.
 
     Raises:
         ConfigError: it is none.
@@ -156,7 +156,7 @@ def checked(options: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _with_one_precision(options: dict[str, Any], where: str) -> dict[str, Any]:
-    """The same with ``precision`` in the place of what is deprecated; one that is False says nothing beside another."""
+    """Replace deprecated options by ``precision``; one that is False does not count beside another."""
     deprecated = [name for name in DEPRECATED if name in options]
     precisions = {DEPRECATED[name] for name in deprecated if options[name]}
     precisions |= {options["precision"]} if "precision" in options else set()
@@ -168,7 +168,7 @@ def _with_one_precision(options: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _with_flags(options: dict[str, Any], where: str) -> dict[str, Any]:
-    """The same with what keys and their flag say of each other: keys alone turn it on, and off leaves no keys."""
+    """Make module keys and their flag agree: keys alone set the flag, and without the flag there are no keys."""
     for flag in ("jit", "compile"):
         keys = f"{flag}_module_keys"
         if options.get(keys) and options.get(flag, True) is False:
@@ -182,7 +182,7 @@ def _with_flags(options: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def compile_modules(modules: nn.ModuleDict, options: RunOptions) -> None:
-    """Compile and script those that the options say, once.
+    """Compile and script the modules that the options name, once.
 
     A compiled module stays the same object, so that its parameters and what is saved of it keep their names.
 
@@ -294,7 +294,7 @@ class RunOptions(OptionValues):
             raise ConfigError(f"run options: {what}; keep compile, or name others in jit_module_keys")
 
     def _asked(self, how: str) -> set[str]:
-        """The names of the modules to be scripted or compiled, or the mark for all."""
+        """The names of the modules to script or compile, or the mark for all."""
         return set(getattr(self, f"{how}_module_keys") or {_ALL}) if getattr(self, how) else set()
 
 

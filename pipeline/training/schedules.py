@@ -1,4 +1,4 @@
-"""The schedules of the learning rate that come along: Noam's, decays, warmups, a plateau, and any of torch's."""
+"""The schedules of the learning rate: constant, Noam, decay, warmup, plateau, and any of torch's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.user_code.class_path import LR_SCHEDULERS
 
 
 class Constant(OptimScheduler):
-    """The rate stays what ``optim_conf`` says, or what somebody sets in the optimizer."""
+    """The rate stays as ``optim_conf`` sets it, or as code sets it in the optimizer."""
 
     constant: ClassVar[bool] = True
 
@@ -158,12 +158,12 @@ class Plateau(OptimScheduler):
         return {"best": self.best, "bad": self.bad, "scale": self.scale}
 
     def load_schedule_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where another was."""
+        """Continue from a saved state."""
         self.best, self.bad, self.scale = state["best"], state["bad"], state["scale"]
 
 
 class TorchSchedule(OptimScheduler):
-    """Any schedule of ``torch.optim.lr_scheduler`` that depends on nothing but how often it was stepped.
+    """Any schedule of ``torch.optim.lr_scheduler`` that depends only on the number of its steps.
 
     Args of the schedule:
         schedule: its class: ``CosineAnnealingLR``, or a class path.
@@ -172,7 +172,7 @@ class TorchSchedule(OptimScheduler):
     """
 
     def sche_init(self, schedule: str | type[Any], per: str = "step", args: Mapping[str, Any] | None = None) -> None:
-        """Build it over an optimizer of its own, so that what it writes does not compound with ours."""
+        """Build it with an optimizer of its own, so that its rate and ours do not multiply."""
         if per not in {"step", "epoch"}:
             raise ConfigError(f"TorchSchedule: per is {per!r}; write step or epoch")
         path = class_path.parse(schedule, module=LR_SCHEDULERS) if isinstance(schedule, str) else schedule
@@ -190,7 +190,7 @@ class TorchSchedule(OptimScheduler):
         self._fresh = self._state()
 
     def update_lr(self, real_step: int, epoch_num: int) -> float:
-        """What the schedule says after as many steps as windows, or epochs, are over."""
+        """The rate of the schedule after as many steps as windows, or epochs, are over."""
         over = real_step if self.per == "step" else epoch_num
         while self.schedule.last_epoch < over - 1:
             self.schedule.step()
@@ -198,21 +198,21 @@ class TorchSchedule(OptimScheduler):
 
     @property
     def steps(self) -> int | None:
-        """How many steps the schedule has; None where it goes on without end, as all do but OneCycleLR."""
+        """How many steps the schedule has; None if it has no end. Only OneCycleLR has one."""
         return self.schedule.total_steps if isinstance(self.schedule, lr_scheduler.OneCycleLR) else None
 
     def schedule_state(self) -> dict[str, Any]:
-        """The schedule's own, its rate, and what it began with."""
+        """The state of the schedule, its rate, and its initial state."""
         return {**self._state(), "lr": self.own_optimizer.param_groups[0]["lr"], "configured": self._fresh}
 
     def load_schedule_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where another was; one that began otherwise is stepped as often as that, before it is next asked."""
+        """Continue from a saved state; if its arguments have changed, it is stepped as often as before."""
         if any(differences(state.get("configured"), self._fresh)):
             return
         self.schedule.load_state_dict(state["schedule"])
         self.own_optimizer.param_groups[0]["lr"] = state["lr"]
 
     def _state(self) -> dict[str, Any]:
-        """The schedule, and what it has put beside the rate that it writes."""
+        """The state of the schedule, and the options that it has set in its optimizer."""
         [group] = options_of(self.own_optimizer)
         return {"schedule": copy.deepcopy(self.schedule.state_dict()), "options": group}

@@ -25,12 +25,12 @@ def is_plain(brain: BatchBrain, updater: UpdaterBase) -> bool:
 
 
 def make_update(brain: BatchBrain, updater: UpdaterBase, context: Context | None) -> Callable[[Any], Any]:
-    """What trains on one batch; for the plain case nothing stands between it and the Brain."""
+    """The function that trains on one batch; in the plain case a method of the Brain itself."""
     return brain.fit_batch if is_plain(brain, updater) else CustomUpdate(brain, updater, context)
 
 
 class CustomUpdate:
-    """An update of the user's own; its batches, losses and updates are counted, and the plugins are told.
+    """An update by the user's updater; it counts batches, losses and updates, and calls the plugins.
 
     Args:
         brain: of the phase.
@@ -143,7 +143,7 @@ class UpdaterBase:
         return {"epoch": self.state.epoch, "iteration": self.state.iteration}
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take the counters of another; a subclass takes what it added.
+        """Restore the counters; a subclass restores what it has added.
 
         Raises:
             CheckpointError: a counter is missing, or no whole number.
@@ -167,7 +167,7 @@ class UpdaterBase:
         save_state(path, self.state_dict())
 
     def load(self, path: str | Path) -> None:
-        """Take the state that ``save`` wrote.
+        """Restore the state that ``save`` wrote.
 
         Raises:
             CheckpointError: there is no such file, it is damaged or something else, or it is no state of this updater.

@@ -1,4 +1,4 @@
-"""A class path -> a checked class.
+"""Class paths: from text to a checked class.
 
 ``{workspace}/file.py`` (the class named after its place), ``{workspace}/file.py:AnyName``, ``package.module:Name``,
 ``package.module.Name``, a bare ``Name`` where a place has a module of its own (``Adam`` among optimizers, ``AUC`` among
@@ -28,7 +28,7 @@ from pipeline.workspaces import package_name
 
 @dataclass(frozen=True)
 class ClassPath:
-    """Where a class is: ``module`` can be imported and has ``name``.
+    """A parsed class path: ``module`` can be imported and has ``name``.
 
     ``file`` is set for a workspace file, ``implied`` where the path names only the file, and so not the class.
     """
@@ -116,7 +116,7 @@ def _python_files(folder: Path) -> list[str]:
 
 
 def examine(path: ClassPath) -> tuple[source.Definition | None, list[str]]:
-    """The class or function as source, and what is certainly wrong with the path and the imports of its file."""
+    """The source of the class or function, and the certain faults of its path and imports."""
     wrong = [f"'{path.text}': {each}" for each in wrong_imports(path.module)] if path.file else []
     try:
         return define(path), wrong
@@ -126,7 +126,7 @@ def examine(path: ClassPath) -> tuple[source.Definition | None, list[str]]:
 
 
 def define(path: ClassPath) -> source.Definition | None:
-    """The class or function as source, nothing imported; None where that cannot be told.
+    """The source of the class or function, without importing it; None: unknown.
 
     Raises:
         ClassPathError: there is certainly no such module or name.
@@ -151,7 +151,7 @@ def define(path: ClassPath) -> source.Definition | None:
 
 
 def _only_imported(path: ClassPath, heirs: list[str]) -> str:
-    """A file that just imports the class which its path implies, and derives from it, means the derived one."""
+    """The class that a path without a name means, if the file imports a class of the expected name and derives from it."""
     what = f"{path.file and path.file.name} only imports '{path.name}', and derives {', '.join(heirs)} from it"
     return f"'{path.text}': {what}; write ':{heirs[0]}' after the file, or ':{path.name}' if the import is meant"
 
@@ -234,7 +234,7 @@ OPTIMIZERS = "torch.optim"
 
 
 def optimizer_name(name: Any) -> Any:
-    """The class of torch.optim that a config means: ``ADAM``, as PaddleRec writes it, is ``Adam``."""
+    """The class name in torch.optim: ``ADAM``, as PaddleRec writes it, is ``Adam``."""
     module = source.read(OPTIMIZERS) if isinstance(name, str) and name.isidentifier() else None
     known = {each.lower(): each for each in (module.bindings if module else ())}
     return known.get(str(name).lower(), name) if module else name
@@ -246,7 +246,7 @@ LR_SCHEDULERS = "torch.optim.lr_scheduler"
 
 
 def schedule_name(name: Any) -> Any:
-    """The class of a schedule that comes along: ``noam`` and ``warmup_cosine`` are ``Noam`` and ``WarmupCosine``."""
+    """The class name of a schedule: ``noam`` and ``warmup_cosine`` are ``Noam`` and ``WarmupCosine``."""
     module = source.read(SCHEDULES) if isinstance(name, str) and name.isidentifier() else None
     known = {each.lower(): each for each in (source.classes(module) if module else ())}
     return known.get(str(name).lower().replace("_", ""), name) if module else name

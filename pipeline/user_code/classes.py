@@ -38,7 +38,7 @@ _TYPING = {"List": "list", "Dict": "dict", "Optional": "", "Union": ""}
 
 @dataclass(frozen=True)
 class Annotation:
-    """What a parameter takes.
+    """The annotation of a parameter.
 
     Attributes:
         types: the plain types.
@@ -49,7 +49,7 @@ class Annotation:
     text: str
 
     def refuses(self, value: Any) -> str | None:
-        """What is wrong with a value of a config; None where nothing is, or it cannot be told."""
+        """What is wrong with a value of a config; None if nothing is, or unknown."""
         unknown = isinstance(value, str) and "${" in value  # a reference to nothing, which is a fault of its own
         if unknown or _kind(value) not in _NAMES or any(_TAKES[name](value) for name in self.types):
             return None
@@ -57,7 +57,7 @@ class Annotation:
 
 
 def shown(value: Any) -> str:
-    """A value of a config and what it is: ``'two', a string``."""
+    """A value of a config with its type: ``'two', a string``."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f"{value!r}, {_NAMES.get(_kind(value), _kind(value))}"
@@ -68,7 +68,7 @@ def _kind(value: Any) -> str:
 
 
 def annotation(name: str, arguments: ast.arguments, module: source.Module) -> Annotation | None:
-    """What a parameter takes; None: cannot tell."""
+    """The annotation of a parameter; None: unknown."""
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     written = next(each for each in every if each.arg == name)
     types = _types(written.annotation, module) if written.annotation else None
@@ -92,7 +92,7 @@ def defaults(arguments: ast.arguments) -> dict[str, ast.expr]:
 
 
 def _types(node: ast.expr, module: source.Module) -> list[str] | None:
-    """The plain types that an annotation names; None where it names anything else."""
+    """The plain types of an annotation; None if it has any other."""
     if isinstance(node, ast.Constant):
         return ["None"] if node.value is None else _quoted(node.value, module)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
@@ -123,7 +123,7 @@ def _quoted(value: Any, module: source.Module) -> list[str] | None:
 
 
 def _name(node: ast.expr, module: source.Module) -> str | None:
-    """The name of one of Python's own types, or of one of ``typing``, under which nothing else is meant."""
+    """The name of a built-in type or one of ``typing``, unless the module redefines it."""
     text = ast.unparse(node)
     binding = module.bindings.get(text.partition(".")[0])
     if binding is None:
@@ -136,7 +136,7 @@ def _name(node: ast.expr, module: source.Module) -> str | None:
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters that a call by keyword may or must give; ``any_name`` where ``**kwargs`` takes the rest.
+    """The keyword parameters of a callable; ``any_name``: it has ``**kwargs``.
 
     ``annotations`` has those whose annotation says which values of a config they take.
     """
@@ -148,7 +148,7 @@ class Parameters:
     annotations: Mapping[str, Annotation] = field(default_factory=dict)
 
     def wrong(self, given: Mapping[str, Any], what: str) -> dict[str, str]:
-        """What is wrong with arguments given by name: argument -> message; the missing ones come under ``""``.
+        """The faults of keyword arguments: argument -> message; missing ones are under ``""``.
 
         Args:
             given: the arguments as plain values of a config.
@@ -168,7 +168,7 @@ class Parameters:
         return faults
 
     def without(self, given: Sequence[str]) -> Parameters:
-        """The same, less those that the caller gives anyway."""
+        """The same without parameters that the caller passes anyway."""
         return Parameters(
             tuple(name for name in self.names if name not in given),
             tuple(name for name in self.required if name not in given),
@@ -177,14 +177,14 @@ class Parameters:
         )
 
     def without_first(self) -> Parameters:
-        """The same, less the one that the caller gives by position."""
+        """The same without the first parameter, which the caller passes by position."""
         return self.without(self.names[: min(self.positional, 1)])
 
 
 def ancestry(
     definition: source.Definition, below: tuple[source.Definition, ...] = ()
 ) -> tuple[list[source.Definition], bool]:
-    """The class and its bases, in the order in which Python looks a method up, and whether that is all of them.
+    """The class and its bases in method resolution order, and whether all of them are known.
 
     What a function makes cannot be told.
     """
@@ -209,7 +209,7 @@ def ancestry(
 
 
 def _merged(orders: list[list[source.Definition]]) -> list[source.Definition]:
-    """One order of classes that keeps to several, as Python finds it: what two bases have in common comes after both."""
+    """Merge the orders of several bases into one, as Python's method resolution does."""
     found: list[source.Definition] = []
     while orders := [order for order in orders if order]:
         # Where none can be first, Python refuses the class.
@@ -233,7 +233,7 @@ def _parent(module: source.Module, name: str) -> source.Definition | None:
 
 
 def is_subclass(definition: source.Definition, base: str) -> bool | None:
-    """Whether a class derives from ``module:Name``; None: cannot tell, as of a function."""
+    """Whether a class derives from ``module:Name``; None: unknown, as for a function."""
     above, complete = ancestry(definition)
     if any(f"{each.module.name}:{each.name}" == base for each in above):
         return True
@@ -248,7 +248,7 @@ def methods(definition: source.Definition) -> dict[str, source.FunctionNode]:
 
 
 def own_names(definition: source.Definition) -> set[str]:
-    """The names that a class itself defines in whatever way."""
+    """The names that the class itself defines in any way."""
     assert isinstance(definition.node, ast.ClassDef)
     return {name for statement, _ in source.top_level(definition.node.body) for name in source.bound_names(statement)}
 
@@ -321,7 +321,7 @@ def assigned(module: source.Module) -> frozenset[str]:
 
 
 def abstract_methods(definition: source.Definition) -> list[str]:
-    """The abstract methods that nobody implements; empty where that cannot be told."""
+    """The abstract methods without an implementation; empty if unknown."""
     above, complete = ancestry(definition)
     if not complete:
         return []
@@ -352,7 +352,7 @@ def undefined(definition: source.Definition, names: Sequence[str], base: str = "
 
 
 def parameters(definition: source.Definition) -> Parameters | None:
-    """What a call of the class or function takes; None: cannot tell."""
+    """The parameters of the class or function; None: unknown."""
     if not isinstance(definition.node, ast.ClassDef):
         return None if definition.node.decorator_list else _parameters(definition.node, definition.module, skip=0)
     above, complete = ancestry(definition)
@@ -370,7 +370,7 @@ def parameters(definition: source.Definition) -> Parameters | None:
 
 
 def method_parameters(definition: source.Definition, name: str) -> Parameters | None:
-    """What a call of a method takes; None: cannot tell."""
+    """The parameters of a method; None: unknown."""
     above, complete = ancestry(definition)
     for each in above:
         method = methods(each).get(name)
@@ -393,12 +393,12 @@ def _parameters(node: source.FunctionNode, module: source.Module, skip: int) -> 
 
 
 def supers(method: source.FunctionNode, home: source.Definition) -> Iterator[ast.Attribute]:
-    """Each ``super().m`` that is asked for whenever a method of the class ``home`` runs."""
+    """Each ``super().m`` that is evaluated whenever a method of the class ``home`` runs."""
     yield from _within(method.body, home)
 
 
 def calls_super(definition: source.Definition, method: str) -> bool:
-    """Whether a class has a method that certainly asks for the same of its bases."""
+    """Whether a method of a class certainly calls the same method of its bases."""
     node = methods(definition).get(method)
     return node is not None and any(asked.attr == method for asked in supers(node, definition))
 
@@ -421,7 +421,7 @@ def _within(body: Sequence[ast.stmt], home: source.Definition) -> Iterator[ast.A
 
 
 def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
-    """The expressions that a statement evaluates in any case; none of those within its blocks."""
+    """The expressions that a statement certainly evaluates, without those in its blocks."""
     yield node
     match node:
         case ast.Lambda() | ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():

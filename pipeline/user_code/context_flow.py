@@ -1,4 +1,4 @@
-"""What stages read and write: declared in ``reads`` and ``writes``, inferred, and held against the context."""
+"""What stages read and write: declared in ``reads`` and ``writes`` or inferred, and checked against the context."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def check_writes(stage: PipelineStage, method: str, place: str, context: Context
 
 
 def _held_to(stage: PipelineStage, method: str, attribute: str) -> tuple[str, ...]:
-    """What the stage declares, or a base whose method it certainly calls."""
+    """The declaration of the stage, or of a base whose method it certainly calls."""
     for each in (stage, *type(stage).__mro__):
         if attribute in vars(each):
             keys: tuple[str, ...] = vars(each)[attribute]

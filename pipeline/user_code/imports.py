@@ -45,7 +45,7 @@ def leads_out(place: str, written: str) -> str:
 
 
 def not_there(place: str, written: str, module: str) -> str:
-    """A relative import of a module that is not there; ``module`` is its dotted name."""
+    """A relative import of a missing module; ``module`` is its dotted name."""
     parent, _, last = module.rpartition(".")
     files = [file for folder in _folders(parent) for file in Path(folder).glob("*-*.py")]
     dashed = [file.name for file in files if file.stem.replace("-", "_") == last]
@@ -124,7 +124,7 @@ def _bare(name: str) -> str:
 
 @once
 def wrong_imports(module: str) -> list[str]:
-    """Why a workspace file cannot be imported, with file and line; empty where that cannot be told.
+    """Why a workspace file cannot be imported, with file and line; empty if unknown.
 
     Args:
         module: its dotted name.
@@ -134,7 +134,7 @@ def wrong_imports(module: str) -> list[str]:
 
 
 class _Trial:
-    """The import of a module in thought, with all that it imports in turn.
+    """Follows the import of a module and everything that it imports, in source.
 
     Attributes:
         package: the package that stands for the workspace.
@@ -151,7 +151,7 @@ class _Trial:
         self._enter(module)
 
     def mentions(self, pattern: re.Pattern[str]) -> bool:
-        """Whether something stands in a file that would be run, or in the workspace."""
+        """Whether a name occurs in a file that would be run, or in the workspace."""
         root = workspaces.folder_of(self.package)
         files = {module.file for module in self.modules.values() if module}
         files |= set(_python_files(root)) if root else set()
@@ -161,7 +161,7 @@ class _Trial:
         self.findings.append((message, unless))
 
     def _enter(self, name: str) -> None:
-        """Import a module, after the packages that it lies in."""
+        """Import a module, after its parent packages."""
         parts = name.split(".")
         for depth in range(_ROOT, len(parts) + 1):
             self._run(".".join(parts[:depth]))
@@ -238,7 +238,7 @@ class _Trial:
                 self._note(message, _MOVES)
 
     def _of_ours(self, place: str, dotted: str, statement: ast.ImportFrom) -> None:
-        """What our own modules have is known, though their names are imported lazily."""
+        """Whether one of our own modules has a name; their names are imported lazily."""
         module = source.quiet_read(dotted)
         known = source.names(module) if module else []
         if find_spec(dotted) is None:
@@ -250,7 +250,7 @@ class _Trial:
 
 
 def _text(file: Path) -> str:
-    """What stands in a file; nothing in one that is gone or may not be read, which cannot be imported either."""
+    """The text of a file; empty if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:

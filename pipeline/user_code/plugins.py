@@ -1,4 +1,4 @@
-"""The plugins of a config: which they are, loaded, checked and registered."""
+"""The plugins of a config: found, loaded, checked and registered."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Method:
     marked: bool
 
     def faults(self) -> list[str]:
-        """What makes it no hook although it should be one."""
+        """The faults of a method that should be a hook."""
         if not self.marked:
             unmarked = f"{self.where} is named like a hook but not marked; write @hookimpl above it"
             return [unmarked] if self.name in HOOKS else []
@@ -56,7 +56,7 @@ class _Method:
 
 
 def faults_of_source(definition: source.Definition) -> list[str]:
-    """What is certainly wrong with the hooks of a plugin, from its source."""
+    """The certain faults of a plugin's hooks, from its source."""
     if not isinstance(definition.node, source.ClassNode):
         return [f"{definition.name} ({definition.place}) is a function, not a class; name a class with hooks"]
     above, complete = classes.ancestry(definition)
@@ -74,7 +74,7 @@ def faults_of_source(definition: source.Definition) -> list[str]:
 
 
 def faults_of_class(cls: type) -> list[str]:
-    """What is wrong with the hooks of a plugin that was imported."""
+    """The faults of an imported plugin's hooks."""
     found = []
     for name, function in inspect.getmembers(cls, inspect.isfunction):
         file, line = Path(function.__code__.co_filename).name, function.__code__.co_firstlineno
@@ -112,7 +112,7 @@ def installed() -> dict[str, str]:
 
 
 def configured_plugins(tree: Node, workspace: Path | None) -> tuple[list[Plugin], list[Fault]]:
-    """The plugins of a config, in calling order, and what is wrong with how it names them."""
+    """The plugins of a config, in calling order, and the faults in how it names them."""
     plugins: dict[str, Plugin] = {}
     faults: list[Fault] = []
     for name in DEFAULT_PLUGINS:
@@ -174,7 +174,7 @@ def _plugin(text: Any, args: Any, origin: Origin, workspace: Path | None) -> Plu
 
 
 def plugin_faults(plugin: Plugin) -> list[Fault]:
-    """What is wrong with a plugin's class and arguments, from its source alone."""
+    """The faults of a plugin's class and arguments, from its source alone."""
     if isinstance(plugin.target, type):
         return []
     definition, messages = class_path.examine(plugin.target)
@@ -186,7 +186,7 @@ def plugin_faults(plugin: Plugin) -> list[Fault]:
 
 
 def plugin_manager() -> pluggy.PluginManager:
-    """What calls the plugins; it has none yet."""
+    """The object that calls the plugins; without plugins yet."""
     empty = pluggy.PluginManager("pipeline")
     empty.add_hookspecs(hookspecs)
     return empty
@@ -262,6 +262,6 @@ def failing_plugin(manager: pluggy.PluginManager, error: BaseException) -> str |
 
 
 def hook_or_none(hooks: pluggy.HookRelay, name: str) -> Callable[..., Any] | None:
-    """A hook resolved once, for the hot loop: None where nobody implements it, which then costs nothing."""
+    """A hook for the hot loop: a plain callable, or None if nobody implements it, which costs nothing."""
     caller: pluggy.HookCaller = getattr(hooks, name)
     return caller if caller.get_hookimpls() else None

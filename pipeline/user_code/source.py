@@ -27,7 +27,7 @@ _KNOWN: ContextVar[dict[Any, Any] | None] = ContextVar("known", default=None)
 
 @contextmanager
 def unchanging() -> Iterator[None]:
-    """A block in which no file changes: what depends on files alone is found out once."""
+    """A block in which no file changes, so that what depends only on files is computed once."""
     before = _KNOWN.set({})
     try:
         yield
@@ -36,7 +36,7 @@ def unchanging() -> Iterator[None]:
 
 
 def once(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A function whose answers depend on files alone."""
+    """A function whose results depend only on files."""
 
     @wraps(function)
     def asked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -140,7 +140,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Definition:
-    """A class or function as it stands in a source file."""
+    """A class or function in a source file."""
 
     node: ClassNode | FunctionNode
     module: Module
@@ -179,7 +179,7 @@ def _parse(name: str, file: Path, is_package: bool, _modified: int) -> Module:
 
 
 def top_level(body: Sequence[ast.AST], *, sometimes: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
-    """The statements outside of classes and functions, each with whether it stands in a block that may not run."""
+    """The statements outside of classes and functions, each with whether it is in a block that may not run."""
     for node in body:
         if isinstance(node, ast.stmt):
             yield node, sometimes
@@ -210,7 +210,7 @@ def pattern_names(pattern: ast.pattern) -> Iterator[str]:
 
 @once
 def read(name: str) -> Module | None:
-    """The parsed module; None where there is no Python source to read (built in, compiled, not found).
+    """The parsed module; None if there is no Python source (built in, compiled, not found).
 
     Raises:
         SyntaxError: the file is no Python; also for bytes that are no text.
@@ -238,7 +238,7 @@ def heirs(module: Module, name: str) -> list[str]:
 
 
 def outer(module: Module, name: str) -> str | None:
-    """The class in which the file defines another of that name."""
+    """The class within which the file defines another class of this name."""
     found = [each for each in module.body if isinstance(each, ast.ClassDef)]
     return next((each.name for each in found if any(getattr(below, "name", "") == name for below in each.body)), None)
 
@@ -254,13 +254,13 @@ def functions(module: Module) -> list[str]:
 
 
 def names(module: Module) -> list[str]:
-    """The names that a module has, as far as they can be told: its own, and those of its star imports."""
+    """The names that a module has, as far as they are known: its own, and those of its star imports."""
     stars = [each for star in module.stars if (each := quiet_read(star))]
     return [*module.bindings, *(name for each in stars for name in each.bindings)]
 
 
 def define(module: Module, name: str, depth: int = 0) -> Definition | None:
-    """What ``name`` (dotted for an attribute of a module) is in ``module``, imports followed; None: cannot tell.
+    """The definition of ``name`` (dotted for an attribute of a module) in ``module``, across imports; None: unknown.
 
     Raises:
         NotDefinedError: the module certainly has no such name.
@@ -323,7 +323,7 @@ def _starred(module: Module, name: str, depth: int) -> Definition | None:
 
 
 def quiet_read(name: str) -> Module | None:
-    """The parsed module; None also where it cannot be read or is no Python."""
+    """The parsed module; None also if it cannot be read or parsed."""
     try:
         return read(name)
     except (SyntaxError, OSError, ValueError):
@@ -354,7 +354,7 @@ def package(name: str) -> str:
 
 
 def neighbours(module: Module) -> Iterator[Module]:
-    """The module and the files that it imports relatively, and theirs."""
+    """The module and the files that it imports relatively, transitively."""
     seen, waiting = {module.file}, [module]
     while waiting:
         current = waiting.pop()

@@ -1,4 +1,4 @@
-"""What a user's file did when it was imported or run: said of the user's file, in the user's frames."""
+"""Errors of user code, at import or in a run, shown in the user's own frames."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOADING = ("<frozen importlib", str(workspaces.__file__))
 
 
 def no_module(text: str, module: str) -> str:
-    """The message for a class path whose module is not there."""
+    """The message for a class path whose module does not exist."""
     package, top = module.rpartition(".")[0], module.partition(".")[0]
     if package and find_spec(package):
         return f"'{text}': {imports.no_module(module)}"
@@ -47,7 +47,7 @@ def import_failed(text: str, module: str, file: Path | None, error: BaseExceptio
 
 
 def _readable(error: BaseException) -> BaseException:
-    """The error, and those behind it, without the packages under which we import files: the user doesn't know them."""
+    """The error and its causes, without the internal names of workspace packages."""
     each: BaseException | None = error
     while each:
         each.args = tuple(_short(part) if isinstance(part, str) else part for part in each.args)
@@ -62,12 +62,12 @@ def _short(text: str) -> str:
 
 
 def _place(error: SyntaxError) -> str | None:
-    """Where a file is no Python; what the file itself compiled may have no place."""
+    """The place of a syntax error; compiled strings may have none."""
     return f"{error.filename}:{error.lineno}" if error.filename and Path(error.filename).is_file() else None
 
 
 def _wrong_import(error: ImportError, module: str, frame: traceback.FrameSummary) -> str | None:
-    """What is said of an import that failed for want of a module or name; None where something else went wrong."""
+    """The message for a failed import of a module or name; None for any other error."""
     place, missing = f"{frame.filename}:{frame.lineno}", error.name or ""
     package = ".".join(module.split(".")[:_ROOT])
     root = workspaces.folder_of(package)
@@ -90,7 +90,7 @@ def _wrong_import(error: ImportError, module: str, frame: traceback.FrameSummary
 
 
 def user_traceback(trace: TracebackType | None, *, only: bool = False) -> TracebackType | None:
-    """The traceback as its reader needs it: without the frames that are ours, or of what calls the user for us.
+    """The traceback without our own frames and those between us and user code.
 
     Where we raised the error, ours are left out only up to the user's first: it may have to be reported.
 
@@ -120,7 +120,7 @@ def _is_ours(trace: TracebackType) -> bool:
 
 @contextmanager
 def error_context(address: str) -> Iterator[None]:
-    """What user code raises in the block gets a note that says to what of the config it belongs; our errors say so themselves."""
+    """Add a note to errors of user code in the block: which part of the config they belong to."""
     try:
         yield
     except PipelineError:

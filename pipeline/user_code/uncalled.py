@@ -1,4 +1,4 @@
-"""Methods of the ancestors' classes that nobody calls here: what a subclass does in one would never happen."""
+"""Methods of the original trainers that nothing calls here, so that a subclass's override would never run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OF_A_TRAINER = {
 def in_source(
     definition: source.Definition, base: str, remedies: Mapping[str, str], modules: Iterable[source.Module]
 ) -> list[str]:
-    """Each such method that a class defines and no code calls, as a message with its place and remedy.
+    """The messages for such methods in the source of a class, with place and remedy.
 
     Args:
         definition: the class.
@@ -74,7 +74,7 @@ def in_source(
 
 
 def in_class(cls: type, base: str, remedies: Mapping[str, str]) -> list[str]:
-    """The same for a class at hand, whose source may not be."""
+    """The same for an imported class, whose source may be missing."""
     order = [f"{each.__module__}:{each.__qualname__}" for each in cls.__mro__]
     if base not in order:
         return []
@@ -104,7 +104,7 @@ _ANY = "*"
 
 
 def _left(bodies: Mapping[str, set[str]], elsewhere: set[str]) -> list[str]:
-    """The methods that are mentioned neither elsewhere nor in one that is."""
+    """The methods that no reachable code mentions."""
     if _ANY in elsewhere:
         return []
     waiting, reached = [name for name in bodies if name in elsewhere], set[str]()
@@ -116,7 +116,7 @@ def _left(bodies: Mapping[str, set[str]], elsewhere: set[str]) -> list[str]:
 
 
 def _mentions(node: ast.AST, apart: Iterable[str]) -> Iterator[str]:
-    """The attributes that code takes of whatever object, but for what functions of some names do."""
+    """The attribute names that code uses, except within functions of some names."""
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name in apart:
             return
@@ -129,7 +129,7 @@ def _mentions(node: ast.AST, apart: Iterable[str]) -> Iterator[str]:
 
 
 def _names(thing: Any) -> Iterator[str]:
-    """The same of a function or class, from what it was compiled to; global names are among them."""
+    """The same for a function or class, from its bytecode; with global names."""
     for each in vars(thing).values() if isinstance(thing, type) else ():
         yield from _names(each) if not isinstance(each, type) else ()
     thing = getattr(thing, "fget", getattr(thing, "__func__", thing))

@@ -26,7 +26,7 @@ _IMPORTED: dict[str, tuple[Path, bytes]] = {}
 
 
 def package_name(folder: Path) -> str:
-    """The package that stands for ``folder``, as it is since ``renew`` was last called."""
+    """The name of the package of ``folder``, since the last ``renew``."""
     folder = folder.resolve()
     count = f"_{_COUNTS[folder]}" if folder in _COUNTS else ""
     readable = re.sub(r"\W", "_", folder.name, flags=re.ASCII)
@@ -34,7 +34,7 @@ def package_name(folder: Path) -> str:
 
 
 def renew() -> list[Path]:
-    """Have the workspaces imported anew of which a file is no longer what was imported; these.
+    """Import the workspaces again whose files have changed; return their folders.
 
     All modules of such a workspace, as each may hold what it took from another.
     """
@@ -58,7 +58,7 @@ def _read(file: Path) -> bytes | None:
 
 
 def folder_of(package: str) -> Path | None:
-    """The folder for which a package of this package stands; None if the name stands for none."""
+    """The folder of a package's name; None if the name is of none."""
     try:
         return Path(os.fsdecode(bytes.fromhex(package.rpartition("_")[2])))
     except ValueError:
@@ -66,7 +66,7 @@ def folder_of(package: str) -> Path | None:
 
 
 class _Loader(SourceFileLoader):
-    """Keeps what it has imported; and imports what stands in the file, not what Python's cache holds of it.
+    """Imports the file as it is now, without Python's cache, and keeps what it has imported.
 
     For that, a file that was edited twice within a second is the same.
     """
