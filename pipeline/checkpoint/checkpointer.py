@@ -129,7 +129,7 @@ class Checkpointer:
             models: phase -> what the network stage built for it.
             train_state: the counters; ``iteration`` names the checkpoint.
             metrics: the newest numbers, kept beside the weights.
-            training: what else is needed to go on: any nested state that ``state_file.save_state`` takes.
+            training: what else is needed to go on: any nested state that ``pytree.save_state`` takes.
             keep: checkpoints that do not make place for this one, however old they are.
             iterations: phase -> name -> the iteration that a number of ``metrics`` is of; None: all are of this one.
 
@@ -146,9 +146,7 @@ class Checkpointer:
         counted = {
             "train_state": dict(train_state),
             "metrics": metrics,
-            "iterations": reader.of_one_iteration(metrics, train_state["iteration"])
-            if iterations is None
-            else iterations,
+            "iterations": reader.iterations_at(metrics, train_state["iteration"]) if iterations is None else iterations,
         }
         contents = self._snapshot(models, counted, training)
         work = partial(self._write, final, contents, frozenset(keep))
@@ -282,7 +280,7 @@ class Checkpointer:
         contents: dict[str, Callable[[], list[Buffer]]] = {}
         for phase, entry in weights.unique_modules(models).items():
             file = f"{phase}{SUFFIX}"
-            if file == TRAINING or not layout.may_be_manifest(file):
+            if file == TRAINING or not layout.is_file_name(file):
                 raise CheckpointError(f"phase '{phase}': {file} cannot be the file of its weights; rename the phase")
             contents[file] = safetensors_io.pack(
                 *pytree.split(module_of(entry).state_dict()), self._staging(file)

@@ -49,12 +49,12 @@ def read(path: Path) -> dict[str, Tensor]:
     if path.suffix != ".safetensors":
         return _read_torch(real)
     file = safetensors_io.read_tensors(real)
-    with storage.located(real):
+    with storage.at_path(real):
         return pytree.join(*file)
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
-    with storage.opened(path) as file, storage.located(path):
+    with storage.open_regular(path) as file, storage.at_path(path):
         safetensors_io.check_memory(path)
         try:
             content = torch.load(file, map_location="cpu", weights_only=True)

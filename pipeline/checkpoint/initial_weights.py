@@ -20,7 +20,7 @@ from pipeline.errors import CheckpointError, ConfigError, NoCheckpointError
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedRunner:
     """A train runner of this run that is over.
 
     Attributes:
@@ -74,7 +74,7 @@ class Trained:
         return [found] if found else []
 
 
-def tried(path: Path) -> LoadedCheckpoint | None:
+def read_or_skip(path: Path) -> LoadedCheckpoint | None:
     """What ``foreign.read_weights`` reads, of one among others: where it is missing or damaged the log says so, and it is left out."""
     try:
         return foreign.read_weights(path)
@@ -89,7 +89,7 @@ def first_valid(paths: Sequence[Path]) -> LoadedCheckpoint:
     Raises:
         NoCheckpointError: none is.
     """
-    found = next((each for each in map(tried, paths) if each), None)
+    found = next((each for each in map(read_or_skip, paths) if each), None)
     if found is None:
         where = f"{paths[0].parent}: none of {', '.join(each.name for each in paths[:5])}{', …' if paths[5:] else ''} is valid"
         raise NoCheckpointError(f"{where}; bring one back from a copy, or name another in init_model_path")
@@ -120,7 +120,7 @@ def resolve(path: Path) -> list[Path]:
     return list(reversed(by_step.values()))
 
 
-class Given(NamedTuple):
+class Initial(NamedTuple):
     """What an infer runner was given; a train runner, which counts from 0, keeps nothing of it.
 
     Attributes:
@@ -133,7 +133,7 @@ class Given(NamedTuple):
     train_state: dict[str, int]
 
 
-def load(config: Config, runner_name: str, run_dir: Path, models: Models) -> Given:
+def load_initial(config: Config, runner_name: str, run_dir: Path, models: Models) -> Initial:
     """Load what a runner's ``init_model_path`` and ``init_modules`` name, then freeze what ``freeze`` does.
 
     Args:
@@ -146,18 +146,18 @@ def load(config: Config, runner_name: str, run_dir: Path, models: Models) -> Giv
         CheckpointError: nothing is there or valid, or it does not fit.
         ConfigError: ``freeze`` or ``init_modules`` cannot be done.
     """
-    runner, given = config.runner(runner_name), Given({}, {})
+    runner, given = config.runner(runner_name), Initial({}, {})
     if runner.init_model_path and models and not _is_needless(runner, runner.init_model_path, run_dir):
         paths, found = _found(runner, runner.init_model_path, _trained_before(config, runner_name, run_dir))
         given = _give(runner, paths, found, models)
     if runner.freeze and models:
         frozen = weights.freeze(models, runner.freeze, f"runner.{runner_name}.freeze")
-        logger.info(f"not trained: {weights.some(frozen)}")
+        logger.info(f"not trained: {weights.abbreviate(frozen)}")
     return given
 
 
-def load_trained(config: Config, runner_name: str, run_dir: Path, models: Models) -> Given:
-    """Load the newest valid checkpoint of the train runner before; the arguments are those of ``load``.
+def load_last(config: Config, runner_name: str, run_dir: Path, models: Models) -> Initial:
+    """Load the newest valid checkpoint of the train runner before; the arguments are those of ``load_initial``.
 
     Raises:
         CheckpointError: there is none, or it does not fit.
@@ -167,7 +167,7 @@ def load_trained(config: Config, runner_name: str, run_dir: Path, models: Models
     return _give(config.runner(runner_name), [found.path], found, models)
 
 
-def load_another(path: Path, models: Models) -> dict[str, int] | None:
+def load_next(path: Path, models: Models) -> dict[str, int] | None:
     """Load the next of several checkpoints.
 
     Returns:
@@ -176,7 +176,7 @@ def load_another(path: Path, models: Models) -> dict[str, int] | None:
     Raises:
         CheckpointError: it does not fit.
     """
-    found = tried(path)
+    found = read_or_skip(path)
     if found is None:
         return None
     _fit(found, models)
@@ -193,20 +193,20 @@ def _is_needless(runner: RunnerSchema, path: str, run_dir: Path) -> bool:
     return needless
 
 
-def _trained_before(config: Config, runner_name: str, run_dir: Path) -> Trained | None:
+def _trained_before(config: Config, runner_name: str, run_dir: Path) -> TrainedRunner | None:
     """The train runner that comes before a runner."""
     before = config.runners[: config.runners.index(config.runner(runner_name))]
     found = next((each for each in reversed(before) if each.kind == "train"), None)
-    return Trained(found.name, run_dir / found.name / NAME, found.keep_best) if found else None
+    return TrainedRunner(found.name, run_dir / found.name / NAME, found.keep_best) if found else None
 
 
-def _needed(trained: Trained | None, runner_name: str, remedy: str) -> Trained:
+def _needed(trained: TrainedRunner | None, runner_name: str, remedy: str) -> TrainedRunner:
     if trained is None:
         raise CheckpointError(f"runner.{runner_name}: no train runner before it has weights to take; {remedy}")
     return trained
 
 
-def _found(runner: RunnerSchema, path: str, trained: Trained | None) -> tuple[list[Path], LoadedCheckpoint]:
+def _found(runner: RunnerSchema, path: str, trained: TrainedRunner | None) -> tuple[list[Path], LoadedCheckpoint]:
     """All that ``init_model_path`` names, from the first on that is to be loaded."""
     if path in (BEST, LAST):
         before = _needed(trained, runner.name, "name a checkpoint in init_model_path")
@@ -222,7 +222,7 @@ def _found(runner: RunnerSchema, path: str, trained: Trained | None) -> tuple[li
     return paths[paths.index(found.path) :], found
 
 
-def _give(runner: RunnerSchema, paths: list[Path], found: LoadedCheckpoint, models: Models) -> Given:
+def _give(runner: RunnerSchema, paths: list[Path], found: LoadedCheckpoint, models: Models) -> Initial:
     """Load the first, all of it or the part that is wanted."""
     only = runner.init_modules
     if only is None:
@@ -234,8 +234,8 @@ def _give(runner: RunnerSchema, paths: list[Path], found: LoadedCheckpoint, mode
         report = weights.load_part(found.weights, models, str(found.path), only)
         logger.info(f"{found.path}: {report}")
     if runner.kind == "train":
-        return Given({}, {})
-    return Given({path: {} for path in paths if path.is_dir()}, found.train_state)
+        return Initial({}, {})
+    return Initial({path: {} for path in paths if path.is_dir()}, found.train_state)
 
 
 def _fit(found: LoadedCheckpoint, models: Models) -> None:

@@ -34,7 +34,7 @@ def step_of(path: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def set_aside_name(path: Path, kind: str) -> Path:
+def temporary_name(path: Path, kind: str) -> Path:
     """A free name for a checkpoint that is ``tmp``, ``del`` or ``bad``."""
     return path.with_name(f".{kind}-{path.name}-{uuid.uuid4().hex[:8]}")
 
@@ -45,12 +45,12 @@ def committed_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (step_of(path), path.name))
 
 
-def left_behind(folder: Path) -> list[Path]:
+def leftovers(folder: Path) -> list[Path]:
     """What a process that ended was writing or removing."""
     return [path for path in _entries(folder) if _LEFT.fullmatch(path.name)]
 
 
-def bad_name(folder: Path) -> list[Path]:
+def bad_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints that were found damaged."""
     return [path for path in _entries(folder) if _BAD.fullmatch(path.name)]
 
@@ -79,50 +79,50 @@ MAX_SIZE = 2**20
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
-class Listed(NamedTuple):
+class FileEntry(NamedTuple):
     """A file as it was written."""
 
     sha256: str
     size: int
 
 
-def read_manifest(content: bytes) -> Listed:
+def file_entry(content: bytes) -> FileEntry:
     """How a file of this content is listed."""
-    return Listed(hashlib.sha256(content).hexdigest(), len(content))
+    return FileEntry(hashlib.sha256(content).hexdigest(), len(content))
 
 
-def encode_manifest(files: Mapping[str, Listed]) -> bytes:
+def encode_manifest(files: Mapping[str, FileEntry]) -> bytes:
     """The manifest of some files, with a hash of itself: a hash that is damaged in it is not taken for a damaged file.
 
     Raises:
         CheckpointError: there are more than can be read again.
     """
     written = {name: {"size": files[name].size, "sha256": files[name].sha256} for name in sorted(files)}
-    own = read_manifest(json.dumps(written).encode()).sha256
+    own = file_entry(json.dumps(written).encode()).sha256
     content = json.dumps({"format": FORMAT, "files": written, "sha256": own}, indent=1).encode()
     if len(content) > MAX_SIZE:
         raise CheckpointError(f"a checkpoint of {len(files)} files is too large for its {MANIFEST}; use fewer phases")
     return content
 
 
-def listed_files(folder: Path) -> dict[str, Listed]:
+def listed_files(folder: Path) -> dict[str, FileEntry]:
     """The files of a checkpoint, which are there and have the sizes that were written; none of them is opened.
 
     Raises:
         CheckpointError: the manifest is damaged, or something is missing or of another kind or size.
     """
-    files = manifest_entries(folder)
+    files = read_manifest(folder)
     for name, entry in files.items():
         check_size(folder / name, entry)
     return files
 
 
-def may_be_manifest(name: str) -> bool:
+def is_file_name(name: str) -> bool:
     """Whether a file of a checkpoint may be called so: nothing that leads elsewhere, on any system."""
     return name not in {"", ".", "..", MANIFEST} and not re.search(r"[\\/\0]", name)
 
 
-def check_size(path: Path, entry: Listed) -> None:
+def check_size(path: Path, entry: FileEntry) -> None:
     """Compare a file's kind and size with what was written.
 
     Raises:
@@ -137,7 +137,7 @@ def check_size(path: Path, entry: Listed) -> None:
         )
 
 
-def manifest_entries(folder: Path) -> dict[str, Listed]:
+def read_manifest(folder: Path) -> dict[str, FileEntry]:
     """What the manifest lists, whether it is there or not.
 
     Raises:
@@ -146,7 +146,7 @@ def manifest_entries(folder: Path) -> dict[str, Listed]:
     if folder.is_symlink():
         raise CheckpointError(f"{folder}: is a link; name the folder that it leads to")
     try:
-        content = storage.content_of(folder / MANIFEST, MAX_SIZE)
+        content = storage.read_small(folder / MANIFEST, MAX_SIZE)
     except CheckpointError as error:
         raise CheckpointError(
             f"{folder}: is no checkpoint: {error}; name a step-… folder or a .safetensors file"
@@ -167,15 +167,15 @@ def manifest_entries(folder: Path) -> dict[str, Listed]:
     return files
 
 
-def _entry(name: str, saved: Mapping[str, Any]) -> Listed:
-    if not may_be_manifest(name):
+def _entry(name: str, saved: Mapping[str, Any]) -> FileEntry:
+    if not is_file_name(name):
         raise ValueError(f"{name[:60]!r} is no name of a file in it")
     size, sha256 = saved["size"], saved["sha256"]
     if type(size) is not int or not 0 <= size < 2**60:
         raise ValueError(f"the size of {name[:60]!r} is no count")
     if not isinstance(sha256, str) or not _HASH.fullmatch(sha256):
         raise ValueError(f"the sha256 of {name[:60]!r} is none")
-    return Listed(sha256, size)
+    return FileEntry(sha256, size)
 
 
 STATE = "state.json"

@@ -160,7 +160,7 @@ class Checkpoint:
     iterations: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
-def folders(path: Path) -> list[Path]:
+def checkpoint_folders(path: Path) -> list[Path]:
     """The folders of checkpoints in a run directory or in a runner's folder, or the path itself if it is one.
 
     Raises:
@@ -184,7 +184,7 @@ def folders(path: Path) -> list[Path]:
     return found
 
 
-def is_one(path: Path) -> bool:
+def is_checkpoint(path: Path) -> bool:
     """Whether a path names a checkpoint, and not a folder of them."""
     return os.path.isfile(path / layout.MANIFEST) or (layout.step_of(path) is not None and path.is_dir())
 
@@ -195,9 +195,9 @@ def choose_checkpoint(path: Path) -> Path:
     Raises:
         ConfigError: there is none, or several runners have some.
     """
-    if is_one(path):
+    if is_checkpoint(path):
         return path
-    newest = [each[-1] for each in map(layout.committed_checkpoints, folders(path)) if each]
+    newest = [each[-1] for each in map(layout.committed_checkpoints, checkpoint_folders(path)) if each]
     if len(newest) == 1:
         return newest[0]
     several = f"several runners have checkpoints: {', '.join(str(each.parent) for each in newest)}; name one of them"
@@ -215,7 +215,7 @@ def list_checkpoints(path: Path) -> list[Checkpoint]:
         found[-1] = replace(found[-1], newest=True)
     best = _best_steps([each.path for each in found if not each.problem])
     found = [replace(each, best=each.step in best) for each in found]
-    apart = {SET_ASIDE: layout.bad_name(path), LEFT_BEHIND: layout.left_behind(path)}
+    apart = {SET_ASIDE: layout.bad_checkpoints(path), LEFT_BEHIND: layout.leftovers(path)}
     return found + [Checkpoint(each, size=_size(each), apart=kind) for kind, some in apart.items() for each in some]
 
 
@@ -227,7 +227,7 @@ def describe_checkpoint(path: Path) -> Checkpoint:
     """
     try:
         size = sum(entry.size for entry in layout.listed_files(path).values())
-        state = parse_state(storage.content_of(path / STATE, MAX_STATE), path / STATE)
+        state = parse_state(storage.read_small(path / STATE, MAX_STATE), path / STATE)
     except CheckpointError as error:
         return Checkpoint(path, layout.step_of(path), size=_size(path), problem=str(error))
     counters = state["train_state"]
@@ -243,19 +243,21 @@ def read_header(path: Path) -> Header:
         StorageError: the storage refuses for a reason that may pass.
     """
     size = storage.size_of(path) or 0
-    with storage.opened(path) as file:
+    with storage.open_regular(path) as file:
         length = int.from_bytes(file.read(8) or b"", "little")
         if length > min(MAX_HEADER, size - 8):
             what = f"a header of {length} bytes in a file of {size}"
             raise CheckpointError(f"{path}: is no safetensors data ({what}); use another")
         content = file.read(length) or b""
-    with storage.located(path):
+    with storage.at_path(path):
         return parse_header(content, size - 8 - length)
 
 
 def _all(path: Path) -> list[Path]:
     return (
-        layout.committed_checkpoints(path) + layout.bad_name(path) + layout.left_behind(path) if path.is_dir() else []
+        layout.committed_checkpoints(path) + layout.bad_checkpoints(path) + layout.leftovers(path)
+        if path.is_dir()
+        else []
     )
 
 

@@ -249,5 +249,5 @@ def load_state(path: str | Path) -> Any:
         CheckpointError: there is no such file, it is damaged, or something else wrote it.
     """
     file = safetensors_io.read_tensors(Path(path).resolve())
-    with storage.located(path):
+    with storage.at_path(path):
         return unflatten(file.tensors, file.metadata)

@@ -21,7 +21,7 @@ Iterations = Mapping[str, Mapping[str, int]]
 """Phase -> name -> the iteration that a number is of."""
 
 
-def of_one_iteration(metrics: Mapping[str, Any], iteration: int) -> Iterations:
+def iterations_at(metrics: Mapping[str, Any], iteration: int) -> Iterations:
     """All numbers are of one iteration."""
     return {phase: dict.fromkeys(each, iteration) for phase, each in metrics.items() if isinstance(each, Mapping)}
 
@@ -61,9 +61,9 @@ def best_by_metric(paths: Iterable[Path], metric: str, mode: str) -> Path | None
 
 def _of(path: Path, before: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The numbers of one, and those of its own iteration by their names alone; ``before``: the numbers of its neighbour."""
-    state = listing.parse_state(storage.content_of(path / STATE, MAX_STATE), path / STATE)
+    state = listing.parse_state(storage.read_small(path / STATE, MAX_STATE), path / STATE)
     metrics, iteration = state["metrics"], state["train_state"]["iteration"]
-    iterations = state.get("iterations", {} if metrics == before else of_one_iteration(metrics, iteration))
+    iterations = state.get("iterations", {} if metrics == before else iterations_at(metrics, iteration))
     own = {
         name: value
         for phase, numbers in metrics.items()
@@ -120,13 +120,13 @@ def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:
     training = tensors.pop(TRAINING, None)
     weights, restored = {}, None
     for name, file in tensors.items():
-        with storage.located(path / name):
+        with storage.at_path(path / name):
             weights[name.removesuffix(SUFFIX)] = pytree.join(*file)
     if training:
-        with storage.located(path / TRAINING):
+        with storage.at_path(path / TRAINING):
             restored = pytree.unflatten(*training)
     counters, metrics = state["train_state"], state["metrics"]
-    iterations = state.get("iterations", of_one_iteration(metrics, counters["iteration"]))
+    iterations = state.get("iterations", iterations_at(metrics, counters["iteration"]))
     return LoadedCheckpoint(path, counters, metrics, weights, restored, iterations)
 
 
@@ -137,7 +137,7 @@ def problems_of(path: Path) -> list[str]:
         StorageError: the storage refuses for a reason that may pass.
     """
     try:
-        files = layout.manifest_entries(path)
+        files = layout.read_manifest(path)
     except CheckpointError as error:
         return [str(error)]
     found = (
@@ -157,10 +157,10 @@ def problems_of(path: Path) -> list[str]:
     return found
 
 
-def _verify(path: Path, entry: layout.Listed) -> None:
+def _verify(path: Path, entry: layout.FileEntry) -> None:
     """See that a file is as it was written; its header comes first, since nobody waits for the hash of anything else."""
     listing.read_header(path)
-    with storage.opened(path) as file:
+    with storage.open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256")
     if digest.hexdigest() != entry.sha256:
         raise CheckpointError(
@@ -168,16 +168,16 @@ def _verify(path: Path, entry: layout.Listed) -> None:
         )
 
 
-def _read_verified(path: Path, entry: layout.Listed) -> TensorFile:
+def _read_verified(path: Path, entry: layout.FileEntry) -> TensorFile:
     _verify(path, entry)
     return safetensors_io.read_tensors(path)
 
 
-def _state(path: Path, entry: layout.Listed) -> Mapping[str, Any]:
+def _state(path: Path, entry: layout.FileEntry) -> Mapping[str, Any]:
     """The counters and numbers, which must be those of the step that the folder is named after."""
     file = path / STATE
-    content = storage.content_of(file, MAX_STATE)
-    if layout.read_manifest(content) != entry:
+    content = storage.read_small(file, MAX_STATE)
+    if layout.file_entry(content) != entry:
         raise CheckpointError(
             f"{file}: is damaged: its SHA-256 is not the one that was written; use another checkpoint"
         )

@@ -44,7 +44,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 def _tensors(path: Path, found: Header) -> dict[str, str]:
     """Name -> ``F32 [64, 3]``."""
-    with storage.located(path):
+    with storage.at_path(path):
         pairs = safetensors_io.complex_names(found.metadata)
     return {name: _tensor(entry, name in pairs) for name, entry in sorted(found.entries.items())}
 
@@ -57,7 +57,7 @@ def _training(path: Path, found: Header) -> dict[str, Any]:
     """The parts of the state, each with what is in it."""
     # Where the tensors would be, there are the entries of the header.
     entries: dict[str, Any] = dict(found.entries)
-    with storage.located(path):
+    with storage.at_path(path):
         state = pytree.unflatten(entries, found.metadata)
     try:
         schedulers = {
@@ -134,7 +134,7 @@ def _chosen(found: LoadedCheckpoint, phase: str | None) -> dict[str, Tensor]:
     return found.weights[phase] if phase is not None else next(iter(found.weights.values()), {})
 
 
-def of_checkpoints(one: LoadedCheckpoint, other: LoadedCheckpoint) -> Iterator[Difference]:
+def checkpoint_differences(one: LoadedCheckpoint, other: LoadedCheckpoint) -> Iterator[Difference]:
     """Where two checkpoints differ, their folders apart."""
     yield from _of_parts("counters", one.train_state, other.train_state)
     yield from _of_parts("metrics", one.metrics, other.metrics)

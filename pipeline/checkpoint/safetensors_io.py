@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pipeline.checkpoint import listing
 from pipeline.checkpoint.listing import MAX_HEADER, MAX_TENSORS, METADATA
-from pipeline.checkpoint.storage import located
+from pipeline.checkpoint.storage import at_path
 from pipeline.errors import CheckpointError
 
 DTYPES = {
@@ -157,7 +157,7 @@ def read_tensors(path: Path) -> TensorFile:
         StorageError: the storage refuses for a reason that may pass.
     """
     header = listing.read_header(path)
-    with located(path):
+    with at_path(path):
         try:
             check_memory(path)
             with safe_open(path, framework="pt") as file:

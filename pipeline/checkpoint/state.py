@@ -22,7 +22,7 @@ from pipeline import workspaces
 from pipeline.checkpoint import weights
 from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.reader import LoadedCheckpoint
-from pipeline.checkpoint.weights import Models, buffers_of, is_extra, module_of, unique_brains, unique_modules
+from pipeline.checkpoint.weights import Models, buffers_of, is_extra_state, module_of, unique_brains, unique_modules
 from pipeline.context import Context
 from pipeline.errors import CheckpointError
 
@@ -51,7 +51,7 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
         numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, gauss))
 
 
-CONFIGURED = "configured"
+CONFIGURED_OPTIONS = "configured"
 
 """Under which the state of an optimizer keeps it."""
 
@@ -78,7 +78,7 @@ def optimizer_state_of(optimizer: Optimizer, configured: Options) -> Mapping[str
     if not isinstance(state, Mapping):
         return state
     dtypes = [[str(each.dtype) for each in group["params"]] for group in optimizer.param_groups]
-    return {**state, CONFIGURED: configured, "dtypes": dtypes}
+    return {**state, CONFIGURED_OPTIONS: configured, "dtypes": dtypes}
 
 
 def load_optimizer(
@@ -88,7 +88,7 @@ def load_optimizer(
 
     Args:
         optimizer: takes it.
-        state: what ``state_of`` gave, or torch's ``state_dict``.
+        state: what ``optimizer_state_of`` returned, or torch's ``state_dict``.
         configured: what this optimizer is configured with.
         scheduled: whether a schedule of ours sets the rate; of torch's the groups tell. What it has made of the old
             rate, it has made of the new.
@@ -98,7 +98,7 @@ def load_optimizer(
     """
     groups = [dict(group) for group in state["param_groups"]]
     # A group that was added later is configured nowhere.
-    for group, before, now in zip(groups, state.get(CONFIGURED, configured), configured, strict=False):
+    for group, before, now in zip(groups, state.get(CONFIGURED_OPTIONS, configured), configured, strict=False):
         for key, value in now.items():
             if key not in before or any(differences(before[key], value)):
                 scales = key == "lr" and before["lr"] and (scheduled or "initial_lr" in now)
@@ -156,7 +156,7 @@ def parts_of(models: Models) -> dict[str, Any]:
     return found
 
 
-def states_of(parts: Mapping[str, Any], models: Models, configured: Mapping[str, Options]) -> dict[str, Any]:
+def part_states(parts: Mapping[str, Any], models: Models, configured: Mapping[str, Options]) -> dict[str, Any]:
     """What a checkpoint keeps of them: None of what has no state, or is in that of an updater."""
     updaters = [entry["updater"].state_dict() for entry in models.values() if "updater" in entry]
     saved = {_memory(each) for each in _tensors(updaters)}
@@ -308,7 +308,7 @@ class InitialModels:
             CheckpointError: there is something to which a resumed run could not be led.
         """
         found = parts_of(models)
-        states = states_of(found, models, self.options)
+        states = part_states(found, models, self.options)
         if late := [place for place, state in states.items() if state and place not in self.parts]:
             raise CheckpointError(_unlike(late[0], "was made after the training had begun"))
         for place, sizes in _groups(models).items():
@@ -359,7 +359,7 @@ def _frozen(models: Models) -> Frozen:
 
 def _described(module: nn.Module) -> dict[str, str]:
     """Name -> type and shape, of what has them."""
-    return {name: _ANY if is_extra(name) else _describe(each) for name, each in module.state_dict().items()}
+    return {name: _ANY if is_extra_state(name) else _describe(each) for name, each in module.state_dict().items()}
 
 
 def _describe(value: Any) -> str:
@@ -439,7 +439,7 @@ def restore_training(
     if models:
         for name, buffers in (saved.training or {}).get("buffers", {}).items():
             if name in models:
-                weights.forget(module_of(models[name]), buffers)
+                weights.clear_buffers(module_of(models[name]), buffers)
         weights.load_weights(saved.weights, models, str(saved.path))
     context["train_state"].update(saved.train_state)
     if saved.training is None:
@@ -454,7 +454,7 @@ def restore_training(
             restore_frozen(models, saved.training["frozen"], initial.frozen)
     for name, entry in models.items():
         entry["updater"].set_state_dict(saved.training["updaters"][name])
-    recover(recoverables, saved.training["recoverables"], f"{saved.path}")
+    restore_recoverables(recoverables, saved.training["recoverables"], f"{saved.path}")
     # Last: whatever was built or loaded before may have drawn from them.
     restore_random_state(saved.training["random"])
 
@@ -496,7 +496,7 @@ def _load_schedulers(entry: Mapping[str, Any], states: Mapping[str, Any], where:
         saved = states[name]
         if saved["class"] != _kind(scheduler):
             raise CheckpointError(f"{where}: '{name}' was {saved['class']}, and is now {_kind(scheduler)}; {_REMEDY}")
-        if CONFIGURED not in saved["state"].get("optimizer", {CONFIGURED: None}):
+        if CONFIGURED_OPTIONS not in saved["state"].get("optimizer", {CONFIGURED_OPTIONS: None}):
             what = "was saved without what the config said of it"
             logger.warning(
                 f"{where}: '{name}' {what}; its options stay as they were saved, whatever the config says now"
@@ -519,7 +519,7 @@ def restore_gradients(module: nn.Module, gradients: Mapping[str, Tensor]) -> Non
         owner.grad = gradient.to(owner.device)
 
 
-def recover(recoverables: Mapping[str, Recoverable], states: Mapping[str, Any], where: str) -> None:
+def restore_recoverables(recoverables: Mapping[str, Recoverable], states: Mapping[str, Any], where: str) -> None:
     """Give objects their states back; ``where`` they are from."""
     for name, each in recoverables.items():
         if name in states:

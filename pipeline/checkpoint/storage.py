@@ -122,7 +122,7 @@ CHUNK = 4 * 2**20
 """Bytes that are hashed, written or read at a time."""
 
 
-class Written(NamedTuple):
+class OpenFile(NamedTuple):
     """A file whose content the system has, but perhaps not the disk."""
 
     descriptor: int
@@ -136,7 +136,7 @@ class Disk:
         """Make one folder."""
         path.mkdir()
 
-    def write(self, path: Path, parts: Iterable[Buffer]) -> Written:
+    def write(self, path: Path, parts: Iterable[Buffer]) -> OpenFile:
         """Write a new file; it stays open until ``fsync``. Its mode is that of the umask."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         size = 0
@@ -147,9 +147,9 @@ class Disk:
         except BaseException:
             os.close(descriptor)
             raise
-        return Written(descriptor, size)
+        return OpenFile(descriptor, size)
 
-    def fsync(self, written: Written) -> None:
+    def fsync(self, written: OpenFile) -> None:
         """Wait until the disk has a file. Where this fails the file is worthless: asked again, the system says yes."""
         try:
             os.fsync(written.descriptor)
@@ -271,7 +271,7 @@ def _write_all(descriptor: int, chunk: memoryview) -> None:
 
 
 @contextmanager
-def located(path: Path | str) -> Iterator[None]:
+def at_path(path: Path | str) -> Iterator[None]:
     """Have the CheckpointErrors of a block begin with the path of the file that is read."""
     try:
         yield
@@ -294,7 +294,7 @@ _DAMAGE = {
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[FileIO]:
+def open_regular(path: Path) -> Iterator[FileIO]:
     """A regular file, opened for reading without a buffer; no pipe is waited for, no link followed.
 
     Raises:
@@ -321,13 +321,13 @@ def size_of(path: Path) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-def content_of(path: Path, most: int) -> bytes:
+def read_small(path: Path, most: int) -> bytes:
     """All of a small file.
 
     Raises:
-        CheckpointError: it is larger than ``most``, or as ``opened``.
+        CheckpointError: it is larger than ``most``, or as ``open_regular``.
     """
-    with opened(path) as file:
+    with open_regular(path) as file:
         content = file.read(most + 1) or b""
     if len(content) > most:
         raise CheckpointError(f"{path}: has more than {most} bytes; use another")

@@ -10,7 +10,7 @@ from pathlib import Path
 from loguru import logger
 
 from pipeline.checkpoint import layout, reader, storage
-from pipeline.checkpoint.layout import Listed
+from pipeline.checkpoint.layout import FileEntry
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.storage import DISK, Buffer, Disk
 from pipeline.config.schema import RunnerSchema
@@ -111,7 +111,7 @@ def newest_valid(writer: CheckpointWriter, with_training: bool = True) -> Loaded
             return reader.read_checkpoint(path, with_training)
         except CheckpointError as error:
             _set_aside(path, error, writer.disk)
-    if damaged := layout.committed_checkpoints(folder) + layout.bad_name(folder):
+    if damaged := layout.committed_checkpoints(folder) + layout.bad_checkpoints(folder):
         raise NoCheckpointError(
             f"{folder}: none of its {len(damaged)} checkpoints is valid; bring one back from a copy, or begin a new run"
         )
@@ -119,7 +119,7 @@ def newest_valid(writer: CheckpointWriter, with_training: bool = True) -> Loaded
 
 
 def _set_aside(path: Path, reason: CheckpointError, disk: Disk) -> None:
-    apart = layout.set_aside_name(path, "bad")
+    apart = layout.temporary_name(path, "bad")
     try:
         storage.move_into_place(path, apart, disk)
     except OSError as error:
@@ -180,7 +180,7 @@ class Retention:
 
     def _remove(self, path: Path) -> None:
         """Remove a checkpoint: first its name, so that one of which half is gone is never seen."""
-        apart = layout.set_aside_name(path, "del")
+        apart = layout.temporary_name(path, "del")
         try:
             storage.move_into_place(path, apart, self.disk)
             self.disk.remove(apart)
@@ -199,13 +199,13 @@ def verify(path: Path) -> None:
         raise NoCheckpointError(problems[0])
 
 
-def after(path: Path) -> list[Path]:
+def later_checkpoints(path: Path) -> list[Path]:
     """The checkpoints that come after one in its folder, by step."""
     there = layout.committed_checkpoints(path.parent)
     return there[there.index(path) + 1 :]
 
 
-def set_aside(path: Path, disk: Disk = DISK) -> Path:
+def quarantine(path: Path, disk: Disk = DISK) -> Path:
     """Give a checkpoint a name that nothing reads, in the same folder; the disk has it when this returns.
 
     Returns:
@@ -214,7 +214,7 @@ def set_aside(path: Path, disk: Disk = DISK) -> Path:
     Raises:
         StorageError: the storage refuses.
     """
-    target = layout.set_aside_name(path, "later")
+    target = layout.temporary_name(path, "later")
     with storage.storing(path, ""):
         storage.move_into_place(path, target, disk)
     return target
@@ -272,22 +272,22 @@ class CheckpointWriter:
         for path in layout.committed_checkpoints(self.folder):
             if path.suffix == layout.NEW and not reader.problems_of(path):
                 self._take_place(path)
-        for path in layout.left_behind(self.folder):
+        for path in layout.leftovers(self.folder):
             self.disk.remove(path)
         self._tidy = True
 
     def _write(self, final: Path, parts: Mapping[str, list[Buffer]]) -> None:
-        temporary = layout.set_aside_name(final, "tmp")
+        temporary = layout.temporary_name(final, "tmp")
         target = final.with_name(final.name + layout.NEW) if os.path.lexists(final) else final
         try:
             self.disk.mkdir(temporary)
             written = {}
             for name, content in parts.items():
-                written[name] = Listed(*storage.write_file(temporary / name, content, self.disk))
+                written[name] = FileEntry(*storage.write_file(temporary / name, content, self.disk))
             self.disk.fsync(self.disk.write(temporary / layout.MANIFEST, [layout.encode_manifest(written)]))
             self.disk.fsync_folder(temporary)
             if target != final and os.path.lexists(target):
-                self.disk.rename(target, layout.set_aside_name(target, "bad"))
+                self.disk.rename(target, layout.temporary_name(target, "bad"))
             storage.move_into_place(temporary, target, self.disk)
         except BaseException:
             self._discard(temporary, target)
@@ -298,7 +298,7 @@ class CheckpointWriter:
     def _take_place(self, new: Path) -> None:
         """Give a new checkpoint the name of the one whose place it takes: one of the two is there at every moment."""
         final = new.with_name(new.name.removesuffix(layout.NEW))
-        old = layout.set_aside_name(final, "del")
+        old = layout.temporary_name(final, "del")
         if os.path.lexists(final):
             self.disk.rename(final, old)
         storage.move_into_place(new, final, self.disk)
@@ -328,5 +328,5 @@ def _same(path: Path, parts: Mapping[str, list[Buffer]]) -> bool:
         return False
 
 
-def _listed(content: list[Buffer]) -> Listed:
-    return Listed(storage.DISK.sha256(content), sum(map(len, content)))
+def _listed(content: list[Buffer]) -> FileEntry:
+    return FileEntry(storage.DISK.sha256(content), sum(map(len, content)))

@@ -14,18 +14,18 @@ from torch.nn.parameter import is_lazy
 from pipeline.errors import CheckpointError, ConfigError, nearest, one_of
 
 
-def covered(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
+def match_names(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     """The names that one of the patterns (``*.bias``) covers, or that are in a module of one of those names."""
     return [name for name in names if any(_covers(pattern, name) for pattern in patterns)]
 
 
-def empty(patterns: Sequence[str], names: Iterable[str]) -> str | None:
+def unmatched_pattern(patterns: Sequence[str], names: Iterable[str]) -> str | None:
     """The first pattern that covers none of the names."""
     names = list(names)
-    return next((pattern for pattern in patterns if not covered([pattern], names)), None)
+    return next((pattern for pattern in patterns if not match_names([pattern], names)), None)
 
 
-def near(pattern: str, names: Iterable[str]) -> str:
+def suggest_names(pattern: str, names: Iterable[str]) -> str:
     """The remedy for a pattern that covers nothing: what may be meant, at any depth; else the modules at the top."""
     parts = [name.split(".") for name in names]
     anything = {".".join(each[:depth]) for each in parts for depth in range(1, len(each) + 1)}
@@ -70,10 +70,10 @@ class LoadReport:
             "in no model": self.unused,
             "of another shape": shapes,
         }
-        return "; ".join(f"{len(each)} {what} ({some(each)})" for what, each in parts.items() if each)
+        return "; ".join(f"{len(each)} {what} ({abbreviate(each)})" for what, each in parts.items() if each)
 
 
-def some(names: Sequence[str]) -> str:
+def abbreviate(names: Sequence[str]) -> str:
     """The first few, and how many there are besides."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"{', '.join(names[:5])}{more}"
@@ -147,10 +147,10 @@ def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] 
         weights = {next(iter(models)): next(iter(weights.values()))}
     saved = _joined(weights, several)
     known = [*own, *(name for name in saved if name not in own)]
-    if wrong := empty(only, known):
-        raise CheckpointError(f"{where}: '{wrong}' names nothing in it or in the models{near(wrong, known)}")
-    report = _compared(covered(only, known), saved, own)
-    if wrong := empty(only, report.loaded):
+    if wrong := unmatched_pattern(only, known):
+        raise CheckpointError(f"{where}: '{wrong}' names nothing in it or in the models{suggest_names(wrong, known)}")
+    report = _compared(match_names(only, known), saved, own)
+    if wrong := unmatched_pattern(only, report.loaded):
         raise CheckpointError(
             f"{where}: nothing that '{wrong}' names can be loaded ({report}); name modules that both sides have"
         )
@@ -183,9 +183,11 @@ def freeze(models: Models, patterns: Sequence[str], where: str) -> list[str]:
         {phase: dict(module_of(entry).named_parameters(remove_duplicate=False)) for phase, entry in models.items()},
         several,
     )
-    if wrong := empty(patterns, list(parameters)):
-        raise ConfigError(f"{where}: '{wrong}' names no parameter of the models{near(wrong, list(parameters))}")
-    frozen = covered(patterns, list(parameters))
+    if wrong := unmatched_pattern(patterns, list(parameters)):
+        raise ConfigError(
+            f"{where}: '{wrong}' names no parameter of the models{suggest_names(wrong, list(parameters))}"
+        )
+    frozen = match_names(patterns, list(parameters))
     chosen = {parameters[name] for name in frozen}
     for phase, entry in models.items() if chosen else ():
         for name, scheduler in (entry.get("optim_schedulers") or {}).items():
@@ -206,8 +208,8 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     }
 
 
-def forget(module: nn.Module, names: Sequence[str]) -> None:
-    """Make these buffers None, as far as they are there: ``load`` gives them the shape and type that was saved."""
+def clear_buffers(module: nn.Module, names: Sequence[str]) -> None:
+    """Make these buffers None, as far as they are there: ``load_weights`` gives them the shape and type that was saved."""
     for name in names:
         if name in buffers_of(module):
             place, _, own = name.rpartition(".")
@@ -264,14 +266,14 @@ def _check(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
         )
 
 
-def is_extra(name: str) -> bool:
+def is_extra_state(name: str) -> bool:
     """Whether it is torch's name of what ``get_extra_state`` of a module returned."""
     return name.rpartition(".")[2] == "_extra_state"
 
 
 def _fits(name: str, saved: Any, own: Any) -> bool:
     """Whether a module takes a value: it judges its extra state itself, and what has no shape yet takes any."""
-    if is_extra(name):
+    if is_extra_state(name):
         return True
     if not isinstance(saved, Tensor) or not isinstance(own, Tensor):
         return False

@@ -33,10 +33,10 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def ls(path: Path, as_json: bool) -> None:
     """List the checkpoints of a run directory, runner or folder; nothing is verified, and a run may be saving there."""
-    if listing.is_one(path):
+    if listing.is_checkpoint(path):
         tables = {path: [listing.describe_checkpoint(path)]}
     else:
-        tables = {folder: listing.list_checkpoints(folder) for folder in listing.folders(path)}
+        tables = {folder: listing.list_checkpoints(folder) for folder in listing.checkpoint_folders(path)}
     if as_json:
         entries = [{**asdict(row), "path": str(row.path)} for rows in tables.values() for row in rows]
         click.echo(json.dumps(finite(entries), indent=2))
@@ -60,9 +60,9 @@ def show(path: Path) -> None:
 @click.argument("path", type=_PATH)
 def verify(path: Path) -> None:
     """Exit 0 if every checkpoint in PATH is as it was written, 1 if one is damaged, 78 if a folder has no valid one."""
-    if listing.is_one(path):
+    if listing.is_checkpoint(path):
         sys.exit(ExitCode.DONE if _is_valid(path) else ExitCode.FAILED)
-    codes = [_verified(folder) for folder in listing.folders(path)]
+    codes = [_verified(folder) for folder in listing.checkpoint_folders(path)]
     sys.exit(max(codes, default=ExitCode.DONE))
 
 
@@ -73,9 +73,9 @@ def verify(path: Path) -> None:
 def diff(one: Path, other: Path, as_json: bool) -> None:
     """Compare weights, training state, counters and metrics bit for bit; exit 0 if they are equal, 1 if not."""
     from pipeline.checkpoint import reader  # noqa: PLC0415 - it imports torch
-    from pipeline.checkpoint.report import of_checkpoints  # noqa: PLC0415 - it imports torch
+    from pipeline.checkpoint.report import checkpoint_differences  # noqa: PLC0415 - it imports torch
 
-    differences = list(of_checkpoints(*(reader.read_checkpoint(_one(path)) for path in (one, other))))
+    differences = list(checkpoint_differences(*(reader.read_checkpoint(_one(path)) for path in (one, other))))
     if as_json:
         click.echo(json.dumps(finite([asdict(difference) for difference in differences]), indent=2))
     else:
@@ -110,7 +110,7 @@ def _one(path: Path) -> Path:
 
 def _verified(folder: Path) -> ExitCode:
     """What becomes of a folder: with none left that a run could go on from, there is nothing to go on from."""
-    checkpoints, damaged = layout.committed_checkpoints(folder), layout.bad_name(folder)
+    checkpoints, damaged = layout.committed_checkpoints(folder), layout.bad_checkpoints(folder)
     valid = [_is_valid(path) for path in checkpoints]
     for path in damaged:
         click.echo(f"{path}: {listing.SET_ASIDE}, and not looked at", err=True)

@@ -235,7 +235,7 @@ def rewind(directory: RunDirectory, checkpoint: Path, runners: Sequence[str], ba
     # From the end on: what is left at any moment goes together.
     for later in reversed(runners[runners.index(runner) + 1 :]):
         _reset_runner(directory, later, backup)
-    newer = store.after(checkpoint)
+    newer = store.later_checkpoints(checkpoint)
     if newer or (directory.path / runner / DONE).exists():
         for name in ("metrics.jsonl", "timing.jsonl"):
             backup.copy(Path(runner, name))
@@ -259,7 +259,7 @@ def _reset_runner(directory: RunDirectory, runner: str, backup: Backup) -> None:
 def _set_aside(checkpoints: Sequence[Path]) -> None:
     """The newest first, so that those that are left have no gap."""
     for path in reversed(checkpoints):
-        logger.warning(f"{path}: comes after what the run goes on from; it is now {store.set_aside(path).name}")
+        logger.warning(f"{path}: comes after what the run goes on from; it is now {store.quarantine(path).name}")
 
 
 MAX_LINES = 20
@@ -368,7 +368,7 @@ def _source_copies(directory: RunDirectory) -> set[Path]:
 
 def _compare_source(directory: RunDirectory, name: Path, file: Path, changes: Changes) -> None:
     try:
-        before, now = (storage.content_of(path, MAX_BYTES) for path in (directory.path / name, file.resolve()))
+        before, now = (storage.read_small(path, MAX_BYTES) for path in (directory.path / name, file.resolve()))
     except _UNREADABLE as error:
         changes.add_unreadable(name, error)
         return
@@ -381,7 +381,7 @@ def _compare_source(directory: RunDirectory, name: Path, file: Path, changes: Ch
 
 def _read(path: Path) -> str:
     """A small file of a run directory: no link is followed, and no pipe waited for."""
-    return storage.content_of(path, MAX_BYTES).decode("utf-8", "surrogateescape")
+    return storage.read_small(path, MAX_BYTES).decode("utf-8", "surrogateescape")
 
 
 def _text(path: Path) -> str:

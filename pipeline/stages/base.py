@@ -62,7 +62,7 @@ class StartupBase(StageBase):
         each of which an infer runner evaluates, the first is loaded, and ``checkpoints`` says which there are.
         """
         # By its name, as the default stages are: it imports torch, and this module is read without.
-        self._load_by(import_module("pipeline.checkpoint.initial_weights").load, context)
+        self._load_by(import_module("pipeline.checkpoint.initial_weights").load_initial, context)
 
     def _load_by(self, load: Callable[..., Any], context: Context) -> None:
         """Load the weights if the runner names any, and note where they are from."""

@@ -383,7 +383,7 @@ class ExperimentBase(ExperimentSetup):
             "in_epoch": self._in_epoch,
             "validated": self._validated,
             "numbers": self._numbers.state_dict(),
-            "attributes": state.states_of(self._parts(), {}, self._options),
+            "attributes": state.part_states(self._parts(), {}, self._options),
         }
         if isinstance(self.visualizer, JsonLines):
             own["lines"] = self.visualizer.size
@@ -438,7 +438,7 @@ class ExperimentBase(ExperimentSetup):
             what = f"{checkpoint.path}: is not of an experiment, which could go on from it"
             raise CheckpointError(f"{what}; name a .safetensors file in it, for the weights alone")
         where = str(checkpoint.path)
-        weights.forget(self.model, training.get("buffers", {}).get(PHASE, ()))
+        weights.clear_buffers(self.model, training.get("buffers", {}).get(PHASE, ()))
         weights.load_weights(checkpoint.weights, self.context["model"], where)
         for name, module in self._modules().items():
             state.restore_gradients(module, training["gradients"].get(name, {}))
@@ -451,7 +451,7 @@ class ExperimentBase(ExperimentSetup):
             self._numbers.load_state_dict(training["numbers"])
         self._interrupted, self._validated = bool(training.get("in_epoch")), training.get("validated", -1)
         if self.alone:
-            state.recover(self.checkpointer.recoverables, training["recoverables"], where)
+            state.restore_recoverables(self.checkpointer.recoverables, training["recoverables"], where)
             self.checkpointer.resumed = checkpoint
             in_folder = checkpoint.path.resolve().parent == self.checkpointer.folder.resolve()
             self._newest = self.checkpointer.path_of(self.iteration) if in_folder else None

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from pipeline.checkpoint.initial_weights import load_another
+from pipeline.checkpoint.initial_weights import load_next
 from pipeline.checkpoint.storage import finite, storing
 from pipeline.config.load import Config
 from pipeline.config.schema import PhaseSchema, RunnerSchema
@@ -52,7 +52,7 @@ class Runner(RunnerBase):
         loaded = next(iter(checkpoints), None)
         for path in checkpoints:
             if path != loaded:
-                counters = load_another(path, context["model"])
+                counters = load_next(path, context["model"])
                 if counters is None:
                     continue
                 context["train_state"].update(counters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.checkpoint.initial_weights import load, load_trained
+from pipeline.checkpoint.initial_weights import load_initial, load_last
 from pipeline.context import Context
 from pipeline.stages.base import StartupBase
 
@@ -27,7 +27,7 @@ class Startup(StartupBase):
 
         As that of the base class says, and what it does with the context can be read without running it.
         """
-        self._load_by(load, context)
+        self._load_by(load_initial, context)
 
     def load_trained(self, context: Context) -> None:
         """Load the newest valid checkpoint of the train runner before this one; damaged ones are set aside.
@@ -36,5 +36,5 @@ class Startup(StartupBase):
             CheckpointError: there is no such runner, or it saved none.
             NoCheckpointError: it saved some, and none is valid.
         """
-        initial = load_trained(context["config"], context["runner_name"], context["run_dir"], context["model"])
+        initial = load_last(context["config"], context["runner_name"], context["run_dir"], context["model"])
         self._keep(initial, context)

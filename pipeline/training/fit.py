@@ -141,7 +141,7 @@ class Fit:
             if checkpoint.training is None or checkpoint.training["fit"]:
                 self._go_on(checkpoint)
                 return
-            moved = store.set_aside(checkpoint.path)
+            moved = store.quarantine(checkpoint.path)
             message = f"{checkpoint.path}: was saved within an epoch, and training goes on from the last end of one"
             logger.info(f"{message}; it is now {moved.name}")
 
@@ -222,5 +222,5 @@ class Fit:
         training = {"fit": None} if within_epoch else state.snapshot(self.models, fit=fit)
         keep = [self.last_end] if self.last_end else []
         metrics = {NAME: self.metrics}
-        iterations = reader.of_one_iteration(metrics, self.measured)
+        iterations = reader.iterations_at(metrics, self.measured)
         return brain.checkpointer.save(self.models, brain._train_state, metrics, training, keep, iterations)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pipeline.checkpoint import layout, reader
 from pipeline.checkpoint.comparison import Difference
-from pipeline.checkpoint.report import of_checkpoints
+from pipeline.checkpoint.report import checkpoint_differences
 
 from .recorder import Recording
 from .runs import FinishedRun
@@ -129,7 +129,7 @@ def _of_checkpoints(straight: Path, interrupted: Path) -> Iterator[Finding]:
     if steps[0] != steps[1]:
         yield Finding("last checkpoint", f"that of iteration {steps[0]} and {steps[1]}", differs=True)
         return
-    differences = of_checkpoints(*(reader.read_checkpoint(path) for [path] in newest))
+    differences = checkpoint_differences(*(reader.read_checkpoint(path) for [path] in newest))
     rest = [difference for difference in differences if difference.place != _CLOCK]
     for part, prefixes in _PARTS.items():
         of_part = [difference for difference in rest if difference.place.startswith(prefixes)]

@@ -33,7 +33,7 @@ def test_the_manifest_has_size_and_sha256_of_every_other_file(saved: Path) -> No
 
 def test_what_is_listed_is_what_was_written(saved: Path) -> None:
     contents = {name: (saved / name).read_bytes() for name in ("main.safetensors", "state.json")}
-    assert layout.listed_files(saved) == {name: layout.read_manifest(content) for name, content in contents.items()}
+    assert layout.listed_files(saved) == {name: layout.file_entry(content) for name, content in contents.items()}
 
 
 def test_no_file_is_opened_to_compare_sizes(saved: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_manifest_that_could_not_be_read_again_is_not_written() -> None:
     with pytest.raises(
         CheckpointError, match=r"a checkpoint of 9999 files is too large for its manifest\.json; use fewer"
     ):
-        layout.encode_manifest({f"{index}": layout.read_manifest(b"") for index in range(9999)})
+        layout.encode_manifest({f"{index}": layout.file_entry(b"") for index in range(9999)})
 
 
 def test_a_large_manifest_is_refused_before_it_is_read(saved: Path) -> None:

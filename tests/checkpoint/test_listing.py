@@ -17,7 +17,7 @@ def rewritten(checkpoint: Path, state: object) -> listing.Checkpoint:
     """A checkpoint with another ``state.json``, which its manifest lists."""
     content = json.dumps(state).encode()
     (checkpoint / "state.json").write_bytes(content)
-    files = layout.manifest_entries(checkpoint) | {"state.json": layout.read_manifest(content)}
+    files = layout.read_manifest(checkpoint) | {"state.json": layout.file_entry(content)}
     (checkpoint / layout.MANIFEST).write_bytes(layout.encode_manifest(files))
     return listing.describe_checkpoint(checkpoint)
 
@@ -42,7 +42,7 @@ def test_counters_that_make_no_sense_are_a_problem_of_that_checkpoint(saved: Pat
 def test_the_folders_of_a_run_whose_checkpoints_go_elsewhere_are_found(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "stamp").mkdir(parents=True)
     saved.parent.rename(tmp_path / "elsewhere" / "stamp" / "train")
-    assert listing.folders(tmp_path / "elsewhere" / "stamp") == [tmp_path / "elsewhere" / "stamp" / "train"]
+    assert listing.checkpoint_folders(tmp_path / "elsewhere" / "stamp") == [tmp_path / "elsewhere" / "stamp" / "train"]
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_looked_at_is_not_listed(
@@ -86,4 +86,4 @@ def test_a_folder_with_links_to_runners_alone_has_no_checkpoints(saved: Path, tm
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "link").symlink_to(saved.parent)
     with pytest.raises(ConfigError, match=r"other: has no checkpoints; name a run directory"):
-        listing.folders(tmp_path / "other")
+        listing.checkpoint_folders(tmp_path / "other")

@@ -19,7 +19,7 @@ from pipeline import Context, GeneralTrainer, hookimpl
 from pipeline.checkpoint import storage, store
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import problems_of
-from pipeline.checkpoint.store import after, set_aside, verify
+from pipeline.checkpoint.store import later_checkpoints, quarantine, verify
 from pipeline.config.schema import RunnerSchema
 from pipeline.errors import ConfigError, ExitCode, NoCheckpointError, StorageError
 
@@ -429,7 +429,7 @@ def saved() -> list[Path]:
 
 def test_those_after_it_are_told_by_step(saved: list[Path]) -> None:
     saved[1].with_name(saved[1].name + ".new").mkdir()
-    assert [path.name for path in after(saved[0])] == [
+    assert [path.name for path in later_checkpoints(saved[0])] == [
         "step-000000000004",
         "step-000000000004.new",
         "step-000000000006",
@@ -437,7 +437,7 @@ def test_those_after_it_are_told_by_step(saved: list[Path]) -> None:
 
 
 def test_what_is_set_aside_is_read_by_nobody_and_comes_back_by_its_name(saved: list[Path]) -> None:
-    aside = set_aside(saved[2])
+    aside = quarantine(saved[2])
     checkpointer = Checkpointer(Path("checkpoints"), keep_last=2)
     found = checkpointer.newest_valid()
     assert found is not None
@@ -457,4 +457,4 @@ def test_a_damaged_one_is_named(saved: list[Path]) -> None:
 
 def test_one_that_cannot_be_renamed_is_a_storage_error(saved: list[Path]) -> None:
     with pytest.raises(StorageError, match=r"step-000000000009: cannot be written: No such file"):
-        set_aside(saved[0].with_name("step-000000000009"))
+        quarantine(saved[0].with_name("step-000000000009"))

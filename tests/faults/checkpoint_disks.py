@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.checkpoint.storage import Buffer, Disk, Written
+from pipeline.checkpoint.storage import Buffer, Disk, OpenFile
 
 OPERATIONS = ("mkdir", "write", "fsync", "rename", "fsync_folder", "remove")
 
@@ -37,14 +37,14 @@ class Watched(Disk):
         if self.at("mkdir", path):
             super().mkdir(path)
 
-    def write(self, path: Path, parts: Iterable[Buffer]) -> Written:
+    def write(self, path: Path, parts: Iterable[Buffer]) -> OpenFile:
         content = b"".join(parts)
         self.at("write", path, content)
         written = super().write(path, [content])
         self.open[written.descriptor] = path
         return written
 
-    def fsync(self, written: Written) -> None:
+    def fsync(self, written: OpenFile) -> None:
         # What these tests need of a disk they know from the record; waiting for the real one would only take time.
         os.close(written.descriptor)
         self.at("fsync", self.open.pop(written.descriptor))

@@ -216,9 +216,7 @@ def checkpoints(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
                 continue  # weights have none: what is in its place is not looked at
             path = saved(folder / "checkpoints")
             (path / file).write_bytes(make())
-            rehash(
-                path, {each: layout.read_manifest((path / each).read_bytes()) for each in layout.manifest_entries(path)}
-            )
+            rehash(path, {each: layout.file_entry((path / each).read_bytes()) for each in layout.read_manifest(path)})
             yield f"checkpoint, {file}: {name}", lambda path=path: newest(path)
     for name, change in FOLDERS.items():
         path = saved(folder / "checkpoints")
@@ -236,10 +234,10 @@ STATES: dict[str, Callable[[], bytes]] = {
 
 
 def listing(path: Path, name: str) -> None:
-    rehash(path, {**layout.manifest_entries(path), name: layout.read_manifest(b"")})
+    rehash(path, {**layout.read_manifest(path), name: layout.file_entry(b"")})
 
 
-def rehash(path: Path, files: dict[str, layout.Listed]) -> None:
+def rehash(path: Path, files: dict[str, layout.FileEntry]) -> None:
     (path / layout.MANIFEST).write_bytes(layout.encode_manifest(files))
 
 
@@ -251,7 +249,7 @@ def linked(path: Path) -> None:
 def large(path: Path) -> None:
     sparse(path / "main.safetensors")
     size = (path / "main.safetensors").stat().st_size
-    rehash(path, {**layout.manifest_entries(path), "main.safetensors": layout.Listed("0" * 64, size)})
+    rehash(path, {**layout.read_manifest(path), "main.safetensors": layout.FileEntry("0" * 64, size)})
 
 
 FOLDERS: dict[str, Callable[[Path], object]] = {

@@ -211,7 +211,7 @@ def kept(case: Case, run: ForkedRun, at: Workspace, expected: dict[str, Any]) ->
             reader.read_checkpoint(path)
         except Exception as error:  # whatever is wrong with it
             yield f"{path.name}: {error}"
-    if left := layout.left_behind(folder) if run.code == 1 else []:
+    if left := layout.leftovers(folder) if run.code == 1 else []:
         yield f"left behind: {left}"
     if case.point.after and case.point.stage == "runner" and not layout.committed_checkpoints(folder):
         yield "no checkpoint was saved before"

@@ -221,7 +221,7 @@ def rewrite(checkpoint: Path, training: Any) -> None:
     content = encode_tensors(*flatten(training))
     listed = layout.listed_files(checkpoint)
     (checkpoint / TRAINING).write_bytes(content)
-    listed[TRAINING] = layout.read_manifest(content)
+    listed[TRAINING] = layout.file_entry(content)
     (checkpoint / layout.MANIFEST).write_bytes(layout.encode_manifest(listed))
 
 
