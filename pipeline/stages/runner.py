@@ -74,7 +74,7 @@ class Runner(RunnerBase):
         """The numbers of one phase; with ``write_predictions``, its predictions go to a file as they come."""
         loader = pass_loader(phase.valid_dataset_name or phase.dataset_name or "", runner, context)
         brain = phase_of(phase.name, context, "brain")["brain"]
-        brain._set_options(run_options_for(runner, context["device"]))
+        brain._apply_run_options(run_options_for(runner, context["device"]))
         type(brain).bind(brain, phase.name, {}, context)
         brain._place_modules()
         metrics = build_metrics(phase.metrics, context["config"].workspace)

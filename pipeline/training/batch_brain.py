@@ -81,26 +81,25 @@ class BatchBrain:
     """The part of a Brain that works on one batch; ``Brain`` adds the passes over the data.
 
     Args:
-        modules: name -> module, all that is trained and saved; available as ``self.modules.<name>``.
-        opt_class: makes an optimizer of the parameters, for ``fit``; in a config, the phase's schedulers do.
-        hparams: anything; available as ``self.hparams.<name>``. Those named like a run option set it.
-        run_opts: the options of RunOptions, which win over ``hparams``; in a config, the runner's keys say the same.
-        checkpointer: where ``fit`` saves, and ``evaluate`` takes the best from.
+        modules: name -> module: all that is trained and saved; ``self.modules.<name>``.
+        opt_class: makes an optimizer of the parameters, for ``fit``; in a config, the phase has ``optim_schedulers``.
+        hparams: hyperparameters; ``self.hparams.<name>``. One with the name of a run option sets it.
+        run_opts: run options (see RunOptions), over those in ``hparams``; in a config, the runner has such keys.
+        checkpointer: where ``fit`` saves, and ``evaluate`` finds the best checkpoint.
 
     Attributes:
-        step: the number of the batch in its pass, from 1; between two of them, of the last one. A validation counts its
-            own, and then it is put back.
-        _pass_loss: of the pass that trains; what is not finite is left out.
-        _pass_numbers: what ``log`` gathered in this pass.
-        _train_state: the counters; in a run, those of the context.
-        _counts_batches: whether ``fit_batch`` counts them in ``step`` and tells the plugins; not where the loop does so
-            around an update of the user's own.
-        _batches_taken: how many batches of the pass were taken, whatever a subclass does to ``step``.
-        _in_pass: whether a loop leads the pass: then the batches are counted as iterations.
-        _pass_loader: the loader of the pass, which knows its place in the data.
+        step: the number of the batch in its pass, from 1; a validation within a pass counts separately.
+        _pass_loss: the training loss of the pass.
+        _pass_numbers: what ``log`` was called with in this pass.
+        _train_state: the counters; in a run, ``context["train_state"]``.
+        _counts_batches: whether ``fit_batch`` counts the batch and calls the plugins; around an update of the user's own,
+            CustomUpdate does.
+        _batches_taken: how many batches of the pass are done, whatever a subclass does to ``step``.
+        _in_pass: whether batches count as iterations: in a pass of the loop, not when ``fit_batch`` is called by hand.
+        _pass_loader: the loader of the pass, which knows its position in the data.
 
-    A subclass has attributes and methods of its own: whatever is not SpeechBrain's begins with an underscore here, but for
-    ``bind``, ``log``, ``count_samples`` and ``target``. These may be overridden, and an attribute of such a name does no harm.
+    Names that are not SpeechBrain's begin with an underscore, so that a subclass is free in its own; except ``bind``,
+    ``log``, ``count_samples`` and ``target``, which may be overridden.
     """
 
     def __init__(
@@ -130,12 +129,12 @@ class BatchBrain:
         self._after_batch_hook: Callable[..., Any] | None = None
         # The function itself costs one call less than the method.
         overridden = type(self).count_samples is not BatchBrain.count_samples
-        self._count_samples = self._checked_samples if overridden else count_samples
+        self._sample_counter = self._checked_samples if overridden else count_samples
         self._overrides_batch_hooks = (
             type(self).on_fit_batch_start is not BatchBrain.on_fit_batch_start
             or type(self).on_fit_batch_end is not BatchBrain.on_fit_batch_end
         )
-        self._set_options(RunOptions.resolve(hparams, run_opts))
+        self._apply_run_options(RunOptions.resolve(hparams, run_opts))
 
     if not TYPE_CHECKING:  # it would accept any misspelt attribute
 
@@ -147,7 +146,7 @@ class BatchBrain:
                 raise ConstructorError(f"{kind}.__init__ has not called super().__init__(); {remedy}")
             raise AttributeError(f"'{kind}' object has no attribute '{name}'", name=name, obj=self)
 
-    def _set_options(self, options: RunOptions) -> None:
+    def _apply_run_options(self, options: RunOptions) -> None:
         """Set the options of a run; each is also an attribute with its name.
 
         Raises:
@@ -166,13 +165,13 @@ class BatchBrain:
         context: Context | None = None,
         patience: int | None = 3,
     ) -> None:
-        """Make this Brain work on ``phase``; the default network and runner do so, and ``fit`` for itself.
+        """Prepare this Brain for a phase and its optimizers; the default network and runner stages and ``fit`` call it.
 
         Args:
             phase: its name, for messages.
-            optim_schedulers: name -> the schedulers that its losses drive.
-            context: the run's; its hooks are resolved here, once. None: there are none.
-            patience: how many batches that are not finite a pass may have before training ends; None does not look.
+            optim_schedulers: name -> scheduler that one of its losses drives.
+            context: the run's, for its hooks; None: there are none.
+            patience: how many non-finite batches a pass may have before training ends; None does not check.
         """
         self._phase_name, self._loss_patience, self._run_context = phase, patience, context
         self._counts_batches, self._in_pass = True, False
@@ -267,7 +266,7 @@ class BatchBrain:
         if self._train_autocast and not self._counts_batches and autocast_enabled(self.device):
             with without_autocast(self.device):
                 return BatchBrain.fit_batch(self, batch)
-        samples = self._pass_numbers.samples = self._count_samples(batch) or raise_no_samples(batch)
+        samples = self._pass_numbers.samples = self._sample_counter(batch) or raise_no_samples(batch)
         if self._counts_batches:
             self.step += 1
             self._batches_taken += 1
@@ -318,7 +317,7 @@ class BatchBrain:
         """The loss of one batch, without training."""
         return self._reported_loss(self._compute_batch(batch, stage)[1])
 
-    def _evaluate_batch(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
+    def _predictions_and_losses(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
         """Predictions and losses of one batch; of a subclass with its own ``evaluate_batch``, the loss alone."""
         if not self._gives_predictions:
             # Not self._eval_autocast: evaluate_batch may call super(), which enters that one, and it cannot be entered twice.
@@ -338,13 +337,13 @@ class BatchBrain:
         """Whether an evaluated batch has predictions; not if a subclass overrides ``evaluate_batch``."""
         return type(self).evaluate_batch is BatchBrain.evaluate_batch
 
-    def _samples(self, batch: Any) -> int:
+    def _samples_of_batch(self, batch: Any) -> int:
         """How many samples a batch holds.
 
         Raises:
             DataError: it holds none that can be counted, or ``count_samples`` of a subclass returned no number of them.
         """
-        return self._count_samples(batch) or raise_no_samples(batch)
+        return self._sample_counter(batch) or raise_no_samples(batch)
 
     def count_samples(self, batch: Any) -> int:
         """How many samples a batch holds: the length of the first tensor in it."""

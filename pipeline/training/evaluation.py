@@ -85,8 +85,8 @@ def evaluate(
             # Nothing is saved: the numbers would be those of half the data. The pass is made again.
             SHUTDOWN.raise_if_requested()
             brain.step += 1
-            samples = brain._pass_numbers.samples = brain._samples(batch)
-            predictions, losses = brain._evaluate_batch(batch, stage)
+            samples = brain._pass_numbers.samples = brain._samples_of_batch(batch)
+            predictions, losses = brain._predictions_and_losses(batch, stage)
             loss.add_mean(brain._reported_loss(losses), samples)
             target = type(brain).target(brain, batch) if metrics or observe else None
             for metric in metrics.values():

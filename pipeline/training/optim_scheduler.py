@@ -79,7 +79,7 @@ def autocast(precision: str, device: torch.device, *, steps: bool = False) -> to
     Args:
         precision: fp32, fp16 or bf16.
         device: where it computes.
-        steps: whether weights change inside of the block, which then keeps none that it has cast.
+        steps: whether weights change inside of the block; then no cast weights are cached.
 
     Raises:
         ConfigError: fp16 on a CPU, which has no kernels for it that would be worth it.

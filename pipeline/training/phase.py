@@ -115,7 +115,7 @@ def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSch
         brain = entry.get("brain") if isinstance(entry, Mapping) else None
         if isinstance(entry, Mapping) and isinstance(brain, Brain) and id(brain) not in started:
             started.add(id(brain))
-            brain._set_options(run_options_for(runner, dict.__getitem__(context, "device")))
+            brain._apply_run_options(run_options_for(runner, dict.__getitem__(context, "device")))
             type(brain).bind(brain, name, entry.get("optim_schedulers") or {}, context, runner.nonfinite_patience)
             with error_context(f"phase.{name}"):
                 brain.on_fit_start()

@@ -1,4 +1,4 @@
-"""How one batch trains the model, and how many have. Names are PaddleSpeech's."""
+"""How one batch trains the model, with counters. Names are PaddleSpeech's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CustomUpdate:
         self.before = hook_or_none(hooks, "before_batch") if hooks else None
         self.after = hook_or_none(hooks, "after_batch") if hooks else None
         self.scheduled = False
-        # One of its own: an updater may call the Brain's fit_batch, and the Brain's cannot be entered twice.
+        # Not the Brain's autocast: the updater may call fit_batch, which enters that one, and it cannot be entered twice.
         around = autocast(brain._run_options.precision, brain.device, steps=True)
         for scheduler in brain._optim_schedulers:
             scheduler.under_autocast = bool(around)
@@ -53,7 +53,7 @@ class CustomUpdate:
     def __call__(self, batch: Any) -> None:
         """Train on a batch."""
         brain = self.brain
-        samples = brain._pass_numbers.samples = brain._samples(batch)
+        samples = brain._pass_numbers.samples = brain._samples_of_batch(batch)
         brain.step += 1
         brain._batches_taken += 1
         if self.before:
@@ -80,7 +80,7 @@ class CustomUpdate:
         self.scheduled |= now != windows
         acted = any(map(_acted, brain._optim_schedulers, windows))
         brain._train_state["samples"] += samples
-        # How often an updater without schedulers has updated, it alone knows.
+        # Of an updater without schedulers, each batch counts as one update.
         brain._train_state["update"] += acted if self.scheduled else 1
 
     def _losses(self, returned: Any) -> Losses:
@@ -100,7 +100,7 @@ def _windows(brain: BatchBrain) -> list[tuple[int, int]]:
 
 
 def _acted(scheduler: OptimScheduler, before: tuple[int, int]) -> bool:
-    """Whether a window was closed since, in which the scheduler acted."""
+    """Whether since then a window was closed in which the scheduler acted."""
     return any(window % scheduler.step_per_update == 0 for window in range(before[0] + 1, scheduler.real_step + 1))
 
 

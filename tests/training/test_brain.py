@@ -73,7 +73,7 @@ def test_a_training_step_is_forward_loss_backward_and_step() -> None:
 def test_an_evaluation_step_returns_predictions_and_losses_and_trains_nothing() -> None:
     brain = bound(ModuleBrain(nn.Linear(2, 1), nn.functional.mse_loss))
     before = brain.modules.model.weight.detach().clone()
-    predictions, losses = brain._evaluate_batch((X, Y), Stage.VALID)
+    predictions, losses = brain._predictions_and_losses((X, Y), Stage.VALID)
     assert torch.equal(predictions, brain.modules.model(X))
     assert torch.equal(losses["loss"], nn.functional.mse_loss(predictions, Y))
     assert torch.equal(brain.evaluate_batch((X, Y), Stage.VALID), losses["loss"])
@@ -330,7 +330,7 @@ def test_a_tensor_alone_is_the_loss_and_several_keep_their_names() -> None:
     [
         (
             None,
-            "Mine.update returned a NoneType; return a scalar tensor, or a dict of them with the names that the Optim",
+            "Mine.update returned None; return a scalar tensor, or a dict of them with the names that the Optim",
         ),
         (1.5, "Mine.update returned a float; return a scalar tensor"),
         ((ONE_BATCH, TWO), "Mine.update returned a tuple of 2; return a scalar tensor"),
