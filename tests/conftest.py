@@ -100,7 +100,8 @@ def process(zygote: Zygote, tmp_path: Path) -> Process:
         command = [str(argument) for argument in arguments]
         output.write_bytes(b"")
         errors.write_bytes(b"")
-        code = zygote.start(Path.cwd(), command, errors, os.environ | environment, output).wait()
+        with zygote.start(Path.cwd(), command, errors, os.environ | environment, output) as forked:
+            code = forked.wait()
         assert code is not None
         return subprocess.CompletedProcess(command, code, output.read_text("utf-8"), errors.read_text("utf-8"))
 

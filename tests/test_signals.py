@@ -183,14 +183,14 @@ def slow(config: Path, at: int, *more: str) -> list[str]:
 
 def stopped_while_it_waits(zygote: Zygote, command: list[str], batches: int, number: signal.Signals) -> int | None:
     """What a run leaves with that gets a signal once it has trained on the batches before that sample."""
-    process = zygote.start(Path.cwd(), command, Path("printed"), {})
     trained = Path(f"trained {batches}")
-    while not (Path("waiting").exists() and (trained.exists() or not batches)):
-        time.sleep(0.01)
-    # It is about to wait for the next batch.
-    time.sleep(0.3)
-    process.send(number, to_group=True)
-    return process.wait()
+    with zygote.start(Path.cwd(), command, Path("printed"), {}) as process:
+        while not (Path("waiting").exists() and (trained.exists() or not batches)):
+            time.sleep(0.01)
+        # It is about to wait for the next batch.
+        time.sleep(0.3)
+        process.send(number, to_group=True)
+        return process.wait()
 
 
 @pytest.mark.parametrize(("at", "batch"), [(1, 0), (13, 3)])

@@ -41,6 +41,15 @@ class Forked:
             self.code = int(self.answers.readline())
         return self.code
 
+    def __enter__(self) -> Forked:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it if nobody has waited for it, so that the zygote is free for another."""
+        if self.code is None:
+            self.send(signal.SIGKILL, to_group=True)
+            self.wait()
+
     def send(self, number: signal.Signals, to_group: bool = False) -> None:
         """Send a signal, to its workers too if it is for the group."""
         (os.killpg if to_group else os.kill)(self.pid, number)
@@ -177,6 +186,9 @@ def serve() -> bool:
 def _become(folder: str, arguments: list[str], log: str, environment: dict[str, str], output: str) -> None:
     """Be like a process that was started with these."""
     os.setsid()
+    # Whoever has started the zygote may ignore these.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.chdir(folder)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for descriptor, path in ((1, output), (2, log)):

@@ -74,12 +74,12 @@ def run_in_terminal(zygote: Zygote, config: Path, output: Path | None = None) ->
     """What ``pipeline run`` shows with stderr, and stdout but where it goes to a file, on a pseudo-terminal of its own."""
     ours, theirs = os.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
-    run = zygote.start(Path.cwd(), ["run", str(config)], Path(os.ttyname(theirs)), environment, output)
     shown = b""
-    # While theirs is open, the end of the run is no end of what can be read.
-    while select.select([ours], [], [], 0.1)[0] or run.wait(0) is None:
-        if select.select([ours], [], [], 0)[0]:
-            shown += os.read(ours, 65536)
+    with zygote.start(Path.cwd(), ["run", str(config)], Path(os.ttyname(theirs)), environment, output) as run:
+        # While theirs is open, the end of the run is no end of what can be read.
+        while select.select([ours], [], [], 0.1)[0] or run.wait(0) is None:
+            if select.select([ours], [], [], 0)[0]:
+                shown += os.read(ours, 65536)
     os.close(theirs)
     os.close(ours)
     assert run.code == 0, shown.decode()
