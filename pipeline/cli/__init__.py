@@ -37,6 +37,7 @@ import click
 from pipeline.cli.options import refuse
 from pipeline.errors import ClassPathError, ExitCode, PipelineError, one_of
 
+# Command -> what it does; each is in the module of its name, with ``_`` for ``-``.
 COMMANDS = {
     "check": "Name every mistake of a config, without running anything.",
     "checkpoint": "List, show, verify, compare and export checkpoints.",
@@ -46,11 +47,11 @@ COMMANDS = {
     "show": "Print the resolved config, each value with where it came from.",
     "stages": "List the stages: base classes, shipped ones, arguments, keys.",
 }
-"""Command -> what it does; each is in the module of its name, with ``_`` for ``-``."""
+# The entry-point group in which installed packages offer theirs.
 GROUP = "pipeline.commands"
-"""The entry-point group in which installed packages offer theirs."""
+# Those that import much, and turn the garbage collector on once they have: looking at it all takes as long as a tenth
+# of it.
 LONG = ("resume", "run")
-"""Those that import much, and turn the garbage collector on once they have: looking at it all takes as long as a tenth of it."""
 
 
 class _Commands(click.Group):

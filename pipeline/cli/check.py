@@ -65,7 +65,7 @@ def command(
             sys.exit(_refuse(_faults(problems), form))
     if steps:
         with _user_code():
-            problems = _trial(resolved, overrides, steps)
+            problems = _run_steps(resolved, overrides, steps)
         if problems:
             sys.exit(
                 _refuse(_faults(problems), form, f"{_count(steps)} did not go through, and nothing is kept of them")
@@ -96,12 +96,12 @@ def _build(config: Config) -> tuple[list[Problem], list[str]]:
     return build.problems.entries, [f"{name + ':':<{width}} {text}" for name, text in build.lines.items()]
 
 
-def _trial(config: Config, overrides: Sequence[str], steps: int) -> list[Problem]:
-    trial = import_module("pipeline.cli.dry_run")
-    for name in trial.unbounded(config):
+def _run_steps(config: Config, overrides: Sequence[str], steps: int) -> list[Problem]:
+    dry_run = import_module("pipeline.cli.dry_run")
+    for name in dry_run.unbounded(config):
         own = f"the runner stage of '{name}' is your own: it may go on beyond {_count(steps)}"
         click.echo(f"{config.origin(f'runner.{name}.runner_class_path')}: {own}", err=True)
-    problems: list[Problem] = trial.trial(config, overrides, steps)
+    problems: list[Problem] = dry_run.run_steps(config, overrides, steps)
     return problems
 
 

@@ -18,8 +18,8 @@ from pipeline.cli.options import size_in_words
 from pipeline.config import yaml_tree
 from pipeline.errors import ExitCode
 
+# Metrics that a line shows.
 _NUMBERS = 4
-"""Metrics that a line shows."""
 _PATH = click.Path(path_type=Path)
 
 

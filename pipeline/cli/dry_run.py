@@ -45,9 +45,8 @@ from pipeline.user_code.tracebacks import user_traceback
 
 _T = TypeVar("_T")
 
+# How our errors say where in the config: ``config.yaml:12: phase.ctr.model: …``.
 _ADDRESSED = re.compile(r"(?:.*?: )??((?:runner|dataset|phase|hyper_parameters)\.[\w.-]+|plugins): (.*)", re.DOTALL)
-
-"""How our errors say where in the config: ``config.yaml:12: phase.ctr.model: …``."""
 
 
 class Problem(NamedTuple):
@@ -120,7 +119,7 @@ class Problems:
         """Note an error; the arguments are those of ``attempt``."""
         origin = origin or self.config.origin(address)
         if isinstance(error, PipelineError):
-            problem = self._told(error, address, origin)
+            problem = self._our_problem(error, address, origin)
         else:
             message = f"{failing}: {type(error).__name__}: {error}{self._place(error)}; {remedy}"
             frames = user_traceback(error.__traceback__) or error.__traceback__
@@ -128,7 +127,7 @@ class Problems:
         if problem.fault not in [other.fault for other in self.entries]:
             self.entries.append(problem)
 
-    def _told(self, error: PipelineError, address: str, origin: Origin) -> Problem:
+    def _our_problem(self, error: PipelineError, address: str, origin: Origin) -> Problem:
         """An error of ours says itself what is wrong, and often where."""
         if isinstance(error, ConfigError) and error.faults[0].address:
             return Problem(error.faults[0])
@@ -147,9 +146,8 @@ class Problems:
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
+# Bytes of weights beyond which nothing is tried for real.
 LARGE = 2**31
-
-"""Bytes of weights beyond which nothing is tried for real."""
 
 
 class PhaseBuild:
@@ -164,9 +162,9 @@ class PhaseBuild:
         self.runner = runner
         self.config = config
         self.owner = next((other for other in config.phases(runner) if other.name == phase.model_of), phase)
-        self.built: dict[torch.device, dict[str, Any]] = {}
+        self.entries: dict[torch.device, dict[str, Any]] = {}
 
-    def tried(self, act: Callable[[torch.device], _T]) -> _T:
+    def on_meta_or_cpu(self, act: Callable[[torch.device], _T]) -> _T:
         """What ``act`` does on the meta device; where it fails there, what it does for real.
 
         Raises:
@@ -176,20 +174,20 @@ class PhaseBuild:
         try:
             return act(META)
         except (Exception, SystemExit) as error:
-            if META in self.built and _bytes(self.modules) > LARGE:
+            if META in self.entries and _bytes(self.modules) > LARGE:
                 raise CannotTellError("too large to be tried but on the meta device", error) from error
         return act(CPU)
 
     def entry(self, device: torch.device) -> dict[str, Any]:
         """What ``context["model"]`` would hold for the phase, but for optimizers."""
-        if device not in self.built:
+        if device not in self.entries:
             with _making(device), warnings.catch_warnings():
                 # A constructor that loads weights would be told that nothing is copied.
                 warnings.filterwarnings("ignore", message=".*to a meta parameter")
                 context = self.context(device)
                 phase = self.owner.model_copy(deep=True)
-                self.built[device] = Network(context).build_phase(phase, self.runner, context)
-        return self.built[device]
+                self.entries[device] = Network(context).build_phase(phase, self.runner, context)
+        return self.entries[device]
 
     def context(self, device: torch.device) -> Context:
         """What the network stage reads of the context; infer, so that it leaves the optimizer to us."""
@@ -206,12 +204,12 @@ class PhaseBuild:
     @property
     def name(self) -> str:
         """The name of the model's class."""
-        return type(next(iter(self.built.values()))["model"]).__name__
+        return type(next(iter(self.entries.values()))["model"]).__name__
 
     @property
     def modules(self) -> nn.Module:
         """All that is trained and saved, on whichever device it could be built."""
-        modules: nn.Module = next(iter(self.built.values()))["brain"].modules
+        modules: nn.Module = next(iter(self.entries.values()))["brain"].modules
         return modules
 
     def size(self) -> tuple[int, int, int]:
@@ -318,7 +316,7 @@ class Build:
 
     def phase(self, phase: PhaseSchema, runner: RunnerSchema, classes: dict[str, type]) -> list[str]:
         """Build a phase, and send a batch of each of its datasets through it; what there is to say of it."""
-        built, instance = PhaseBuild(phase, runner, self.config), classes.get("instance")
+        build, instance = PhaseBuild(phase, runner, self.config), classes.get("instance")
         preparing = "" if instance is Instance else f"data is prepared by the instance stage {_name(instance)}"
         passes = [(phase.dataset_name, Stage.TRAIN), (phase.valid_dataset_name, Stage.VALID)]
         if runner.kind == "infer":
@@ -330,17 +328,17 @@ class Build:
         metrics = partial(build_metrics, phase.metrics, self.config.workspace)
         self.problems.attempt(f"phase.{phase.name}.metrics", metrics)
         try:
-            build = partial(built.tried, built.entry)
+            entry = partial(build.on_meta_or_cpu, build.entry)
             # An instance stage may make a file that the model reads.
-            if not self.problems.attempt(f"phase.{phase.name}.model", build, excuse=preparing, excused=OSError):
+            if not self.problems.attempt(f"phase.{phase.name}.model", entry, excuse=preparing, excused=OSError):
                 return ["cannot be built"]
         except CannotTellError as error:
             return [str(error)]
         if issubclass(classes.get("runner", Runner), Runner):
-            facts = [self.through(built, name, stage) for name, stage in datasets]
+            facts = [self.through(build, name, stage) for name, stage in datasets]
         else:
             facts = [f"what becomes of a batch is up to {_name(classes['runner'])}, not checked"]
-        return [self.size(built), *facts]
+        return [self.size(build), *facts]
 
     def batch(self, name: str, runner: RunnerSchema, preparing: str) -> Any:
         """The first batch of a dataset; None where there is none, which is a problem unless it may yet be prepared."""
@@ -351,13 +349,15 @@ class Build:
             self.lines[f"dataset.{name}"] = str(error)
         return None
 
-    def through(self, built: PhaseBuild, name: str, stage: Stage) -> str:
+    def through(self, build: PhaseBuild, name: str, stage: Stage) -> str:
         """Send a batch of a dataset through a model and its loss."""
-        batch, address = self.batches[name], f"phase.{built.phase.name}"
+        batch, address = self.batches[name], f"phase.{build.phase.name}"
         if batch is None:
             return ""
-        loss, what = "loss" if built.phase.loss else "model", f"a batch of {name} {batch_shapes(batch)}"
-        forward, objectives = (partial(built.tried, partial(act, batch, stage)) for act in (built.forward, built.loss))
+        loss, what = "loss" if build.phase.loss else "model", f"a batch of {name} {batch_shapes(batch)}"
+        forward, objectives = (
+            partial(build.on_meta_or_cpu, partial(act, batch, stage)) for act in (build.forward, build.loss)
+        )
         attempt, remedy = self.problems.attempt, "the model or the dataset"
         try:
             shapes = attempt(f"{address}.model", forward, f"forward fails on {what}", f"mend {remedy}")
@@ -368,16 +368,16 @@ class Build:
         # What is validated has the shapes of what is trained on.
         return f"batch {batch_shapes(batch)} -> {shapes}" if shapes and stage is not Stage.VALID else ""
 
-    def size(self, built: PhaseBuild) -> str:
+    def size(self, build: PhaseBuild) -> str:
         """How large a model is; for a train runner its optimizers are built too."""
         try:
-            parameters, trained, weights = built.size()
+            parameters, trained, weights = build.size()
         except CannotTellError as error:
             return str(error)
-        if built.runner.kind == "train":
-            self.problems.attempt("hyper_parameters.optimizer", partial(built.tried, built.optimizers))
+        if build.runner.kind == "train":
+            self.problems.attempt("hyper_parameters.optimizer", partial(build.on_meta_or_cpu, build.optimizers))
         frozen = "" if trained == parameters else f", {trained:,} of them trained"
-        return f"{built.name}, {parameters:,} parameters{frozen} ({size_in_words(weights)})"
+        return f"{build.name}, {parameters:,} parameters{frozen} ({size_in_words(weights)})"
 
 
 def _first_batch(name: str, runner: RunnerSchema, config: Config) -> Any:
@@ -416,7 +416,7 @@ class FirstBatches:
                 loaders[key] = LimitedLoader(loader, self.count)
 
 
-def trial(config: Config, overrides: Sequence[str], steps: int) -> list[Problem]:
+def run_steps(config: Config, overrides: Sequence[str], steps: int) -> list[Problem]:
     """Run every runner of ``mode``, each phase for some steps.
 
     Args:

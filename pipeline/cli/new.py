@@ -19,13 +19,13 @@ from pipeline.errors import one_of
 from pipeline.stages.base import METHODS
 from pipeline.user_code.plugins import HOOKS
 
+# Kind -> what it is; its files are in the template folder of its name.
 KINDS = {
     "plain": "an nn.Module with its loss and data",
     "ctr": "a recommender of click-through rates",
     "brain": "a Brain, with forward and losses of its own",
     "experiment": "a training written by hand, as one class",
 }
-"""Kind -> what it is; its files are in the template folder of its name."""
 _TEMPLATES = resources.files("pipeline.cli") / "templates"
 
 

@@ -46,19 +46,15 @@ RUNNER_ALIASES: dict[str, Alias] = {
     "save_step_path": Alias("save_checkpoint_path"),
 }
 OPTIMIZER_ALIASES = {"lr": Alias("learning_rate")}
+# Canonical keys that hold a list, to which each alias adds.
 ADDING = {"save_interval"}
-"""Canonical keys that hold a list, to which each alias adds."""
 
+# Keys with a fixed meaning that nothing implements yet; they are refused, since a setting is never ignored.
 NOT_YET: dict[str, tuple[str, ...]] = {
-    "runner": (
-        "noprogressbar", "profile_training",
-    ),
+    "runner": ("noprogressbar", "profile_training"),
     "phase": ("watch",),
     "dataset": ("data_converter", "sparse_slots", "dense_slots"),
-}  # fmt: skip
-"""Keys with a fixed meaning that nothing implements yet; they are refused, since a setting is never ignored."""
-
-_CLUSTER = ("local_cluster_train", "cluster_train")
+}
 
 
 def of(address: str) -> Mapping[str, Alias]:
@@ -136,13 +132,9 @@ def _not_yet(node: Node, address: str) -> Fault:
 
 
 def _no_cluster(item: Node, address: str) -> list[Fault]:
-    kind = item.value.get("class")
-    if kind is None or kind.value not in _CLUSTER:
+    node = item.value.get("class")
+    if node is None or node.value not in ("local_cluster_train", "cluster_train"):
         return []
-    del item.value["class"]
-    item.value["class"] = Node("train", kind.origin, kind.key)
-    return [
-        kind.origin.fault(
-            f"{address}.class", f"'{kind.value}' is not yet possible: several processes come later; use train"
-        )
-    ]
+    message = f"'{node.value}' is not yet possible: several processes come later; use train"
+    node.value = "train"
+    return [node.origin.fault(f"{address}.class", message)]

@@ -17,9 +17,8 @@ from pipeline.config.usage import UsageTracker
 from pipeline.config.yaml_tree import DEFAULT, MAX_DEPTH, Node, Origin, each_once, from_plain, refusal, resolved
 from pipeline.errors import ConfigError, Fault, nearest, one_of
 
+# A placeholder at the beginning, known or misspelt, which YAML would take for the brace of a mapping.
 _PLACEHOLDER = re.compile(r"\{(workspace|run_dir)\}|\{\w+\}[^\s#]")
-
-"""A placeholder at the beginning, known or misspelt, which YAML would take for the brace of a mapping."""
 
 
 def apply_overrides(override: str, tree: Node) -> list[Fault]:
@@ -208,9 +207,8 @@ def _unmarked(node: Node, faults: list[Fault]) -> Node:
     return node
 
 
+# A config as the user gives it: the path of a file, or a dict.
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
-
-"""A config as the user gives it: the path of a file, or a dict."""
 
 
 _CLASS_KEYS = re.compile(
@@ -221,13 +219,10 @@ _CLASS_KEYS = re.compile(
 
 _FILE_KEYS = re.compile(r"runner\.[^.]+\.(init_model|save_checkpoint|save_step|save_inference)_path")
 
-_INITIAL = re.compile(r"runner\.[^.]+\.init_model_path")
-
 _RELATIVE = "'{}' is relative, and a dict has no folder; give an absolute path"
 
+# What ``init_model_path`` may say instead of a path: which checkpoint of the train runner before.
 BEST, LAST = "best", "last"
-
-"""What ``init_model_path`` may say instead of a path: which checkpoint of the train runner before."""
 
 
 @dataclass(eq=False)
@@ -389,16 +384,16 @@ class ConfigBuilder:
                 node.value = self._placeholders(node.value, node.origin, address)
                 if _CLASS_KEYS.fullmatch(address):
                     node.value = _class_file(node.value, node.origin)
-                elif _FILE_KEYS.fullmatch(address) and not (_INITIAL.fullmatch(address) and node.value in (BEST, LAST)):
+                elif _FILE_KEYS.fullmatch(address):
                     self._file(address, node)
         self._plugin_keys(tree)
 
     def _file(self, address: str, node: Node) -> None:
         """A path, made absolute and without links: what leads there may lead elsewhere once the run has begun."""
         path = _absolute(node.value, node.origin)
-        node.value = path
-        if path.startswith("{"):
+        if path.startswith("{") or (address.endswith(".init_model_path") and node.value in (BEST, LAST)):
             return
+        node.value = path
         if not Path(path).is_absolute():
             self.faults.append(node.origin.fault(address, _RELATIVE.format(path)))
             return

@@ -67,9 +67,8 @@ def _runner_class(value: Any) -> Any:
     return value.lower().removeprefix("single_") if isinstance(value, str) else value
 
 
+# Characters of a name that a file or folder is called after; file systems take 255 bytes, and more is added to it.
 _LONGEST = 200
-
-"""Characters of a name that a file or folder is called after; file systems take 255 bytes, and more is added to it."""
 
 
 def _not_too_long(value: Any) -> Any:
@@ -205,9 +204,8 @@ Norm = Annotated[float, Field(gt=0)]
 
 Arguments = dict[str, Any]
 
+# Name -> ``{class, args}``.
 NamedClasses = Annotated[dict[str, dict[str, Any]], WithJsonSchema({"type": "object", "additionalProperties": _CLASS})]
-
-"""Name -> ``{class, args}``."""
 
 HyperParameters = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "properties": {"optimizer": _OPTIMIZER}})]
 

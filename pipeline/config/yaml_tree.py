@@ -14,9 +14,8 @@ import yaml
 
 from pipeline.errors import ConfigError, Fault, nearest
 
+# Levels of a config: what is deeper holds itself, or is meant to break something.
 MAX_DEPTH = 64
-
-"""Levels of a config: what is deeper holds itself, or is meant to break something."""
 
 
 @dataclass(frozen=True)
@@ -272,13 +271,7 @@ MAX_BYTES = 1 << 20
 
 _NUMBERS = "-+.0123456789"
 
-_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
-
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-
-_BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
-
-_NULL = re.compile(r"~|null|Null|NULL|")
+_FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 
 _BREAKS = frozenset("\n\r\x85\u2028\u2029")
 
@@ -297,14 +290,14 @@ class _Dumper(yaml.SafeDumper):
 _Loader.yaml_implicit_resolvers = {}
 
 for _tag, _pattern, _first in (
-    ("bool", _BOOL, "tTfF"),
-    ("int", _INT, _NUMBERS),
+    ("bool", "true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", "[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", _NUMBERS),
     ("float", _FLOAT, _NUMBERS),
-    ("null", _NULL, ["~", "n", "N", ""]),
-    ("merge", re.compile("<<"), "<"),
+    ("null", "~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("merge", "<<", "<"),
 ):
     for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(TAG + _tag, re.compile(rf"(?:{_pattern.pattern})\Z"), list(_first))
+        _class.add_implicit_resolver(TAG + _tag, re.compile(rf"(?:{_pattern})\Z"), list(_first))
 
 
 def _represent_string(dumper: _Dumper, value: str) -> yaml.Node:

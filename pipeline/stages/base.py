@@ -93,5 +93,5 @@ class TerminalBase(StageBase):
 
 
 _BASES = (InstanceBase, NetworkBase, StartupBase, RunnerBase, TerminalBase)
+# Stage -> its base class and the method that the trainer calls; in the order in which they run.
 METHODS = {stage: (base, method) for (stage, method), base in zip(STAGES.items(), _BASES, strict=True)}
-"""Stage -> its base class and the method that the trainer calls; in the order in which they run."""

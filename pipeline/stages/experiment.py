@@ -38,8 +38,8 @@ from pipeline.user_code import plugins
 if TYPE_CHECKING:
     from loguru import Logger
 
+# What ``config.training`` says how often.
 INTERVALS = ("valid_interval", "save_interval")
-"""What ``config.training`` says how often."""
 
 
 class Batches:

@@ -20,9 +20,8 @@ from pipeline.context import Context
 from pipeline.errors import ConfigError, one_of
 from pipeline.training.meters import Meters
 
+# The name under which an experiment's model and numbers stand where others have phases.
 PHASE = "experiment"
-
-"""The name under which an experiment's model and numbers stand where others have phases."""
 
 
 class Visualizer(Protocol):
@@ -78,7 +77,7 @@ class PluginNumbers:
     Attributes:
         training: the training numbers of this epoch.
         validation: those of the validation that is running.
-        judged: those of the validations of this epoch that are over.
+        validations: those of the validations of this epoch that are over.
         iterations: of each number in ``context["metrics"]`` the iteration that it is of.
     """
 
@@ -87,7 +86,7 @@ class PluginNumbers:
         self.train_state: dict[str, int] = context["train_state"]
         self.training = Meters()
         self.validation: Meters | None = None
-        self.judged: dict[str, float] = {}
+        self.validations: dict[str, float] = {}
         self.iterations: dict[str, int] = {}
         self._strange: set[str] = set()
 
@@ -103,7 +102,7 @@ class PluginNumbers:
 
     def begin_epoch(self) -> None:
         """Forget the epoch before."""
-        self.training, self.judged, self.iterations = Meters(), {}, {}
+        self.training, self.validations, self.iterations = Meters(), {}, {}
         self.context["metrics"] = {PHASE: {}}
 
     def print(self) -> None:
@@ -121,7 +120,7 @@ class PluginNumbers:
             numbers = self.validation.means()
         finally:
             self.validation = None
-        self.judged |= numbers
+        self.validations |= numbers
         self.context["metrics"][PHASE] |= numbers
         self.iterations |= dict.fromkeys(numbers, self.train_state["iteration"])
         hooks.after_validation(context=self.context, phase=PHASE, metrics=numbers)
@@ -129,20 +128,19 @@ class PluginNumbers:
     def end_epoch(self) -> None:
         """The training numbers of the whole epoch come before those of its validations."""
         numbers, iteration = self.training.means(), self.train_state["iteration"]
-        self.context["metrics"][PHASE] = numbers | self.judged
-        judged = {name: self.iterations[name] for name in self.judged}
-        self.iterations = dict.fromkeys(numbers, iteration) | judged
+        self.context["metrics"][PHASE] = numbers | self.validations
+        self.iterations = dict.fromkeys(numbers, iteration) | {name: self.iterations[name] for name in self.validations}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, so that another goes on from it; on a GPU this waits for the work so far."""
         numbers = {"metrics": self.context["metrics"], "iterations": self.iterations}
-        return {"training": self.training.state_dict(), "judged": self.judged, **numbers}
+        return {"training": self.training.state_dict(), "judged": self.validations, **numbers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of another."""
         self.begin_epoch()
         self.training.load_state_dict(state["training"])
-        self.judged, self.iterations = state["judged"], state["iterations"]
+        self.validations, self.iterations = state["judged"], state["iterations"]
         self.context["metrics"] = state["metrics"]
 
 
@@ -154,9 +152,8 @@ class MissingSettingError(ConfigError, AttributeError, KeyError):
         return str(self.args[0])
 
 
+# Setting in ``config.training`` of a stage -> the key of the runner that says it.
 RUNNER_KEYS = {"valid_interval": "valid_interval", "save_interval": "save_interval", "max_iteration": "max_steps"}
-
-"""Setting in ``config.training`` of a stage -> the key of the runner that says it."""
 
 
 class Settings(Mapping[str, Any]):

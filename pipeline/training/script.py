@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from copy import deepcopy
 from datetime import UTC, datetime
 from importlib.metadata import distributions
+from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,8 @@ def create_experiment_directory(
             contents[Path(script).name] = Path(script).read_bytes()
         storage.make_folder(folder)
         for name, content in contents.items():
-            _put(folder / name, content)
+            with storage.storing(folder / name, "choose another folder"):
+                _put(folder / name, content)
         end_log()
         _log.enter_context(log.to_file(folder / "log.txt", rank=0, otherwise="choose another folder"))
     logger.info(f"experiment directory {folder}, made by {shlex.join(getattr(sys, 'argv', ()))}")
@@ -100,12 +102,8 @@ def _put(path: Path, content: bytes) -> None:
 
 def _free(path: Path) -> Path:
     """This path, or one like it that is not there."""
-    count = 1
-    free = path
-    while free.exists():
-        count += 1
-        free = path.with_name(f"{path.name}-{count}")
-    return free
+    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(free for free in chain([path], others) if not free.exists())
 
 
 def _environment() -> str:
@@ -230,7 +228,9 @@ def _name_and_value(word: str, words: list[str]) -> tuple[str, Any]:
     if kind is bool and not equals:
         return name, True
     if kind is list and not equals:
-        return name, _up_to_the_next_option(words)
+        values = list(takewhile(lambda word: not word.startswith("--"), words))
+        del words[: len(values)]
+        return name, values
     if not equals:
         if not words or words[0].startswith("--"):
             remedy = f"write --{name} VALUE" if kind else f"write --{name} VALUE, or --{name}=true for a truth value"
@@ -240,13 +240,6 @@ def _name_and_value(word: str, words: list[str]) -> tuple[str, Any]:
         return name, text
     value = _plain(text)
     return name, [value] if kind is list and isinstance(value, str) else value
-
-
-def _up_to_the_next_option(words: list[str]) -> list[str]:
-    values = []
-    while words and not words[0].startswith("--"):
-        values.append(words.pop(0))
-    return values
 
 
 def _plain(text: str) -> Any:

@@ -11,13 +11,13 @@ from loguru import logger
 from torch import Tensor
 
 from pipeline.errors import ConfigError
-from pipeline.training.metrics.base import LABELS, Summed, no_labels, paired, wide
+from pipeline.training.metrics.base import LABELS, SumMetric, flat_pairs, no_labels, wide
 
 BINS = 4096
 NOTICEABLE = 0.001
 
 
-class AUC(Summed):
+class AUC(SumMetric):
     """Area under the ROC curve: the chance that a positive scores above a negative, ties counting half.
 
     Exact for up to ``exact_samples`` (the rank sum of H. Mann and D. Whitney, 1947). A pass with more has its scores
@@ -48,19 +48,19 @@ class AUC(Summed):
     def update(self, predictions: Tensor, target: Tensor) -> None:
         """Scores [batch] of any scale (logits do), and labels [batch], 0 or 1 of whatever type."""
         pairs = "scores [batch] with labels [batch]"
-        flat, labels = paired(self, predictions, target, pairs, "return one score per sample")
+        flat, labels = flat_pairs(self, predictions, target, pairs, "return one score per sample")
         scores, positive = flat.to(wide(flat.device)), labels == 1
         self.add(nans=scores.isnan().sum(), unlabelled=no_labels(labels))
         if self.edges is None and self.samples.count + len(scores) > self.exact_samples:
             earlier, theirs = self.samples.all(scores.device)
             first = torch.cat([earlier, scores])[: self.exact_samples]
             self.samples, self.edges = _Samples(), _edges(first)
-            self.add(bins=_binned(earlier, theirs, self.edges))
+            self.add(bins=_bin_counts(earlier, theirs, self.edges))
         if self.edges is None:
             self.samples.append(scores, positive)
         else:
             self.edges = self.edges.to(scores.device)
-            self.add(bins=_binned(scores, positive, self.edges))
+            self.add(bins=_bin_counts(scores, positive, self.edges))
 
     def compute(self) -> float:
         """The area."""
@@ -69,7 +69,7 @@ class AUC(Summed):
         if not sums or sums["nans"]:
             return math.nan
         if self.edges is not None:
-            return self._from_bins(sums["bins"].double(), _single(self.edges.cpu()))
+            return self._from_bins(sums["bins"].double(), _bins_of_one_score(self.edges.cpu()))
         scores, positive = self.samples.all(torch.device("cpu"))
         _, group, sizes = torch.unique(scores, return_inverse=True, return_counts=True)
         positives = torch.zeros(len(sizes), dtype=torch.float64).index_add(0, group, positive.double())
@@ -135,14 +135,14 @@ def _edges(scores: Tensor) -> Tensor:
     return torch.where(repeated, edges.nextafter(torch.full_like(edges, -math.inf)), edges)
 
 
-def _single(edges: Tensor) -> Tensor:
+def _bins_of_one_score(edges: Tensor) -> Tensor:
     """Which bins hold one score only, [BINS]."""
     next_up = edges.nextafter(torch.full_like(edges, math.inf))
     ends = torch.zeros(1, dtype=torch.bool)
     return torch.cat([ends, edges[1:] <= next_up[:-1], ends])
 
 
-def _binned(scores: Tensor, positive: Tensor, edges: Tensor) -> Tensor:
+def _bin_counts(scores: Tensor, positive: Tensor, edges: Tensor) -> Tensor:
     """How many negatives and how many positives fall into each bin, [2 * BINS]."""
     place = torch.bucketize(scores, edges) + BINS * positive
     return torch.zeros(2 * BINS, dtype=torch.int64, device=edges.device).index_add(0, place, torch.ones_like(place))

@@ -29,7 +29,7 @@ def tensor(metric: object, value: Any) -> Tensor:
     return value.detach()
 
 
-def paired(metric: object, predictions: Any, target: Any, pairs: str, remedy: str) -> tuple[Tensor, Tensor]:
+def flat_pairs(metric: object, predictions: Any, target: Any, pairs: str, remedy: str) -> tuple[Tensor, Tensor]:
     """Two flat tensors that go together number by number, detached; [batch, 1] and [batch] do.
 
     Args:
@@ -49,7 +49,7 @@ def paired(metric: object, predictions: Any, target: Any, pairs: str, remedy: st
     return predictions.flatten(), target.flatten()
 
 
-def classified(metric: object, predictions: Any, target: Any, what: str, remedy: str) -> tuple[Tensor, Tensor]:
+def flat_classes(metric: object, predictions: Any, target: Any, what: str, remedy: str) -> tuple[Tensor, Tensor]:
     """Scores [samples, classes] and classes [samples], detached, of any number of dimensions before the last.
 
     Args:
@@ -110,7 +110,7 @@ LABELS = "labels are neither 0 nor 1; make them so, e.g. (rating > 3).float()"
 CLASSES = "numbers in the target are of no score; count from 0, and leave out what is to be ignored"
 
 
-class Summed:
+class SumMetric:
     """Sums by name, kept on the device of the predictions until they are read.
 
     A batch is added out of place: a state that was handed out stays as it is.
@@ -155,10 +155,10 @@ class Summed:
         self.sums = dict(state)
 
 
-class Averaged(Summed):
+class MeanMetric(SumMetric):
     """The mean of a number per sample."""
 
-    def add_each(self, values: Tensor) -> None:
+    def add_values(self, values: Tensor) -> None:
         """Add one number per sample, [samples]."""
         samples = torch.full((), values.numel(), device=values.device)
         self.add(total=values.sum(dtype=wide(values.device)), samples=samples)
@@ -179,12 +179,12 @@ def no_labels(labels: Tensor) -> Tensor:
     return ((labels != 0) & (labels != 1)).sum()
 
 
-class Mean(Averaged):
+class Mean(MeanMetric):
     """The mean of the predictions, such as the click rate that a model expects; each number counts alike."""
 
     def update(self, predictions: Tensor, target: Any = None) -> None:
         """Predictions [batch] of any unit, in whatever shape. There is no target."""
-        self.add_each(tensor(self, predictions))
+        self.add_values(tensor(self, predictions))
 
     def add_mean(self, value: Tensor, samples: int) -> None:
         """Take in a scalar, detached, that is a mean over so many samples."""
@@ -194,20 +194,20 @@ class Mean(Averaged):
 LEAST_LOG = -100.0
 
 
-class Accuracy(Averaged):
+class Accuracy(MeanMetric):
     """The share of samples whose class has the greatest score, from 0 to 1; nan where a score is nan."""
 
     mistakes: ClassVar[Mapping[str, str]] = {"strangers": CLASSES}
 
     def update(self, predictions: Tensor, target: Tensor) -> None:
         """Scores [batch, classes] of any scale and classes [batch], from 0; or both with more dimensions of samples."""
-        scores, classes = classified(self, predictions, target, "classes", "use another metric")
+        scores, classes = flat_classes(self, predictions, target, "classes", "use another metric")
         hits = (scores.argmax(-1) == classes).to(wide(scores.device))
-        self.add_each(hits.masked_fill(scores.isnan().any(-1), math.nan))
+        self.add_values(hits.masked_fill(scores.isnan().any(-1), math.nan))
         self.add(strangers=outside(classes, 0, scores.shape[-1] - 1))
 
 
-class LogLoss(Averaged):
+class LogLoss(MeanMetric):
     """Mean binary cross entropy in nats: the mean of -(y log p + (1 - y) log(1 - p)).
 
     As in torch.nn.BCELoss, a logarithm is at least -100, so that a certain and wrong prediction is not infinite.
@@ -229,30 +229,30 @@ class LogLoss(Averaged):
         """Predictions and labels in [0, 1], both [batch] or of one shape; each number counts alike."""
         p, y = numbers(self, predictions, target, "labels")
         if self.from_logits:
-            self.add_each(torch.nn.functional.binary_cross_entropy_with_logits(p, y, reduction="none"))
+            self.add_values(torch.nn.functional.binary_cross_entropy_with_logits(p, y, reduction="none"))
         else:
             # torch's own looks at the probabilities first, and so waits for the device.
-            self.add_each(-y * p.log().clamp(min=LEAST_LOG) - (1 - y) * (-p).log1p().clamp(min=LEAST_LOG))
+            self.add_values(-y * p.log().clamp(min=LEAST_LOG) - (1 - y) * (-p).log1p().clamp(min=LEAST_LOG))
             self.add(improbable=outside(p, 0, 1))
         self.add(unlabelled=outside(y, 0, 1))
 
 
-class MAE(Averaged):
+class MAE(MeanMetric):
     """Mean absolute error, in the unit of the target: the mean of |prediction - target|."""
 
     def update(self, predictions: Tensor, target: Tensor) -> None:
         """Predictions and targets, both [batch] or of one shape; each number counts alike."""
         predictions, target = numbers(self, predictions, target, "targets")
-        self.add_each((predictions - target).abs())
+        self.add_values((predictions - target).abs())
 
 
-class RMSE(Averaged):
+class RMSE(MeanMetric):
     """Root mean square error, in the unit of the target: the root of the mean of (prediction - target)² over the whole pass."""
 
     def update(self, predictions: Tensor, target: Tensor) -> None:
         """Predictions and targets, both [batch] or of one shape; each number counts alike."""
         predictions, target = numbers(self, predictions, target, "targets")
-        self.add_each((predictions - target).square())
+        self.add_values((predictions - target).square())
 
     def compute(self) -> float:
         """The root; nan if there was nothing."""
@@ -266,6 +266,6 @@ def numbers(metric: object, predictions: Tensor, target: Tensor, what: str) -> t
         DataError: they are not of one shape.
     """
     pairs = f"predictions [batch] with {what} [batch]"
-    predictions, target = paired(metric, predictions, target, pairs, "return one prediction per sample")
+    predictions, target = flat_pairs(metric, predictions, target, pairs, "return one prediction per sample")
     dtype = wide(predictions.device)
     return predictions.to(dtype), target.to(dtype)

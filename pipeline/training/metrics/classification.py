@@ -13,12 +13,12 @@ from pipeline.errors import ConfigError, DataError, one_of
 from pipeline.training.metrics.base import (
     CLASSES,
     LABELS,
-    Averaged,
-    Summed,
-    classified,
+    MeanMetric,
+    SumMetric,
+    flat_classes,
+    flat_pairs,
     no_labels,
     outside,
-    paired,
     tensor,
     wide,
 )
@@ -26,7 +26,7 @@ from pipeline.training.metrics.base import (
 Average = Literal["macro", "micro", "binary"]
 
 
-class Confusion(Summed):
+class Confusion(SumMetric):
     """Counts for each class, and a mean of what a subclass makes of them; nan where a score is nan.
 
     A class that is neither predicted nor in the target has no number and is left out of a mean; one whose number is 0 / 0
@@ -84,7 +84,7 @@ class Confusion(Summed):
 
     def _update_labels(self, predictions: Tensor, target: Any) -> None:
         pairs = "scores [batch] with labels [batch]"
-        scores, labels = paired(self, predictions, target, pairs, "return one score per sample, or one per class")
+        scores, labels = flat_pairs(self, predictions, target, pairs, "return one score per sample, or one per class")
         self.add(unlabelled=no_labels(labels))
         if self.threshold is None:
             self.add(improbable=outside(scores, 0, 1))
@@ -92,7 +92,7 @@ class Confusion(Summed):
         self._count(positive.long(), (labels == 1).long(), 2, scores.isnan())
 
     def _update_classes(self, predictions: Any, target: Any) -> None:
-        scores, classes = classified(self, predictions, target, "classes", "return one score per class")
+        scores, classes = flat_classes(self, predictions, target, "classes", "return one score per class")
         size = scores.shape[-1]
         if self.average == "binary" and size != 2:
             raise DataError(
@@ -140,7 +140,7 @@ class F1(Confusion):
         return (predicted + actual) / 2
 
 
-class RecallAtK(Averaged):
+class RecallAtK(MeanMetric):
     """The share of a sample's relevant items that are among its k best scored; the mean over samples, from 0 to 1.
 
     Items of the same score share the places among the k that are left for them: a model that scores all items alike has
@@ -174,7 +174,7 @@ class RecallAtK(Averaged):
             self.add(unlabelled=no_labels(target))
             return scores.flatten(0, -2), target.flatten(0, -2) == 1
         remedy = "return one score per item, and the item or a label for each of them"
-        scores, items = classified(self, scores, target, "items", remedy)
+        scores, items = flat_classes(self, scores, target, "items", remedy)
         self.add(strangers=outside(items, 0, scores.shape[-1] - 1))
         return scores, items[:, None] == torch.arange(scores.shape[-1], device=items.device)
 
