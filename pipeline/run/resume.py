@@ -7,7 +7,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -290,10 +291,14 @@ class Changes:
             self.messages.append("\n  ".join([what, *map(_printable, lines[:MAX_LINES]), *more]))
             self.files.add(file)
 
-    def add_unreadable(self, file: Path, error: Exception) -> None:
-        """Report that a file cannot be compared."""
-        self.messages.append(_printable(f"{file} of the run directory cannot be compared: {error}"))
-        self.files.add(file)
+    @contextmanager
+    def comparing(self, file: Path) -> Iterator[None]:
+        """Report that a file cannot be compared, where the block cannot read it."""
+        try:
+            yield
+        except _UNREADABLE as error:
+            self.messages.append(_printable(f"{file} of the run directory cannot be compared: {error}"))
+            self.files.add(file)
 
 
 def compare(directory: RunDirectory, now: Provenance) -> Changes:
@@ -311,18 +316,15 @@ def compare(directory: RunDirectory, now: Provenance) -> Changes:
 
 
 def _compare_config(directory: RunDirectory, now: Provenance, changes: Changes) -> None:
-    file = Path("config.yaml")
-    try:
-        before, plugins_before = _split_plugins(_read(directory.path / file))
-    except _UNREADABLE as error:
-        changes.add_unreadable(file, error)
-        return
-    config, plugins = _split_plugins(now.config)
-    # Which code runs comes first, so that it is never left out.
-    lines = sorted(differences(before, config), key=lambda line: not re.match(r"runner\.[^.:]+\.\w+_class", line))
-    changes.add(file, "the config is not as it was:", lines)
-    lines = list(differences(plugins_before, plugins, "plugins"))
-    changes.add(file, "the plugins are not as they were:", lines)
+    file, (config, plugins) = Path("config.yaml"), _split_plugins(now.config)
+    with changes.comparing(file):
+        config_before, plugins_before = _split_plugins(_read(directory.path / file))
+        lines = list(differences(config_before, config))
+        # Which code runs comes first, so that it is never left out.
+        lines.sort(key=lambda line: not re.match(r"runner\.[^.:]+\.\w+_class", line))
+        changes.add(file, "the config is not as it was:", lines)
+        lines = list(differences(plugins_before, plugins, "plugins"))
+        changes.add(file, "the plugins are not as they were:", lines)
 
 
 def _split_plugins(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -340,12 +342,10 @@ def _compare_environment(directory: RunDirectory, now: Provenance, changes: Chan
     file = Path("environment.json")
     # As it comes back from JSON.
     present = json.loads(json.dumps(now.environment, default=str))
-    try:
+    with changes.comparing(file):
         written = json.loads(_read(directory.path / file))
         old, new = ({name: values.get(name) for name in _ENVIRONMENT} for values in (written, present))
         changes.add(file, "the environment is not as it was:", list(differences(old, new)))
-    except _UNREADABLE as error:
-        changes.add_unreadable(file, error)
 
 
 def _compare_sources(directory: RunDirectory, now: Provenance, changes: Changes) -> None:
@@ -367,12 +367,10 @@ def _source_copies(directory: RunDirectory) -> set[Path]:
 
 
 def _compare_source(directory: RunDirectory, name: Path, file: Path, changes: Changes) -> None:
-    try:
+    with changes.comparing(name):
         before, now = (storage.read_small(path, MAX_BYTES) for path in (directory.path / name, file.resolve()))
-    except _UNREADABLE as error:
-        changes.add_unreadable(name, error)
-        return
-    if before != now:
+        if before == now:
+            return
         # Decoded only to be shown; bytes that are no text may show no difference.
         old, new = (content.decode("utf-8", "replace").splitlines() for content in (before, now))
         lines = list(difflib.unified_diff(old, new, "as it was", "as it is", lineterm="", n=1))
