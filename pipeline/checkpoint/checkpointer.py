@@ -27,14 +27,14 @@ from pipeline.errors import CheckpointError, ConfigError
 
 
 class BackgroundWriter:
-    """A thread for one piece of work; the interpreter ends only when it is done."""
+    """A thread that writes one checkpoint; the interpreter waits for it at its end."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Begin a piece of work, once the one before is done.
+        """Start the work, once the work before is done.
 
         Raises:
             BaseException: what the one before raised.
@@ -55,7 +55,7 @@ class BackgroundWriter:
         self.check()
 
     def check(self) -> None:
-        """Raise what the work raised, once; it may still be under way."""
+        """Raise the error of the work, once; the work may still be running."""
         error, self._error = self._error, None
         if error is not None:
             atexit.unregister(self._tell)
@@ -121,7 +121,7 @@ class Checkpointer:
         keep: Iterable[Path] = (),
         iterations: Iterations | None = None,
     ) -> Path:
-        """Write a checkpoint and return its path; one of the same step and content is kept as it is.
+        """Write a checkpoint and return its path; an equal one of the same step stays as it is.
 
         Asynchronously the path is that which it will have; ``wait`` and ``poll`` say when it has.
 
@@ -157,7 +157,7 @@ class Checkpointer:
         return final
 
     def wait(self) -> None:
-        """Wait until what was saved is on disk.
+        """Wait until the last save is on disk.
 
         Raises:
             StorageError: it is not, since the storage refuses; raised once.
@@ -165,7 +165,7 @@ class Checkpointer:
         self._background.wait()
 
     def poll(self) -> list[Path]:
-        """The checkpoints that were committed since the last call, without waiting: what may be reported.
+        """The checkpoints that are newly on disk since the last call; it does not wait.
 
         Raises:
             StorageError: the storage refused the last one; raised once, here or by ``save`` and ``wait``.
@@ -174,7 +174,7 @@ class Checkpointer:
         return [self._committed.popleft() for _ in range(len(self._committed))]
 
     def protect(self, paths: Iterable[Path]) -> None:
-        """Keep these checkpoints, such as the best, however old they get; those of an earlier call no longer."""
+        """Keep these checkpoints, such as the best, however old they get; it replaces those of an earlier call."""
         self._protected = frozenset(paths)
 
     def path_of(self, iteration: int) -> Path:
@@ -182,16 +182,16 @@ class Checkpointer:
         return self.folder / layout.checkpoint_name(iteration)
 
     def all(self) -> list[Path]:
-        """The checkpoints, by step; one that is being saved is waited for."""
+        """The checkpoints, by step; waits for one that is being saved."""
         self.wait()
         return layout.committed_checkpoints(self.folder)
 
     def newest(self) -> Path | None:
-        """The checkpoint of the highest step; None where there is none."""
+        """The checkpoint of the highest step; None if there is none."""
         return next(reversed(self.all()), None)
 
     def newest_valid(self) -> LoadedCheckpoint | None:
-        """The verified checkpoint of the highest step, after undoing what a process that ended has left behind.
+        """The valid checkpoint of the highest step; first removes what a killed process has left behind.
 
         Damaged ones are renamed ``.bad-…``, and the log says why. Nothing goes before a new one is saved. Only
         whoever holds the run may call this: it would take away what another process is writing.
@@ -207,7 +207,7 @@ class Checkpointer:
         return newest_valid(self._saver)
 
     def add_recoverable(self, name: str, recoverable: Recoverable) -> None:
-        """Have the state of an object kept in each checkpoint, and given back to it when the run is resumed, or was.
+        """Keep the state of an object in each checkpoint, and restore it when the run is resumed.
 
         Raises:
             ConfigError: another has the name.
@@ -220,7 +220,7 @@ class Checkpointer:
             recoverable.load_state_dict(states[name])
 
     def begin(self, models: Any) -> None:
-        """Take note of the models as they are now: a resumed run comes here before it is given anything back.
+        """Remember the models as they are now, before a resumed run restores them.
 
         What is no entry of a phase, as a network stage of one's own may leave it, nobody saves.
         """
@@ -228,7 +228,7 @@ class Checkpointer:
         self.initial = InitialModels({phase: entry for phase, entry in entries if weights.is_entry(entry)})
 
     def restore(self, context: Context) -> bool:
-        """Go on from the newest valid checkpoint: weights, optimizers, counters, random generators, recoverables.
+        """Restore the newest valid checkpoint: weights, optimizers, counters, random generators, recoverables.
 
         The trainer calls this once, before the runner stage, when a run is resumed; the loop takes what is its own from
         ``resumed``.
@@ -259,7 +259,7 @@ class Checkpointer:
         return reader.best_by_metric(self.all(), metric, mode)
 
     def load_weights(self, path: str | Path, models: Models) -> None:
-        """Give every phase the weights of a checkpoint, or of a file of weights where there is one phase.
+        """Load the weights of a checkpoint into every phase, or those of a file into the only phase.
 
         A phase takes the weights saved under its name; where both sides have just one, the names may differ.
 
@@ -275,7 +275,7 @@ class Checkpointer:
         logger.info(f"weights of {', '.join(models)} loaded from {path}")
 
     def _snapshot(self, models: Models, counted: Mapping[str, Any], training: Mapping[str, Any] | None) -> Contents:
-        """Everything as it is now; asynchronously in memory of its own, since it may change while it is written."""
+        """A copy of everything that is saved; asynchronous saves need memory of their own."""
         state = json.dumps(finite(counted), indent=1).encode()
         contents: dict[str, Callable[[], list[Buffer]]] = {}
         for phase, entry in weights.unique_modules(models).items():
@@ -301,7 +301,7 @@ class Checkpointer:
         return memory
 
     def _write(self, final: Path, contents: Contents, keep: frozenset[Path]) -> None:
-        """Save, and only then report and remove."""
+        """Save, then report the checkpoint and remove old ones."""
         if not self._saver.save(final.name, contents):
             return
         self._committed.append(final)

@@ -1,4 +1,4 @@
-"""Weights that something else wrote: ``.safetensors``, and what ``torch.save`` wrote, as far as torch reads it as weights only.
+"""Weights of other programs: ``.safetensors``, and files of ``torch.save`` that torch reads as weights only.
 
 No code in such a file is run. What torch needs to find out what is in one is torch's: a hostile one may take long.
 """
@@ -21,7 +21,7 @@ _WRAPPED = ("state_dict", "model_state_dict", "model")
 
 
 def read_weights(path: Path) -> LoadedCheckpoint:
-    """A checkpoint without what only training needs, or a file of weights, which counts nothing.
+    """Read a checkpoint without its training state, or a file of weights.
 
     Raises:
         CheckpointError: it is missing or damaged.
@@ -78,7 +78,7 @@ def _check_dense(name: str, value: Tensor, size: int) -> None:
 
 
 def _unwrapped(content: object) -> dict[str, Tensor]:
-    """The tensors by name, of a mapping of them, or of one beside other things."""
+    """The tensors by name, from a mapping of tensors or from a checkpoint with other entries."""
     if isinstance(content, Mapping):
         for key in _WRAPPED:
             if isinstance(content.get(key), Mapping):
@@ -96,6 +96,6 @@ def _unwrapped(content: object) -> dict[str, Tensor]:
 
 
 def _reason(error: Exception) -> str:
-    """The first sentence of what torch found; it puts that into its advice to trust the file."""
+    """The first sentence of torch's message, without its advice to trust the file."""
     sentence = str(error.__context__ or error).strip().partition("\n")[0].partition(". ")[0]
     return sentence[:200].rstrip(".") or type(error).__name__

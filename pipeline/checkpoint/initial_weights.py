@@ -21,7 +21,7 @@ from pipeline.errors import CheckpointError, ConfigError, NoCheckpointError
 
 @dataclass(frozen=True)
 class TrainedRunner:
-    """A train runner of this run that is over.
+    """A finished train runner of this run.
 
     Attributes:
         name: its name.
@@ -34,7 +34,7 @@ class TrainedRunner:
     keep_best: BestSettings | None
 
     def newest(self, with_training: bool = False) -> LoadedCheckpoint:
-        """Its newest checkpoint that is valid; damaged ones are set aside.
+        """The newest valid checkpoint; damaged ones are set aside.
 
         Raises:
             NoCheckpointError: it has saved some, and none is valid.
@@ -47,7 +47,7 @@ class TrainedRunner:
         return found
 
     def best(self) -> LoadedCheckpoint:
-        """The best of its checkpoints that is valid.
+        """The best valid checkpoint.
 
         Raises:
             CheckpointError: nothing says which is the best, or none of the best is valid.
@@ -63,7 +63,7 @@ class TrainedRunner:
         return first_valid(known)
 
     def _best(self) -> list[Path]:
-        """Those that were kept as the best, best first; of a runner stage that keeps none so, that with the best number."""
+        """The checkpoints of ``keep_best``, best first; without a record of them, the one with the best number."""
         assert self.keep_best
         loop = (self.newest(with_training=True).training or {}).get("loop") or {}
         if best := loop.get("validation", {}).get("best"):
@@ -97,7 +97,7 @@ def first_valid(paths: Sequence[Path]) -> LoadedCheckpoint:
 
 
 def resolve(path: Path) -> list[Path]:
-    """The checkpoints in a folder by step, or the one checkpoint or file that a path is itself.
+    """The checkpoints of a folder by step, or the single checkpoint or file that a path names.
 
     A folder may be one of checkpoints, that of a runner, or a run directory in which one runner has checkpoints.
 
@@ -121,7 +121,7 @@ def resolve(path: Path) -> list[Path]:
 
 
 class Initial(NamedTuple):
-    """What an infer runner was given; a train runner, which counts from 0, keeps nothing of it.
+    """The first weights of an infer runner; a train runner counts from 0 and keeps nothing of it.
 
     Attributes:
         checkpoints: those that are to be evaluated, in step order, each with a place for its numbers; the first is
@@ -134,7 +134,7 @@ class Initial(NamedTuple):
 
 
 def load_initial(config: Config, runner_name: str, run_dir: Path, models: Models) -> Initial:
-    """Load what a runner's ``init_model_path`` and ``init_modules`` name, then freeze what ``freeze`` does.
+    """Load what a runner's ``init_model_path`` and ``init_modules`` name, then freeze what ``freeze`` names.
 
     Args:
         config: the config.
@@ -184,7 +184,7 @@ def load_next(path: Path, models: Models) -> dict[str, int] | None:
 
 
 def _is_needless(runner: RunnerSchema, path: str, run_dir: Path) -> bool:
-    """Whether weights that have gone need not be loaded: the run goes on from its own, and no stage of a user's sees them."""
+    """Whether missing first weights are not needed: the run resumes its own checkpoints, with the default startup stage."""
     default = RunnerSchema.model_fields["startup_class_path"].default
     gone = os.path.isabs(path) and not os.path.exists(path) and runner.startup_class_path == default
     needless = gone and runner.kind == "train" and bool(layout.committed_checkpoints(run_dir / runner.name / NAME))
@@ -207,7 +207,7 @@ def _needed(trained: TrainedRunner | None, runner_name: str, remedy: str) -> Tra
 
 
 def _found(runner: RunnerSchema, path: str, trained: TrainedRunner | None) -> tuple[list[Path], LoadedCheckpoint]:
-    """All that ``init_model_path`` names, from the first on that is to be loaded."""
+    """The checkpoints that ``init_model_path`` names, and the first one that is loaded."""
     if path in (BEST, LAST):
         before = _needed(trained, runner.name, "name a checkpoint in init_model_path")
         found = before.best() if path == BEST else before.newest()
@@ -223,7 +223,7 @@ def _found(runner: RunnerSchema, path: str, trained: TrainedRunner | None) -> tu
 
 
 def _give(runner: RunnerSchema, paths: list[Path], found: LoadedCheckpoint, models: Models) -> Initial:
-    """Load the first, all of it or the part that is wanted."""
+    """Load the first one, as a whole or the part that ``init_modules`` names."""
     only = runner.init_modules
     if only is None:
         _fit(found, models)

@@ -35,18 +35,18 @@ def step_of(path: Path) -> int | None:
 
 
 def temporary_name(path: Path, kind: str) -> Path:
-    """A free name for a checkpoint that is ``tmp``, ``del`` or ``bad``."""
+    """A free name for a checkpoint with the mark ``tmp``, ``del`` or ``bad``."""
     return path.with_name(f".{kind}-{path.name}-{uuid.uuid4().hex[:8]}")
 
 
 def committed_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, by step; a new one comes after the one whose place it is to take."""
+    """The checkpoints in a folder, by step; a new one comes after the one that it will replace."""
     found = [path for path in _entries(folder) if _STEP.fullmatch(path.name)]
     return sorted(found, key=lambda path: (step_of(path), path.name))
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What a process that ended was writing or removing."""
+    """What a killed process was writing or removing."""
     return [path for path in _entries(folder) if _LEFT.fullmatch(path.name)]
 
 
@@ -80,19 +80,19 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class FileEntry(NamedTuple):
-    """A file as it was written."""
+    """The size and hash of a file, as it was written."""
 
     sha256: str
     size: int
 
 
 def file_entry(content: bytes) -> FileEntry:
-    """How a file of this content is listed."""
+    """The manifest entry of a file."""
     return FileEntry(hashlib.sha256(content).hexdigest(), len(content))
 
 
 def encode_manifest(files: Mapping[str, FileEntry]) -> bytes:
-    """The manifest of some files, with a hash of itself: a hash that is damaged in it is not taken for a damaged file.
+    """The manifest of some files, with a hash of itself.
 
     Raises:
         CheckpointError: there are more than can be read again.
@@ -106,7 +106,7 @@ def encode_manifest(files: Mapping[str, FileEntry]) -> bytes:
 
 
 def listed_files(folder: Path) -> dict[str, FileEntry]:
-    """The files of a checkpoint, which are there and have the sizes that were written; none of them is opened.
+    """The files of a checkpoint; raise if one is missing or has another size. None is opened.
 
     Raises:
         CheckpointError: the manifest is damaged, or something is missing or of another kind or size.
@@ -118,7 +118,7 @@ def listed_files(folder: Path) -> dict[str, FileEntry]:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a file of a checkpoint may be called so: nothing that leads elsewhere, on any system."""
+    """Whether a file of a checkpoint may have this name: none that leads elsewhere, on any system."""
     return name not in {"", ".", "..", MANIFEST} and not re.search(r"[\\/\0]", name)
 
 
@@ -138,7 +138,7 @@ def check_size(path: Path, entry: FileEntry) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, FileEntry]:
-    """What the manifest lists, whether it is there or not.
+    """The entries of the manifest; the files need not exist.
 
     Raises:
         CheckpointError: the folder or the manifest is damaged.

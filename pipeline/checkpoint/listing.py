@@ -38,7 +38,7 @@ MAX_VALUES = 3_000_000
 
 
 class Entry(NamedTuple):
-    """Where a tensor is."""
+    """The type, shape and place of a tensor in a file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class Entry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file holds: name -> place, in the order of the places, and texts."""
+    """The header of a file: its entries, in the order of their places, and its texts."""
 
     entries: dict[str, Entry]
     metadata: dict[str, str]
@@ -114,7 +114,7 @@ def _counts(value: Any) -> bool:
 
 
 def _check_places(entries: Iterable[tuple[str, Entry]], size: int) -> None:
-    """The tensors fill the data, one after the other, without gap or overlap."""
+    """Raise unless the tensors fill the data without gap or overlap."""
     end = 0
     for name, entry in entries:
         if entry.start != end:
@@ -205,7 +205,7 @@ def choose_checkpoint(path: Path) -> Path:
 
 
 def list_checkpoints(path: Path) -> list[Checkpoint]:
-    """The checkpoints in a folder, by step, then what is no checkpoint any more or not yet.
+    """The checkpoints in a folder by step, then those that are damaged or incomplete.
 
     Raises:
         StorageError: the storage refuses for a reason that may pass.
@@ -220,7 +220,7 @@ def list_checkpoints(path: Path) -> list[Checkpoint]:
 
 
 def describe_checkpoint(path: Path) -> Checkpoint:
-    """What one checkpoint says of itself.
+    """Describe one checkpoint.
 
     Raises:
         StorageError: the storage refuses for a reason that may pass.
@@ -236,7 +236,7 @@ def describe_checkpoint(path: Path) -> Checkpoint:
 
 
 def read_header(path: Path) -> Header:
-    """What a safetensors file holds, by its header alone.
+    """Read the header of a safetensors file.
 
     Raises:
         CheckpointError: it is missing or damaged.
@@ -262,7 +262,7 @@ def _all(path: Path) -> list[Path]:
 
 
 def _described(paths: Iterable[Path]) -> Iterator[Checkpoint]:
-    """Those that are still there when they are looked at: a run removes the oldest whenever it has saved a new one."""
+    """Describe the checkpoints that still exist: a run may remove old ones meanwhile."""
     for path in paths:
         found = describe_checkpoint(path)
         if not found.problem or os.path.lexists(path):
@@ -288,7 +288,7 @@ def parse_state(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def _best_steps(paths: list[Path]) -> set[int | None]:
-    """The iterations that are kept as the best, as the newest checkpoint knows them."""
+    """The iterations of the best checkpoints, from the newest checkpoint."""
     if not paths:
         return set()
     try:
@@ -303,7 +303,7 @@ def _best_steps(paths: list[Path]) -> set[int | None]:
 
 
 def _size(path: Path) -> int:
-    """Bytes of the files in a folder, which may be vanishing."""
+    """The bytes of the files in a folder, some of which may vanish meanwhile."""
     with suppress(OSError):
         return sum(storage.size_of(path / name) or 0 for name in os.listdir(path))
     return 0

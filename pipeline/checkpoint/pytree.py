@@ -61,7 +61,7 @@ def check(state: Any, where: str) -> None:
 def split(
     state: Mapping[str, Any], metadata: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a module's state by their names, and what no file of weights has a form for as texts of its header.
+    """The tensors of a module's state by name, and everything else in it as texts of the header.
 
     That is what ``get_extra_state`` returned, a sparse buffer, and one with the name of the header's own texts.
 
@@ -87,7 +87,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def join(found: dict[str, Tensor], metadata: dict[str, str]) -> dict[str, Any]:
-    """The state that ``split`` took apart; of weights that something else wrote, the tensors.
+    """The reverse of ``split``; for weights of other programs, the tensors.
 
     Raises:
         CheckpointError: these are damaged.
@@ -101,7 +101,7 @@ def join(found: dict[str, Tensor], metadata: dict[str, str]) -> dict[str, Any]:
 
 
 def unflatten(found: dict[str, Tensor], metadata: dict[str, str]) -> Any:
-    """The state that ``flatten`` took apart.
+    """The reverse of ``flatten``.
 
     Raises:
         CheckpointError: these are damaged, or something else made them.
@@ -134,12 +134,12 @@ def _structure(metadata: dict[str, str]) -> Any:
 
 
 def _count(structure: str) -> int:
-    """At least as many values as this JSON has; it is not read for it."""
+    """An upper bound of the number of values in this JSON, without parsing it."""
     return sum(map(structure.count, "[{,"))
 
 
 def _flatten(value: Any, where: str, found: dict[str, Tensor], depth: int = 0) -> Any:
-    """A value as JSON, each tensor in it put into ``found`` under its place."""
+    """A value as JSON; each tensor in it is put into ``found`` under its place."""
     if depth > MAX_DEPTH:
         raise CheckpointError(f"{where[:60]}…: more than {MAX_DEPTH} levels, or a value that holds itself; save less")
     kind = type(value)
@@ -200,7 +200,7 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 
 
 def _restore(saved: Any, found: dict[str, Tensor]) -> Any:
-    """The value that ``_flatten`` made this JSON of; its tensors are taken out of ``found``."""
+    """The reverse of ``_flatten``; tensors are taken from ``found``."""
     if isinstance(saved, list):
         return [_restore(each, found) for each in saved]
     if not isinstance(saved, dict):
@@ -226,7 +226,7 @@ def _restore(saved: Any, found: dict[str, Tensor]) -> Any:
 
 
 def save_state(path: str | Path, state: Any) -> None:
-    """Write a state to a file, in the place of what it was, and wait until the disk has it.
+    """Replace a file with a state, durably.
 
     Args:
         path: the file; the folders above it are made.
@@ -243,7 +243,7 @@ def save_state(path: str | Path, state: Any) -> None:
 
 
 def load_state(path: str | Path) -> Any:
-    """The state that ``save_state`` wrote, every value of the type that it had, tensors on the CPU.
+    """The state that ``save_state`` wrote, with the same types; tensors are on the CPU.
 
     Raises:
         CheckpointError: there is no such file, it is damaged, or something else wrote it.

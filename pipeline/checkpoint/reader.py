@@ -60,7 +60,7 @@ def best_by_metric(paths: Iterable[Path], metric: str, mode: str) -> Path | None
 
 
 def _of(path: Path, before: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The numbers of one, and those of its own iteration by their names alone; ``before``: the numbers of its neighbour."""
+    """The numbers of a checkpoint that are of its own iteration; ``before``: the numbers of the checkpoint before it."""
     state = listing.parse_state(storage.read_small(path / STATE, MAX_STATE), path / STATE)
     metrics, iteration = state["metrics"], state["train_state"]["iteration"]
     iterations = state.get("iterations", {} if metrics == before else iterations_at(metrics, iteration))
@@ -78,7 +78,7 @@ _READERS = 4
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
     Attributes:
         path: its folder.
@@ -131,7 +131,7 @@ def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:
 
 
 def problems_of(path: Path) -> list[str]:
-    """All that is wrong with a checkpoint; nothing of it is kept in memory.
+    """The problems of a checkpoint; it is read without keeping it in memory.
 
     Raises:
         StorageError: the storage refuses for a reason that may pass.
@@ -174,7 +174,7 @@ def _read_verified(path: Path, entry: layout.FileEntry) -> TensorFile:
 
 
 def _state(path: Path, entry: layout.FileEntry) -> Mapping[str, Any]:
-    """The counters and numbers, which must be those of the step that the folder is named after."""
+    """The counters and numbers; they must be of the step in the folder's name."""
     file = path / STATE
     content = storage.read_small(file, MAX_STATE)
     if layout.file_entry(content) != entry:

@@ -19,7 +19,7 @@ from pipeline.errors import CheckpointError, ConfigError, one_of
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Counters, numbers, files with their bytes, weights with their types and shapes, and what else it goes on with.
+    """Describe a checkpoint: counters, numbers, files, weights with types and shapes, and its training state.
 
     Raises:
         CheckpointError: the manifest, a size or a header is damaged; nothing else is verified.
@@ -54,7 +54,7 @@ def _tensor(entry: Entry, is_complex: bool) -> str:
 
 
 def _training(path: Path, found: Header) -> dict[str, Any]:
-    """The parts of the state, each with what is in it."""
+    """The parts of the training state, with their amounts."""
     # Where the tensors would be, there are the entries of the header.
     entries: dict[str, Any] = dict(found.entries)
     with storage.at_path(path):
@@ -82,7 +82,7 @@ def _amount(value: Any) -> str:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """What a nested state is made of."""
+    """The values of a nested state."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple) and not isinstance(value, Entry):
@@ -93,7 +93,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def export(checkpoint: Path, target: Path, phase: str | None = None, *, force: bool = False) -> list[str]:
-    """Verify a checkpoint and write its weights, and wait until the disk has them.
+    """Verify a checkpoint and write its weights, durably.
 
     Args:
         checkpoint: its folder.
@@ -126,7 +126,7 @@ def export(checkpoint: Path, target: Path, phase: str | None = None, *, force: b
 
 
 def _chosen(found: LoadedCheckpoint, phase: str | None) -> dict[str, Tensor]:
-    """The tensors by the names that they get."""
+    """The tensors by their names in the exported file."""
     if phase is not None and phase not in found.weights:
         raise CheckpointError(f"{found.path}: has no weights of phase '{phase}'{one_of(phase, found.weights)}")
     if phase is None and len(found.weights) > 1:
@@ -135,7 +135,7 @@ def _chosen(found: LoadedCheckpoint, phase: str | None) -> dict[str, Tensor]:
 
 
 def checkpoint_differences(one: LoadedCheckpoint, other: LoadedCheckpoint) -> Iterator[Difference]:
-    """Where two checkpoints differ, their folders apart."""
+    """Where two checkpoints differ."""
     yield from _of_parts("counters", one.train_state, other.train_state)
     yield from _of_parts("metrics", one.metrics, other.metrics)
     for phase in one.weights | other.weights:

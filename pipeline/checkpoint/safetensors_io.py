@@ -60,7 +60,7 @@ def pack(
     metadata: Mapping[str, str] | None = None,
     buffer: Callable[[int], Tensor] | None = None,
 ) -> Packed:
-    """Lay tensors out as the format wants them; tensors that share memory are each written out.
+    """Order tensors as the format requires; tensors that share memory are each written.
 
     Args:
         tensors: name -> tensor.
@@ -92,7 +92,7 @@ def pack(
 
 
 def _on_cpu(value: Tensor) -> Tensor:
-    """The numbers of a tensor in one piece; a conjugate or a negative may be a view that is not worked out yet."""
+    """A contiguous tensor on the CPU; lazy conjugates and negatives are computed."""
     return value.cpu().resolve_conj().resolve_neg().contiguous()
 
 
@@ -113,7 +113,7 @@ def _copied(values: Sequence[Tensor], memory: Tensor) -> memoryview:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU, which lives as long as this view."""
+    """A view of the memory of a contiguous tensor on the CPU."""
     if not tensor.nbytes:
         return memoryview(b"")
     array = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
@@ -127,7 +127,7 @@ def encode_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | 
 
 
 def _plain(name: str, value: Any) -> Tensor:
-    """The tensor without gradient; a complex128 one as pairs of numbers."""
+    """The tensor without gradient; complex128 as pairs of numbers."""
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
         what = "a tensor that is sparse or has no data" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise CheckpointError(

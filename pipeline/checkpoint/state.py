@@ -1,4 +1,4 @@
-"""What a run goes on from: models, optimizers, schedules, random states; taken and put back."""
+"""The training state: models, optimizers, schedules and random states, captured and restored."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Put the generators where they were; those of GPUs that are not there are left out."""
+    """Restore the generators; those of missing GPUs are skipped."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     for device, each in enumerate(state["cuda"][: torch.cuda.device_count()]):
@@ -65,7 +65,7 @@ _NEEDED = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg", "momentum": "mom
 
 
 def options_of(optimizer: Optimizer) -> Options:
-    """What each group is trained with; of an optimizer that was just made, what it is configured with."""
+    """The options of each parameter group; for a new optimizer these are the configured ones."""
     return [
         copy.deepcopy({key: value for key, value in group.items() if key != "params"})
         for group in optimizer.param_groups
@@ -73,7 +73,7 @@ def options_of(optimizer: Optimizer) -> Options:
 
 
 def optimizer_state_of(optimizer: Optimizer, configured: Options) -> Mapping[str, Any]:
-    """What a checkpoint keeps of an optimizer; without the rest, it is what torch loads."""
+    """The state of an optimizer for a checkpoint; it contains what torch loads."""
     state: Mapping[str, Any] = optimizer.state_dict()
     if not isinstance(state, Mapping):
         return state
@@ -84,7 +84,7 @@ def optimizer_state_of(optimizer: Optimizer, configured: Options) -> Mapping[str
 def load_optimizer(
     optimizer: Optimizer, state: Mapping[str, Any], configured: Options, *, scheduled: bool = False
 ) -> None:
-    """Go on from a state: moments and steps as they were, options as they were where the config says the same.
+    """Restore moments and steps, and the options that the config has not changed.
 
     Args:
         optimizer: takes it.
@@ -114,7 +114,7 @@ def load_optimizer(
 
 
 def _restore_types(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Give tensors back the type that they had: torch makes all of them of their parameter's, and rounds them so."""
+    """Restore the types of tensors, which torch converts to the type of their parameter."""
     for saved, group, dtypes in zip(
         state["param_groups"], optimizer.param_groups, state.get("dtypes", ()), strict=False
     ):
@@ -143,7 +143,7 @@ _MOST = 100
 
 
 def parts_of(models: Models) -> dict[str, Any]:
-    """The parts by their place, ``phase.line.updater.optimizer``; those that are saved as weights or schedulers are none."""
+    """The parts by their place, such as ``phase.line.updater.optimizer``; without weights and schedulers, which are saved elsewhere."""
     known = {id(each) for entry in models.values() for each in _known(entry)}
     shown = {_memory(each) for entry in models.values() for each in module_of(entry).state_dict().values()}
     found: dict[str, Any] = {}
@@ -157,7 +157,7 @@ def parts_of(models: Models) -> dict[str, Any]:
 
 
 def part_states(parts: Mapping[str, Any], models: Models, configured: Mapping[str, Options]) -> dict[str, Any]:
-    """What a checkpoint keeps of them: None of what has no state, or is in that of an updater."""
+    """The states of the parts; None for one without a state, or whose updater keeps it."""
     updaters = [entry["updater"].state_dict() for entry in models.values() if "updater" in entry]
     saved = {_memory(each) for each in _tensors(updaters)}
     states = {place: _part_state(each, configured.get(place)) for place, each in parts.items()}
@@ -167,7 +167,7 @@ def part_states(parts: Mapping[str, Any], models: Models, configured: Mapping[st
 def restore_parts(
     parts: Mapping[str, Any], states: Mapping[str, Any], configured: Mapping[str, Options], where: str
 ) -> None:
-    """Give them their states back.
+    """Restore the states of the parts.
 
     Raises:
         CheckpointError: one is not there, or is another.
@@ -187,7 +187,7 @@ def restore_parts(
 
 
 def _known(entry: Mapping[str, Any]) -> Iterator[Any]:
-    """What is saved otherwise."""
+    """The objects that are saved elsewhere."""
     yield from module_of(entry).modules()
     if "brain" in entry:
         yield from entry["brain"].modules.modules()
@@ -196,7 +196,7 @@ def _known(entry: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
-    """What has a state in the attributes of an object, and in the lists, dicts and objects of the user's own in these."""
+    """The objects with a state in the attributes of an object, also within lists, dicts and the user's objects."""
     seen = {id(owner)}
     for name, value in getattr(owner, "__dict__", {}).items():
         yield from _within(value, name, seen)
@@ -212,7 +212,7 @@ def _within(value: Any, place: str, seen: set[int]) -> Iterator[tuple[str, Any]]
 
 
 def _items(value: Any) -> Iterable[tuple[Any, Any]]:
-    """What a list, a dict or an object of the user's own holds; nobody looks through data, which is long or iterable."""
+    """The items of a list, a dict or a user's object; data, which is long or iterable, is not searched."""
     kind = type(value)
     if isinstance(value, list | tuple):
         return () if _is_long(value) else enumerate(value)
@@ -229,12 +229,12 @@ def _items(value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _is_long(values: Collection[Any]) -> bool:
-    """Whether there are many, unless they are what is looked for."""
+    """Whether there are too many items to search."""
     return len(values) > _MOST and not _has_state(next(iter(values)))
 
 
 def _has_state(value: Any) -> bool:
-    """Whether it is of torch, or one of our OptimSchedulers."""
+    """Whether an object of torch or an OptimScheduler has a state."""
     if isinstance(value, nn.Module | Optimizer | LRScheduler | GradScaler):
         return True
     return isinstance(getattr(value, "optimizer", None), Optimizer) and hasattr(value, "load_state_dict")
@@ -257,7 +257,7 @@ def _load(part: Any, state: Any, configured: Options | None) -> None:
 
 
 def _shows(module: nn.Module, shown: set[tuple[int, int]]) -> bool:
-    """Whether all that a module holds is in the weights, as of one that is put around a part of the model."""
+    """Whether everything in a module is among the weights, as for a wrapper around a part of the model."""
     return all(_memory(each) in shown for each in module.state_dict().values())
 
 
@@ -275,7 +275,7 @@ def _tensors(state: Any) -> Iterator[Tensor]:
 
 
 def _memory(value: Any) -> tuple[int, int]:
-    """Where the numbers of a tensor are; of anything else, and of one without numbers, what no other has."""
+    """The memory address of a tensor; for anything else a unique value."""
     own = isinstance(value, Tensor) and value.layout is torch.strided and not is_lazy(value) and value.numel()
     return (value.data_ptr(), value.numel()) if own else (id(value), -1)
 
@@ -286,7 +286,7 @@ Frozen = dict[str, list[str]]
 
 
 class InitialModels:
-    """What a checkpoint is compared with.
+    """The models before anything was restored, with which a checkpoint is compared.
 
     Args:
         models: phase -> what the network stage built for it; nothing was restored yet.
@@ -302,7 +302,7 @@ class InitialModels:
         self._groups = _groups(models)
 
     def changes(self, models: Models) -> dict[str, Any]:
-        """What checkpoints keep of them beside their weights and schedulers.
+        """What checkpoints keep of the models beside weights and schedulers.
 
         Raises:
             CheckpointError: there is something to which a resumed run could not be led.
@@ -324,7 +324,7 @@ class InitialModels:
         }
 
     def _changed(self, phase: str, module: nn.Module) -> list[str]:
-        """The buffers that are of another size or type, or that were none."""
+        """The buffers that have another size or type than before, or were None."""
         was, now = self._tensors.get(phase), _described(module)
         if was is None:
             return []
@@ -341,7 +341,7 @@ _ANY = "of any shape"
 
 
 def restore_frozen(models: Models, saved: Mapping[str, Frozen], initial: Frozen) -> None:
-    """Train again what was trained, where config and code have not changed that: else they win."""
+    """Restore which parameters are trained, unless config or code have changed it."""
     for phase, entry in unique_modules(models).items():
         was, now = set(saved["begun"].get(phase, ())), set(saved["now"].get(phase, ()))
         fresh = set(initial.get(phase, was))
@@ -358,7 +358,7 @@ def _frozen(models: Models) -> Frozen:
 
 
 def _described(module: nn.Module) -> dict[str, str]:
-    """Name -> type and shape, of what has them."""
+    """Name -> type and shape."""
     return {name: _ANY if is_extra_state(name) else _describe(each) for name, each in module.state_dict().items()}
 
 
@@ -391,11 +391,11 @@ class Recoverable(Protocol):
         """Plain data and tensors."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Go on from it."""
+        """Continue from it."""
 
 
 def snapshot(models: Models, **more: Any) -> dict[str, Any]:
-    """The state of everything that trains, at the boundary of two steps.
+    """The state of everything that trains, between two steps.
 
     Args:
         models: phase -> what the network stage built for it; of phases that share a model, the first speaks for all.
@@ -418,7 +418,7 @@ def restore_training(
     recoverables: Mapping[str, Recoverable],
     initial: InitialModels | None = None,
 ) -> None:
-    """Give a run the state of a checkpoint, once its models are built.
+    """Restore a checkpoint into a run, once its models are built.
 
     Args:
         saved: the checkpoint.
@@ -470,7 +470,7 @@ def _schedulers(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _state(owner: Any, where: str) -> Mapping[str, Any]:
-    """The state of something that has to be given it back."""
+    """The state of an object, checked to be a dict."""
     state: Mapping[str, Any] = owner.state_dict()
     if not isinstance(state, Mapping):
         _refuse(owner, state, where)
@@ -508,19 +508,19 @@ def _load_schedulers(entry: Mapping[str, Any], states: Mapping[str, Any], where:
 
 
 def gradients_of(module: nn.Module) -> dict[str, Tensor]:
-    """Those of accumulation windows that are not closed yet."""
+    """The gradients of open accumulation windows."""
     return {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
 
 
 def restore_gradients(module: nn.Module, gradients: Mapping[str, Tensor]) -> None:
-    """Give them back to the parameters of these names."""
+    """Restore gradients by the names of their parameters."""
     for name, gradient in gradients.items():
         owner = module.get_parameter(name)
         owner.grad = gradient.to(owner.device)
 
 
 def restore_recoverables(recoverables: Mapping[str, Recoverable], states: Mapping[str, Any], where: str) -> None:
-    """Give objects their states back; ``where`` they are from."""
+    """Restore the states of objects; ``where``: the checkpoint, for messages."""
     for name, each in recoverables.items():
         if name in states:
             each.load_state_dict(states[name])

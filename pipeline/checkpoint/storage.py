@@ -1,4 +1,4 @@
-"""Files that are written whole and durably, and what is said where the storage refuses."""
+"""Durable writes of whole files, and the messages when the storage refuses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PLAIN = frozenset({int, str, bool, NoneType})
 
 
 def finite(value: Any, where: str = "") -> Any:
-    """Plain data for JSON, which has no nan and no inf: those become null.
+    """Plain data for JSON; nan and inf become null.
 
     Args:
         value: what is to be written.
@@ -56,7 +56,7 @@ def finite(value: Any, where: str = "") -> Any:
 
 
 def as_number(value: Any, where: str) -> Any:
-    """A number as a file keeps it: that of a tensor or an array with one element, as a plugin may report it.
+    """A plain number; also from a tensor or an array with one element, as a plugin may report it.
 
     Raises:
         StageError: it has several, or is something else; ``where`` it is.
@@ -72,7 +72,7 @@ def as_number(value: Any, where: str) -> Any:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Open a file, as ``open`` wants it done, but no link: that would write where somebody else has it lead."""
+    """An opener for ``open`` that follows no link."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
@@ -123,14 +123,14 @@ CHUNK = 4 * 2**20
 
 
 class OpenFile(NamedTuple):
-    """A file whose content the system has, but perhaps not the disk."""
+    """A file that the system has received, but perhaps not the disk."""
 
     descriptor: int
     size: int
 
 
 class Disk:
-    """The six operations of which every durable write is made, and the hash of what is written."""
+    """The six operations of every durable write, and the hash of the content."""
 
     def mkdir(self, path: Path) -> None:
         """Make one folder."""
@@ -150,7 +150,7 @@ class Disk:
         return OpenFile(descriptor, size)
 
     def fsync(self, written: OpenFile) -> None:
-        """Wait until the disk has a file. Where this fails the file is worthless: asked again, the system says yes."""
+        """Wait until the disk has a file. After a failure the file is worthless: a second call would report success."""
         try:
             os.fsync(written.descriptor)
         finally:
@@ -169,7 +169,7 @@ class Disk:
             os.close(descriptor)
 
     def remove(self, path: Path) -> None:
-        """Remove a file, or a folder with what is in it; a link in it is removed, never followed."""
+        """Remove a file or a folder; a link in it is removed, never followed."""
         if path.is_symlink() or not path.is_dir():
             path.unlink()
         else:
@@ -218,7 +218,7 @@ def make_folder(path: Path, disk: Disk = DISK) -> None:
 
 
 def sync_folders(path: Path, disk: Disk = DISK) -> None:
-    """Wait until the disk has the entries of a folder, and the folders on the way to it."""
+    """Wait until the disk has a folder's entries, and its parents."""
     path = path.absolute()
     disk.fsync_folder(path)
     for parent in path.parents:
@@ -228,7 +228,7 @@ def sync_folders(path: Path, disk: Disk = DISK) -> None:
 
 
 def replace_durably(path: Path, content: bytes) -> None:
-    """Put a whole file in place, with the folders above it: whatever happens, there is the old one or the new one."""
+    """Replace a file durably, and make its parents: at any moment there is the old one or the new one."""
     if not path.parent.is_dir():
         make_folder(path.parent)
     with _replacing(path) as temporary:
@@ -295,7 +295,7 @@ _DAMAGE = {
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[FileIO]:
-    """A regular file, opened for reading without a buffer; no pipe is waited for, no link followed.
+    """Open a regular file for reading, without a buffer; links and pipes are refused.
 
     Raises:
         CheckpointError: it is missing, something else, or the disk cannot read it.
@@ -313,7 +313,7 @@ def open_regular(path: Path) -> Iterator[FileIO]:
 
 
 def size_of(path: Path) -> int | None:
-    """The bytes of a regular file that is no link, without opening it; None for anything else."""
+    """The size of a regular file, without opening it; None for anything else, also for a link."""
     try:
         found = path.lstat()
     except (OSError, ValueError):
@@ -322,7 +322,7 @@ def size_of(path: Path) -> int | None:
 
 
 def read_small(path: Path, most: int) -> bytes:
-    """All of a small file.
+    """The content of a small file.
 
     Raises:
         CheckpointError: it is larger than ``most``, or as ``open_regular``.

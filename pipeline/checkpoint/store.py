@@ -1,4 +1,4 @@
-"""The folder of checkpoints: commit, recover, set aside, retention."""
+"""The folder of checkpoints: commit, recovery, quarantine of damaged ones, retention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "checkpoints"
 
 
 def own_folder(path: str, run_dir: Path, runner: RunnerSchema) -> Path | None:
-    """The folder of one runner of one run, below one that other runs may be given too.
+    """The folder of one runner of one run, below a folder that several runs may share.
 
     Returns:
         None for a debug run of which nothing is kept: all of it is in its temporary run directory.
@@ -30,7 +30,7 @@ def own_folder(path: str, run_dir: Path, runner: RunnerSchema) -> Path | None:
 
 
 def link_checkpoint_dir(run_dir: Path, runner: RunnerSchema) -> None:
-    """Have ``<run_dir>/<runner>/checkpoints`` lead to where the runner's checkpoints go, if that is elsewhere.
+    """Link ``<run_dir>/<runner>/checkpoints`` to the runner's checkpoint folder, if that is elsewhere.
 
     A run that was begun goes on where it began.
 
@@ -53,7 +53,7 @@ def link_checkpoint_dir(run_dir: Path, runner: RunnerSchema) -> None:
 
 
 def refuse_copy(run_dir: Path, original: Path, runner_name: str) -> None:
-    """See that a run directory is not the copy of another one whose checkpoints it would write into.
+    """Raise if a run directory is a copy that would write into the checkpoints of the original.
 
     Args:
         run_dir: the run directory.
@@ -89,7 +89,7 @@ def _go_on(link: Path, wanted: Path | None, run: str) -> None:
 
 
 def newest_valid(writer: CheckpointWriter, with_training: bool = True) -> LoadedCheckpoint | None:
-    """The verified checkpoint of the highest step; None where none was ever committed.
+    """The valid checkpoint of the highest step; None if none was ever committed.
 
     Args:
         writer: of the folder, which nobody else is writing to.
@@ -134,7 +134,7 @@ FEWEST = 2
 
 
 class Retention:
-    """Removes checkpoints that are no longer wanted.
+    """Removes old checkpoints.
 
     Args:
         keep_last: how many of the newest stay, ``FEWEST`` at least; None: all.
@@ -147,7 +147,7 @@ class Retention:
         self._verified: set[str] = set()
 
     def apply(self, saved_now: Path, protected: frozenset[Path]) -> None:
-        """Remove what is older than the newest valid ones; what is not valid neither counts nor goes.
+        """Remove what is older than the newest valid ones; invalid ones neither count nor are removed.
 
         Args:
             saved_now: the checkpoint that was just committed, which stays.
@@ -167,7 +167,7 @@ class Retention:
                 self._remove(path)
 
     def _is_valid(self, path: Path) -> bool:
-        """Whether a checkpoint is verified; all of it is read once, its sizes every time."""
+        """Whether a checkpoint is valid; it is read once, its sizes are checked every time."""
         try:
             if path.name in self._verified:
                 layout.listed_files(path)
@@ -179,7 +179,7 @@ class Retention:
         return True
 
     def _remove(self, path: Path) -> None:
-        """Remove a checkpoint: first its name, so that one of which half is gone is never seen."""
+        """Remove a checkpoint; it is renamed first, so that a half-removed one is never seen."""
         apart = layout.temporary_name(path, "del")
         try:
             storage.move_into_place(path, apart, self.disk)
@@ -189,7 +189,7 @@ class Retention:
 
 
 def verify(path: Path) -> None:
-    """See that a checkpoint is as it was written.
+    """Raise unless a checkpoint is as it was written.
 
     Raises:
         NoCheckpointError: it is damaged; the first fault is named.
@@ -206,7 +206,7 @@ def later_checkpoints(path: Path) -> list[Path]:
 
 
 def quarantine(path: Path, disk: Disk = DISK) -> Path:
-    """Give a checkpoint a name that nothing reads, in the same folder; the disk has it when this returns.
+    """Rename a checkpoint, durably, to a name that nothing reads.
 
     Returns:
         The new path; to have the checkpoint again, rename it back.
@@ -239,7 +239,7 @@ class CheckpointWriter:
         self._tidy = False
 
     def save(self, name: str, contents: Contents) -> bool:
-        """Write a checkpoint; when this returns the disk has it.
+        """Write a checkpoint durably.
 
         One of the same name stays if it has the same content, and else makes place without a moment in which there is none.
 
@@ -262,7 +262,7 @@ class CheckpointWriter:
         return True
 
     def recover(self) -> None:
-        """Finish or undo what a process that ended, or a save that failed, has left; only whoever saves here may ask for it.
+        """Finish or undo what a killed process or a failed save has left; only the owner of the folder may call it.
 
         Raises:
             OSError: the storage refuses.
@@ -296,7 +296,7 @@ class CheckpointWriter:
             self._take_place(target)
 
     def _take_place(self, new: Path) -> None:
-        """Give a new checkpoint the name of the one whose place it takes: one of the two is there at every moment."""
+        """Rename a new checkpoint to the name of the one that it replaces; one of the two exists at every moment."""
         final = new.with_name(new.name.removesuffix(layout.NEW))
         old = layout.temporary_name(final, "del")
         if os.path.lexists(final):
@@ -306,7 +306,7 @@ class CheckpointWriter:
             self.disk.remove(old)
 
     def _discard(self, temporary: Path, target: Path) -> None:
-        """Leave nothing of an attempt that failed, as far as the storage lets us; the rest is removed by ``recover``."""
+        """Remove what a failed save has written, as far as the storage allows; ``recover`` removes the rest."""
         try:
             if not os.path.lexists(temporary):
                 # It got its name, but the disk does not have that for sure, and asked again it would say yes.
@@ -319,7 +319,7 @@ class CheckpointWriter:
 
 
 def _same(path: Path, parts: Mapping[str, list[Buffer]]) -> bool:
-    """Whether a checkpoint is there and has this content."""
+    """Whether a checkpoint exists with this content."""
     if not os.path.lexists(path):
         return False
     try:

@@ -1,4 +1,4 @@
-"""The weights of models, by name: taken, loaded as a whole or in part, frozen."""
+"""The weights of models by name: collected, loaded as a whole or in part, frozen."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pipeline.errors import CheckpointError, ConfigError, nearest, one_of
 
 
 def match_names(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
-    """The names that one of the patterns (``*.bias``) covers, or that are in a module of one of those names."""
+    """The names that match one of the patterns (``*.bias``), or belong to a module that does."""
     return [name for name in names if any(_covers(pattern, name) for pattern in patterns)]
 
 
 def unmatched_pattern(patterns: Sequence[str], names: Iterable[str]) -> str | None:
-    """The first pattern that covers none of the names."""
+    """The first pattern that matches no name."""
     names = list(names)
     return next((pattern for pattern in patterns if not match_names([pattern], names)), None)
 
 
 def suggest_names(pattern: str, names: Iterable[str]) -> str:
-    """The remedy for a pattern that covers nothing: what may be meant, at any depth; else the modules at the top."""
+    """The remedy for a pattern without a match: similar names at any depth, else the top-level modules."""
     parts = [name.split(".") for name in names]
     anything = {".".join(each[:depth]) for each in parts for depth in range(1, len(each) + 1)}
     return nearest(pattern, anything) or one_of(pattern, {each[0] for each in parts})
@@ -47,7 +47,7 @@ Models = Mapping[str, Mapping[str, Any]]
 
 @dataclass
 class LoadReport:
-    """What a partial load did, by the names of tensors; with several phases, ``phase.name``.
+    """The result of a partial load, by the names of tensors; with several phases, ``phase.name``.
 
     Attributes:
         loaded: those that the models took.
@@ -80,13 +80,13 @@ def abbreviate(names: Sequence[str]) -> str:
 
 
 def module_of(entry: Mapping[str, Any]) -> nn.Module:
-    """What is saved of a phase: the module that the config names, or all modules of its Brain."""
+    """The module of a phase that is saved: the one that the config names, or all modules of its Brain."""
     model = entry["model"]
     return model if isinstance(model, nn.Module) else entry["brain"].modules
 
 
 def is_entry(entry: Any) -> bool:
-    """Whether there is something in it of which weights are saved."""
+    """Whether an entry of the context has a module whose weights are saved."""
     if not isinstance(entry, Mapping):
         return False
     return isinstance(entry.get("model"), nn.Module) or isinstance(
@@ -95,7 +95,7 @@ def is_entry(entry: Any) -> bool:
 
 
 def unique_modules(models: Models) -> Models:
-    """The phases whose weights are saved and loaded: of those that share a module, the first speaks for all."""
+    """The phases whose weights are saved; of those that share a module, the first."""
     return _unique(models, module_of)
 
 
@@ -112,7 +112,7 @@ def _unique(models: Models, owner: Callable[[Mapping[str, Any]], object]) -> Mod
 
 
 def load_weights(weights: Weights, models: Models, where: str) -> None:
-    """Give every phase the weights under its name; where both sides have just one, the names may differ.
+    """Load the weights of every phase by its name; if both sides have just one, the names may differ.
 
     Raises:
         CheckpointError: they do not fit; then no model has changed.
@@ -128,7 +128,7 @@ def load_weights(weights: Weights, models: Models, where: str) -> None:
 
 
 def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] = ("*",)) -> LoadReport:
-    """Give the models those weights that are asked for, saved, and of the right shape.
+    """Load the weights that the patterns name, that were saved, and that have the right shape.
 
     Args:
         weights: what was saved.
@@ -164,7 +164,7 @@ def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] 
 
 
 def freeze(models: Models, patterns: Sequence[str], where: str) -> list[str]:
-    """Have parameters be trained no longer: they get no gradient, and so no step, no decay and no part in a norm.
+    """Freeze parameters: no gradient, and so no step, no decay and no part in a norm.
 
     Args:
         models: phase -> what the network stage built for it.
@@ -199,7 +199,7 @@ def freeze(models: Models, patterns: Sequence[str], where: str) -> list[str]:
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """The buffers that are saved, by name, those that are None too."""
+    """The buffers that are saved, by name, including those that are None."""
     return {
         f"{place}.{name}".lstrip("."): value
         for place, part in module.named_modules(remove_duplicate=False)
@@ -217,7 +217,7 @@ def clear_buffers(module: nn.Module, names: Sequence[str]) -> None:
 
 
 def _compared(asked: list[str], saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> LoadReport:
-    """What of the tensors that are asked for can be loaded, and why the others cannot."""
+    """Which of the named tensors can be loaded, and why the others cannot."""
     report = LoadReport()
     for name in asked:
         if name not in saved:
@@ -232,14 +232,14 @@ def _compared(asked: list[str], saved: Mapping[str, Tensor], own: Mapping[str, T
 
 
 def _joined(tensors: Weights, several: bool) -> dict[str, Tensor]:
-    """The tensors of all phases by one name each, in which the phase stands where there are several."""
+    """The tensors of all phases by name; with several phases, ``phase.name``."""
     return {
         f"{phase}.{name}" if several else name: value for phase, each in tensors.items() for name, value in each.items()
     }
 
 
 def _full(phase: str, module: nn.Module, phases: int) -> list[tuple[str, str]]:
-    """The names in a module's state, each with the one that it has among all phases."""
+    """The names in a module's state, each with its name among all phases."""
     return [(name, f"{phase}.{name}" if phases > 1 else name) for name in module.state_dict()]
 
 
@@ -267,12 +267,12 @@ def _check(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
 
 
 def is_extra_state(name: str) -> bool:
-    """Whether it is torch's name of what ``get_extra_state`` of a module returned."""
+    """Whether a name is that of a module's extra state."""
     return name.rpartition(".")[2] == "_extra_state"
 
 
 def _fits(name: str, saved: Any, own: Any) -> bool:
-    """Whether a module takes a value: it judges its extra state itself, and what has no shape yet takes any."""
+    """Whether a value fits a module; extra state, and a buffer without a shape yet, take any."""
     if is_extra_state(name):
         return True
     if not isinstance(saved, Tensor) or not isinstance(own, Tensor):
@@ -281,7 +281,7 @@ def _fits(name: str, saved: Any, own: Any) -> bool:
 
 
 def _shape(value: Any) -> Any:
-    """Of what is no tensor, what it is."""
+    """The shape of a tensor; the type of anything else."""
     return tuple(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
@@ -295,7 +295,7 @@ def _room(module: nn.Module) -> set[str]:
 
 
 def _make_room(module: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Make buffers what tensors can be copied to: of the right shape, and with memory for each number."""
+    """Give buffers the shape and memory that tensors can be copied into."""
     own = module.state_dict(keep_vars=True)
     device = next((each.device for each in own.values() if isinstance(each, Tensor)), torch.device("cpu"))
     for name in _room(module) & weights.keys():

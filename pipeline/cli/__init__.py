@@ -42,10 +42,10 @@ COMMANDS = {
     "check": "Name every mistake of a config, without running anything.",
     "checkpoint": "List, show, verify, compare and export checkpoints.",
     "new": "Write a workspace to edit, or a stage or plugin to add to one.",
-    "resume": "Go on with a run that was interrupted.",
+    "resume": "Resume a run that was interrupted.",
     "run": "Run a config.",
     "show": "Print the resolved config, each value with where it came from.",
-    "stages": "List the stages: base classes, shipped ones, arguments, keys.",
+    "stages": "List the stages: base classes, defaults, arguments, keys.",
 }
 # The entry-point group in which installed packages offer theirs.
 GROUP = "pipeline.commands"
@@ -81,7 +81,7 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error of ours that ends it is shown without a traceback, and leaves its exit code."""
+        """Run the command; an error of ours is shown without a traceback, and sets the exit code."""
         try:
             return super().invoke(ctx)
         except PipelineError as error:
@@ -115,7 +115,7 @@ def _names(packages: Iterable[str]) -> str:
 
 
 def _conflict(name: str, paths: Mapping[str, str]) -> str:
-    """Why nobody can call the command that packages offer under this name; ``""`` where one can."""
+    """Why a command of a package cannot be called; ``""`` if it can."""
     if name in COMMANDS:
         return f"also offered by {_names(paths)}, which nobody can call; give it another name there"
     return f"offered by {_names(paths)}; uninstall one of them" if len(paths) > 1 else ""
@@ -181,7 +181,7 @@ def main() -> NoReturn:
 
 
 def _use_streams() -> None:
-    """Standard streams that can be written: what is closed leads nowhere, and what one cannot encode comes as its number."""
+    """Make the standard streams writable: a closed one is discarded, characters without an encoding are escaped."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             # The lowest number that is free: its own, which else the next file would get, and with it what C code writes.
@@ -194,7 +194,7 @@ def _use_streams() -> None:
 
 
 def _unwritten(error: OSError) -> ExitCode:
-    """What a command says could not be written: a pipe that nobody reads any more needs no word."""
+    """The exit code if the output cannot be written; a closed pipe needs no message."""
     # What is left of it would be tried again at the end.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if not isinstance(error, BrokenPipeError):

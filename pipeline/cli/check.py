@@ -78,7 +78,7 @@ def command(
 
 @contextmanager
 def _user_code() -> Iterator[None]:
-    """What user code prints goes to stderr, and importing it leaves nothing behind."""
+    """Until the block ends, user code prints to stderr, and its import leaves no files."""
     log.to_stderr("WARNING")
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
@@ -110,7 +110,7 @@ def _count(steps: int | None) -> str:
 
 
 def _faults(problems: Sequence[Problem]) -> list[Fault]:
-    """The faults, once what the user's own code raised has been shown."""
+    """Show the errors of user code, and return the faults."""
     for problem in problems:
         if problem.error:
             print_traceback(problem.error)
@@ -142,7 +142,7 @@ def annotation(fault: Fault) -> str:
 
 
 def _escaped(text: str, characters: str) -> str:
-    """The text with these characters in GitHub's notation, ``%`` first among them."""
+    """The text with these characters escaped for GitHub, ``%`` first."""
     for character in characters:
         text = text.replace(character, f"%{ord(character):02X}")
     return text

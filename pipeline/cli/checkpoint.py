@@ -25,7 +25,7 @@ _PATH = click.Path(path_type=Path)
 
 @click.group("checkpoint", help=COMMANDS["checkpoint"])
 def command() -> None:
-    """Exit codes: those of the run, and 1 where something is damaged or different."""
+    """Exit codes are those of a run, and 1 if something is damaged or different."""
 
 
 @command.command("ls", short_help="List checkpoints, as they describe themselves.")
@@ -101,7 +101,7 @@ def export(path: Path, output: Path, phase: str | None, force: bool) -> None:
 
 
 def _one(path: Path) -> Path:
-    """The checkpoint that a path names; if it is the newest of several, that is said."""
+    """The checkpoint that a path names; if it is the newest of several, say so."""
     checkpoint = listing.choose_checkpoint(path)
     if checkpoint != path:
         click.echo(f"the newest in {path} is {checkpoint.name}", err=True)
@@ -109,7 +109,7 @@ def _one(path: Path) -> Path:
 
 
 def _verified(folder: Path) -> ExitCode:
-    """What becomes of a folder: with none left that a run could go on from, there is nothing to go on from."""
+    """The exit code for a folder: 78 if it has no valid checkpoint left."""
     checkpoints, damaged = layout.committed_checkpoints(folder), layout.bad_checkpoints(folder)
     valid = [_is_valid(path) for path in checkpoints]
     for path in damaged:
@@ -121,7 +121,7 @@ def _verified(folder: Path) -> ExitCode:
 
 
 def _is_valid(path: Path) -> bool:
-    """Whether a checkpoint is as it was written; either is said on stdout. One that is removed meanwhile is not missed."""
+    """Verify a checkpoint and print the result; one that is removed meanwhile does not count."""
     from pipeline.checkpoint.reader import problems_of  # noqa: PLC0415 - it imports torch
 
     problems = problems_of(path)

@@ -50,14 +50,14 @@ _ADDRESSED = re.compile(r"(?:.*?: )??((?:runner|dataset|phase|hyper_parameters)\
 
 
 class Problem(NamedTuple):
-    """A fault, and what the user's own code raised, its traceback cut to his frames; None where it raised nothing."""
+    """A fault, and the error of user code behind it, with the traceback of that code; None if there is none."""
 
     fault: Fault
     error: BaseException | None = None
 
 
 class CannotTellError(Exception):
-    """Something fails for a reason that need not hold in a run, and so is no problem.
+    """Something fails for a reason that may not hold in a run, and so is no problem.
 
     Args:
         reason: what that is.
@@ -91,7 +91,7 @@ class Problems:
         excuse: str = "",
         excused: type[Exception] = Exception,
     ) -> _T | None:
-        """What ``act`` returns; None where it fails, which is then a problem.
+        """Call ``act`` and return its result; None if it fails, which is then a problem.
 
         Args:
             address: where the config names what is tried.
@@ -128,7 +128,7 @@ class Problems:
             self.entries.append(problem)
 
     def _our_problem(self, error: PipelineError, address: str, origin: Origin) -> Problem:
-        """An error of ours says itself what is wrong, and often where."""
+        """The fault for an error of ours, which says what is wrong and often where."""
         if isinstance(error, ConfigError) and error.faults[0].address:
             return Problem(error.faults[0])
         message = str(error).removeprefix(f"{origin}: ")
@@ -138,7 +138,7 @@ class Problems:
         return Problem(origin.fault(address, message), error.user_error if isinstance(error, ClassPathError) else None)
 
     def _place(self, error: BaseException) -> str:
-        """The last line of the user's code that an error came through."""
+        """The last line of user code in a traceback."""
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if Path(frame.filename) in self.config.sources]
         return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
@@ -165,7 +165,7 @@ class PhaseBuild:
         self.entries: dict[torch.device, dict[str, Any]] = {}
 
     def on_meta_or_cpu(self, act: Callable[[torch.device], _T]) -> _T:
-        """What ``act`` does on the meta device; where it fails there, what it does for real.
+        """Call ``act`` on the meta device; if that fails, on the real one.
 
         Raises:
             CannotTellError: it fails on the meta device, and the model is too large for more.
@@ -179,7 +179,7 @@ class PhaseBuild:
         return act(CPU)
 
     def entry(self, device: torch.device) -> dict[str, Any]:
-        """What ``context["model"]`` would hold for the phase, but for optimizers."""
+        """The entry of ``context["model"]`` for the phase, without optimizers."""
         if device not in self.entries:
             with _making(device), warnings.catch_warnings():
                 # A constructor that loads weights would be told that nothing is copied.
@@ -190,7 +190,7 @@ class PhaseBuild:
         return self.entries[device]
 
     def context(self, device: torch.device) -> Context:
-        """What the network stage reads of the context; infer, so that it leaves the optimizer to us."""
+        """The context for the network stage; of an infer runner, so that it builds no optimizer."""
         return Context(
             config=self.config,
             hyper_parameters=self.config.plain()["hyper_parameters"],
@@ -208,7 +208,7 @@ class PhaseBuild:
 
     @property
     def modules(self) -> nn.Module:
-        """All that is trained and saved, on whichever device it could be built."""
+        """The modules that are trained and saved, on the device where they could be built."""
         modules: nn.Module = next(iter(self.entries.values()))["brain"].modules
         return modules
 
@@ -230,7 +230,7 @@ class PhaseBuild:
             return _shapes(brain.compute_forward(to_device(batch, device), stage))
 
     def loss(self, batch: Any, stage: Stage, device: torch.device) -> None:
-        """The losses of a batch, held to what training asks of them."""
+        """The losses of a batch, checked as training does."""
         with self._passing(stage, device) as brain:
             brain.evaluate_batch(to_device(batch, device), stage)
 
@@ -248,12 +248,12 @@ class PhaseBuild:
 
 
 def _making(device: torch.device) -> AbstractContextManager[Any]:
-    """Whatever makes a tensor makes it on the meta device; for real, it makes it where it does in a run."""
+    """Until the block ends, tensors are made on the meta device, or on their real device."""
     return device if device == META else nullcontext()
 
 
 def _bytes(modules: nn.Module) -> int:
-    """What parameters and buffers take: of a sparse one its values, of a lazy one, which has no shape yet, nothing."""
+    """The bytes of parameters and buffers; of a sparse one its values, of a lazy one nothing."""
     tensors = [tensor for tensor in (*modules.parameters(), *modules.buffers()) if not is_lazy(tensor)]
     return sum((t.numel() if t.layout is torch.strided else t._nnz()) * t.element_size() for t in tensors)
 
@@ -315,7 +315,7 @@ class Build:
         return {stage: cls for stage, cls in classes.items() if cls}
 
     def phase(self, phase: PhaseSchema, runner: RunnerSchema, classes: dict[str, type]) -> list[str]:
-        """Build a phase, and send a batch of each of its datasets through it; what there is to say of it."""
+        """Build a phase, and pass a batch of each of its datasets through it; return a line about it."""
         build, instance = PhaseBuild(phase, runner, self.config), classes.get("instance")
         preparing = "" if instance is Instance else f"data is prepared by the instance stage {_name(instance)}"
         passes = [(phase.dataset_name, Stage.TRAIN), (phase.valid_dataset_name, Stage.VALID)]
@@ -341,7 +341,7 @@ class Build:
         return [self.size(build), *facts]
 
     def batch(self, name: str, runner: RunnerSchema, preparing: str) -> Any:
-        """The first batch of a dataset; None where there is none, which is a problem unless it may yet be prepared."""
+        """The first batch of a dataset; None if there is none, which is a problem unless a stage may prepare it."""
         first = partial(_first_batch, name, runner, self.config)
         try:
             return self.problems.attempt(f"dataset.{name}.class_path", first, "gives no batch", excuse=preparing)
@@ -350,7 +350,7 @@ class Build:
         return None
 
     def through(self, build: PhaseBuild, name: str, stage: Stage) -> str:
-        """Send a batch of a dataset through a model and its loss."""
+        """Pass a batch of a dataset through a model and its loss."""
         batch, address = self.batches[name], f"phase.{build.phase.name}"
         if batch is None:
             return ""
@@ -397,7 +397,7 @@ def _name(cls: type | None) -> str:
 
 
 class FirstBatches:
-    """A plugin: every torch loader that the network stage leaves in ``dataset`` gives only its first batches.
+    """A plugin that cuts every torch loader in ``dataset`` to its first batches.
 
     Args:
         count: how many.
@@ -408,7 +408,7 @@ class FirstBatches:
 
     @hookimpl
     def after_stage(self, name: str, context: Context) -> None:
-        """Cut the loaders short; a network stage of the user's own may leave something else, or nothing."""
+        """Cut the loaders to their first batches; a network stage of the user may have left something else."""
         # Not a read of the stage's own, and so not recorded as one.
         loaders: Any = dict.get(context, "dataset") if name == "network" else None
         for key, loader in list(loaders.items()) if isinstance(loaders, dict) else ():
@@ -459,7 +459,7 @@ def _short(config: Config, overrides: Sequence[str], steps: int) -> Config:
 
 
 def unbounded(config: Config) -> list[str]:
-    """The runners with a runner stage of the user's own, which need not ask how many steps there are to be."""
+    """The runners with a runner stage of the user, which may ignore the number of steps."""
     classes = {
         runner.name: load_class(config, runner, "runner_class_path", "Runner", RunnerBase) for runner in config.runners
     }

@@ -124,5 +124,5 @@ def _described(keys: Iterable[ContextKey]) -> str:
 
 
 def _listed(entries: Iterable[str]) -> str:
-    """The entries as they stand in a docstring."""
+    """The entries, formatted for a docstring."""
     return "\n".join(textwrap.fill(entry, 118, initial_indent=" " * 8, subsequent_indent=" " * 12) for entry in entries)

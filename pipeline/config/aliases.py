@@ -1,4 +1,4 @@
-"""Keys that the ancestors named twice or thrice: each alias becomes the canonical key. And keys that are still to come."""
+"""Other names of keys, which become the canonical key; and keys that are not supported yet."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def names_of(address: str) -> list[str]:
 
 
 def canonicalize(values: dict[str, Node], key: str, address: str) -> None:
-    """What the mapping at ``address`` has under another name of ``key`` gets this one: what is set later replaces it."""
+    """Rename another name of ``key`` in the mapping at ``address``, so that a later value replaces it."""
     names = names_of(f"{address}.{key}")
     for name in names if names[0] not in ADDING else ():
         if name != key and name in values:
@@ -81,7 +81,7 @@ def canonicalize(values: dict[str, Node], key: str, address: str) -> None:
 
 
 def use_canonical_keys(tree: Node) -> list[Fault]:
-    """Rename the aliases in ``tree`` and take out what is not there yet, with a fault for each."""
+    """Rename the aliases in ``tree``, and remove unsupported keys with a fault for each."""
     faults: list[Fault] = []
     for section, keys in NOT_YET.items():
         for address, item in tree.items(section):

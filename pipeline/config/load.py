@@ -22,7 +22,7 @@ _PLACEHOLDER = re.compile(r"\{(workspace|run_dir)\}|\{\w+\}[^\s#]")
 
 
 def apply_overrides(override: str, tree: Node) -> list[Fault]:
-    """Set in ``tree`` what an override says, and what is wrong with it; a relative path in it belongs to where one types."""
+    """Apply overrides to ``tree``, and return their faults; a relative path belongs to the working directory."""
     address, equals, text = override.partition("=")
     origin = Origin(f"override '{override}'", Path())
     if not equals or not address:
@@ -38,7 +38,7 @@ def apply_overrides(override: str, tree: Node) -> list[Fault]:
 
 
 def _set(tree: Node, address: str, value: Node) -> None:
-    """Put a value where it belongs.
+    """Set a value at an address.
 
     Raises:
         ConfigError: there is nothing to put it in.
@@ -59,7 +59,7 @@ def _set(tree: Node, address: str, value: Node) -> None:
 
 
 def _parent(tree: Node, address: str, origin: Origin) -> Node:
-    """The mapping or list at an address, made where a mapping may have any key."""
+    """The mapping or list at an address; created where a mapping may have any key."""
     node, above = tree, ""
     for part in address.split(".") if address else ():
         inside, above = above, f"{above}.{part}".lstrip(".")
@@ -113,7 +113,7 @@ def read_with_bases(
 
 
 def _base(item: Node, path: Path, faults: list[Fault], chain: tuple[Path, ...], known: dict[Path, Node]) -> Node:
-    """The tree of one item of ``_base_``, for the caller alone."""
+    """The tree of one item of ``_base_``; a copy."""
     if not isinstance(item.value, str):
         raise ConfigError([item.origin.fault("_base_", f"is {item.plain()!r}; name a file, or a list of files")])
     base = path.parent / item.value
@@ -134,7 +134,7 @@ def _base(item: Node, path: Path, faults: list[Fault], chain: tuple[Path, ...], 
 
 
 def _clashes(first: Node, second: Node, address: str = "") -> Iterator[tuple[str, Node, Node]]:
-    """(address, value, other value) of all that two bases set differently, neither knowing of the other's."""
+    """(address, value, other value) of everything that two bases set differently."""
     if not _mergeable(first, second):
         if repr(first.plain()) != repr(second.plain()) and not (_refines(first, second) or _refines(second, first)):
             yield address, first, second
@@ -154,12 +154,12 @@ def _clash(address: str, first: Node, second: Node, path: Path) -> Fault:
 
 
 def _refines(node: Node, other: Node) -> bool:
-    """Whether a value was written over the other one: in a base that both have."""
+    """Whether a value replaces the other one, from a base that both have."""
     return any(earlier.origin == other.origin for earlier in node.earlier)
 
 
 def merge(base: Node, over: Node, faults: list[Fault], address: str = "") -> Node:
-    """``over`` on top of ``base``: mappings key by key, lists of named items name by name, all else replaced.
+    """Merge ``over`` into ``base``: mappings by key, lists of named items by name; all else is replaced.
 
     ``_delete_: true`` in a mapping replaces the base's instead of merging into it.
     """
@@ -182,7 +182,7 @@ def merge(base: Node, over: Node, faults: list[Fault], address: str = "") -> Nod
 
 
 def _takes_mark(node: Node, faults: list[Fault]) -> bool:
-    """Take ``_delete_`` out of a mapping, and say what it was."""
+    """Remove ``_delete_`` from a mapping, and return its value."""
     mark = node.value.pop("_delete_", None)
     if mark and not isinstance(mark.value, bool):
         faults.append(mark.origin.fault("_delete_", f"is {mark.plain()!r}; write true, or leave it out"))
@@ -200,7 +200,7 @@ def _has_names(node: Node) -> bool:
 
 
 def _unmarked(node: Node, faults: list[Fault]) -> Node:
-    """The node without the ``_delete_`` marks in it, which have nothing left to replace."""
+    """The node without its ``_delete_`` marks."""
     for _, child in [("", node), *node.walk()]:
         if isinstance(child.value, dict):
             _takes_mark(child, faults)
@@ -252,7 +252,7 @@ class Config:
     links: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Have it noted what is read of the typed objects."""
+        """Record what is read of the typed objects."""
         for section in schema.SECTIONS:
             for item in getattr(self.settings, section):
                 item.watch(f"{section}.{item.name}", self.reads.addresses)
@@ -288,7 +288,7 @@ class Config:
         return default if node is None else node.plain()
 
     def origin(self, address: str) -> Origin:
-        """Where the value at an address was written; the nearest enclosing one's place if it was not."""
+        """Where the value at an address was written; else where its nearest parent was."""
         while address:
             node = self.tree.find(address)
             if node and node.origin is not DEFAULT:
@@ -312,7 +312,7 @@ class Config:
         return Config(tree, settings, self.path, self.workspace, self.reads)
 
     def leading(self, links: Mapping[str, str]) -> Config:
-        """The same config, of which these links lead where they once led: path with links -> path without."""
+        """The same config with these links as they once were: path with links -> path without."""
         config = copy.copy(self)
         config.tree = self.tree.copy()
         for address, path in self.links.items():
@@ -321,12 +321,12 @@ class Config:
         return config
 
     def followed(self) -> dict[str, str]:
-        """Each path that leads over links -> where it leads."""
+        """Each path with links -> the path without."""
         return {path: str(node.value) for address, path in self.links.items() if (node := self.tree.find(address))}
 
 
 class ConfigBuilder:
-    """A config on its way: the tree as far as it got, and the faults found so far.
+    """A config that is being loaded: its tree, and the faults so far.
 
     Attributes:
         tree: the merged and resolved tree, complete with defaults as far as it is valid; None if it could not be read.
@@ -389,7 +389,7 @@ class ConfigBuilder:
         self._plugin_keys(tree)
 
     def _file(self, address: str, node: Node) -> None:
-        """A path, made absolute and without links: what leads there may lead elsewhere once the run has begun."""
+        """An absolute path without links; a link may change while the run is in progress."""
         path = _absolute(node.value, node.origin)
         if path.startswith("{") or (address.endswith(".init_model_path") and node.value in (BEST, LAST)):
             return

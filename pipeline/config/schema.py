@@ -37,7 +37,7 @@ class Interval(NamedTuple):
 
 
 def parsed(intervals: int | str | list[int | str] | None, unit: str = "iteration") -> list[Interval]:
-    """The intervals that a value of kind :data:`Intervals` names, a bare number in ``unit``; null names none."""
+    """The intervals of a value of kind :data:`Intervals`, a bare number in ``unit``; null has none."""
     values = intervals if isinstance(intervals, list) else [intervals]
     return [Interval.parse(value, unit) for value in values if value is not None]
 
@@ -225,7 +225,7 @@ class BestSettings(BaseModel):
 
 
 class UpdaterSettings(BaseModel):
-    """The class of an updater, and its arguments beside those that it is given."""
+    """The class of an updater, and its own arguments."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     class_path: ClassPathValue
@@ -253,7 +253,7 @@ class _Section(BaseModel):
     _read: set[str] | None = PrivateAttr(None)
 
     def watch(self, address: str, read: set[str]) -> None:
-        """From now on, note in ``read`` the address of each key that is read."""
+        """From now on, record the address of each key that is read in ``read``."""
         self._address, self._read = address, read
 
     def __getattribute__(self, name: str) -> Any:
@@ -309,20 +309,24 @@ class RunnerSchema(_Section):
     name: RunnerName = Field(description="letters, digits, `_` and `-`")
     kind: RunnerKind = Field(alias="class", description="train or infer; single_train and single_infer mean the same")
     device: Device = Field("auto", description="auto, cpu, gpu, cuda or cuda:N")
-    precision: Precision = Field("fp32", description="of training: fp32, fp16 (on a GPU) or bf16; weights stay fp32")
-    eval_precision: Precision = Field("fp32", description="of every pass without training")
+    precision: Precision = Field(
+        "fp32", description="precision of training: fp32, fp16 (on a GPU) or bf16; weights stay fp32"
+    )
+    eval_precision: Precision = Field("fp32", description="precision of validation and evaluation")
     epochs: int | None = Field(None, gt=0, description="passes over all phases; with max_steps, whichever comes first")
     max_steps: int | None = Field(None, gt=0, description="iterations over all phases")
     optimizer_step_limit: Count | None = Field(None, description="updates after which training ends")
     print_interval: int | None = Field(50, gt=0, description="iterations between two reports; null for none")
     valid_interval: Intervals = Field("1 epoch", description="how often to validate, at the end too; null never")
-    save_interval: Intervals = Field("1 epoch", description="how often a checkpoint is saved; null only at the end")
+    save_interval: Intervals = Field(
+        "1 epoch", description="how often a checkpoint is saved, besides the end; null is only at the end"
+    )
     keep_last: int | None = Field(None, ge=2, description="newest checkpoints kept, beside the best; null keeps all")
     keep_best: Best | None = Field(
-        None, description="{metric: valid_loss, mode: min, count: 1}: the checkpoints that are kept as the best"
+        None, description="{metric: valid_loss, mode: min, count: 1}: which checkpoints are the best, and are kept"
     )
     on_save_error: Literal["error", "warn"] = Field(
-        "error", description="what a save means that the storage refuses; warn goes on, but not at the end"
+        "error", description="if the storage refuses a save: error ends the run, warn continues, except at the end"
     )
     save_checkpoint_path: str | None = Field(
         None,
@@ -330,10 +334,10 @@ class RunnerSchema(_Section):
     )
     save_inference_interval: Intervals = Field(
         None,
-        description="how often the weights alone are saved, and at the end; a bare number means epochs; null never",
+        description="how often the weights alone are saved, besides the end; a bare number means epochs; null is never",
     )
     save_inference_path: str | None = Field(
-        None, description="where they go, likewise; null is `inference` in the runner's folder"
+        None, description="where these weights go, likewise; null is `inference` in the runner's folder"
     )
     save_inference_export: bool = Field(False, description="and the model itself, by torch.export; not of a Brain")
     init_model_path: str | None = Field(
@@ -342,17 +346,20 @@ class RunnerSchema(_Section):
     )
     init_modules: Names | None = Field(
         None,
-        description="modules of it, or patterns such as `*.bias`, that are loaded; null is all, which then has to fit",
+        description="which of its modules are loaded, or patterns such as `*.bias`; null is all, which then have to fit",
     )
-    freeze: Names | None = Field(None, description="modules or patterns of what is not trained")
+    freeze: Names | None = Field(None, description="modules, or patterns, that are not trained")
     write_predictions: bool = Field(False, description="an infer runner writes `<phase>_predictions.jsonl`")
-    seed: int | None = Field(0, ge=0, lt=2**32, description="of weights and order of data; null leaves them to chance")
-    deterministic: bool = Field(False, description="only operations that give the same bits again, or an error")
+    seed: int | None = Field(
+        0, ge=0, lt=2**32, description="seed of weights and order of data; null leaves them to chance"
+    )
+    deterministic: bool = Field(False, description="use only deterministic operations; any other is an error")
     threads: int | None = Field(None, gt=0, le=1024, description="torch's threads on the CPU; null leaves it to torch")
     grad_clip: Norm | None = Field(None, description="largest norm of the gradients of one optimizer; null never clips")
     accum_grad: Count = Field(1, description="batches whose gradients make one update; a scheduler may have its own")
     nonfinite_patience: Patience | None = Field(
-        3, description="non-finite losses discarded before the run ends with exit code 5; null looks at none"
+        3,
+        description="how many non-finite losses are discarded before the run ends with exit code 5; null does not look",
     )
     check_gradients: bool = Field(False, description="look for non-finite gradients even without clipping, at a cost")
     compile: bool = Field(False, description="torch.compile the modules")
@@ -368,7 +375,7 @@ class RunnerSchema(_Section):
     overfit_batches: int | None = Field(
         None, gt=0, description="train on the same first batches again and again, in order, and evaluate on them"
     )
-    debug: bool = Field(False, description="a short run of which nothing is kept, to see whether all works")
+    debug: bool = Field(False, description="a short run to see whether everything works; nothing of it is kept")
     debug_batches: Count = Field(2, description="batches of each pass of a debug run")
     debug_epochs: int = Field(2, gt=0, description="epochs of a debug run")
     debug_persistently: bool = Field(False, description="keep the run directory of a debug run")
@@ -406,11 +413,11 @@ class ConfigSchema(_Section):
     """The config."""
 
     name: Name | None = Field(None, description="its name; default: its file's, or its folder's for `config.yaml`")
-    workspace: str | None = Field(None, description="folder that {workspace} stands for; default: the config's own")
+    workspace: str | None = Field(None, description="the folder of {workspace}; default: the config's own")
     mode: Names | None = Field(None, description="the runners to run, in order; null is all")
     output_dir: str = Field("runs", description="where run directories go, relative to where the command runs")
     plugins: list[PluginValue] = Field([], description="added to the default plugins; {name: false} removes one")
-    hyper_parameters: HyperParameters = Field({}, description="free, but for `optimizer`")
+    hyper_parameters: HyperParameters = Field({}, description="free values, except `optimizer`")
     dataset: list[DatasetSchema] = Field(default_factory=list, description="the data, each item with a name")
     runner: list[RunnerSchema] = Field(min_length=1, description="the runners, each item with a name")
     phase: list[PhaseSchema] = Field(default_factory=list, description="models with their data, each item with a name")
@@ -422,7 +429,7 @@ SECTIONS: dict[str, type[BaseModel]] = {"dataset": DatasetSchema, "runner": Runn
 
 
 def validate(tree: Node) -> tuple[ConfigSchema | None, list[Fault]]:
-    """The typed config, or the faults; aliases and defaults are worked into ``tree``."""
+    """The typed config, or its faults; aliases and defaults are applied to ``tree``."""
     faults = use_canonical_keys(tree)
     faults += _repeated_names(tree)
     try:
@@ -451,7 +458,7 @@ def _repeated_names(tree: Node) -> list[Fault]:
 
 
 def _fill_defaults(node: Node, settings: BaseModel) -> None:
-    """Add what the config left out, marked as default."""
+    """Add missing values, marked as defaults."""
     for name, info in type(settings).model_fields.items():
         value, key = getattr(settings, name), info.alias or name
         written = node.child(key)
@@ -469,7 +476,7 @@ def _fill_defaults(node: Node, settings: BaseModel) -> None:
 
 
 def too_short(name: str, total: int, needed: int, *, per_epoch: bool) -> str:
-    """The message for a schedule that is over before the training is."""
+    """The message for a schedule that ends before the training."""
     unit = "epochs" if per_epoch else "windows of accumulation"
     return f"{name} has {total} steps, and the training has {needed} {unit}; write total_steps: {needed} or more"
 

@@ -74,7 +74,7 @@ class Node:
         return name.value if name and isinstance(name.value, str) else None
 
     def children(self) -> Iterator[tuple[str, Node]]:
-        """(address part, child) of a mapping or list; an item with a name is addressed by it."""
+        """(address part, child) of a mapping or list; an item with a name has it as its part."""
         if isinstance(self.value, dict):
             yield from self.value.items()
         elif isinstance(self.value, list):
@@ -108,7 +108,7 @@ class Node:
             yield from child.walk(below)
 
     def plain(self, *, expanded: bool = True) -> Any:
-        """The value without its marks; ``expanded=False`` keeps ``${env:…}`` as it was written."""
+        """The plain value; ``expanded=False`` keeps ``${env:…}`` as it was written."""
         if isinstance(self.value, dict):
             return {name: child.plain(expanded=expanded) for name, child in self.value.items()}
         if isinstance(self.value, list):
@@ -116,7 +116,7 @@ class Node:
         return self.value if expanded or self.unexpanded is None else self.unexpanded
 
     def copy(self) -> Node:
-        """A tree of its own; the scalars are shared."""
+        """A copy of the tree; the scalars are shared."""
         value: Any = self.value
         if isinstance(value, dict):
             value = {name: child.copy() for name, child in value.items()}
@@ -135,7 +135,7 @@ class Node:
 
 
 def each_once(*nodes: Node) -> tuple[Node, ...]:
-    """The nodes, without those that were written where one before was: several bases may have one in common."""
+    """The nodes, without repeated ones: several bases may share a base."""
     first: dict[Origin, Node] = {}
     for node in nodes:
         first.setdefault(node.origin, node)
@@ -143,7 +143,7 @@ def each_once(*nodes: Node) -> tuple[Node, ...]:
 
 
 def from_plain(value: Any, origin: Origin, key: Origin | None = None, depth: int = 0) -> Node:
-    """A tree made of plain data, every value written at ``origin``.
+    """A tree from plain data, with ``origin`` for every value.
 
     Raises:
         ConfigError: it is too deep.
@@ -164,7 +164,7 @@ TAG = "tag:yaml.org,2002:"
 
 
 class Builder:
-    """Turns PyYAML's nodes into ours, counting them as it goes."""
+    """Turns PyYAML's nodes into ours, and counts them."""
 
     def __init__(self, text: str, origin: Origin) -> None:
         self.lines = text.splitlines() or [""]
@@ -173,7 +173,7 @@ class Builder:
         self.count = 0
 
     def place(self, node: yaml.Node) -> Origin:
-        """Where a node begins."""
+        """The place where a node begins."""
         line, column = node.start_mark.line, node.start_mark.column
         if not self.origin.folder or self.origin.where.startswith("override '"):
             return self.origin
@@ -181,7 +181,7 @@ class Builder:
         return replace(self.origin, line=line + 1, column=column + 1, text=text)
 
     def build(self, node: yaml.Node, depth: int, key: Origin | None = None) -> Node:
-        """A node of ours, with all that is in it.
+        """Our node of a YAML node, with its children.
 
         Raises:
             ConfigError: it is too large or too deep, the values of its aliases counted each time.
@@ -203,12 +203,12 @@ class Builder:
         return Node(None, place, key)
 
     def tag(self, node: yaml.Node, place: Origin) -> None:
-        """Refuse a tag, as it was written."""
+        """Refuse a tag."""
         written = node.tag.replace(TAG, "!!")
         self.faults.append(place.fault("", f"the tag '{written}' is not allowed; a config holds plain values only"))
 
     def mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, Node]:
-        """The values of a mapping: what it writes itself goes over what it merges."""
+        """The values of a mapping; its own win over merged ones."""
         values: dict[str, Node] = {}
         merged: dict[str, Node] = {}
         for key_node, value_node in node.value:
@@ -229,7 +229,7 @@ class Builder:
         return merged | values
 
     def merge(self, node: yaml.Node, depth: int) -> dict[str, Node]:
-        """The mapping, or mappings, that ``<<:`` names; an earlier one wins."""
+        """The mapping or mappings of ``<<:``; an earlier one wins."""
         parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
         merged: dict[str, Node] = {}
         for part in parts:
@@ -284,7 +284,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes the strings that a reader of YAML 1.1 or of 1.2 would take for something else."""
+    """Quotes the strings that YAML 1.1 or 1.2 would read as another type."""
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -339,7 +339,7 @@ def read_file(path: Path, faults: list[Fault]) -> Node:
 
 
 def neighbour(path: Path) -> str:
-    """The file nearest in name, as a remedy for a path to none."""
+    """The remedy for a missing file: the one with the nearest name."""
     # Of os.path, which says of a name too long that nothing is there.
     if not os.path.isdir(path.parent):
         return ""
@@ -407,7 +407,7 @@ def dump(value: Any, *, one_line: bool = False) -> str:
 
 
 def one_line(value: Any) -> str:
-    """YAML text of one line, without what ends a document."""
+    """YAML text of one line."""
     return dump(value, one_line=True).removesuffix("\n...\n").strip()
 
 
@@ -460,7 +460,7 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, origin: Origin) -> Fault:
 
 
 def resolved(path: Path) -> Path:
-    """The path with its links followed; it need not be there.
+    """The path with its links resolved; it need not exist.
 
     Raises:
         OSError: no file can have this path: it is too long, holds a NUL, or its links go in a circle.

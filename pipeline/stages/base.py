@@ -33,7 +33,7 @@ class StageBase(ABC):
 
 
 class InstanceBase(StageBase):
-    """Everything that must stand before the model: data, environment, seed."""
+    """Prepares what the model needs: data, environment, seed."""
 
     @abstractmethod
     def instance(self, context: Context) -> None:
@@ -85,7 +85,7 @@ class RunnerBase(StageBase):
 
 
 class TerminalBase(StageBase):
-    """What is done once, after success. A subclass may also define ``abort(context, error)``, run after a failure instead."""
+    """Runs once, after success. A subclass may also define ``abort(context, error)``, which runs after a failure instead."""
 
     @abstractmethod
     def terminal(self, context: Context) -> None:

@@ -67,20 +67,20 @@ class Batches:
             set_epoch(loader, epoch - 1)
 
     def open(self, place: Mapping[str, Any] | None = None) -> None:
-        """Begin to read, if any is left; ``place``: where the batches were that are left out, if they knew."""
+        """Begin to read; ``place`` is the position in the data to continue from, if it is known."""
         self._place = place
         if self.count and not self.over():
             self._opened()
 
     def place(self) -> Mapping[str, Any] | None:
-        """The place in the data after those that were taken; None where their number says it all."""
+        """The position in the data; None if the number of batches is enough."""
         # Another loader that has a state has that of the batch that was read ahead.
         if self._reading is None or not isinstance(self.loader, SeededLoader):
             return self._place
         return position_of(self._reading, self.count)
 
     def over(self) -> bool:
-        """Whether all were taken. A loader whose length is not certain is read one batch ahead to tell."""
+        """Whether all batches were read. A loader without a certain length is read one batch ahead for this."""
         if self.length is not None:
             return self.count >= self.length
         if not self._ahead:
@@ -88,7 +88,7 @@ class Batches:
         return not self._ahead
 
     def take(self) -> Any:
-        """The next one; there has to be one.
+        """The next batch; there has to be one.
 
         Raises:
             DataError: the loader ends before its length says so.
@@ -113,13 +113,13 @@ class Batches:
 
 
 def _exact_length(loader: Iterable[Any]) -> int | None:
-    """How many batches there are, where that is certain: an IterableDataset gives what it gives."""
+    """How many batches there are, if that is certain; for an IterableDataset it is not."""
     is_map_style = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
     return length(loader) if is_map_style or isinstance(loader, list | tuple) else None
 
 
 class ExperimentSetup(RunnerBase):
-    """The part of an experiment that is set up, by hand or out of what the trainer has made."""
+    """The setup of an experiment, by hand or from what the trainer has made."""
 
     model: nn.Module
     optimizer: Any
@@ -162,7 +162,7 @@ class ExperimentSetup(RunnerBase):
         """Set ``self.model``, on ``self.device``, and ``self.optimizer``."""
 
     def setup(self) -> None:
-        """Everything that stands before the training, in this order."""
+        """Everything before the training, in this order."""
         self._numbers = PluginNumbers(self.context)
         self._numbers.begin_epoch()
         self.setup_device()
@@ -214,7 +214,7 @@ class ExperimentSetup(RunnerBase):
             (self.output_dir / "config.yaml").write_text(text, encoding="utf-8")
 
     def setup_visualizer(self) -> None:
-        """``self.visualizer``: writes ``metrics.jsonl``; as a stage, tells the plugins."""
+        """``self.visualizer``: writes ``metrics.jsonl``; as a stage, calls the plugins."""
         self.visualizer = self._numbers
         if self.alone:
             self.visualizer = lines = JsonLines(self.output_dir / "metrics.jsonl")
@@ -259,7 +259,7 @@ class ExperimentSetup(RunnerBase):
         self.checkpointer.begin(self.context["model"])
 
     def _parts(self) -> dict[str, Any]:
-        """What stands in attributes beside model and optimizer and has a state of its own."""
+        """The attributes beside model and optimizer that have a state."""
         parts = state.parts_of({PHASE: {"model": self.model, "updater": self}})
         attributes = {address.removeprefix(f"phase.{PHASE}.updater."): part for address, part in parts.items()}
         return {f"self.{name}": part for name, part in attributes.items() if name != "optimizer"}
@@ -312,7 +312,7 @@ class ExperimentBase(ExperimentSetup):
         """Evaluate on ``self.valid_loader``; called without gradients and with the model in evaluation mode."""
 
     def run(self, context: Context | None = None) -> None:
-        """The whole training, after ``setup()``; with the context of a run, as its stage."""
+        """Train, after ``setup()``; as a stage, with the context of the run."""
         try:
             if context is not None:
                 self.setup()
@@ -359,7 +359,7 @@ class ExperimentBase(ExperimentSetup):
         return batch if self.device.type == "cpu" else to_device(batch, self.device)
 
     def new_epoch(self) -> None:
-        """Begin the next epoch: ``epoch`` counts it, and the loader's sampler is told."""
+        """Begin the next epoch: count it, and pass its number to the loader's sampler."""
         if self._in_epoch:
             self._ended = self.epoch
             self._end_epoch()
@@ -367,7 +367,7 @@ class ExperimentBase(ExperimentSetup):
         self._next_epoch()
 
     def save(self) -> None:
-        """Save a checkpoint of this moment: the model with its gradients, the counters, what ``training_state`` gives.
+        """Save a checkpoint: the model with its gradients, the counters, and ``training_state()``.
 
         And whatever of torch's has a state and stands in an attribute, or in a list or dict in one: other optimizers and
         modules, schedules, a GradScaler.
@@ -395,7 +395,7 @@ class ExperimentBase(ExperimentSetup):
         self._newest = self.checkpointer.path_of(self.iteration)
 
     def resume_or_load(self) -> None:
-        """Go on from the checkpoint ``args.checkpoint_path``, or from the newest in the output folder; ``run`` does it too.
+        """Continue from the checkpoint ``args.checkpoint_path``, or from the newest in the output folder; ``run`` does it too.
 
         From a file of weights, and as a stage, it gives the first weights alone.
 
@@ -425,14 +425,14 @@ class ExperimentBase(ExperimentSetup):
         return {"optimizer": state_of() if state_of else None}
 
     def load_training_state(self, training_state: Mapping[str, Any]) -> None:
-        """Take what ``training_state`` gave; of options of the optimizer that the config now says otherwise, its own."""
+        """Restore a ``training_state``; optimizer options that the config has changed keep their new value."""
         if isinstance(getattr(self, "optimizer", None), Optimizer):
             state.load_optimizer(self.optimizer, training_state["optimizer"], self._configured)
         elif training_state["optimizer"] is not None:
             self.optimizer.load_state_dict(training_state["optimizer"])
 
     def _go_on(self, checkpoint: LoadedCheckpoint) -> None:
-        """Take everything from the checkpoint of a training that ended or was interrupted."""
+        """Restore everything from a checkpoint."""
         training = checkpoint.training
         if training is None or "data" not in training:
             what = f"{checkpoint.path}: is not of an experiment, which could go on from it"
@@ -470,7 +470,7 @@ class ExperimentBase(ExperimentSetup):
         return {"iteration": self.iteration, "epoch": self.epoch - just_begun, "batches": 0}
 
     def set_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Go on where another was: ``read_batch`` gives the batch that would have come there."""
+        """Continue from these counters: ``read_batch`` returns the batch that comes next."""
         self.train_state.update({name: state_dict[name] for name in TRAIN_STATE if name in state_dict})
         batches = state_dict.get("batches", 0)
         self.train_state.pop("batches", None)
@@ -535,7 +535,7 @@ class ExperimentBase(ExperimentSetup):
         self._stop_if_requested()
 
     def _validate(self, *, due: bool) -> None:
-        """Once in an iteration; at the end also where it is not due."""
+        """Validate, at most once in an iteration; at the end of training also if it is not due."""
         at_end = self._validating.intervals and self.iteration >= self._limit
         if self._validated == self.iteration or not (due or at_end):
             return
@@ -548,7 +548,7 @@ class ExperimentBase(ExperimentSetup):
             state.restore_random_state(random)
 
     def _stop_if_requested(self) -> None:
-        """End here with everything saved, if a signal or ``is_exit`` has asked for it."""
+        """Save and end, if a signal or ``is_exit`` asks for it."""
         if exit_requested(self.context):
             self.save()
             self._checkpoints.finish()
@@ -556,11 +556,11 @@ class ExperimentBase(ExperimentSetup):
             raise ExitError
 
     def _wake(self) -> None:
-        """Look after this batch."""
+        """Check after this batch whether something is due."""
         self._due = 0
 
     def _refuse_epochs_without_end(self) -> None:
-        """An epoch ends with the batches that ``read_batch`` gives: without it, what counts epochs would never come."""
+        """Raise if intervals count epochs but ``read_batch`` is never called: then no epoch would end."""
         triggers = zip(INTERVALS, (self._validating, self._saving), strict=True)
         in_epochs = [name for name, trigger in triggers if trigger.epochs]
         if in_epochs and not self._batches.count:
@@ -568,7 +568,7 @@ class ExperimentBase(ExperimentSetup):
             raise StageError(f"{unread}; call it, or give {' and '.join(in_epochs)} in iterations")
 
     def _refuse_overwriting(self, iteration: int) -> None:
-        """By hand, go on only where the output folder has no checkpoints of another run that are as new or newer."""
+        """By hand, raise if the output folder has checkpoints of another run that would be overwritten."""
         newest = self.checkpointer.newest() if self.alone else None
         if newest and newest != self._newest and (layout.step_of(newest) or 0) >= iteration:
             what = f"{newest}: is of another run, and this one is at iteration {self.iteration}, and would overwrite it"
@@ -587,7 +587,7 @@ class ExperimentBase(ExperimentSetup):
         self.context["hooks"].before_epoch(context=self.context)
 
     def _end_epoch(self) -> None:
-        """Tell the plugins that the epoch is over, or that nothing more comes of it."""
+        """Call the plugins at the end of an epoch, also of one that is cut short."""
         if self._in_epoch:
             self._in_epoch = False
             self.train_state["epoch"] = self.epoch

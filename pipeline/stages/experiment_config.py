@@ -1,4 +1,4 @@
-"""What an ExperimentBase is given: its ``config``, its ``args``, its visualizer."""
+"""The ``config``, ``args`` and visualizer of an ExperimentBase."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PHASE = "experiment"
 
 
 class Visualizer(Protocol):
-    """What an experiment calls; tensorboard's SummaryWriter fits as it is."""
+    """Where an experiment reports its numbers; tensorboard's SummaryWriter is one."""
 
     def add_scalar(self, name: str, value: Any, step: int, /) -> None:
-        """Take a number, measured at an iteration."""
+        """Report a number, measured at an iteration."""
 
 
 class JsonLines:
@@ -54,7 +54,7 @@ class JsonLines:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def cut(self, size: int | None) -> None:
-        """Take away what was written after the first so many bytes; None: keep it."""
+        """Cut the file to so many bytes; None: keep all of it."""
         self.close()
         if size is not None and size < self.size:
             os.truncate(self.path, size)
@@ -67,7 +67,7 @@ class JsonLines:
 
 
 class PluginNumbers:
-    """Tells the plugins: the means of training numbers at each ``print_interval``, those of a validation after it.
+    """Reports to the plugins: means of training numbers at each ``print_interval``, and the numbers of each validation.
 
     Numbers stay on their device until then.
 
@@ -91,7 +91,7 @@ class PluginNumbers:
         self._strange: set[str] = set()
 
     def add_scalar(self, name: str, value: Any, step: int) -> None:
-        """Take a number; several of a name are averaged, each counting alike."""
+        """Report a number; several with one name are averaged, each with the same weight."""
         iteration = self.train_state["iteration"]
         # A batch counts once it has been trained on.
         if step not in (iteration, iteration + 1) and name not in self._strange:
@@ -101,18 +101,18 @@ class PluginNumbers:
         numbers.log(name, value, 1)
 
     def begin_epoch(self) -> None:
-        """Forget the epoch before."""
+        """Reset for a new epoch."""
         self.training, self.validations, self.iterations = Meters(), {}, {}
         self.context["metrics"] = {PHASE: {}}
 
     def print(self) -> None:
-        """Tell the training numbers since the last time: on a GPU this waits for the work so far."""
+        """Report the training numbers since the last call; on a GPU this waits for the work so far."""
         numbers = self.training.recent()
         self.context["hooks"].on_print_interval(context=self.context, phase=PHASE, metrics=numbers)
 
     @contextmanager
     def validating(self) -> Iterator[None]:
-        """What comes within belongs to a validation, of which the plugins are told before and after."""
+        """Numbers within the block belong to a validation; call the plugins before and after it."""
         hooks, self.validation = self.context["hooks"], Meters()
         hooks.before_validation(context=self.context, phase=PHASE)
         try:
@@ -126,18 +126,18 @@ class PluginNumbers:
         hooks.after_validation(context=self.context, phase=PHASE, metrics=numbers)
 
     def end_epoch(self) -> None:
-        """The training numbers of the whole epoch come before those of its validations."""
+        """Put the training numbers of the epoch before those of its validations."""
         numbers, iteration = self.training.means(), self.train_state["iteration"]
         self.context["metrics"][PHASE] = numbers | self.validations
         self.iterations = dict.fromkeys(numbers, iteration) | {name: self.iterations[name] for name in self.validations}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, so that another goes on from it; on a GPU this waits for the work so far."""
+        """Everything that is needed to continue; on a GPU this waits for the work so far."""
         numbers = {"metrics": self.context["metrics"], "iterations": self.iterations}
         return {"training": self.training.state_dict(), "judged": self.validations, **numbers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of another."""
+        """Continue from a saved state."""
         self.begin_epoch()
         self.training.load_state_dict(state["training"])
         self.validations, self.iterations = state["judged"], state["iterations"]
@@ -145,7 +145,7 @@ class PluginNumbers:
 
 
 class MissingSettingError(ConfigError, AttributeError, KeyError):
-    """A setting that is read and not there. Also an AttributeError and a KeyError: ``hasattr`` and ``in`` work."""
+    """A setting is missing. Also an AttributeError and a KeyError, so that ``hasattr`` and ``in`` work."""
 
     def __str__(self) -> str:
         """The message itself; KeyError would show its repr."""
@@ -220,7 +220,7 @@ def attribute_view(value: Any, address: str) -> Any:
 
 
 def setting(owner: Any, address: str) -> Any:
-    """What an attribute-style object has at an address such as ``config.training.max_iteration``, ``config`` being itself.
+    """The value at an address such as ``config.training.max_iteration``, where ``config`` is the object itself.
 
     Raises:
         MissingSettingError: it is not there.
@@ -272,7 +272,7 @@ def plain(value: Any) -> Any:
 
 
 def runner_value(context: Context, key: str, default: Any = None) -> Any:
-    """What the config says of the runner that is running."""
+    """A key of the current runner."""
     return context["config"].get(f"runner.{context['runner_name']}.{key}", default)
 
 

@@ -24,7 +24,7 @@ from pipeline.training.phase import pass_loader, phase_errors, phase_of, run_opt
 
 
 class Runner(RunnerBase):
-    """Trains (``class: train``), or evaluates (``class: infer``): once, or each of the checkpoints that startup has found.
+    """Trains (``class: train``), or evaluates (``class: infer``) one or several checkpoints.
 
     Attributes:
         checkpoint: the name of the one of several that is evaluated, and of the folder of its predictions.
@@ -44,7 +44,7 @@ class Runner(RunnerBase):
             TrainLoop(context).run()
 
     def infer(self, context: Context) -> None:
-        """Evaluate every phase; with several checkpoints, each in turn, and ``metrics`` are those of the last."""
+        """Evaluate every phase, for each checkpoint; ``metrics`` are the numbers of the last one."""
         context["current_epoch"] = 0
         checkpoints: dict[Path, dict[str, Any]] = context["checkpoints"]
         if not checkpoints:
@@ -71,7 +71,7 @@ class Runner(RunnerBase):
         return numbers
 
     def evaluate(self, phase: PhaseSchema, runner: RunnerSchema, context: Context) -> dict[str, float]:
-        """The numbers of one phase; with ``write_predictions``, its predictions go to a file as they come."""
+        """Evaluate one phase; with ``write_predictions``, write its predictions to a file."""
         loader = pass_loader(phase.valid_dataset_name or phase.dataset_name or "", runner, context)
         brain = phase_of(phase.name, context, "brain")["brain"]
         brain._apply_run_options(run_options_for(runner, context["device"]))

@@ -15,7 +15,7 @@ class Startup(StartupBase):
     """
 
     def startup(self, context: Context) -> None:
-        """Load weights where there are any to load."""
+        """Load weights, if there are any to load."""
         path = context["config"].get(f"runner.{context['runner_name']}.init_model_path")
         if path or not context["is_infer"]:
             self.load(context)

@@ -33,7 +33,7 @@ EVERY = 50
 
 
 class PassProgress:
-    """Moves a bar where there is one, and does nothing where there is none.
+    """A progress bar; without a terminal it does nothing.
 
     Args:
         bar: the bar; None: nothing is shown.
@@ -44,12 +44,12 @@ class PassProgress:
         self.every = EVERY if bar else 0
 
     def show(self, done: int, loss: float) -> None:
-        """So many batches are done, with this mean loss."""
+        """Show how many batches are done, and the mean loss."""
         if self.bar:
             self.bar.update(self.bar.task_ids[0], completed=done, loss=f"loss {loss:.4f}")
 
     def over(self, batches: Iterable[Any]) -> Iterable[Any]:
-        """The batches, the bar moving with them."""
+        """The batches; the bar moves with them."""
         return batches if self.bar is None else self.bar.track(batches, task_id=self.bar.task_ids[0])
 
 
@@ -83,7 +83,7 @@ NAME = "brain"
 
 
 class Fit:
-    """A Brain trained by itself, over some epochs; with a checkpointer it goes on from the last end of one.
+    """The training of one ``Brain.fit``; with a checkpointer it continues after the last finished epoch.
 
     Args:
         brain: what is trained; its ``on_fit_start`` has been called.
@@ -128,7 +128,7 @@ class Fit:
         self.updater.state.iteration = brain._train_state["iteration"]
 
     def restore(self) -> None:
-        """Take everything back from the checkpoint of the last end of an epoch; those after it are set aside."""
+        """Restore the checkpoint of the last finished epoch; newer ones are set aside."""
         checkpointer = self.brain.checkpointer
         if checkpointer:
             checkpointer.begin(self.models)
@@ -162,7 +162,7 @@ class Fit:
         logger.info(f"going on after epoch {self.epochs[-1]}, from {checkpoint.path}")
 
     def run(self, epoch_counter: Iterable[int]) -> None:
-        """All epochs that are not done yet."""
+        """Train the epochs that are not done yet."""
         done, epochs_before = Counter(self.epochs), len(self.epochs)
         for epoch in map(int, () if self._over() else epoch_counter):
             if done[epoch]:
@@ -194,7 +194,7 @@ class Fit:
         self.measured = brain._train_state["iteration"]
 
     def on_due(self, progress: PassProgress, iteration: int) -> int:
-        """Show, save, or end where it is time to; the next iteration to look at, 0 at the end."""
+        """Show progress, save or end, whatever is due; return the next iteration to check, 0 at the end."""
         if progress.every and self.brain._batches_taken % progress.every == 0:
             progress.show(self.brain._batches_taken, self.brain._pass_loss.mean())
         if self.saving.fires(iteration):
@@ -214,7 +214,7 @@ class Fit:
         return min(self.saving.next_check(), iteration + max(1, min(updates_left, until_shown)))
 
     def save(self, *, within_epoch: bool = False) -> Path | None:
-        """Save a checkpoint of this moment, if there is where to; within an epoch, of the weights alone."""
+        """Save a checkpoint, if there is a checkpointer; within an epoch, only the weights."""
         brain = self.brain
         if brain.checkpointer is None:
             return None

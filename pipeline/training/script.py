@@ -38,7 +38,7 @@ def create_experiment_directory(
     log_config: None = None,
     save_env_desc: bool = True,
 ) -> None:
-    """Make the folder of an experiment, or use the one that is there, and put into it what the experiment is made of.
+    """Make the folder of an experiment, or use an existing one, and copy into it what the experiment is made of.
 
     ``hyperparams.yaml`` has the hyperparameters with the overrides, the script that calls this is copied, ``env.log``
     names python and the packages, and ``log.txt`` gets every log line, until the next experiment directory or the end of
@@ -85,14 +85,14 @@ def create_experiment_directory(
 
 @atexit.register
 def end_log() -> None:
-    """Write no more log lines into the newest experiment directory."""
+    """Stop writing log lines into the newest experiment directory."""
     # Whoever called logger.remove() has taken the place away already.
     with suppress(ValueError):
         _log.close()
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write a file; one of another content is kept under a name with the time."""
+    """Write a file; an existing one with other content is renamed with the time."""
     if path.exists():
         if path.read_bytes() == content:
             return
@@ -101,7 +101,7 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _free(path: Path) -> Path:
-    """This path, or one like it that is not there."""
+    """This path, or a similar one that does not exist yet."""
     others = (path.with_name(f"{path.name}-{number}") for number in count(2))
     return next(free for free in chain([path], others) if not free.exists())
 
@@ -137,7 +137,7 @@ def _text(overrides: Mapping[str, Any] | str | None) -> str:
 
 
 def _mapping(text: str, where: str) -> yaml.MappingNode:
-    """YAML text as nodes, of which nothing is built; no text is no mapping's worth."""
+    """YAML text as nodes; no objects are built."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -150,7 +150,7 @@ def _mapping(text: str, where: str) -> yaml.MappingNode:
 
 
 def _merged(base: yaml.Node | None, over: yaml.Node) -> yaml.Node:
-    """``over``; but one mapping goes into a copy of another, with its tag: an alias elsewhere means what it meant."""
+    """``over``, or two mappings merged into a copy, so that an alias elsewhere keeps its value."""
     if not isinstance(base, yaml.MappingNode) or not isinstance(over, yaml.MappingNode) or over.tag != _MAPPING:
         return over
     base, new = deepcopy(base), {key.value: (key, value) for key, value in over.value}
@@ -174,7 +174,7 @@ _USAGE = (
 
 
 def parse_arguments(arg_list: Sequence[str] | None = None) -> tuple[str, dict[str, Any], str]:
-    """Take a command line apart: ``hyperparams.yaml --device cuda:1 --seed 10``.
+    """Split a command line: ``hyperparams.yaml --device cuda:1 --seed 10``.
 
     A run option is written ``--name value`` or ``--name=value``; one that is true or false ``--debug``, ``--debug=true``
     or ``--debug=false``; a list of names ``--jit_module_keys encoder decoder``, up to the next option. Any other name
@@ -218,7 +218,7 @@ def parse_arguments(arg_list: Sequence[str] | None = None) -> tuple[str, dict[st
 
 
 def _name_and_value(word: str, words: list[str]) -> tuple[str, Any]:
-    """The option that a word begins; its value is taken from ``words`` where the word has none."""
+    """Name and value of an option; the value is taken from ``words`` if the word has none."""
     name, equals, text = word.removeprefix("--").partition("=")
     if not word.startswith("--") or not name:
         raise ConfigError(f"{_WHERE}: '{word}' is neither a file nor an option; write --NAME VALUE")
@@ -243,7 +243,7 @@ def _name_and_value(word: str, words: list[str]) -> tuple[str, Any]:
 
 
 def _plain(text: str) -> Any:
-    """What a text means as a value: a number, truth value, null, list, mapping or quoted string of YAML, else itself."""
+    """The value of a text: a number, truth value, null, list, mapping or quoted string of YAML, else the text."""
     try:
         value = yaml_tree.parse(text, Origin(_WHERE)).plain()
     except ConfigError:

@@ -87,7 +87,7 @@ class AUC(SumMetric):
         return super().state_dict() | state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of another."""
+        """Continue from a saved state."""
         self.reset()
         self.sums = {name: value for name, value in state.items() if name not in {"scores", "positive", "edges"}}
         self.edges = state.get("edges")

@@ -147,11 +147,11 @@ class SumMetric:
         self.sums = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that was taken in since the last reset: name -> tensor."""
+        """The sums since the last reset: name -> tensor."""
         return dict(self.sums)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of another."""
+        """Continue from a saved state."""
         self.sums = dict(state)
 
 
@@ -260,7 +260,7 @@ class RMSE(MeanMetric):
 
 
 def numbers(metric: object, predictions: Tensor, target: Tensor, what: str) -> tuple[Tensor, Tensor]:
-    """Predictions and target as flat tensors of the type in which is summed up.
+    """Predictions and target as flat tensors, of the type in which they are summed.
 
     Raises:
         DataError: they are not of one shape.
