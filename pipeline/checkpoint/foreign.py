@@ -55,7 +55,7 @@ def read(path: Path) -> dict[str, Tensor]:
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
     with storage.open_regular(path) as file, storage.at_path(path):
-        safetensors_io.check_memory(path)
+        safetensors_io.check_memory(path.stat().st_size)
         try:
             content = torch.load(file, map_location="cpu", weights_only=True)
         except OSError:

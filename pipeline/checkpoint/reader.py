@@ -169,6 +169,9 @@ def _verify(path: Path, entry: layout.FileEntry) -> None:
 
 
 def _read_verified(path: Path, entry: layout.FileEntry) -> TensorFile:
+    # First, since nobody waits for the hash of what cannot be read.
+    with storage.at_path(path):
+        safetensors_io.check_memory(entry.size)
     _verify(path, entry)
     return safetensors_io.read_tensors(path)
 

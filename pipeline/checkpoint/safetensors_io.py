@@ -159,7 +159,7 @@ def read_tensors(path: Path) -> TensorFile:
     header = listing.read_header(path)
     with at_path(path):
         try:
-            check_memory(path)
+            check_memory(path.stat().st_size)
             with safe_open(path, framework="pt") as file:
                 # The library shows memory of the file, which is to be free to go.
                 tensors = {name: file.get_tensor(name).clone() for name in header.entries}
@@ -173,13 +173,13 @@ def read_tensors(path: Path) -> TensorFile:
     return TensorFile(tensors, header.metadata)
 
 
-def check_memory(path: Path) -> None:
-    """Refuse a file that cannot fit, before the system ends the process for it.
+def check_memory(size: int) -> None:
+    """Refuse a file of so many bytes if it cannot fit, before the system ends the process for it.
 
     Raises:
         CheckpointError: the machine has not so much memory.
     """
-    size, most = path.stat().st_size, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > most:
         raise CheckpointError(f"has {size} bytes, and this machine has {most} of memory; use another")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -216,8 +215,6 @@ def test_more_tensors_or_names_than_can_be_read_again_are_not_written() -> None:
         safetensors_io.encode_tensors({"x" * 2**24: one})
 
 
-def test_more_bytes_than_the_machine_has_memory_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    os.truncate(tmp_path / "file", 2**42)
-    with pytest.raises(CheckpointError, match=rf"has {2**42} bytes, and this machine has \d+ of memory; use"):
-        safetensors_io.check_memory(tmp_path / "file")
+def test_more_bytes_than_the_machine_has_memory_are_refused() -> None:
+    with pytest.raises(CheckpointError, match=rf"has {2**60} bytes, and this machine has \d+ of memory; use"):
+        safetensors_io.check_memory(2**60)
