@@ -70,7 +70,7 @@ class Batches:
         """Begin to read; ``place`` is the position in the data to continue from, if it is known."""
         self._place = place
         if self.count and not self.over():
-            self._opened()
+            self._iterator()
 
     def place(self) -> Mapping[str, Any] | None:
         """The position in the data; None if the number of batches is enough."""
@@ -84,7 +84,7 @@ class Batches:
         if self.length is not None:
             return self.count >= self.length
         if not self._ahead:
-            self._ahead = list(islice(self._opened(), 1))
+            self._ahead = list(islice(self._iterator(), 1))
         return not self._ahead
 
     def take(self) -> Any:
@@ -93,7 +93,7 @@ class Batches:
         Raises:
             DataError: the loader ends before its length says so.
         """
-        for batch in self._ahead or islice(self._opened(), 1):
+        for batch in self._ahead or islice(self._iterator(), 1):
             self._ahead = []
             self.count += 1
             return batch
@@ -102,7 +102,7 @@ class Batches:
             "correct its __len__, or that of its batch_sampler"
         )
 
-    def _opened(self) -> Iterator[Any]:
+    def _iterator(self) -> Iterator[Any]:
         if self._rest is None:
             if self.count and (sampler := random_sampler_of(self.loader)):
                 other = f"its {sampler} draws another order than the one that was left"

@@ -122,11 +122,8 @@ class WeightExporter:
         if not isinstance(brain, ModuleBrain):
             kind = f"the model of phase '{phase}' is trained by {type(brain).__name__}, a Brain, which has no forward"
             raise ConfigError(f"{where}: {kind}; leave this out, or export its modules in a terminal stage")
-        dataset = next(
-            settings.dataset_name for settings in self.context["config"].settings.phase if settings.name == phase
-        )
-        batch = first_batch(pass_loader(dataset or "", self.runner, self.context))
-        inputs = Caller(model, brain.loss).call_of(batch)
+        dataset = next(item.dataset_name for item in self.context["config"].settings.phase if item.name == phase)
+        inputs = example_inputs(brain, first_batch(pass_loader(dataset or "", self.runner, self.context)))
         try:
             export_program(model, inputs, self.context["device"])
         except PipelineError:
@@ -161,18 +158,15 @@ class ExampleInputs(NamedTuple):
     samples: int
 
 
-class Caller(ModuleBrain):
-    """A Brain that knows the inputs of its plain module."""
-
-    def call_of(self, batch: Any) -> ExampleInputs:
-        """The inputs for a batch; one sample is repeated, since torch.export takes a size of 1 for a constant."""
-        samples = count_samples(batch)
-        if samples == 1:
-            batch, samples = torch_pytree.tree_map_only(Tensor, _doubled, batch), 2
-        inputs, _ = split(batch)
-        if isinstance(inputs, Mapping):
-            return ExampleInputs((), dict(self._by_name(inputs, batch)), samples)
-        return ExampleInputs(tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,), {}, samples)
+def example_inputs(brain: ModuleBrain, batch: Any) -> ExampleInputs:
+    """What a Brain calls its module with; one sample is repeated, since torch.export takes a size of 1 for a constant."""
+    samples = count_samples(batch)
+    if samples == 1:
+        batch, samples = torch_pytree.tree_map_only(Tensor, _doubled, batch), 2
+    inputs, _ = split(batch)
+    if isinstance(inputs, Mapping):
+        return ExampleInputs((), dict(brain._by_name(inputs, batch)), samples)
+    return ExampleInputs(tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,), {}, samples)
 
 
 def export_program(module: nn.Module, call: ExampleInputs, device: torch.device) -> bytes:
