@@ -34,8 +34,8 @@ class References:
         self._active: list[str] = []
         self._done: set[int] = set()
         self._depth = 0
-        self._taken = 0
-        self._told = False
+        self._size = 0
+        self._reported = False
 
     def resolve(self, node: Node, address: str = "") -> None:
         """Replace every reference in ``node`` and below."""
@@ -105,14 +105,14 @@ class References:
     def _is_too_much(self, source: Node, node: Node, address: str) -> bool:
         """Whether references make the config too deep or too large; reported once."""
         depth, size = _extent(source)
-        self._taken += size
+        self._size += size
         too_deep = self._depth + depth > MAX_DEPTH
-        if not too_deep and self._taken <= MAX_BYTES:
+        if not too_deep and self._size <= MAX_BYTES:
             return False
-        if not self._told:
+        if not self._reported:
             limit = f"{MAX_DEPTH} levels" if too_deep else f"{MAX_BYTES} characters"
             self._fault(node, address, f"more than {limit} once references are followed; make the config smaller")
-        self._told = True
+        self._reported = True
         return True
 
     def _environment(self, name: str, node: Node, address: str) -> Node | None:

@@ -35,13 +35,13 @@ class UsageTracker:
         self.missing: set[str] = set()
         self.everything = False
         self.suspects: set[str] = set()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def unread_so_far(self, tree: Node) -> list[str]:
         """A line for each hyper-parameter that nobody has read and no source names; each once."""
         lines = self._lines(tree.child("hyper_parameters"), "hyper_parameters", _SO_FAR)
-        new = {name: line for name, line in lines.items() if name in self.suspects - self._told}
-        self._told |= set(new)
+        new = {name: line for name, line in lines.items() if name in self.suspects - self._reported}
+        self._reported |= set(new)
         return list(new.values())
 
     def unread(self, tree: Node, runners: Collection[str]) -> list[str]:
@@ -58,7 +58,7 @@ class UsageTracker:
         hyper_parameters = self._lines(tree.child("hyper_parameters"), "hyper_parameters")
         # What a source names may be for a runner that was left out.
         excused = set(hyper_parameters) - self.suspects if some_left_out else set[str]()
-        lines = [line for name, line in hyper_parameters.items() if name not in self._told | excused]
+        lines = [line for name, line in hyper_parameters.items() if name not in self._reported | excused]
         for section, items in sections.items():
             for name, item in items:
                 unread = self._lines(item, f"{section}.{name}")

@@ -88,14 +88,14 @@ class PluginNumbers:
         self.validation: Meters | None = None
         self.validations: dict[str, float] = {}
         self.iterations: dict[str, int] = {}
-        self._strange: set[str] = set()
+        self._misnumbered: set[str] = set()
 
     def add_scalar(self, name: str, value: Any, step: int) -> None:
         """Report a number; several with one name are averaged, each with the same weight."""
         iteration = self.train_state["iteration"]
         # A batch counts once it has been trained on.
-        if step not in (iteration, iteration + 1) and name not in self._strange:
-            self._strange.add(name)
+        if step not in (iteration, iteration + 1) and name not in self._misnumbered:
+            self._misnumbered.add(name)
             logger.warning(f"visualizer: '{name}' is given for step {step}; the plugins are told iteration {iteration}")
         numbers = self.training if self.validation is None else self.validation
         numbers.log(name, value, 1)
