@@ -309,58 +309,43 @@ class RunnerSchema(_Section):
     name: RunnerName = Field(description="letters, digits, `_` and `-`")
     kind: RunnerKind = Field(alias="class", description="train or infer; single_train and single_infer mean the same")
     device: Device = Field("auto", description="auto, cpu, gpu, cuda or cuda:N")
-    precision: Precision = Field(
-        "fp32", description="precision of training: fp32, fp16 (on a GPU) or bf16; weights stay fp32"
-    )
+    precision: Precision = Field("fp32", description="for training: fp32, bf16, or fp16 on a GPU; weights stay fp32")
     eval_precision: Precision = Field("fp32", description="precision of validation and evaluation")
     epochs: int | None = Field(None, gt=0, description="passes over all phases; with max_steps, whichever comes first")
     max_steps: int | None = Field(None, gt=0, description="iterations over all phases")
     optimizer_step_limit: Count | None = Field(None, description="updates after which training ends")
     print_interval: int | None = Field(50, gt=0, description="iterations between two reports; null for none")
     valid_interval: Intervals = Field("1 epoch", description="how often to validate, at the end too; null never")
-    save_interval: Intervals = Field(
-        "1 epoch", description="how often a checkpoint is saved, besides the end; null is only at the end"
-    )
+    save_interval: Intervals = Field("1 epoch", description="how often to save, at the end too; null only at the end")
     keep_last: int | None = Field(None, ge=2, description="newest checkpoints kept, beside the best; null keeps all")
-    keep_best: Best | None = Field(
-        None, description="{metric: valid_loss, mode: min, count: 1}: which checkpoints are the best, and are kept"
-    )
+    keep_best: Best | None = Field(None, description="the best to keep: {metric: valid_loss, mode: min, count: 1}")
     on_save_error: Literal["error", "warn"] = Field(
         "error", description="if the storage refuses a save: error ends the run, warn continues, except at the end"
     )
     save_checkpoint_path: str | None = Field(
-        None,
-        description="where the checkpoints go, in `<run directory's name>/<runner>`; null is the run directory itself",
+        None, description="where the checkpoints go, in `<run directory's name>/<runner>`; null is the run directory"
     )
     save_inference_interval: Intervals = Field(
-        None,
-        description="how often the weights alone are saved, besides the end; a bare number means epochs; null is never",
+        None, description="how often to save the weights alone, at the end too; a bare number means epochs; null never"
     )
     save_inference_path: str | None = Field(
         None, description="where these weights go, likewise; null is `inference` in the runner's folder"
     )
     save_inference_export: bool = Field(False, description="and the model itself, by torch.export; not of a Brain")
     init_model_path: str | None = Field(
-        None,
-        description="first weights: a checkpoint, a folder or run of them, a file, or `best` or `last` of the train runner before",
+        None, description="first weights: checkpoint, folder, run, file, or `best` or `last` of the train runner before"
     )
     init_modules: Names | None = Field(
-        None,
-        description="which of its modules are loaded, or patterns such as `*.bias`; null is all, which then have to fit",
+        None, description="its modules to load, or patterns such as `*.bias`; null is all, which then have to fit"
     )
     freeze: Names | None = Field(None, description="modules, or patterns, that are not trained")
     write_predictions: bool = Field(False, description="an infer runner writes `<phase>_predictions.jsonl`")
-    seed: int | None = Field(
-        0, ge=0, lt=2**32, description="seed of weights and order of data; null leaves them to chance"
-    )
+    seed: int | None = Field(0, ge=0, lt=2**32, description="seed of weights and order of data; null is chance")
     deterministic: bool = Field(False, description="use only deterministic operations; any other is an error")
     threads: int | None = Field(None, gt=0, le=1024, description="torch's threads on the CPU; null leaves it to torch")
     grad_clip: Norm | None = Field(None, description="largest norm of the gradients of one optimizer; null never clips")
     accum_grad: Count = Field(1, description="batches whose gradients make one update; a scheduler may have its own")
-    nonfinite_patience: Patience | None = Field(
-        3,
-        description="how many non-finite losses are discarded before the run ends with exit code 5; null does not look",
-    )
+    nonfinite_patience: Patience | None = Field(3, description="non-finite losses before exit code 5; null never looks")
     check_gradients: bool = Field(False, description="look for non-finite gradients even without clipping, at a cost")
     compile: bool = Field(False, description="torch.compile the modules")
     compile_module_keys: Names | None = Field(None, description="names of the modules to compile; null is all")
@@ -372,9 +357,7 @@ class RunnerSchema(_Section):
     jit: bool = Field(False, description="torch.jit.script the modules")
     jit_module_keys: Names | None = Field(None, description="names of the modules to script; null is all")
     limit_batches: int | None = Field(None, gt=0, description="batches after which each pass ends")
-    overfit_batches: int | None = Field(
-        None, gt=0, description="train on the same first batches again and again, in order, and evaluate on them"
-    )
+    overfit_batches: int | None = Field(None, gt=0, description="train and evaluate on these first batches, in order")
     debug: bool = Field(False, description="a short run to see whether everything works; nothing of it is kept")
     debug_batches: Count = Field(2, description="batches of each pass of a debug run")
     debug_epochs: int = Field(2, gt=0, description="epochs of a debug run")
