@@ -141,7 +141,7 @@ class GracefulShutdown:
             self.raise_if_requested()
 
     def raise_if_requested(self) -> None:
-        """End the run, if a signal has asked for it.
+        """Raise if a signal has asked the run to end.
 
         Raises:
             StoppedError: a signal other than SIGINT has asked.

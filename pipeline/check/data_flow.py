@@ -203,7 +203,7 @@ class DataFlow:
         return [*found, *self._slips({(each.reader.stage, each.use.key) for each in found})]
 
     def _slips(self, known: set[tuple[str, str]]) -> Iterator[Missing]:
-        """The other keys that are misspelt; none where somebody may write anything."""
+        """The other misspelt keys; none if something may write any key."""
         stages = [stage for stage in self.stages.values() if stage]
         flows = [*(stage.flow for stage in stages), *(plugin for plugin in self.plugins if plugin)]
         if len(flows) < len(self.stages) + len(self.plugins) or any(flow.unknown for flow in flows):
@@ -301,7 +301,7 @@ def _misspelt(stage: StageFlow) -> Iterator[Missing]:
 
 
 def slips(flow: Flow, written: Collection[str]) -> dict[str, tuple[Use, str]]:
-    """Keys that are read, perhaps, nobody writes, and are the framework's but for a letter: key -> use, and the right one."""
+    """Misspelt keys of the framework that are perhaps read and never written: key -> use, and the right key."""
     reads = [use for use in flow.uses if use.action == "read" and use.key not in written]
     names = [key.name for key in KEYS if len(key.name) > 4]
     return {use.key: (use, name) for use in reads for name in names if _is_slip(use.key, name)}
@@ -394,7 +394,7 @@ class FlowCheck:
                 self.runner.fault_at(f"{owner.stage}_class_path", each.message)
 
     def is_reached(self, flow: DataFlow) -> bool:
-        """Whether a Brain may use the context, which the runner stage tells it."""
+        """Whether a Brain may use the context, which the runner stage passes to it."""
         modules = [each.definition.module for each in flow.stages.values() if each]
         modules += self.runner.inspection.modules.values()
         for phase in self.phases.values():

@@ -189,7 +189,7 @@ class Setting:
             (self[name] if name else self).fault(message, of_key=bool(name))
 
     def check_call(self, definition: source.Definition | None, origin: Origin, given: Sequence[str] = ()) -> None:
-        """Hold these arguments against what a class takes beside those that it is given anyway.
+        """Check these arguments against the signature of a class, without those that our code passes.
 
         Where none are written, faults are noted at ``origin``, where the class is named.
         """

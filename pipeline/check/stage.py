@@ -194,7 +194,7 @@ def _is_reached(name: str, modules: Iterable[source.Module]) -> bool:
 
 @once
 def _mentioned(module: source.Module) -> frozenset[str]:
-    """The attributes that a module uses, and its strings: a method may be asked for by its name; ``*``: any method."""
+    """The attribute names and strings in a module: a method may be looked up by name; ``*``: any method."""
     nodes = [node for statement in module.body for node in ast.walk(statement)]
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     by_name = _BY_NAME.search(module.file.read_text(encoding="utf-8", errors="replace")) or not module.complete

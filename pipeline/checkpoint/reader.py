@@ -158,7 +158,7 @@ def problems_of(path: Path) -> list[str]:
 
 
 def _verify(path: Path, entry: layout.FileEntry) -> None:
-    """See that a file is as it was written; its header comes first, since nobody waits for the hash of anything else."""
+    """Raise unless a file is as it was written; its header is checked first, which is quick."""
     listing.read_header(path)
     with storage.open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256")

@@ -150,7 +150,7 @@ class TensorFile(NamedTuple):
 
 
 def read_tensors(path: Path) -> TensorFile:
-    """Read a whole safetensors file, once its header has been judged by ``listing``, which is stricter than the library.
+    """Read a whole safetensors file, after ``listing`` has checked its header more strictly than the library does.
 
     Raises:
         CheckpointError: it is damaged, or something else.

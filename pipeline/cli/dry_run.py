@@ -151,7 +151,7 @@ LARGE = 2**31
 
 
 class PhaseBuild:
-    """A phase, built once on each device that is asked for.
+    """A phase, built once on each device that is needed.
 
     Attributes:
         owner: the phase whose model it has: itself, or the one that ``model_of`` names.

@@ -174,7 +174,7 @@ def describe_samples(samples: Any) -> str:
 
 
 class BatchRequest(NamedTuple):
-    """A batch that is asked of a dataset.
+    """The request for one batch: its samples and its position in the epoch.
 
     Attributes:
         epoch: from 0.

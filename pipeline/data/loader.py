@@ -1,4 +1,4 @@
-"""The loader: batches as a function of (seed, epoch), with a position to go on from."""
+"""The loader: batches as a function of (seed, epoch), with a position to resume from."""
 
 from __future__ import annotations
 
@@ -204,14 +204,14 @@ class SeededLoader(DataLoader[Any]):
             )
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch that comes next, from 0; the sampler and the dataset get it too, if they have ``set_epoch``."""
+        """Set the next epoch, from 0, also for the sampler and the dataset if they have ``set_epoch``."""
         self.epoch = epoch
         if self.requests is not None:
             self.requests.epoch = epoch
         _set_epoch_of_parts(self, epoch)
 
     def __iter__(self) -> Any:
-        """The batches of the epoch: torch's, where no workers, messages of ours or position to go on from are needed."""
+        """The batches of the epoch; torch's own iterator, if no workers, messages or position of ours are needed."""
         if not (self.streams or self._skip or self.num_workers) and (self.seed is None or self._cannot_fail()):
             return super().__iter__()
         fetching = self._fetching or self._make_fetching()
@@ -313,7 +313,7 @@ def _identity(batch: _T) -> _T:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader which epoch comes next; one that has no ``set_epoch``, its samplers and dataset."""
+    """Call ``set_epoch`` of a loader; if it has none, of its samplers and dataset."""
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(epoch)
     else:
@@ -350,7 +350,7 @@ def order_of(loader: Any) -> Any:
 
 
 def random_sampler_of(loader: Any) -> str:
-    """The class of the sampler that draws another order in each epoch, so that a pass cannot be gone on with.
+    """The class of the sampler that draws another order in each epoch, so that a pass cannot be resumed.
 
     Returns:
         ``""`` where the order is that of the dataset or depends on the epoch alone, and for a loader with
@@ -439,7 +439,7 @@ def _without_shuffling(loader: SeededLoader, sampler: EpochSampler) -> SeededLoa
 
 
 def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None = None) -> Any:
-    """The batches of a pass that come after the first ``done``; ``position_of`` them tells where the pass is.
+    """The batches of a pass after the first ``done``; ``position_of`` gives the position in them.
 
     Of a map-style dataset the first are not fetched, and a stream that has a state goes on from it. Of anything else
     they are read again, and dropped.

@@ -195,7 +195,7 @@ def _describe_exit(code: int | None) -> tuple[str, str]:
 
 @contextmanager
 def without_death_reports() -> Iterator[None]:
-    """In the block, torch raises nothing when a worker dies, in the midst of anything; whoever waits for one notices."""
+    """Until the block ends, torch does not raise in the middle of anything when a worker dies; who waits for it finds out."""
     if threading.current_thread() is not threading.main_thread():
         # It is reported to the main thread.
         yield

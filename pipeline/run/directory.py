@@ -275,7 +275,7 @@ class RunDirectory:
             storage.replace_durably(path, json.dumps(dict(train_state), indent=2).encode() + b"\n")
 
     def begins_anew(self, runner: str) -> bool:
-        """Whether a runner begins at its beginning: it is not done, and has no checkpoint to go on from."""
+        """Whether a runner starts from the beginning: it is not done, and has no checkpoint."""
         return not self.is_done(runner) and not layout.committed_checkpoints(self.path / runner / "checkpoints")
 
     def furthest_counters(self, runners: Iterable[str]) -> dict[str, int]:
@@ -307,7 +307,7 @@ def _run_above(path: Path) -> str:
 
 
 def new_folder(parent: Path, prefix: str = "") -> Path:
-    """A new folder, named after the time: two of the same second get two."""
+    """Make a new folder named after the time; two of the same second get two names."""
     while True:
         folder = parent / f"{prefix}{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         try:

@@ -57,7 +57,7 @@ class MidEpoch:
                 generator.set_state(generator_state)
 
     def check(self, checkpoint: LoadedCheckpoint) -> None:
-        """See that the run can go on from a checkpoint, whose state it has loaded.
+        """Raise if the run cannot continue from the checkpoint whose state was loaded.
 
         Raises:
             CheckpointError: something has changed that may not.
@@ -88,7 +88,7 @@ class MidEpoch:
         _refuse(checkpoint, lines, "the window of accumulation that is open has begun")
 
     def _schedulers(self) -> Iterator[tuple[str, str, _Windowed]]:
-        """(phase, name, OptimScheduler); a network stage of one's own may have put anything there."""
+        """(phase, name, OptimScheduler); a network stage of the user may have put anything there."""
         for phase, entry in (dict.get(self.context, "model") or {}).items():
             schedulers = entry.get("optim_schedulers") if isinstance(entry, Mapping) else None
             for name, scheduler in (schedulers or {}).items():

@@ -112,7 +112,7 @@ class Provenance:
 
 
 def parse_command(text: str) -> dict[str, str]:
-    """The ``command``, from its ``command.txt``; what a command line of several lines adds comes first."""
+    """The ``command`` of a Provenance, from its ``command.txt``."""
     return {name: value for name, colon, value in (line.partition(": ") for line in text.split("\n")) if colon}
 
 

@@ -76,12 +76,12 @@ def split_path(path: Path) -> tuple[Path, Path | None]:
 
 
 def read_command(run_dir: Path) -> dict[str, str]:
-    """What a run directory's ``command.txt`` says; nothing where it cannot be read."""
+    """The content of a run directory's ``command.txt``; empty if it cannot be read."""
     return parse_command(_text(run_dir / "command.txt"))
 
 
 def _is_run_of(config: Config, run_dir: Path) -> bool:
-    """Whether a user has made a run with this very config file, or with a config of the same ``name``."""
+    """Whether a run was made with this config file, or with a config of the same ``name``, and not by ``resume-test``."""
     command, name = read_command(run_dir), config.settings.name
     same_file = config.path is not None and command.get("config") == str(config.path.resolve())
     same_name = name is not None and command.get("name") == name
@@ -89,7 +89,7 @@ def _is_run_of(config: Config, run_dir: Path) -> bool:
 
 
 def _log_why_new(output_dir: Path, config: Config) -> None:
-    """Say why a new run is begun: this config has none, or its file was elsewhere then."""
+    """Log why a new run starts: this config has none, or its file was elsewhere."""
     if config.path is None and config.settings.name is None:
         logger.warning("a config from Python is known by its `name:` alone, and this one has none; beginning a new run")
         return
@@ -103,7 +103,7 @@ def _log_why_new(output_dir: Path, config: Config) -> None:
 
 
 def _has_lost_its_config(run_dir: Path) -> bool:
-    """Whether the config file of a run is not where it was: its folder may have been moved."""
+    """Whether the config file of a run is gone; its folder may have been moved."""
     path = read_command(run_dir).get("config", "None")
     return path != "None" and not os.path.exists(path)
 
@@ -118,7 +118,7 @@ def _owner(run_dir: Path) -> str:
 
 
 def with_original_links(config: Config, previous: PreviousRun) -> Config:
-    """The config, its links leading where they led when the run was begun; the log says which lead elsewhere now."""
+    """The config with its links as they were when the run started; the log says which lead elsewhere now."""
     try:
         links = json.loads(read_command(previous.directory.path).get("links", "{}"))
     except (ValueError, RecursionError):
@@ -168,7 +168,7 @@ def reconcile(previous: PreviousRun, provenance: Provenance, runners: Sequence[s
 
 
 class Backup:
-    """The folder for what one resumption replaces; it is made with the first thing that goes there.
+    """The folder for what one resume replaces; it is made when the first file goes there.
 
     Args:
         directory: the run directory, which is locked.
@@ -258,7 +258,7 @@ def _reset_runner(directory: RunDirectory, runner: str, backup: Backup) -> None:
 
 
 def _set_aside(checkpoints: Sequence[Path]) -> None:
-    """The newest first, so that those that are left have no gap."""
+    """Set checkpoints aside, the newest first, so that the others have no gap."""
     for path in reversed(checkpoints):
         logger.warning(f"{path}: comes after what the run goes on from; it is now {store.quarantine(path).name}")
 
@@ -274,7 +274,7 @@ _UNREADABLE = (CheckpointError, StorageError, ConfigError, ValueError, Recursion
 
 @dataclass
 class Changes:
-    """What has changed.
+    """What has changed since the run was made.
 
     Attributes:
         messages: of several lines each.
@@ -302,7 +302,7 @@ class Changes:
 
 
 def compare(directory: RunDirectory, now: Provenance) -> Changes:
-    """Compare what a run directory keeps with what would be kept now."""
+    """Compare the files of a run directory with what they would contain now."""
     changes = Changes()
     _compare_config(directory, now, changes)
     _compare_environment(directory, now, changes)
@@ -390,5 +390,5 @@ def _text(path: Path) -> str:
 
 
 def _printable(line: str) -> str:
-    """A line that changes nothing on a terminal but by its text."""
+    """A line without control characters."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "?", line)

@@ -151,7 +151,7 @@ def _output_dir(config: Config) -> Iterator[Path]:
 
 
 def _check_initial_weights(config: Config, previous: PreviousRun | None) -> None:
-    """See that the files of ``init_model_path`` exist, for each runner that has no checkpoint to go on from.
+    """Raise if a file of ``init_model_path`` is missing, for each runner without a checkpoint of its own.
 
     Raises:
         ConfigError: they do not; no directory was made.
@@ -249,7 +249,7 @@ class Run:
 
 
 def env_was_read(context: Context) -> bool:
-    """Whether a stage has read ``env``: of that, the whole config as plain data, nobody knows which values were used."""
+    """Whether a stage has read ``env``: which of its values were used is unknown."""
     return any(access.key == "env" and access.stage != "trainer" for access in context.accesses)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints saved while training goes on."""
+"""Saves checkpoints while training continues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.training.evaluation import BestTracker
 
 
 class Checkpoints:
-    """Saves checkpoints while training goes on, and notifies the plugins once they are on disk.
+    """Saves checkpoints while training continues, and notifies the plugins once they are on disk.
 
     Args:
         checkpointer: writes them; asynchronously or not.

@@ -231,7 +231,7 @@ class TrainLoop:
         self.iterations[phase.name] = {**self.iterations.get(phase.name, {}), **current}
 
     def save_if(self, due: bool) -> None:
-        """Save if it is due, after one of the best validations, and where the end is requested, which then comes.
+        """Save if it is due, after one of the best validations, or if the run is to end; then end it.
 
         Where no run could go on from here, all of that is postponed to the end of the pass.
 

@@ -83,7 +83,7 @@ class Meter:
         return self._total / self._count if self._count else math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that another meter needs to go on; on a GPU this waits for the work so far."""
+        """Everything that is needed to continue; on a GPU this waits for the work so far."""
         self.read()
         return {name: getattr(self, name) for name in _STATE}
 

@@ -1,4 +1,4 @@
-"""One pass of training over the batches of a loader: the hot loop, and what stands around it."""
+"""One pass of training over the batches of a loader: the hot loop, and what is around it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Const:
-    """A plain value that the source tells."""
+    """A plain value that is known from the source."""
 
     value: Scalar
 
@@ -140,7 +140,7 @@ class ContextVisitor(ast.NodeVisitor):
     # What is noted
 
     def mark_unknown(self, node: ast.AST) -> None:
-        """From here on nothing can be told; our own code does just what its classes declare."""
+        """From here on everything is unknown; our own code does only what its classes declare."""
         if not source.is_ours(self.frame.module):
             self.unknown = self.unknown or self.place(node)
 
@@ -319,7 +319,7 @@ class ContextVisitor(ast.NodeVisitor):
             self.branch(node.orelse)
 
     def visit_BoolOp(self, node: ast.BoolOp | ast.IfExp) -> None:
-        """``a and b``, ``a if b else c``: what stands behind the first may not run."""
+        """``a and b``, ``a if b else c``: only the first part certainly runs."""
         first, *others = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
         self.escape(node, self.visit(first))
         with self.perhaps():
@@ -370,7 +370,7 @@ class ContextVisitor(ast.NodeVisitor):
             self.branch(body)
 
     def visit_ListComp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
-        """It may have no round; and a generator runs when somebody goes through it, if at all."""
+        """A comprehension may have no round; a generator may never run."""
         outer, self.frame.names = self.frame.names, dict(self.frame.names)
         (first, *others), before = node.generators, self.sure
         rounds = [] if others or first.ifs or isinstance(node, ast.GeneratorExp) else self.rounds(first.iter)
@@ -410,7 +410,7 @@ class ContextVisitor(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Return(self, node: ast.Return) -> None:
-        """The caller goes on with the value."""
+        """The caller continues with the value."""
         self.frame.returned.append(self.visit(node.value) if node.value else Const(None))
 
     def visit_Global(self, node: ast.Global) -> None:
@@ -488,7 +488,7 @@ class ContextVisitor(ast.NodeVisitor):
     # Calls
 
     def visit_Call(self, node: ast.Call) -> Value:
-        """A method of the context, or a function that is followed with what it is given."""
+        """A method of the context, or a function that is followed with its arguments."""
         function = node.func
         if isinstance(function, ast.Attribute) and not _is_super(function):
             owner = self.visit(function.value)
@@ -694,12 +694,12 @@ def _is_super(node: ast.Attribute) -> bool:
 
 
 def _within(node: ast.AST, kinds: tuple[type[ast.AST], ...], beyond: tuple[type[ast.AST], ...] = ()) -> bool:
-    """Whether a node of some kinds stands in another; what is defined or lies within it is left out."""
+    """Whether a node contains a node of some kinds, outside of nested definitions."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, *beyond)):
         return False
     return isinstance(node, kinds) or any(_within(child, kinds, beyond) for child in ast.iter_child_nodes(node))
 
 
 def _leaves(statement: ast.stmt) -> bool:
-    """Whether a statement may leave the function, or the round of a loop, in which it stands."""
+    """Whether a statement may leave its function or its round of a loop."""
     return _within(statement, (ast.Return,)) or _within(statement, (ast.Break, ast.Continue), (ast.For, ast.While))

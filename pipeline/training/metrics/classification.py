@@ -74,7 +74,7 @@ class Confusion(SumMetric):
         return float((both / self.denominator(predicted, actual)).nan_to_num().mean())
 
     def denominator(self, predicted: Tensor, actual: Tensor) -> Tensor:
-        """What the number of samples that are rightly taken for a class is divided by, [classes].
+        """What the number of correctly predicted samples of each class is divided by, [classes].
 
         Args:
             predicted: how many samples are taken for a class, [classes].
@@ -117,18 +117,18 @@ class Confusion(SumMetric):
 
 
 class Precision(Confusion):
-    """The share of the samples taken for a class that are of it: both / predicted."""
+    """The share of the samples predicted as a class that belong to it: both / predicted."""
 
     def denominator(self, predicted: Tensor, actual: Tensor) -> Tensor:
-        """Those that are taken for it."""
+        """The samples predicted as the class."""
         return predicted
 
 
 class Recall(Confusion):
-    """The share of the samples of a class that are taken for it: both / actual."""
+    """The share of the samples of a class that are predicted as it: both / actual."""
 
     def denominator(self, predicted: Tensor, actual: Tensor) -> Tensor:
-        """Those that are of it."""
+        """The samples of the class."""
         return actual
 
 
