@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from loguru import logger
 
 from pipeline.checkpoint import foreign, layout, reader, store, weights
+from pipeline.checkpoint.layout import FOLDER
 from pipeline.checkpoint.reader import LoadedCheckpoint
-from pipeline.checkpoint.store import NAME, CheckpointWriter
+from pipeline.checkpoint.store import CheckpointWriter
 from pipeline.checkpoint.weights import Models
 from pipeline.config.load import BEST, LAST, Config
 from pipeline.config.schema import BestSettings, RunnerSchema
@@ -106,8 +107,8 @@ def resolve(path: Path) -> list[Path]:
     """
     if not path.is_dir() or layout.step_of(path) is not None or os.path.lexists(path / layout.MANIFEST):
         return [path]
-    folders = [each for each in (path, path / NAME) if layout.committed_checkpoints(each)][:1]
-    folders = folders or sorted(each for each in path.glob(f"*/{NAME}") if layout.committed_checkpoints(each))
+    folders = [each for each in (path, path / FOLDER) if layout.committed_checkpoints(each)][:1]
+    folders = folders or sorted(each for each in path.glob(f"*/{FOLDER}") if layout.committed_checkpoints(each))
     if not folders:
         raise CheckpointError(
             f"{path}: holds no checkpoint; name a step-… folder, a folder of them, or a file of weights"
@@ -187,7 +188,7 @@ def _is_needless(runner: RunnerSchema, path: str, run_dir: Path) -> bool:
     """Whether missing first weights are not needed: the run resumes its own checkpoints, with the default startup stage."""
     default = RunnerSchema.model_fields["startup_class_path"].default
     gone = os.path.isabs(path) and not os.path.exists(path) and runner.startup_class_path == default
-    needless = gone and runner.kind == "train" and bool(layout.committed_checkpoints(run_dir / runner.name / NAME))
+    needless = gone and runner.kind == "train" and bool(layout.committed_checkpoints(run_dir / runner.name / FOLDER))
     if needless:
         logger.warning(f"{path}: is not there any more; the run goes on from its own checkpoints, and does without it")
     return needless
@@ -197,7 +198,7 @@ def _trained_before(config: Config, runner_name: str, run_dir: Path) -> TrainedR
     """The train runner that comes before a runner."""
     before = config.runners[: config.runners.index(config.runner(runner_name))]
     found = next((each for each in reversed(before) if each.kind == "train"), None)
-    return TrainedRunner(found.name, run_dir / found.name / NAME, found.keep_best) if found else None
+    return TrainedRunner(found.name, run_dir / found.name / FOLDER, found.keep_best) if found else None
 
 
 def _needed(trained: TrainedRunner | None, runner_name: str, remedy: str) -> TrainedRunner:

@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 from pipeline.checkpoint import storage
 from pipeline.errors import CheckpointError, StorageError
 
+FOLDER = "checkpoints"
+
+"""The name of a folder of checkpoints in the folder of a runner."""
+
 NEW = ".new"
 
 _STEP = re.compile(r"step-(\d{12,15})(\.new)?")
@@ -153,12 +157,11 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
         ) from error
     try:
         manifest = json.loads(content)
-        saved = manifest["files"]
         if manifest["format"] != FORMAT:
             raise CheckpointError(
                 f"{folder / MANIFEST}: format {manifest['format']!r} is not {FORMAT}; use the version that wrote it"
             )
-        files = {name: _entry(name, each) for name, each in saved.items()}
+        files = {name: _entry(name, entry) for name, entry in manifest["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{folder / MANIFEST}: is damaged ({error}); use another checkpoint") from error
     # Whatever says the same in other words, such as one name twice, is not what was written.

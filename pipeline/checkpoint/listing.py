@@ -6,14 +6,14 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.checkpoint import layout, storage
-from pipeline.checkpoint.layout import MAX_STATE, STATE, TRAINING
+from pipeline.checkpoint.layout import FOLDER, MAX_STATE, STATE, TRAINING
 from pipeline.errors import CheckpointError, ConfigError
 
 METADATA = "__metadata__"
@@ -53,7 +53,7 @@ class Header(NamedTuple):
     metadata: dict[str, str]
 
 
-def parse_header(content: bytes, size: int) -> Header:
+def _parse_header(content: bytes, size: int) -> Header:
     """Read a header.
 
     Args:
@@ -61,15 +61,8 @@ def parse_header(content: bytes, size: int) -> Header:
         size: how many bytes of numbers follow it.
 
     Raises:
-        CheckpointError: it is not what the format says.
+        ValueError, RecursionError: it is not what the format says.
     """
-    try:
-        return _parse(content, size)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"is damaged: its header makes no sense ({error}); use another") from error
-
-
-def _parse(content: bytes, size: int) -> Header:
     if sum(map(content.count, b"[{,")) > MAX_VALUES:
         raise ValueError(f"more than {MAX_VALUES} values")
     header = json.loads(content.decode(), object_pairs_hook=_unique)
@@ -110,7 +103,7 @@ def _entry(name: str, saved: Any) -> Entry:
 
 
 def _counts(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is int and 0 <= each < 2**60 for each in value)
+    return isinstance(value, list) and all(type(count) is int and 0 <= count < 2**60 for count in value)
 
 
 def _check_places(entries: Iterable[tuple[str, Entry]], size: int) -> None:
@@ -123,8 +116,6 @@ def _check_places(entries: Iterable[tuple[str, Entry]], size: int) -> None:
     if end != size:
         raise ValueError(f"its tensors take {end} bytes, and there are {size}")
 
-
-FOLDER = "checkpoints"
 
 SET_ASIDE, LEFT_BEHIND = "set aside as damaged", "being saved or removed, or left behind"
 
@@ -170,18 +161,18 @@ def checkpoint_folders(path: Path) -> list[Path]:
     # Of os.path, which says of a name too long that nothing is there.
     if not os.path.exists(path):
         raise ConfigError(f"{path}: does not exist; {_WHAT}")
-    if path.name == FOLDER or _all(path):
+    if path.name == FOLDER or _has_checkpoints(path):
         return [path]
     if (path / FOLDER).is_dir():
         return [path / FOLDER]
-    children = sorted(each for each in path.glob("*") if each.is_dir() and not each.is_symlink())
-    found = [each / FOLDER if (each / FOLDER).is_dir() else each for each in children]
+    runners = sorted(child for child in path.glob("*") if child.is_dir() and not child.is_symlink())
+    folders = [runner / FOLDER if (runner / FOLDER).is_dir() else runner for runner in runners]
     # Where the checkpoints of a run go elsewhere, each runner has a folder of them there.
-    found = [each for each in found if each.name == FOLDER or _all(each)]
-    if not found and not (path / "lock").is_file():
+    folders = [folder for folder in folders if folder.name == FOLDER or _has_checkpoints(folder)]
+    if not folders and not (path / "lock").is_file():
         what = "has no checkpoints" if path.is_dir() else "is no folder"
         raise ConfigError(f"{path}: {what}; {_WHAT}")
-    return found
+    return folders
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -197,10 +188,10 @@ def choose_checkpoint(path: Path) -> Path:
     """
     if is_checkpoint(path):
         return path
-    newest = [each[-1] for each in map(layout.committed_checkpoints, checkpoint_folders(path)) if each]
+    newest = [paths[-1] for paths in map(layout.committed_checkpoints, checkpoint_folders(path)) if paths]
     if len(newest) == 1:
         return newest[0]
-    several = f"several runners have checkpoints: {', '.join(str(each.parent) for each in newest)}; name one of them"
+    several = f"several runners have checkpoints: {', '.join(str(checkpoint.parent) for checkpoint in newest)}; name one of them"
     raise ConfigError(f"{path}: {several if newest else f'there is no checkpoint in it; {_WHAT}'}")
 
 
@@ -210,13 +201,15 @@ def list_checkpoints(path: Path) -> list[Checkpoint]:
     Raises:
         StorageError: the storage refuses for a reason that may pass.
     """
-    found = list(_described(layout.committed_checkpoints(path)))
-    if found:
-        found[-1] = replace(found[-1], newest=True)
-    best = _best_steps([each.path for each in found if not each.problem])
-    found = [replace(each, best=each.step in best) for each in found]
+    described = map(describe_checkpoint, layout.committed_checkpoints(path))
+    # A run may remove old ones meanwhile.
+    checkpoints = [checkpoint for checkpoint in described if not checkpoint.problem or os.path.lexists(checkpoint.path)]
+    if checkpoints:
+        checkpoints[-1] = replace(checkpoints[-1], newest=True)
+    best = _best_steps([checkpoint.path for checkpoint in checkpoints if not checkpoint.problem])
+    checkpoints = [replace(checkpoint, best=checkpoint.step in best) for checkpoint in checkpoints]
     apart = {SET_ASIDE: layout.bad_checkpoints(path), LEFT_BEHIND: layout.leftovers(path)}
-    return found + [Checkpoint(each, size=_size(each), apart=kind) for kind, some in apart.items() for each in some]
+    return checkpoints + [Checkpoint(path, size=_size(path), apart=kind) for kind in apart for path in apart[kind]]
 
 
 def describe_checkpoint(path: Path) -> Checkpoint:
@@ -249,24 +242,16 @@ def read_header(path: Path) -> Header:
             what = f"a header of {length} bytes in a file of {size}"
             raise CheckpointError(f"{path}: is no safetensors data ({what}); use another")
         content = file.read(length) or b""
-    with storage.at_path(path):
-        return parse_header(content, size - 8 - length)
+    try:
+        return _parse_header(content, size - 8 - length)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is damaged: its header makes no sense ({error}); use another") from error
 
 
-def _all(path: Path) -> list[Path]:
-    return (
-        layout.committed_checkpoints(path) + layout.bad_checkpoints(path) + layout.leftovers(path)
-        if path.is_dir()
-        else []
-    )
-
-
-def _described(paths: Iterable[Path]) -> Iterator[Checkpoint]:
-    """Describe the checkpoints that still exist: a run may remove old ones meanwhile."""
-    for path in paths:
-        found = describe_checkpoint(path)
-        if not found.problem or os.path.lexists(path):
-            yield found
+def _has_checkpoints(path: Path) -> bool:
+    """Whether a folder has checkpoints, or what was one."""
+    kinds = (layout.committed_checkpoints, layout.bad_checkpoints, layout.leftovers)
+    return path.is_dir() and any(kind(path) for kind in kinds)
 
 
 def parse_state(content: bytes, path: Path) -> dict[str, Any]:
@@ -279,7 +264,7 @@ def parse_state(content: bytes, path: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(content)
         counters, metrics = state["train_state"], state["metrics"]
         phases = [*metrics.values(), *state.get("iterations", {}).values()]
-        whole = type(counters["iteration"]) is int and all(isinstance(each, dict) for each in phases)
+        whole = type(counters["iteration"]) is int and all(isinstance(numbers, dict) for numbers in phases)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: makes no sense ({error}); use another checkpoint") from error
     if not whole:

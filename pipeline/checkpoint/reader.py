@@ -110,13 +110,13 @@ def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:
     """
     files = layout.listed_files(path)
     if STATE not in files:
-        raise CheckpointError(f"{path / layout.MANIFEST}: is damaged (it lists no {STATE}); use another checkpoint")
+        raise CheckpointError(_without_state(path))
     state = _state(path, files[STATE])
-    chosen = [name for name in files if name.endswith(SUFFIX) and (with_training or name != TRAINING)]
+    names = [name for name in files if name.endswith(SUFFIX) and (with_training or name != TRAINING)]
     # Reading and hashing both let other threads run.
     with ThreadPoolExecutor(_READERS) as pool:
-        contents = pool.map(lambda name: _read_verified(path / name, files[name]), chosen)
-        tensors = dict(zip(chosen, contents, strict=True))
+        contents = pool.map(lambda name: _read_verified(path / name, files[name]), names)
+        tensors = dict(zip(names, contents, strict=True))
     training = tensors.pop(TRAINING, None)
     weights, restored = {}, None
     for name, file in tensors.items():
@@ -140,11 +140,7 @@ def problems_of(path: Path) -> list[str]:
         files = layout.read_manifest(path)
     except CheckpointError as error:
         return [str(error)]
-    found = (
-        []
-        if STATE in files
-        else [f"{path / layout.MANIFEST}: is damaged (it lists no {STATE}); use another checkpoint"]
-    )
+    problems = [] if STATE in files else [_without_state(path)]
     for name, entry in files.items():
         try:
             layout.check_size(path / name, entry)
@@ -153,16 +149,23 @@ def problems_of(path: Path) -> list[str]:
             else:
                 _verify(path / name, entry)
         except CheckpointError as error:
-            found.append(str(error))
-    return found
+            problems.append(str(error))
+    return problems
+
+
+def _without_state(path: Path) -> str:
+    return f"{path / layout.MANIFEST}: is damaged (it lists no {STATE}); use another checkpoint"
 
 
 def _verify(path: Path, entry: layout.FileEntry) -> None:
     """Raise unless a file is as it was written; its header is checked first, which is quick."""
     listing.read_header(path)
     with storage.open_regular(path) as file:
-        digest = hashlib.file_digest(file, "sha256")
-    if digest.hexdigest() != entry.sha256:
+        _compare_hash(path, hashlib.file_digest(file, "sha256").hexdigest(), entry)
+
+
+def _compare_hash(path: Path, sha256: str, entry: layout.FileEntry) -> None:
+    if sha256 != entry.sha256:
         raise CheckpointError(
             f"{path}: is damaged: its SHA-256 is not the one that was written; use another checkpoint"
         )
@@ -180,10 +183,7 @@ def _state(path: Path, entry: layout.FileEntry) -> Mapping[str, Any]:
     """The counters and numbers; they must be of the step in the folder's name."""
     file = path / STATE
     content = storage.read_small(file, MAX_STATE)
-    if layout.file_entry(content) != entry:
-        raise CheckpointError(
-            f"{file}: is damaged: its SHA-256 is not the one that was written; use another checkpoint"
-        )
+    _compare_hash(file, hashlib.sha256(content).hexdigest(), entry)
     state = listing.parse_state(content, file)
     iteration, step = state["train_state"]["iteration"], layout.step_of(path)
     if step is not None and iteration != step:

@@ -46,11 +46,10 @@ def _tensors(path: Path, found: Header) -> dict[str, str]:
     """Name -> ``F32 [64, 3]``."""
     with storage.at_path(path):
         pairs = safetensors_io.complex_names(found.metadata)
-    return {name: _tensor(entry, name in pairs) for name, entry in sorted(found.entries.items())}
-
-
-def _tensor(entry: Entry, is_complex: bool) -> str:
-    return f"C128 {list(entry.shape[:-1])}" if is_complex else f"{entry.dtype} {list(entry.shape)}"
+    return {
+        name: f"C128 {list(entry.shape[:-1])}" if name in pairs else f"{entry.dtype} {list(entry.shape)}"
+        for name, entry in sorted(found.entries.items())
+    }
 
 
 def _training(path: Path, found: Header) -> dict[str, Any]:

@@ -10,13 +10,11 @@ from pathlib import Path
 from loguru import logger
 
 from pipeline.checkpoint import layout, reader, storage
-from pipeline.checkpoint.layout import FileEntry
+from pipeline.checkpoint.layout import FOLDER, FileEntry
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.storage import DISK, Buffer, Disk
 from pipeline.config.schema import RunnerSchema
 from pipeline.errors import CheckpointError, NoCheckpointError, StorageError
-
-NAME = "checkpoints"
 
 
 def own_folder(path: str, run_dir: Path, runner: RunnerSchema) -> Path | None:
@@ -39,7 +37,7 @@ def link_checkpoint_dir(run_dir: Path, runner: RunnerSchema) -> None:
     """
     path = runner.save_checkpoint_path
     wanted = own_folder(path, run_dir, runner) if path else None
-    link = run_dir / runner.name / NAME
+    link = run_dir / runner.name / FOLDER
     with storage.storing(wanted or link, "choose another save_checkpoint_path"):
         if link.is_symlink():
             _go_on(link, wanted, run_dir.name)
@@ -63,7 +61,7 @@ def refuse_copy(run_dir: Path, original: Path, runner_name: str) -> None:
     Raises:
         StorageError: it is.
     """
-    link, its = (each / runner_name / NAME for each in (run_dir, original))
+    link, its = (folder / runner_name / FOLDER for folder in (run_dir, original))
     if not (link.is_symlink() and its.exists()) or os.path.samefile(run_dir, original):
         return
     if link.exists() and os.path.samefile(link, its):
@@ -323,10 +321,8 @@ def _same(path: Path, parts: Mapping[str, list[Buffer]]) -> bool:
     if not os.path.lexists(path):
         return False
     try:
-        return layout.listed_files(path) == {name: _listed(content) for name, content in parts.items()}
+        return layout.listed_files(path) == {
+            name: FileEntry(storage.DISK.sha256(content), sum(map(len, content))) for name, content in parts.items()
+        }
     except CheckpointError:
         return False
-
-
-def _listed(content: list[Buffer]) -> FileEntry:
-    return FileEntry(storage.DISK.sha256(content), sum(map(len, content)))
