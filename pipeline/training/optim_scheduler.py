@@ -64,10 +64,8 @@ def without_decay(module: nn.Module) -> list[dict[str, object]]:
     """Two parameter groups: vectors (biases, norms) without weight decay first, then all others."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
-    return [
-        {"params": vectors, "weight_decay": 0.0},
-        {"params": [parameter for parameter in parameters if parameter.ndim > 1]},
-    ]
+    others = [parameter for parameter in parameters if parameter.ndim > 1]
+    return [{"params": vectors, "weight_decay": 0.0}, {"params": others}]
 
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -186,27 +184,22 @@ class OptimScheduler(ABC):
     ) -> None:
         _above_zero(step_per_update=step_per_update, accum_grad=accum_grad, ft_factor=ft_factor, grad_clip=grad_clip)
         self.loss_name = optim_loss or "loss"
-        self.owns_all = False
         self.step_per_update = step_per_update
         self.use_amp = use_amp
         self.accum_grad = accum_grad
         self.ft_factor = ft_factor
         self.grad_clip = grad_clip
         self.grad_norm_type = grad_norm_type
-        self.check_gradients = False
-        self.guarded = True
         self.scaler: GradScaler | None = None
-        self.weighted = self.stepped = False
-        self.under_autocast = True
+        self.owns_all = self.check_gradients = self.weighted = self.stepped = self.discards = False
+        self.guarded = self.under_autocast = True
         self.real_step = self.batches = self.samples = self.epoch = 0
         self.batch_samples = 1
-        self.discards = False
         self.after_backward: Watcher | None = None
         self.before_update: Watcher | None = None
         self.after_update: Watcher | None = None
         names = trainable_parameters(model, updated_modules)
-        self._make = partial(_built, optim_type, list(names.values()))
-        self.optimizer = self._make(optim_conf)
+        self.optimizer = _built(optim_type, list(names.values()), optim_conf)
         self.parameters: list[Tensor] = [
             parameter for group in self.optimizer.param_groups for parameter in group["params"]
         ]
@@ -349,8 +342,7 @@ class OptimScheduler(ABC):
 
     def get_lr(self) -> float:
         """The rate of the first group now."""
-        rate = self.optimizer.param_groups[0]["lr"]
-        return float(rate.item()) if isinstance(rate, Tensor) else float(rate)
+        return float(self.optimizer.param_groups[0]["lr"])
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer, scaler and the position in the schedule. The caller keeps the gradients of an open window."""
@@ -456,7 +448,7 @@ def optimize(
     if only.owns_all and not others:
         loss = losses[only.loss_name] if only.loss_name in losses else _missing(only.loss_name, losses)
         acts = only.step_per_update == 1 or only.acts()
-        finite = not acts or _backward(loss, only, samples)
+        finite = not acts or _backward(loss, optim_schedulers, samples)
     else:
         finite = _backward_by_loss(losses, optim_schedulers, samples)
     if only.after_backward:
@@ -492,22 +484,42 @@ def close_windows(optim_schedulers: Sequence[OptimScheduler], epoch: int) -> boo
     return any(acted)
 
 
-def _backward(loss: Tensor, scheduler: OptimScheduler, samples: int) -> bool:
-    """Run backward into everything that the loss depends on; return False if the loss is known not to be finite."""
+def _backward(
+    loss: Tensor,
+    group: Sequence[OptimScheduler],
+    samples: int,
+    inputs: Sequence[Tensor] | None = None,
+    *,
+    retain: bool = False,
+) -> bool:
+    """Run backward for schedulers that share the loss and the scaler; False if the loss is known not to be finite.
+
+    Args:
+        loss: the loss.
+        group: the schedulers.
+        samples: how many the batch has.
+        inputs: what gets gradients; None: everything that the loss depends on.
+        retain: whether another loss may need the graph.
+    """
+    first, weighted = group[0], False
     if loss.ndim or not loss.requires_grad:
-        _refuse(loss, scheduler.loss_name)
-    if scheduler.guarded:
-        if not loss.is_cpu:
+        _refuse(loss, first.loss_name)
+    for scheduler in group:
+        weighted = weighted or scheduler.accum_grad > 1
+        if scheduler.guarded and not loss.is_cpu:
             scheduler.guard.record_loss(loss)
         # Reads one number, on the CPU: a loss that is not finite must not reach the weights.
-        elif not math.isfinite(loss.item()):
-            scheduler.discards = True
+        elif scheduler.guarded and not math.isfinite(loss.item()):
+            for sharing in group:
+                sharing.discards = True
             return False
-    if scheduler.accum_grad > 1:
+    for scheduler in group:
+        scheduler.weighted = weighted
+    if weighted:
         loss = loss * samples
-    if scheduler.scaler:
-        loss = scheduler.scaler.scale(loss)
-    torch.autograd.backward(loss)
+    if first.scaler:
+        loss = first.scaler.scale(loss)
+    torch.autograd.backward(loss, inputs=inputs, retain_graph=retain)
     return True
 
 
@@ -527,50 +539,24 @@ def _backward_by_loss(losses: Mapping[str, Tensor], optim_schedulers: Sequence[O
     for (name, _), group in groups.items():
         remaining -= 1
         # Losses may share a graph, which each but the last backward has to leave in place.
-        finite &= _backward_into(group, losses[name], name, samples, retain=remaining > 0)
+        own = [parameter for scheduler in group for parameter in scheduler.parameters if parameter.requires_grad]
+        finite &= _backward(losses[name], group, samples, list(dict.fromkeys(own)), retain=remaining > 0)
     return finite
-
-
-def _backward_into(group: Sequence[OptimScheduler], loss: Tensor, name: str, samples: int, *, retain: bool) -> bool:
-    """Run backward into the parameters of a group of schedulers that share the loss and the scaler."""
-    if loss.ndim or not loss.requires_grad:
-        _refuse(loss, name)
-    guarded = [scheduler for scheduler in group if scheduler.guarded]
-    if guarded and loss.is_cpu and not math.isfinite(loss.item()):
-        for scheduler in group:
-            scheduler.discards = True
-        return False
-    for scheduler in guarded if not loss.is_cpu else ():
-        scheduler.guard.record_loss(loss)
-    if weighted := max(scheduler.accum_grad for scheduler in group) > 1:
-        loss = loss * samples
-    for scheduler in group:
-        scheduler.weighted = weighted
-    if group[0].scaler:
-        loss = group[0].scaler.scale(loss)
-    inputs = list(
-        {
-            id(parameter): parameter
-            for scheduler in group
-            for parameter in scheduler.parameters
-            if parameter.requires_grad
-        }.values()
-    )
-    torch.autograd.backward(loss, inputs=inputs, retain_graph=retain)
-    return True
 
 
 def _update_scalers(optim_schedulers: Sequence[OptimScheduler]) -> None:
     """Update each gradient scaler after a step; no window with gradients of its scale may be open then."""
-    scalers = {id(scheduler.scaler): scheduler.scaler for scheduler in optim_schedulers if scheduler.scaler}
-    for scaler in scalers.values():
+    for scaler in {scheduler.scaler for scheduler in optim_schedulers if scheduler.scaler and scheduler.stepped}:
         sharing = [scheduler for scheduler in optim_schedulers if scheduler.scaler is scaler]
-        if any(scheduler.stepped for scheduler in sharing):
-            if any(scheduler.batches for scheduler in sharing):
-                _refuse_shared_scaler(sharing)
-            scaler.update()
-            for scheduler in sharing:
-                scheduler.stepped = False
+        if any(scheduler.batches for scheduler in sharing):
+            factors = " and ".join(str(scheduler.accum_grad) for scheduler in sharing)
+            raise ConfigError(
+                f"OptimSchedulers with an accum_grad of {factors} share a GradScaler, whose scale would change within a "
+                "window; give each a scaler of its own"
+            )
+        scaler.update()
+        for scheduler in sharing:
+            scheduler.stepped = False
 
 
 def _missing(name: str, losses: Mapping[str, Tensor]) -> NoReturn:
@@ -587,14 +573,6 @@ def _refuse_shared_parameters(optim_schedulers: Sequence[OptimScheduler]) -> Non
                 f"two OptimSchedulers train '{name}'; confine each to its own modules with updated_modules"
             )
         seen.update(scheduler.parameters)
-
-
-def _refuse_shared_scaler(sharing: Sequence[OptimScheduler]) -> NoReturn:
-    factors = " and ".join(str(scheduler.accum_grad) for scheduler in sharing)
-    raise ConfigError(
-        f"OptimSchedulers with an accum_grad of {factors} share a GradScaler, whose scale would change within a window; "
-        "give each a scaler of its own"
-    )
 
 
 def _refuse(loss: Tensor, name: str) -> NoReturn:
