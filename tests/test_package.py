@@ -69,3 +69,11 @@ def test_every_plugin_with_a_command_offers_it_as_an_entry_point() -> None:
     folders = [path.parent.name for path in REPOSITORY.glob("plugins/*/command.py")]
     offered = [line.split(" = ")[1] for line in lines("options.entry_points", "pipeline.commands")]
     assert sorted(offered) == sorted(f"pipeline_plugins.{folder}.command:command" for folder in folders)
+
+
+def test_every_module_has_its_layer() -> None:
+    layers = re.findall(r"pipeline(?:_plugins|\.\w+)+", SETUP["importlinter:contract:layers"]["layers"])
+    top = [path for path in REPOSITORY.glob("pipeline/*") if path.suffix == ".py" or (path / "__init__.py").is_file()]
+    modules = {f"pipeline.{path.stem}" for path in top} - {"pipeline.__init__", "pipeline.stages"}
+    modules |= {f"pipeline.stages.{path.stem}" for path in REPOSITORY.glob("pipeline/stages/[a-z]*.py")}
+    assert set(layers) == modules | {"pipeline_plugins"}
