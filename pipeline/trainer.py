@@ -22,7 +22,8 @@ from pipeline.run.resume import NEVER
 from pipeline.run.session import Run, RunnerSession
 from pipeline.signals import SHUTDOWN, StoppedError
 from pipeline.training.phase import begin_fit
-from pipeline.user_code import uncalled
+from pipeline.user_code import source
+from pipeline.user_code.uncalled import OF_A_TRAINER, TRAINER, uncalled_faults
 
 
 class GeneralTrainer:
@@ -53,7 +54,7 @@ class GeneralTrainer:
     """Status -> stage. A subclass may add statuses that lead to a method of its own, which takes the context."""
 
     def __init__(self, config: Source | Config, overrides: Sequence[str] = (), resume: str | Path = NEVER) -> None:
-        if faults := uncalled.in_class(type(self), uncalled.TRAINER, uncalled.OF_A_TRAINER):
+        if faults := uncalled_faults(source.of_class(type(self)), TRAINER, OF_A_TRAINER):
             raise ConfigError("\n".join(faults))
         # A subclass may order the stages otherwise.
         in_order = type(self) is GeneralTrainer

@@ -230,9 +230,8 @@ class _RunnerCheck:
         """Check the class of the trainer."""
         trainer = self.runner["trainer_class"]
         definition = trainer.find_class("Trainer", uncalled.TRAINER) if trainer.is_written else None
-        if definition:
-            for message in uncalled.in_source(definition, uncalled.TRAINER, uncalled.OF_A_TRAINER, ()):
-                trainer.fault(message)
+        for message in uncalled.uncalled_faults(definition, uncalled.TRAINER, uncalled.OF_A_TRAINER):
+            trainer.fault(message)
 
 
 def _is_default(definition: source.Definition, stage: str) -> bool:

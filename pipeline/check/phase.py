@@ -68,10 +68,8 @@ def _check_uncalled(runner: Setting, phase: Setting, definition: source.Definiti
     model, infers = phase["model"], str(runner["class"].value).lower().endswith("infer")
     remedies = uncalled.OF_A_BRAIN if infers else uncalled.IN_A_CONFIG
     modules = [*phase.inspection.modules.values(), *(caller.module for caller in callers if caller)]
-    messages = uncalled.in_source(definition, BRAIN, remedies, modules) if definition else []
-    if isinstance(model.value, type):
-        messages = uncalled.in_class(model.value, BRAIN, remedies)
-    for message in messages:
+    definition = source.of_class(model.value) if isinstance(model.value, type) else definition
+    for message in uncalled.uncalled_faults(definition, BRAIN, remedies, modules):
         model.fault(message)
 
 

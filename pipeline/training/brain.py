@@ -26,7 +26,8 @@ from pipeline.training.fit import NAME, Fit, pass_progress
 from pipeline.training.optim_scheduler import OptimScheduler, trainable_parameters, without_decay
 from pipeline.training.run_options import compile_modules
 from pipeline.training.schedules import Constant
-from pipeline.user_code import uncalled
+from pipeline.user_code import source
+from pipeline.user_code.uncalled import BRAIN, OF_A_BRAIN, uncalled_faults
 
 __all__ = ["Brain", "Stage"]
 
@@ -198,7 +199,7 @@ class Brain(BatchBrain):
 
     def _refuse_uncalled(self) -> None:
         """Raise for methods that nobody calls; with a config, ``check`` reports them."""
-        faults = [] if self._in_run else uncalled.in_class(type(self), uncalled.BRAIN, uncalled.OF_A_BRAIN)
+        faults = [] if self._in_run else uncalled_faults(source.of_class(type(self)), BRAIN, OF_A_BRAIN)
         if faults:
             raise ConfigError("\n".join(faults))
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from pipeline.context import Context, PipelineStage
-from pipeline.errors import ClassPathError, ContextError, nearest
-from pipeline.user_code import class_path
+from pipeline.errors import ContextError, nearest
+from pipeline.user_code import source
 from pipeline.user_code.classes import calls_super
 
 Action: TypeAlias = Literal["read", "write", "delete"]
@@ -124,8 +123,5 @@ def _held_to(stage: PipelineStage, method: str, attribute: str) -> tuple[str, ..
 
 
 def _calls_super(cls: object, method: str) -> bool:
-    try:
-        found = class_path.define(class_path.parse(class_path.describe(cls))) if isinstance(cls, type) else None
-    except ClassPathError:  # such as a class within a function
-        return False
-    return found is not None and isinstance(found.node, ast.ClassDef) and calls_super(found, method)
+    definition = source.of_class(cls) if isinstance(cls, type) else None
+    return definition is not None and calls_super(definition, method)

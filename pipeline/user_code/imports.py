@@ -16,8 +16,6 @@ from pipeline.user_code import source
 from pipeline.user_code.source import find_spec, once
 
 DISTRIBUTION = "five-stage-pipeline"
-_ROOT = len(workspaces.__name__.split(".")) + 1
-"""How many parts the name of a workspace's package has."""
 _DEPTH = 100
 """More files than this within each other Python would hardly import either."""
 _MOVES = re.compile(
@@ -38,32 +36,22 @@ def no_python(error: SyntaxError, file: str) -> str:
     return f"{place}: {what}; mend the file"
 
 
-def leads_out(place: str, written: str) -> str:
-    """A relative import with too many dots."""
-    remedy = "take out dots, or let `workspace:` name the folder that holds both"
-    return f"{place} imports '{written}', which leads out of the workspace; {remedy}"
-
-
-def not_there(place: str, written: str, module: str) -> str:
+def _not_there(place: str, written: str, module: str) -> str:
     """A relative import of a missing module; ``module`` is its dotted name."""
     parent, _, last = module.rpartition(".")
-    files = [file for folder in _folders(parent) for file in Path(folder).glob("*-*.py")]
-    dashed = [file.name for file in files if file.stem.replace("-", "_") == last]
+    modules = _modules(parent)
+    dashed = [name for name in modules if "-" in name and name.replace("-", "_") == last]
     if dashed:
-        remedy = f"; no name with a dash can be imported: rename '{dashed[0]}' to '{last}.py'"
+        remedy = f"; no name with a dash can be imported: rename '{dashed[0]}.py' to '{last}.py'"
     else:
-        remedy = nearest(last, _modules(parent)) or "; check the name and the number of dots"
+        remedy = nearest(last, modules) or "; check the name and the number of dots"
     return f"{place} imports '{written}', which its workspace does not have{remedy}"
 
 
 def _modules(package: str) -> list[str]:
     """The names of the modules in a package."""
-    return [each.name for each in pkgutil.iter_modules(_folders(package))]
-
-
-def _folders(package: str) -> list[str]:
     spec = find_spec(package)
-    return list(spec.submodule_search_locations or []) if spec else []
+    return [module.name for module in pkgutil.iter_modules(spec.submodule_search_locations or [] if spec else [])]
 
 
 def no_module(module: str) -> str:
@@ -72,29 +60,10 @@ def no_module(module: str) -> str:
     return f"'{parent}' has no module '{last}'{nearest(last, _modules(parent)) or '; check the spelling'}"
 
 
-def not_defined(place: str, name: str, home: str, known: Iterable[str]) -> str:
+def _not_defined(place: str, name: str, home: str, known: Iterable[str]) -> str:
     """An import of a name that the module doesn't have; ``home`` is the module as the user knows it."""
     remedy = nearest(name, known) or "; mend the import"
     return f"{place} imports '{name}' from {home}, which does not define it{remedy}"
-
-
-def neighbour(folder: Path, package: str, name: str) -> str | None:
-    """The dots with which a file in ``folder`` reaches a module of the workspace ``package``; None if there is none."""
-    root, above = workspaces.folder_of(package), [folder, *folder.parents]
-    for dots, each in enumerate(above[: above.index(root) + 1] if root in above else (), 1):
-        if (each / f"{name}.py").is_file() or any(_python_files(each / name)):
-            return "." * dots
-    return None
-
-
-def _python_files(folder: Path) -> Iterator[Path]:
-    yield from folder.glob("*.py")
-    yield from folder.glob("*/*.py")
-
-
-def absolute(place: str, name: str, relative: str) -> str:
-    """An absolute import of a neighbour; ``relative`` is the statement to write instead."""
-    return f"{place} imports its neighbour '{name}' absolutely; write `{relative}`"
 
 
 def no_package(place: str, name: str) -> str:
@@ -110,10 +79,10 @@ def extra_of(name: str) -> str | None:
         needed = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
         return None
-    for each in needed:
-        found = re.match(r"([\w.-]+).*;.*\bextra == ['\"]([\w.-]+)['\"]", each)
-        if found and _bare(found[1]) == _bare(name):
-            return found[2]
+    for requirement in needed:
+        extra = re.match(r"([\w.-]+).*;.*\bextra == ['\"]([\w.-]+)['\"]", requirement)
+        if extra and _bare(extra[1]) == _bare(name):
+            return extra[2]
     return None
 
 
@@ -130,7 +99,17 @@ def wrong_imports(module: str) -> list[str]:
         module: its dotted name.
     """
     trial = _Trial(module)
-    return [message for message, unless in trial.findings if not (unless and trial.mentions(unless))]
+    trial.enter(module)
+    return trial.findings
+
+
+def wrong_import_at(module: str, line: int) -> str | None:
+    """What is wrong with the import on a line of a module, where Python has failed to import it; None: cannot tell."""
+    trial, file = _Trial(module), source.quiet_read(module)
+    for node in (node for statement in (file.body if file else ()) for node in ast.walk(statement)):
+        if file and isinstance(node, ast.Import | ast.ImportFrom) and node.lineno == line:
+            trial.step(file, node)
+    return next((message for message in trial.findings if file and message.startswith(f"{file.file}:{line} ")), None)
 
 
 class _Trial:
@@ -138,32 +117,34 @@ class _Trial:
 
     Attributes:
         package: the package that stands for the workspace.
-        findings: why it fails, each with what must stand in none of the workspace's files for that to be certain.
+        root: the folder of the workspace; None for a module of another package.
+        findings: why it certainly fails.
         modules: the modules that would be run; None for one that cannot be read.
     """
 
     def __init__(self, module: str) -> None:
-        self.package = ".".join(module.split(".")[:_ROOT])
-        self.findings: list[tuple[str, re.Pattern[str] | None]] = []
+        self.package = source.package(module)
+        self.root = workspaces.folder_of(self.package)
+        self.findings: list[str] = []
         self.modules: dict[str, source.Module | None] = {}
         self._depth = 0
         self._called = False
-        self._enter(module)
 
     def mentions(self, pattern: re.Pattern[str]) -> bool:
         """Whether a name occurs in a file that would be run, or in the workspace."""
-        root = workspaces.folder_of(self.package)
-        files = {module.file for module in self.modules.values() if module}
-        files |= set(_python_files(root)) if root else set()
+        files = {near.file for module in self.modules.values() if module for near in source.neighbours(module)}
+        files |= set(_python_files(self.root)) if self.root else set()
         return any(pattern.search(_text(file)) for file in files)
 
     def _note(self, message: str, unless: re.Pattern[str] | None = None) -> None:
-        self.findings.append((message, unless))
+        """Note why it fails; that isn't certain where something stands in a file of the workspace."""
+        if not (unless and self.mentions(unless)):
+            self.findings.append(message)
 
-    def _enter(self, name: str) -> None:
+    def enter(self, name: str) -> None:
         """Import a module, after its parent packages."""
         parts = name.split(".")
-        for depth in range(_ROOT, len(parts) + 1):
+        for depth in range(self.package.count(".") + 1, len(parts) + 1):
             self._run(".".join(parts[:depth]))
 
     def _run(self, name: str) -> None:
@@ -183,12 +164,15 @@ class _Trial:
             self.modules[name] = module
             self._depth += 1
             for statement in module.body:
-                self._step(module, statement)
+                self.step(module, statement)
             self._depth -= 1
 
-    def _step(self, module: source.Module, statement: ast.stmt) -> None:
+    def step(self, module: source.Module, statement: ast.AST) -> None:
+        """Run one statement of a module."""
         if isinstance(statement, ast.ImportFrom) and statement.level:
             self._relative(module, statement)
+        elif isinstance(statement, ast.ImportFrom) and str(statement.module).partition(".")[0] == "pipeline":
+            self._of_ours(module, statement)
         elif isinstance(statement, ast.Import | ast.ImportFrom):
             self._absolute(module, statement)
         elif not isinstance(statement, source.ClassNode | source.FunctionNode | ast.Assign | ast.AnnAssign):
@@ -199,11 +183,12 @@ class _Trial:
         home, place = module.absolute(statement), f"{module.file}:{statement.lineno}"
         written = "." * statement.level + (statement.module or "")
         if not f"{home}.".startswith(f"{self.package}."):
-            self._note(leads_out(place, written))
+            remedy = "take out dots, or let `workspace:` name the folder that holds both"
+            self._note(f"{place} imports '{written}', which leads out of the workspace; {remedy}")
         elif self.modules.get(home) is None and find_spec(home) is None:
-            self._note(not_there(place, written, home), _MOVES)
+            self._note(_not_there(place, written, home), _MOVES)
         else:
-            self._enter(home)
+            self.enter(home)
             for alias in statement.names:
                 if alias.name != "*":
                     self._name(place, written, home, alias.name)
@@ -212,41 +197,58 @@ class _Trial:
         target = self.modules.get(home)
         if (target is None or target.is_package) and find_spec(f"{home}.{name}"):
             if target is None or name not in target.bindings:
-                self._enter(f"{home}.{name}")
+                self.enter(f"{home}.{name}")
         elif target is None:
             spec = find_spec(home)
             # A folder; what is compiled cannot be told.
             if spec and spec.origin is None:
                 dotted = f"{written}{name}" if written.endswith(".") else f"{written}.{name}"
-                self._note(not_there(place, dotted, f"{home}.{name}"), _MOVES)
+                self._note(_not_there(place, dotted, f"{home}.{name}"), _MOVES)
         elif not _has(target, name):
             # Another module may give it the name.
             outside = re.compile(rf"\.{name}\b\s*[:=]|setattr\(|__dict__|sys\.modules")
-            self._note(not_defined(place, name, str(target.file), source.names(target)), outside)
+            self._note(_not_defined(place, name, str(target.file), source.names(target)), outside)
 
     def _absolute(self, module: source.Module, statement: ast.Import | ast.ImportFrom) -> None:
-        place = f"{module.file}:{statement.lineno}"
-        dotted = [str(statement.module)] if isinstance(statement, ast.ImportFrom) else [a.name for a in statement.names]
-        for each in dotted:
-            top = each.partition(".")[0]
-            if top == "pipeline" and isinstance(statement, ast.ImportFrom):
-                self._of_ours(place, each, statement)
-            elif not (self._called or top in {*sys.modules, *sys.stdlib_module_names} or find_spec(top)):
-                dots = neighbour(module.file.parent, self.package, top)
-                relative = _relatively(statement, each, dots or "")
-                message = absolute(place, top, relative) if dots else no_package(place, top)
-                self._note(message, _MOVES)
+        place, names = f"{module.file}:{statement.lineno}", [alias.name for alias in statement.names]
+        for dotted in [str(statement.module)] if isinstance(statement, ast.ImportFrom) else names:
+            top = dotted.partition(".")[0]
+            if self._called or top in {*sys.modules, *sys.stdlib_module_names} or find_spec(top):
+                continue
+            message = no_package(place, top)
+            if dots := self._dots(module.file.parent, top):
+                package, last = (dotted, ", ".join(names))
+                if isinstance(statement, ast.Import):
+                    package, _, last = dotted.rpartition(".")
+                remedy = f"write `from {dots}{package} import {last}`"
+                message = f"{place} imports its neighbour '{top}' absolutely; {remedy}"
+            self._note(message, _MOVES)
 
-    def _of_ours(self, place: str, dotted: str, statement: ast.ImportFrom) -> None:
+    def _dots(self, folder: Path, name: str) -> str:
+        """The dots with which a file in ``folder`` reaches a module of its workspace; ``""`` if there is none."""
+        folders = [folder, *folder.parents] if self.root and folder.is_relative_to(self.root) else []
+        for dots, above in enumerate(folders, 1):
+            if (above / f"{name}.py").is_file() or any(_python_files(above / name)):
+                return "." * dots
+            if above == self.root:
+                break
+        return ""
+
+    def _of_ours(self, module: source.Module, statement: ast.ImportFrom) -> None:
         """Whether one of our own modules has a name; their names are imported lazily."""
-        module = source.quiet_read(dotted)
-        known = source.names(module) if module else []
-        if find_spec(dotted) is None:
-            self._note(f"{place} imports '{dotted}', and {no_module(dotted)}")
-        for name in [alias.name for alias in statement.names] if module else ():
-            if not (name in known or name.startswith("_") or name == "*" or find_spec(f"{dotted}.{name}")):
-                public = [each for each in known if not each.startswith("_")]
-                self._note(not_defined(place, name, dotted, public))
+        place, home = f"{module.file}:{statement.lineno}", str(statement.module)
+        target = source.quiet_read(home)
+        if find_spec(home) is None:
+            self._note(f"{place} imports '{home}', and {no_module(home)}")
+        known = source.names(target) if target else []
+        for name in [alias.name for alias in statement.names] if target else ():
+            if not (name in known or name.startswith("_") or name == "*" or find_spec(f"{home}.{name}")):
+                self._note(_not_defined(place, name, home, [name for name in known if not name.startswith("_")]))
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    yield from folder.glob("*.py")
+    yield from folder.glob("*/*.py")
 
 
 def _text(file: Path) -> str:
@@ -265,11 +267,3 @@ def _has(module: source.Module, name: str) -> bool:
         # Else it imports what another does not define, and that import is at fault.
         return error.args[0] is not module or name.startswith("__")
     return True
-
-
-def _relatively(statement: ast.Import | ast.ImportFrom, dotted: str, dots: str) -> str:
-    """The statement with which a neighbour is imported."""
-    if isinstance(statement, ast.ImportFrom):
-        return f"from {dots}{dotted} import {', '.join(alias.name for alias in statement.names)}"
-    package, _, last = dotted.rpartition(".")
-    return f"from {dots}{package} import {last}"

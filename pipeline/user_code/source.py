@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import re
 import sys
@@ -280,6 +281,17 @@ def define(module: Module, name: str, depth: int = 0) -> Definition | None:
     return None
 
 
+def of_class(cls: type) -> Definition | None:
+    """The source of a class at hand, whose module may be a script; None where there is none to read."""
+    try:
+        file = Path(inspect.getfile(cls))
+        module = _parse(cls.__module__, file, file.stem == "__init__", file.stat().st_mtime_ns)
+    except (TypeError, OSError, SyntaxError):  # such as a class in a notebook
+        return None
+    node = module.bindings.get(cls.__qualname__)
+    return Definition(node, module) if isinstance(node, ast.ClassDef) else None
+
+
 def find(module: Module, name: str) -> Definition | None:
     """The same; None also where the module certainly has no such name."""
     try:
@@ -354,14 +366,15 @@ def package(name: str) -> str:
 
 
 def neighbours(module: Module) -> Iterator[Module]:
-    """The module and the files that it imports relatively, transitively."""
+    """The module and the files from which it imports relatively, as a script does those beside it; and theirs."""
     seen, waiting = {module.file}, [module]
     while waiting:
         current = waiting.pop()
         yield current
         for statement in current.bindings.values():
-            if isinstance(statement, ast.ImportFrom) and statement.level:
-                home = current.absolute(statement)
+            home = current.absolute(statement) if isinstance(statement, ast.ImportFrom) else ""
+            beside = current.file.with_name(f"{home.partition('.')[0]}.py")
+            if isinstance(statement, ast.ImportFrom) and (statement.level or beside.is_file()):
                 for name in [home, *(f"{home}.{alias.name}" for alias in statement.names)]:
                     found = quiet_read(name)
                     if found and found.file not in seen:

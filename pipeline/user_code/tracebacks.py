@@ -15,8 +15,6 @@ from pipeline.errors import ClassPathError, PipelineError
 from pipeline.user_code import imports
 from pipeline.user_code.source import find_spec
 
-_ROOT = len(workspaces.__name__.split(".")) + 1
-
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 
 _LOADING = ("<frozen importlib", str(workspaces.__file__))
@@ -38,7 +36,11 @@ def import_failed(text: str, module: str, file: Path | None, error: BaseExceptio
         return ClassPathError(no_module(text, module))
     # The file that failed: the one that the path names, or one that it imports.
     last = frames[-1] if frames else traceback.FrameSummary(str(file or module), 0, "")
-    what = _wrong_import(error, module, last) if isinstance(error, ImportError) else None
+    what = (
+        _wrong_import(error, user_error.__traceback__, f"{last.filename}:{last.lineno}")
+        if isinstance(error, ImportError)
+        else None
+    )
     if what is None:
         place = _place(error) if isinstance(error, SyntaxError) else None
         place = place or ":".join(str(part) for part in (last.filename, last.lineno) if part)
@@ -66,27 +68,23 @@ def _place(error: SyntaxError) -> str | None:
     return f"{error.filename}:{error.lineno}" if error.filename and Path(error.filename).is_file() else None
 
 
-def _wrong_import(error: ImportError, module: str, frame: traceback.FrameSummary) -> str | None:
+def _wrong_import(error: ImportError, trace: TracebackType | None, place: str) -> str | None:
     """The message for a failed import of a module or name; None for any other error."""
-    place, missing = f"{frame.filename}:{frame.lineno}", error.name or ""
-    package = ".".join(module.split(".")[:_ROOT])
-    root = workspaces.folder_of(package)
-    written = re.match(r"from\s+(\.+[\w.]*)", frame.line or "")
-    relative = written if root and Path(frame.filename).is_relative_to(root) else None
-    if relative and ("beyond top-level package" in error.msg or not f"{missing}.".startswith(f"{package}.")):
-        return imports.leads_out(place, relative[1])
+    missing, top = error.name or "", (error.name or "").partition(".")[0]
+    while trace and trace.tb_next:
+        trace = trace.tb_next
     if "partially initialized module" in error.msg:
         return f"{place}: {error.msg}; move what they share into a file of its own"
-    if not isinstance(error, ModuleNotFoundError) or not missing:
+    module = trace.tb_frame.f_globals.get("__name__", "") if trace else ""
+    if trace and (message := imports.wrong_import_at(module, trace.tb_lineno)):
+        return message
+    if not isinstance(error, ModuleNotFoundError) or not missing or missing.startswith(workspaces.__name__):
         return None
-    top = missing.partition(".")[0]
-    if relative:
-        return imports.not_there(place, relative[1], missing)
-    if dots := imports.neighbour(Path(frame.filename).parent, package, top):
-        return imports.absolute(place, top, f"from {dots}{missing} import …")
-    if find_spec(top):
-        return f"{place} imports '{missing}', and {imports.no_module(missing)}"
-    return imports.no_package(place, top)
+    return (
+        f"{place} imports '{missing}', and {imports.no_module(missing)}"
+        if find_spec(top)
+        else imports.no_package(place, top)
+    )
 
 
 def user_traceback(trace: TracebackType | None, *, only: bool = False) -> TracebackType | None:

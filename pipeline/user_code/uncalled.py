@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from types import CodeType, FunctionType
-from typing import Any
 
 from pipeline.user_code import classes, source
 
@@ -42,77 +39,45 @@ OF_A_TRAINER = {
 """The same in a subclass of GeneralTrainer."""
 
 
-def in_source(
-    definition: source.Definition, base: str, remedies: Mapping[str, str], modules: Iterable[source.Module]
+def uncalled_faults(
+    definition: source.Definition | None,
+    base: str,
+    remedies: Mapping[str, str],
+    modules: Iterable[source.Module] = (),
 ) -> list[str]:
     """The messages for such methods in the source of a class, with place and remedy.
 
     Args:
-        definition: the class.
+        definition: the class; None where its source cannot be read.
         base: ``module:Name`` of what it derives from; where that is not certain, there is nothing to say.
         remedies: method -> what to do instead.
         modules: whatever else may call a method of it.
     """
-    above, _ = classes.ancestry(definition)
-    order = [f"{each.module.name}:{each.name}" for each in above]
-    if base not in order:
-        return []
-    own = [each for each in above[: order.index(base)] if not each.module.name.startswith("torch.")]
-    found = {name: (each, classes.methods(each)[name]) for each in reversed(own) for name in classes.methods(each)}
-    bodies = {name: set(_mentions(found[name][1], ())) for name in remedies if name in found}
+    above = classes.ancestry(definition)[0] if definition else []
+    order = [f"{cls.module.name}:{cls.name}" for cls in above]
+    own = (
+        [cls for cls in above[: order.index(base)] if not cls.module.name.startswith("torch.")] if base in order else []
+    )
+    methods = {name: (cls, node) for cls in reversed(own) for name, node in classes.methods(cls).items()}
+    bodies = {name: set(_mentions(methods[name][1], ())) for name in remedies if name in methods}
     if not bodies:
         return []
     files = {
-        each.file: each for module in (*modules, *(each.module for each in own)) for each in source.neighbours(module)
+        near.file: near for module in (*modules, *(cls.module for cls in own)) for near in source.neighbours(module)
     }
-    elsewhere = {name for each in files.values() for node in each.body for name in _mentions(node, remedies)}
+    mentioned = {name for file in files.values() for node in file.body for name in _mentions(node, remedies)}
+    # What only an uncalled method calls is called by nobody either.
+    while more := {name for method in mentioned & set(bodies) for name in bodies[method]} - mentioned:
+        mentioned |= more
     return [
-        f"{each.name}.{name} ({each.module.file.name}:{node.lineno}) is called by nobody; {remedies[name]}"
-        for name, (each, node) in found.items()
-        if name in _left(bodies, elsewhere)
+        f"{cls.name}.{name} ({cls.module.file.name}:{node.lineno}) is called by nobody; {remedies[name]}"
+        for name, (cls, node) in methods.items()
+        if name in bodies and not mentioned & {name, _ANY}
     ]
-
-
-def in_class(cls: type, base: str, remedies: Mapping[str, str]) -> list[str]:
-    """The same for an imported class, whose source may be missing."""
-    order = [f"{each.__module__}:{each.__qualname__}" for each in cls.__mro__]
-    if base not in order:
-        return []
-    own = [each for each in cls.__mro__[: order.index(base)] if not each.__module__.startswith("torch.")]
-    found = {name: (each, vars(each)[name]) for each in reversed(own) for name in vars(each)}
-    bodies = {name: set(_names(found[name][1])) for name in remedies if name in found}
-    if not bodies:
-        return []
-    functions = [each for _, each in found.values() if isinstance(each, FunctionType)]
-    # A script imports this package's classes, and what these call is not what it calls.
-    there = [each for function in functions for each in function.__globals__.values()]
-    beside = [each for each in there if each not in own and not _is_of_the_package(each)]
-    others = [each for name, (_, each) in found.items() if name not in bodies]
-    elsewhere = {name for each in (*others, *beside) for name in _names(each)}
-    return [
-        f"{found[name][0].__name__}.{name} is called by nobody; {remedies[name]}" for name in _left(bodies, elsewhere)
-    ]
-
-
-def _is_of_the_package(thing: Any) -> bool:
-    module = f"{getattr(thing, '__module__', '')}."
-    return module.startswith("pipeline.") and not module.startswith("pipeline.workspaces.")
 
 
 _ANY = "*"
 """Stands for every name, where code makes one up."""
-
-
-def _left(bodies: Mapping[str, set[str]], elsewhere: set[str]) -> list[str]:
-    """The methods that no reachable code mentions."""
-    if _ANY in elsewhere:
-        return []
-    waiting, reached = [name for name in bodies if name in elsewhere], set[str]()
-    while waiting:
-        name = waiting.pop()
-        reached.add(name)
-        waiting += (bodies[name] & set(bodies)) - reached
-    return [name for name in bodies if name not in reached]
 
 
 def _mentions(node: ast.AST, apart: Iterable[str]) -> Iterator[str]:
@@ -124,21 +89,5 @@ def _mentions(node: ast.AST, apart: Iterable[str]) -> Iterator[str]:
             yield name
         case ast.Call(func=ast.Name(id="getattr"), args=[ast.Name(id="self"), key, *_]):
             yield str(key.value) if isinstance(key, ast.Constant) else _ANY
-    for each in ast.iter_child_nodes(node):
-        yield from _mentions(each, apart)
-
-
-def _names(thing: Any) -> Iterator[str]:
-    """The same for a function or class, from its bytecode; with global names."""
-    for each in vars(thing).values() if isinstance(thing, type) else ():
-        yield from _names(each) if not isinstance(each, type) else ()
-    thing = getattr(thing, "fget", getattr(thing, "__func__", thing))
-    code = thing if isinstance(thing, CodeType) else getattr(inspect.unwrap(thing), "__code__", None)
-    if isinstance(code, CodeType):
-        # The body of a class names what it defines.
-        yield from code.co_names if code.co_flags & inspect.CO_OPTIMIZED else ()
-        for each in code.co_consts:
-            if isinstance(each, CodeType):
-                yield from _names(each)
-            elif isinstance(each, str) and "getattr" in code.co_names:
-                yield each
+    for child in ast.iter_child_nodes(node):
+        yield from _mentions(child, apart)

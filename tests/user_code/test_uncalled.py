@@ -12,7 +12,7 @@ from torch import nn
 
 from pipeline import Brain, GeneralTrainer, Stage
 from pipeline.check.checker import check
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, PipelineError
 
 BRAIN = """\
 import torch
@@ -92,14 +92,18 @@ def test_a_trainer_class_may_not_define_what_nobody_calls(linear: Path, method: 
     assert fault.message.startswith(f"Trainer.{method} (own.py:3) is called by nobody; write ")
 
 
-def test_a_trainer_class_made_in_python_says_so_at_once(linear: Path) -> None:
-    class Mine(GeneralTrainer):
-        def startup(self, context: Any) -> None: ...
+class MyTrainer(GeneralTrainer):
+    """Names a method for a stage, as PaddleRec's trainers do."""
 
+    def startup(self, context: Any) -> None: ...
+
+
+def test_a_trainer_class_made_in_python_says_so_at_once(linear: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"^Mine.startup is called by nobody; write a class for the stage, and name it as startup_c"
+        ConfigError,
+        match=r"^MyTrainer.startup \(test_uncalled.py:\d+\) is called by nobody; write a class for the stage",
     ):
-        Mine(linear)
+        MyTrainer(linear)
 
 
 class Fitting(Brain):
@@ -115,54 +119,69 @@ class Fitting(Brain):
         return predictions.mean()
 
 
+class Resting(Fitting):
+    """Defines what nobody calls."""
+
+    def zero_grad(self) -> None: ...
+
+    def update_average(self, loss: Any, average: Any) -> Any: ...
+
+
 def test_a_brain_alone_says_before_it_trains_what_nobody_calls() -> None:
-    class Mine(Fitting):
-        def zero_grad(self) -> None: ...
-
-        def update_average(self, loss: Any, average: Any) -> Any: ...
-
     with pytest.raises(
-        ConfigError, match=r"^Mine.zero_grad is called by nobody; .*\nMine.update_average is called by nobody; count"
+        ConfigError,
+        match=r"^Resting.zero_grad \(test_un.* is called by nobody; .*\nResting.update_average .* by nobody; count",
     ):
-        Mine().fit(range(1), [torch.ones(1)])
-    with pytest.raises(ConfigError, match=r"Mine.update_average is called by nobody"):
-        Mine().evaluate([torch.ones(1)])
+        Resting().fit(range(1), [torch.ones(1)])
+    with pytest.raises(ConfigError, match=r"Resting.update_average .* is called by nobody"):
+        Resting().evaluate([torch.ones(1)])
 
 
-def test_what_the_classes_that_a_script_imports_call_is_not_called_by_the_script(tmp_path: Path) -> None:
+@pytest.mark.parametrize("helper", ["def look(brain): print('none')\n", "def look(brain): brain.check_gradients()\n"])
+def test_a_script_and_the_files_beside_it_are_looked_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helper: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "beside_script.py").write_text(helper, encoding="utf-8")
     script = tmp_path / "script.py"
-    script.write_text(f"{BRAIN}    def check_gradients(self): pass\nModel().fit(range(1), [])\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"^Model.check_gradients is called by nobody; set check_gradients: true"):
+    brain = f"from beside_script import look\n{BRAIN}    def check_gradients(self): pass\n"
+    script.write_text(f"{brain}Model().fit(range(1), [(torch.ones(1, 1), torch.ones(1, 1))])\n", encoding="utf-8")
+    expected = (
+        "optimizer" if "check" in helper else r"^Model.check_gradients \(script.py:11\) is called by nobody; set check"
+    )
+    with pytest.raises(PipelineError, match=expected):  # where the check lets it pass, the optimizer that is missing
         runpy.run_path(str(script))
 
 
+class Calling(Fitting):
+    """Calls such a method itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[str] = []
+
+    def check_loss_isfinite(self, loss: Any) -> None:
+        self.called.append("check_loss_isfinite")
+
+    def init_optimizers(self) -> None:
+        super().init_optimizers()
+        self.called.append("init_optimizers")
+
+    @torch.enable_grad()
+    def fit_batch(self, batch: Any) -> Any:
+        self.check_loss_isfinite(batch)
+        return super().fit_batch(batch)
+
+
 def test_a_brain_alone_whose_own_fit_batch_calls_such_a_method_trains_with_it() -> None:
-    called: list[str] = []
-
-    class Mine(Fitting):
-        def check_gradients(self) -> None:
-            called.append("check_gradients")
-
-        def init_optimizers(self) -> None:
-            super().init_optimizers()
-            called.append("init_optimizers")
-
-        @torch.enable_grad()
-        def fit_batch(self, batch: Any) -> Any:
-            self.check_gradients()
-            return super().fit_batch(batch)
-
-    Mine().fit(range(1), [torch.ones(1)])
-    assert called == ["init_optimizers", "check_gradients"]
+    brain = Calling()
+    brain.fit(range(1), [torch.ones(1)])
+    assert brain.called == ["init_optimizers", "check_loss_isfinite"]
 
 
 def test_a_class_of_a_brain_given_from_python_is_checked_like_one_in_a_file() -> None:
-    class Mine(Fitting):
-        def check_loss_isfinite(self) -> None: ...
-
-    phase = {"name": "line", "model": Mine, "dataset_name": "points"}
+    phase = {"name": "line", "model": Resting, "dataset_name": "points"}
     config = {"dataset": [{"name": "points", "class_path": list}], "phase": [phase],
               "hyper_parameters": {"optimizer": {"class": "SGD"}},
               "runner": [{"name": "learn", "class": "train", "epochs": 1}]}  # fmt: skip
-    (fault,) = check(config)
-    assert fault.message.startswith("Mine.check_loss_isfinite is called by nobody; nonfinite_patience says")
+    assert [fault.message.split()[0] for fault in check(config)] == ["Resting.zero_grad", "Resting.update_average"]
