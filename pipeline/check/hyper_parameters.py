@@ -148,22 +148,10 @@ def _words(files: Iterable[Path]) -> set[str]:
             return found | _WHOLE
         try:
             text = file.read_text(encoding="utf-8", errors="replace")
-            found |= set(_of_code(ast.parse(text)) if file.suffix == ".py" else re.findall(r"\w+", text))
+            found |= set(source.words([ast.parse(text)]) if file.suffix == ".py" else re.findall(r"\w+", text))
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
             return found | _WHOLE
     return found
-
-
-def _of_code(tree: ast.AST) -> Iterator[str]:
-    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=word) | ast.Attribute(attr=word) | ast.arg(arg=word) | ast.keyword(arg=str(word)):
-                yield word
-            case ast.alias(name=word):
-                yield from re.findall(r"\w+", word)
-            case ast.Constant(value=str(text)) if id(node) not in told:
-                yield from re.findall(r"\w+", text)
 
 
 def _user_files(tree: Node, workspace: Path | None) -> list[Path]:

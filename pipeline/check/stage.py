@@ -172,13 +172,14 @@ def uncalled_methods(definition: source.Definition, stage: str, files: Iterable[
     )
     own = {name for each in users for name in classes.methods(each)}
     public = [name for name in known - own if not name.startswith("_")]
+    mentioned = {name for module in modules for name in _mentioned(module)}
     for each in users if complete else ():
         if not _is_beside(each, definition):
             continue
         for name, method in classes.methods(each).items():
             hint = nearest(name, public) or (_INSTEAD[stage] if nearest(name, _ELSEWHERE.get(stage, ())) else "")
             plain = not name.startswith("_") and not method.decorator_list and name not in known
-            if hint and plain and not _is_reached(name, modules):
+            if hint and plain and not mentioned & {name, "*"}:
                 yield f"{each.name}.{name} ({each.module.file.name}:{method.lineno}) is called by nobody{hint}"
 
 
@@ -187,20 +188,11 @@ def _is_beside(definition: source.Definition, other: source.Definition) -> bool:
     return definition.module.file.parent == other.module.file.parent
 
 
-def _is_reached(name: str, modules: Iterable[source.Module]) -> bool:
-    """Whether anything in some modules may call a method."""
-    return any(name in (names := _mentioned(each)) or "*" in names for each in modules)
-
-
 @once
 def _mentioned(module: source.Module) -> frozenset[str]:
-    """The attribute names and strings in a module: a method may be looked up by name; ``*``: any method."""
-    nodes = [node for statement in module.body for node in ast.walk(statement)]
-    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    """The words of a module: a method may be looked up by name; ``*``: any method."""
     by_name = _BY_NAME.search(module.file.read_text(encoding="utf-8", errors="replace")) or not module.complete
-    return frozenset(
-        texts | {node.attr for node in nodes if isinstance(node, ast.Attribute)} | ({"*"} if by_name else set())
-    )
+    return frozenset([*source.words(module.body), *(["*"] if by_name else [])])
 
 
 def swap_report(flows: Mapping[str, DataFlow]) -> str:

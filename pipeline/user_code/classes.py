@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -12,28 +12,18 @@ from pipeline.errors import one_of
 from pipeline.user_code import source
 from pipeline.user_code.source import once
 
-_NAMES = {
-    "int": "an integer",
-    "float": "a number",
-    "str": "a string",
-    "bool": "true or false",
-    "list": "a list",
-    "dict": "a mapping",
-    "None": "null",
+_TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
+    "int": ("an integer", (int,)),
+    "float": ("a number", (int, float)),
+    "str": ("a string", (str,)),
+    "bool": ("true or false", (int,)),
+    "list": ("a list", (list,)),
+    "dict": ("a mapping", (dict,)),
+    "None": ("null", (type(None),)),
 }
+# Type -> how it is described, and of what types its values may be in a config.
 
-_TAKES: dict[str, Callable[[Any], bool]] = {
-    # 1e3 is a float in YAML; who writes it for a size may get away with it.
-    "int": lambda value: isinstance(value, int) or (isinstance(value, float) and value.is_integer()),
-    "float": lambda value: isinstance(value, int | float),
-    "str": lambda value: isinstance(value, str),
-    "bool": lambda value: isinstance(value, int),
-    "list": lambda value: isinstance(value, list),
-    "dict": lambda value: isinstance(value, dict),
-    "None": lambda value: value is None,
-}
-
-_TYPING = {"List": "list", "Dict": "dict", "Optional": "", "Union": ""}
+_TYPING = {"List": "list", "Dict": "dict"}
 
 
 @dataclass(frozen=True)
@@ -51,16 +41,22 @@ class Annotation:
     def refuses(self, value: Any) -> str | None:
         """What is wrong with a value of a config; None if nothing is, or unknown."""
         unknown = isinstance(value, str) and "${" in value  # a reference to nothing, which is a fault of its own
-        if unknown or _kind(value) not in _NAMES or any(_TAKES[name](value) for name in self.types):
+        if unknown or _kind(value) not in _TYPES or any(_takes(name, value) for name in self.types):
             return None
-        return f"is {shown(value)}; write {' or '.join(_NAMES[name] for name in self.types)} ({self.text})"
+        return f"is {shown(value)}; write {' or '.join(_TYPES[name][0] for name in self.types)} ({self.text})"
+
+
+def _takes(name: str, value: Any) -> bool:
+    # 1e3 is a float in YAML; who writes it for a size may get away with it.
+    whole = isinstance(value, float) and value.is_integer()
+    return isinstance(value, _TYPES[name][1]) or (name == "int" and whole)
 
 
 def shown(value: Any) -> str:
     """A value of a config with its type: ``'two', a string``."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return f"{value!r}, {_NAMES.get(_kind(value), _kind(value))}"
+    return f"{value!r}, {_TYPES.get(_kind(value), [_kind(value)])[0]}"
 
 
 def _kind(value: Any) -> str:
@@ -71,16 +67,15 @@ def annotation(name: str, arguments: ast.arguments, module: source.Module) -> An
     """The annotation of a parameter; None: unknown."""
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     written = next(each for each in every if each.arg == name)
-    types = _types(written.annotation, module) if written.annotation else None
-    if types is None or written.annotation is None:
+    types = _types(written.annotation, module) if written.annotation else {}
+    if not types or written.annotation is None:
         return None
     # `size: int = None` takes null, whatever its annotation says.
     default = defaults(arguments).get(name)
-    if isinstance(default, ast.Constant) and not any(_TAKES[name](default.value) for name in types):
-        types += [kind] if (kind := _kind(default.value)) in _NAMES else []
-    shown = ast.unparse(written.annotation).strip("'")
-    text = f"{module.file.name}:{written.lineno}: {name}: {shown}"
-    return Annotation(tuple(dict.fromkeys(types)), text)
+    if isinstance(default, ast.Constant) and _kind(default.value) in _TYPES:
+        types |= {} if any(_takes(each, default.value) for each in types) else {_kind(default.value): None}
+    text = f"{module.file.name}:{written.lineno}: {name}: " + ast.unparse(written.annotation).strip("'")
+    return Annotation(tuple(types), text)
 
 
 def defaults(arguments: ast.arguments) -> dict[str, ast.expr]:
@@ -91,47 +86,42 @@ def defaults(arguments: ast.arguments) -> dict[str, ast.expr]:
     return {**last, **{name: value for name, value in keywords if value}}
 
 
-def _types(node: ast.expr, module: source.Module) -> list[str] | None:
-    """The plain types of an annotation; None if it has any other."""
-    if isinstance(node, ast.Constant):
-        return ["None"] if node.value is None else _quoted(node.value, module)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return _union([node.left, node.right], module)
-    if isinstance(node, ast.Subscript):
-        name = _name(node.value, module)
-        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        if name in {"Optional", "Union"}:
-            found = _union(parts, module)
-            return [*found, "None"] if found and name == "Optional" else found
-        return [_TYPING.get(name, name)] if name and _TYPING.get(name, name) in {"list", "dict"} else None
-    name = _name(node, module)
-    plain = _TYPING.get(name, name) if name else ""
-    return [plain] if plain in _NAMES else None
+def _types(node: ast.expr, module: source.Module) -> dict[str, None]:
+    """The plain types of an annotation, in their order; none if it has any other."""
+    parts: list[ast.expr] = []
+    match node:
+        case ast.Constant(value=None):
+            return {"None": None}
+        case ast.Constant(value=str(text)):
+            parts = _parsed(text)
+        case ast.BinOp(op=ast.BitOr()):
+            parts = [node.left, node.right]
+        case ast.Subscript(value=generic) if (name := _name(generic, module)) in {"Optional", "Union"}:
+            parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            parts = [*parts, ast.Constant(None)] if name == "Optional" else parts
+        case ast.Subscript(value=generic):
+            name = _name(generic, module)
+            return {name: None} if name in {"list", "dict"} else {}
+        case _:
+            name = _name(node, module)
+            return {name: None} if name in _TYPES else {}
+    types = [_types(part, module) for part in parts]
+    return {name: None for each in types for name in each} if all(types) else {}
 
 
-def _union(parts: list[ast.expr], module: source.Module) -> list[str] | None:
-    found = [_types(part, module) for part in parts]
-    known = [types for types in found if types is not None]
-    return [name for types in known for name in types] if len(known) == len(found) else None
-
-
-def _quoted(value: Any, module: source.Module) -> list[str] | None:
+def _parsed(text: str) -> list[ast.expr]:
     try:
-        return _types(ast.parse(value, mode="eval").body, module) if isinstance(value, str) else None
+        return [ast.parse(text, mode="eval").body]
     except SyntaxError:
-        return None
+        return []
 
 
-def _name(node: ast.expr, module: source.Module) -> str | None:
-    """The name of a built-in type or one of ``typing``, unless the module redefines it."""
-    text = ast.unparse(node)
-    binding = module.bindings.get(text.partition(".")[0])
-    if binding is None:
-        return text if text in _NAMES and not module.stars else None
-    if isinstance(binding, ast.ImportFrom) and binding.module == "typing":
-        return next((alias.name for alias in binding.names if text == (alias.asname or alias.name)), None)
-    last = text.removeprefix("typing.")
-    return last if isinstance(binding, ast.Import) and text != last else None
+def _name(node: ast.expr, module: source.Module) -> str:
+    """The name of a built-in type or one of ``typing``; empty if the module may redefine it."""
+    name = ast.unparse(node).removeprefix("typing.")
+    binding = module.bindings.get(name)
+    known = not module.stars if binding is None else isinstance(binding, ast.ImportFrom) and binding.module == "typing"
+    return _TYPING.get(name, name) if known else ""
 
 
 @dataclass(frozen=True)
@@ -386,51 +376,37 @@ def _parameters(node: source.FunctionNode, module: source.Module, skip: int) -> 
     required = positional[: len(positional) - optional] if optional else list(positional)
     keywords = [argument.arg for argument in arguments.kwonlyargs]
     required += [name for name, value in zip(keywords, arguments.kw_defaults, strict=True) if value is None]
-    types = {name: found for name in positional + keywords if (found := annotation(name, arguments, module))}
+    types = {name: known for name in positional + keywords if (known := annotation(name, arguments, module))}
     return Parameters(
         tuple(positional + keywords), tuple(required), arguments.kwarg is not None, len(positional), types
     )
 
 
-def supers(method: source.FunctionNode, home: source.Definition) -> Iterator[ast.Attribute]:
-    """Each ``super().m`` that is evaluated whenever a method of the class ``home`` runs."""
-    yield from _within(method.body, home)
+_PERHAPS = (
+    ast.If, ast.While, ast.Try, ast.Match, ast.IfExp, ast.BoolOp, ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef,
+    ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
+)  # fmt: skip
+# Nodes whose parts may not be evaluated.
+
+_LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+
+
+def supers(node: ast.AST, home: source.Definition) -> Iterator[ast.Attribute]:
+    """Each ``super().m`` that is evaluated whenever a method of the class ``home`` runs, at least where its loops run."""
+    match node:
+        case ast.Attribute(value=ast.Call(func=ast.Name("super"), args=given), ctx=ast.Load()):
+            own = not given or (len(given) == 2 and ast.unparse(given[0]) == home.name)
+            if own and "super" not in home.module.bindings:
+                yield node
+    for child in ast.iter_child_nodes(node):
+        swallowed = isinstance(child, ast.With) and "suppress" in ast.unparse(child)
+        if not isinstance(child, _PERHAPS) and not swallowed:
+            yield from supers(child, home)
+        if any(isinstance(below, _LEAVING) for below in ast.walk(child)):
+            return
 
 
 def calls_super(definition: source.Definition, method: str) -> bool:
     """Whether a method of a class certainly calls the same method of its bases."""
     node = methods(definition).get(method)
-    return node is not None and any(asked.attr == method for asked in supers(node, definition))
-
-
-def _within(body: Sequence[ast.stmt], home: source.Definition) -> Iterator[ast.Attribute]:
-    for statement in body:
-        for node in _evaluated(statement):
-            match node:
-                case ast.Attribute(value=ast.Call(func=ast.Name("super"), args=given), ctx=ast.Load()):
-                    own = not given or (len(given) == 2 and ast.unparse(given[0]) == home.name)
-                    if own and "super" not in home.module.bindings:
-                        yield node
-        match statement:
-            case ast.For(body=inner) | ast.Try(body=inner, handlers=[]):
-                yield from _within(inner, home)
-            case ast.With(items=items, body=inner) if not any("suppress" in ast.unparse(each) for each in items):
-                yield from _within(inner, home)
-        if any(isinstance(each, ast.Return | ast.Raise | ast.Break | ast.Continue) for each in ast.walk(statement)):
-            return
-
-
-def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
-    """The expressions that a statement certainly evaluates, without those in its blocks."""
-    yield node
-    match node:
-        case ast.Lambda() | ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            return
-        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-            return
-        case ast.Match(subject=first) | ast.IfExp(test=first) | ast.BoolOp(values=[first, *_]):
-            yield from _evaluated(first)
-        case _:
-            for each in ast.iter_child_nodes(node):
-                if isinstance(each, ast.expr | ast.keyword | ast.withitem):
-                    yield from _evaluated(each)
+    return node is not None and any(call.attr == method for call in supers(node, definition))

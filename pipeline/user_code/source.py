@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import tokenize
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -272,10 +272,10 @@ def define(module: Module, name: str, depth: int = 0) -> Definition | None:
         return None
     if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return None if rest else Definition(node, module)
-    if isinstance(node, ast.ImportFrom):
-        return _imported(module, node, first, rest, depth)
-    if isinstance(node, ast.Import):
-        return _attribute(node, first, rest, depth)
+    if isinstance(node, ast.ImportFrom | ast.Import):
+        home, last = _target(module, node, first, rest)
+        origin = quiet_read(home)
+        return define(origin, last, depth + 1) if origin else None
     if node is None:
         return _starred(module, name, depth)
     return None
@@ -300,23 +300,15 @@ def find(module: Module, name: str) -> Definition | None:
         return None
 
 
-def _imported(module: Module, node: ast.ImportFrom, first: str, rest: str, depth: int) -> Definition | None:
-    original = next(alias.name for alias in node.names if (alias.asname or alias.name) == first)
-    home = module.absolute(node)
-    if rest:
-        submodule = quiet_read(f"{home}.{original}")
-        return define(submodule, rest, depth + 1) if submodule else None
-    source = quiet_read(home)
-    return define(source, original, depth + 1) if source else None
-
-
-def _attribute(node: ast.Import, first: str, rest: str, depth: int) -> Definition | None:
-    """``import torch.nn as nn; nn.Module`` and ``import torch; torch.nn.Module``."""
-    alias = next(a for a in node.names if (a.asname or a.name.partition(".")[0]) == first)
-    dotted = f"{alias.name if alias.asname else first}.{rest}"
-    home, _, last = dotted.rpartition(".")
-    module = quiet_read(home)
-    return define(module, last, depth + 1) if module else None
+def _target(module: Module, node: ast.ImportFrom | ast.Import, first: str, rest: str) -> tuple[str, str]:
+    """The module, and the name in it, to which an import of ``first`` leads, and its attribute ``rest`` if there is one."""
+    alias = next(alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) == first)
+    if isinstance(node, ast.ImportFrom):
+        home = module.absolute(node)
+        return (f"{home}.{alias.name}", rest) if rest else (home, alias.name)
+    # `import torch.nn as nn; nn.Module` and `import torch; torch.nn.Module`
+    home, _, last = f"{alias.name if alias.asname else first}.{rest}".rpartition(".")
+    return home, last
 
 
 def _starred(module: Module, name: str, depth: int) -> Definition | None:
@@ -347,11 +339,24 @@ def literal(module: Module, name: str) -> ast.expr | None:
     first, _, rest = name.partition(".")
     node = module.bindings.get(first) if module.complete else None
     if isinstance(node, ast.ImportFrom):
-        original = next(alias.name for alias in node.names if (alias.asname or alias.name) == first)
-        home = quiet_read(f"{module.absolute(node)}.{original}" if rest else module.absolute(node))
-        return literal(home, rest or original) if home and home != module else None
-    single = isinstance(node, ast.Assign | ast.AnnAssign) and not rest
-    return node.value if single and isinstance(node, ast.Assign | ast.AnnAssign) else None
+        home, last = _target(module, node, first, rest)
+        origin = quiet_read(home)
+        return literal(origin, last) if origin and origin != module else None
+    return node.value if isinstance(node, ast.Assign | ast.AnnAssign) and not rest else None
+
+
+def words(body: Iterable[ast.AST]) -> Iterator[str]:
+    """The names that code mentions, and the words of its strings; those of docstrings and comments are none."""
+    nodes = [node for part in body for node in ast.walk(part)]
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        match node:
+            case ast.Name(id=word) | ast.Attribute(attr=word) | ast.arg(arg=word) | ast.keyword(arg=str(word)):
+                yield word
+            case ast.alias(name=text):
+                yield from re.findall(r"\w+", text)
+            case ast.Constant(value=str(text)) if id(node) not in docstrings:
+                yield from re.findall(r"\w+", text)
 
 
 def is_ours(module: Module) -> bool:

@@ -38,9 +38,7 @@ def test_the_order_of_bases_is_pythons(workspace: Callable[..., Path]) -> None:
 
 Workspace = Callable[..., Path]
 
-HEAD = (
-    "import typing\nimport typing as t\nfrom typing import Dict, List as L, Optional, Union\nfrom pathlib import Path\n"
-)
+HEAD = "import typing\nimport typing as t\nfrom typing import Dict, Optional, Union\nfrom pathlib import Path\n"
 
 
 def refused(workspace: Workspace, parameter: str, value: Any, head: str = HEAD) -> str | None:
@@ -67,7 +65,6 @@ def refused(workspace: Workspace, parameter: str, value: Any, head: str = HEAD) 
         ("x: list[int]", {"a": 1}, "is {'a': 1}, a mapping; write a list (m.py:5: x: list[int])"),
         ("x: dict[str, int]", 1, "is 1, an integer; write a mapping (m.py:5: x: dict[str, int])"),
         ("x: Dict[str, int]", 1, "is 1, an integer; write a mapping (m.py:5: x: Dict[str, int])"),
-        ("x: L[int]", 1, "is 1, an integer; write a list (m.py:5: x: L[int])"),
         ("x: int | None", "a", "is 'a', a string; write an integer or null (m.py:5: x: int | None)"),
         ("x: 'int | str'", [], "is [], a list; write an integer or a string (m.py:5: x: int | str)"),
         ("x: Optional[int]", "a", "is 'a', a string; write an integer or null (m.py:5: x: Optional[int])"),

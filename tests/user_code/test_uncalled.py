@@ -147,7 +147,9 @@ def test_a_script_and_the_files_beside_it_are_looked_through(
     brain = f"from beside_script import look\n{BRAIN}    def check_gradients(self): pass\n"
     script.write_text(f"{brain}Model().fit(range(1), [(torch.ones(1, 1), torch.ones(1, 1))])\n", encoding="utf-8")
     expected = (
-        "optimizer" if "check" in helper else r"^Model.check_gradients \(script.py:11\) is called by nobody; set check"
+        "give it opt_class"
+        if "check" in helper
+        else r"^Model.check_gradients \(script.py:11\) is called by nobody; set check"
     )
     with pytest.raises(PipelineError, match=expected):  # where the check lets it pass, the optimizer that is missing
         runpy.run_path(str(script))
