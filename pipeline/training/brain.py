@@ -83,11 +83,9 @@ class Brain(BatchBrain):
         if self._run_options.test_only:
             return
         train = self._loader_of(train_set, Stage.TRAIN, train_loader_kwargs, "train_loader_kwargs")
-        valid = (
-            None
-            if valid_set is None
-            else self._loader_of(valid_set, Stage.VALID, valid_loader_kwargs, "valid_loader_kwargs")
-        )
+        valid = valid_set
+        if valid is not None:
+            valid = self._loader_of(valid_set, Stage.VALID, valid_loader_kwargs, "valid_loader_kwargs")
         with self._fit_checkpoints():
             self.on_fit_start()
             shown = False if self._run_options.noprogressbar and progressbar is None else progressbar
@@ -121,8 +119,10 @@ class Brain(BatchBrain):
         with self._checkpoints_in(self._debug_folder):
             self.on_evaluate_start(max_key, min_key)
         shown = False if self._run_options.noprogressbar and progressbar is None else progressbar
-        with pass_progress("test", length(loader), shown) as progress:
-            batches = progress.over(on_device(loader, self.device))
+        with pass_progress("test", length(loader), shown) as bar:
+            batches: Iterable[Any] = on_device(loader, self.device)
+            if not bar.disable:
+                batches = bar.track(batches, task_id=bar.task_ids[0])
             return evaluate(self, batches, Stage.TEST, {})["loss"]
 
     def make_dataloader(self, dataset: Any, stage: Stage, **loader_kwargs: Any) -> Iterable[Any]:
@@ -170,29 +170,24 @@ class Brain(BatchBrain):
     def _schedule_optimizers(self) -> None:
         """Make an OptimScheduler with a constant rate of each optimizer."""
         options = self._run_options
+        factor, norm = options.grad_accumulation_factor, options.max_grad_norm
         schedulers: dict[str, OptimScheduler] = {}
         for name, optimizer in self.optimizers_dict.items():
-            schedulers[name] = Constant(
-                partial(_same_optimizer, optimizer),
-                {},
-                self.modules,
-                accum_grad=options.grad_accumulation_factor,
-                grad_clip=options.max_grad_norm,
-            )
+            make = partial(_same_optimizer, optimizer)
+            schedulers[name] = Constant(make, {}, self.modules, accum_grad=factor, grad_clip=norm)
             schedulers[name].check_gradients = options.skip_nonfinite_grads
         type(self).bind(self, "", schedulers, patience=options.nonfinite_patience)
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
         """Load the weights of the best checkpoint, or of the newest if no key is given."""
+        metric = max_key or min_key
         if max_key and min_key:
             raise ConfigError(f"evaluate: max_key is '{max_key}' and min_key '{min_key}'; name one")
         if self.checkpointer is None:
-            if max_key or min_key:
-                raise ConfigError(
-                    f"evaluate: '{max_key or min_key}' chooses a checkpoint, and there is no checkpointer; give the Brain one"
-                )
+            if metric:
+                what = f"evaluate: '{metric}' chooses a checkpoint, and there is no checkpointer"
+                raise ConfigError(f"{what}; give the Brain one")
             return
-        metric = max_key or min_key
         path = self.checkpointer.best(metric, "max" if max_key else "min") if metric else self.checkpointer.newest()
         if path:
             self.checkpointer.load_weights(path, {NAME: {"model": self, "brain": self}})
@@ -213,25 +208,23 @@ class Brain(BatchBrain):
             self._debug_folder = TemporaryDirectory(prefix="debug-")
             finalize(self, self._debug_folder.cleanup)
         with self._checkpoints_in(self._debug_folder):
-            # What on_fit_start adds is that of this fit.
-            recoverables = dict(self.checkpointer.recoverables) if self.checkpointer else {}
-            try:
-                yield
-            finally:
-                if self.checkpointer:
-                    self.checkpointer.recoverables = recoverables
+            yield
 
     @contextmanager
     def _checkpoints_in(self, folder: TemporaryDirectory[str] | None) -> Iterator[None]:
         """Use another folder for checkpoints until the block ends; None: the checkpointer's own."""
         checkpointer = self.checkpointer
+        recoverables = dict(checkpointer.recoverables) if checkpointer else {}
         if checkpointer and folder:
             self.checkpointer = Checkpointer(Path(folder.name))
-            self.checkpointer.recoverables = dict(checkpointer.recoverables)
+            self.checkpointer.recoverables = dict(recoverables)
         try:
             yield
         finally:
             self.checkpointer = checkpointer
+            # What was added in the block, as by on_fit_start, is of this fit.
+            if checkpointer:
+                checkpointer.recoverables = recoverables
 
     def _loader_of(self, data: Any, stage: Stage, keywords: Mapping[str, Any] | None, name: str) -> Iterable[Any]:
         """The loader itself, or a loader made of a dataset."""

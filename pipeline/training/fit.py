@@ -32,39 +32,15 @@ EVERY = 50
 """Batches between two movements of the bar."""
 
 
-class PassProgress:
-    """A progress bar; without a terminal it does nothing.
-
-    Args:
-        bar: the bar; None: nothing is shown.
-    """
-
-    def __init__(self, bar: Progress | None) -> None:
-        self.bar = bar
-        self.every = EVERY if bar else 0
-
-    def show(self, done: int, loss: float) -> None:
-        """Show how many batches are done, and the mean loss."""
-        if self.bar:
-            self.bar.update(self.bar.task_ids[0], completed=done, loss=f"loss {loss:.4f}")
-
-    def over(self, batches: Iterable[Any]) -> Iterable[Any]:
-        """The batches; the bar moves with them."""
-        return batches if self.bar is None else self.bar.track(batches, task_id=self.bar.task_ids[0])
-
-
 @contextmanager
-def pass_progress(title: str, batches: int | None, shown: bool | None) -> Iterator[PassProgress]:
-    """A bar on stderr until the block ends.
+def pass_progress(title: str, batches: int | None, shown: bool | None) -> Iterator[Progress]:
+    """A progress bar on stderr until the block ends; ``disable`` says that it is not shown.
 
     Args:
         title: what stands before it.
         batches: how many there will be; None: that isn't known.
         shown: whether it is; None: where stderr is a terminal.
     """
-    if not (on_terminal() if shown is None else shown):
-        yield PassProgress(None)
-        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -72,9 +48,10 @@ def pass_progress(title: str, batches: int | None, shown: bool | None) -> Iterat
         TimeRemainingColumn(),
         TextColumn("{task.fields[loss]}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    hidden = not (on_terminal() if shown is None else shown)
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as bar:
         bar.add_task(title, total=batches, loss="")
-        yield PassProgress(bar)
+        yield bar
 
 
 NAME = "brain"
@@ -183,34 +160,33 @@ class Fit:
     def epoch(self, epoch: int) -> None:
         """Train on everything, then validate."""
         brain, iteration = self.brain, self.brain._train_state["iteration"]
-        with pass_progress(f"epoch {epoch}", length(self.train), self.shown) as progress:
-            on_due = partial(self.on_due, progress)
-            self.metrics = train_epoch(
-                brain, self.updater, self.train, epoch, self._next_check(iteration, progress), on_due
-            )
+        with pass_progress(f"epoch {epoch}", length(self.train), self.shown) as bar:
+            on_due = partial(self.on_due, bar)
+            self.metrics = train_epoch(brain, self.updater, self.train, epoch, self._next_check(iteration, bar), on_due)
         if self.valid is not None:
             numbers = evaluate(brain, on_device(self.valid, brain.device), Stage.VALID, {}, epoch=epoch)
             self.metrics |= {f"valid_{name}": value for name, value in numbers.items()}
         self.measured = brain._train_state["iteration"]
 
-    def on_due(self, progress: PassProgress, iteration: int) -> int:
+    def on_due(self, bar: Progress, iteration: int) -> int:
         """Show progress, save or end, whatever is due; return the next iteration to check, 0 at the end."""
-        if progress.every and self.brain._batches_taken % progress.every == 0:
-            progress.show(self.brain._batches_taken, self.brain._pass_loss.mean())
+        batches = self.brain._batches_taken
+        if not bar.disable and batches % EVERY == 0:
+            bar.update(bar.task_ids[0], completed=batches, loss=f"loss {self.brain._pass_loss.mean():.4f}")
         if self.saving.fires(iteration):
             self.brain._check_divergence()
             self.save(within_epoch=True)
-        return 0 if self._over() else self._next_check(iteration, progress)
+        return 0 if self._over() else self._next_check(iteration, bar)
 
     def _over(self) -> bool:
         """Whether ``optimizer_step_limit`` or ``debug_epochs`` is reached."""
         limit, max_epochs = self.options.optimizer_step_limit, self.options.debug_epochs if self.options.debug else 0
         return (limit is not None and self.brain._train_state["update"] >= limit) or 0 < max_epochs <= len(self.epochs)
 
-    def _next_check(self, iteration: int, progress: PassProgress) -> int:
+    def _next_check(self, iteration: int, bar: Progress) -> int:
         # An iteration makes one update at most.
         updates_left = (self.options.optimizer_step_limit or NEVER) - self.brain._train_state["update"]
-        until_shown = progress.every - self.brain._batches_taken % progress.every if progress.every else NEVER
+        until_shown = NEVER if bar.disable else EVERY - self.brain._batches_taken % EVERY
         return min(self.saving.next_check(), iteration + max(1, min(updates_left, until_shown)))
 
     def save(self, *, within_epoch: bool = False) -> Path | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.progress import Progress
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
@@ -505,34 +506,29 @@ DATA = [torch.ones(1)] * 3
 
 def test_nothing_is_shown_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with pass_progress("epoch 1", 100, None) as progress:
-        progress.show(50, 0.5)
-        assert list(progress.over([1, 2])) == [1, 2]
-    assert progress.every == 0
+        progress.update(progress.task_ids[0], completed=50, loss="loss 0.5")
     assert capsys.readouterr().err == ""
 
 
 def test_where_stderr_is_a_terminal_it_is_shown_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with pass_progress("epoch 1", 100, None) as shown, pass_progress("epoch 1", 100, False) as hidden:
-        assert (shown.every, hidden.every) == (EVERY, 0)
+        assert (shown.disable, hidden.disable) == (False, True)
 
 
-def test_the_bar_has_the_batches_and_the_loss() -> None:
-    with pass_progress("epoch 1", 100, True) as progress:
-        progress.show(50, 0.25)
-        assert progress.bar is not None
-        (task,) = progress.bar.tasks
-        assert (task.description, task.completed, task.total, task.fields["loss"]) == (
-            "epoch 1", 50, 100, "loss 0.2500",
-        )  # fmt: skip
+def test_the_bar_has_the_batches_and_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks: list[tuple[Any, ...]] = []
+    stop = Progress.stop
 
+    def record(bar: Progress) -> None:
+        tasks.extend((task.description, task.completed, task.total, task.fields["loss"][:5]) for task in bar.tasks)
+        stop(bar)
 
-def test_the_bar_moves_with_the_batches_of_an_evaluation() -> None:
-    with pass_progress("test", 3, True) as progress:
-        done = [progress.bar.tasks[0].completed for _ in progress.over("abc") if progress.bar]
-        assert len(done) == 3
-        assert progress.bar is not None
-        assert progress.bar.tasks[0].completed == 3
+    monkeypatch.setattr(Progress, "stop", record)
+    brain = PlainLine()
+    brain.fit([1], [torch.ones(1)] * EVERY, progressbar=True)
+    brain.evaluate(DATA, progressbar=True)
+    assert tasks == [("epoch 1", EVERY, EVERY, "loss "), ("test", 3, 3, "")]
 
 
 @pytest.mark.parametrize(
