@@ -21,7 +21,7 @@ from pipeline.errors import CheckpointError, ConfigError, NoCheckpointError
 
 
 @dataclass(frozen=True)
-class TrainedRunner:
+class TrainRunner:
     """A finished train runner of this run.
 
     Attributes:
@@ -48,7 +48,7 @@ class TrainedRunner:
         return found
 
     def best(self) -> LoadedCheckpoint:
-        """The best valid checkpoint.
+        """The best valid checkpoint; without a record of what ``keep_best`` kept, the one with the best number.
 
         Raises:
             CheckpointError: nothing says which is the best, or none of the best is valid.
@@ -57,22 +57,16 @@ class TrainedRunner:
             raise CheckpointError(
                 f"runner.{self.name}: has no keep_best, so none of its checkpoints is the best; add it"
             )
-        known = self._best()
-        if not known:
-            metric = self.keep_best.metric
-            raise CheckpointError(f"{self.folder}: '{metric}' was never a number, so none is the best; name `last`")
-        return first_valid(known)
-
-    def _best(self) -> list[Path]:
-        """The checkpoints of ``keep_best``, best first; without a record of them, the one with the best number."""
-        assert self.keep_best
+        metric, mode = self.keep_best.metric, self.keep_best.mode
         loop = (self.newest(with_training=True).training or {}).get("loop") or {}
-        if best := loop.get("validation", {}).get("best"):
-            return [self.folder / layout.checkpoint_name(iteration) for _, iteration in best["kept"]]
-        found = reader.best_by_metric(
-            layout.committed_checkpoints(self.folder), self.keep_best.metric, self.keep_best.mode
-        )
-        return [found] if found else []
+        if record := loop.get("validation", {}).get("best"):
+            paths = [self.folder / layout.checkpoint_name(iteration) for _, iteration in record["kept"]]
+        else:
+            path = reader.best_by_metric(layout.committed_checkpoints(self.folder), metric, mode)
+            paths = [path] if path else []
+        if not paths:
+            raise CheckpointError(f"{self.folder}: '{metric}' was never a number, so none is the best; name `last`")
+        return first_valid(paths)
 
 
 def read_or_skip(path: Path) -> LoadedCheckpoint | None:
@@ -147,14 +141,14 @@ def load_initial(config: Config, runner_name: str, run_dir: Path, models: Models
         CheckpointError: nothing is there or valid, or it does not fit.
         ConfigError: ``freeze`` or ``init_modules`` cannot be done.
     """
-    runner, given = config.runner(runner_name), Initial({}, {})
+    runner, initial = config.runner(runner_name), Initial({}, {})
     if runner.init_model_path and models and not _is_needless(runner, runner.init_model_path, run_dir):
-        paths, found = _found(runner, runner.init_model_path, _trained_before(config, runner_name, run_dir))
-        given = _give(runner, paths, found, models)
+        paths, found = _found(config, runner, runner.init_model_path, run_dir)
+        initial = _give(runner, paths, found, models)
     if runner.freeze and models:
         frozen = weights.freeze(models, runner.freeze, f"runner.{runner_name}.freeze")
         logger.info(f"not trained: {weights.abbreviate(frozen)}")
-    return given
+    return initial
 
 
 def load_last(config: Config, runner_name: str, run_dir: Path, models: Models) -> Initial:
@@ -163,9 +157,9 @@ def load_last(config: Config, runner_name: str, run_dir: Path, models: Models) -
     Raises:
         CheckpointError: there is none, or it does not fit.
     """
-    trained = _trained_before(config, runner_name, run_dir)
-    found = _needed(trained, runner_name, "add init_model_path").newest()
-    return _give(config.runner(runner_name), [found.path], found, models)
+    runner = config.runner(runner_name)
+    found = _runner_before(config, runner, run_dir, "add init_model_path").newest()
+    return _give(runner, [found.path], found, models)
 
 
 def load_next(path: Path, models: Models) -> dict[str, int] | None:
@@ -194,23 +188,18 @@ def _is_needless(runner: RunnerSchema, path: str, run_dir: Path) -> bool:
     return needless
 
 
-def _trained_before(config: Config, runner_name: str, run_dir: Path) -> TrainedRunner | None:
+def _runner_before(config: Config, runner: RunnerSchema, run_dir: Path, remedy: str) -> TrainRunner:
     """The train runner that comes before a runner."""
-    before = config.runners[: config.runners.index(config.runner(runner_name))]
-    found = next((each for each in reversed(before) if each.kind == "train"), None)
-    return TrainedRunner(found.name, run_dir / found.name / FOLDER, found.keep_best) if found else None
+    for before in reversed(config.runners[: config.runners.index(runner)]):
+        if before.kind == "train":
+            return TrainRunner(before.name, run_dir / before.name / FOLDER, before.keep_best)
+    raise CheckpointError(f"runner.{runner.name}: no train runner before it has weights to take; {remedy}")
 
 
-def _needed(trained: TrainedRunner | None, runner_name: str, remedy: str) -> TrainedRunner:
-    if trained is None:
-        raise CheckpointError(f"runner.{runner_name}: no train runner before it has weights to take; {remedy}")
-    return trained
-
-
-def _found(runner: RunnerSchema, path: str, trained: TrainedRunner | None) -> tuple[list[Path], LoadedCheckpoint]:
+def _found(config: Config, runner: RunnerSchema, path: str, run_dir: Path) -> tuple[list[Path], LoadedCheckpoint]:
     """The checkpoints that ``init_model_path`` names, and the first one that is loaded."""
     if path in (BEST, LAST):
-        before = _needed(trained, runner.name, "name a checkpoint in init_model_path")
+        before = _runner_before(config, runner, run_dir, "name a checkpoint in init_model_path")
         found = before.best() if path == BEST else before.newest()
         return [found.path], found
     paths = resolve(Path(path))

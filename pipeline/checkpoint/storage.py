@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
@@ -13,6 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from errno import EINVAL, EIO, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -266,7 +266,7 @@ def _write_all(descriptor: int, chunk: memoryview) -> None:
     while chunk:
         count = os.write(descriptor, chunk)
         if not count:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+            raise OSError(EIO, os.strerror(EIO))
         chunk = chunk[count:]
 
 
@@ -279,16 +279,7 @@ def at_path(path: Path | str) -> Iterator[None]:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-_DAMAGE = {
-    errno.ENOENT,
-    errno.ELOOP,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ENXIO,
-    errno.EIO,
-    errno.EINVAL,
-    errno.ENAMETOOLONG,
-}
+_DAMAGE = {ENOENT, ELOOP, ENOTDIR, EISDIR, ENXIO, EIO, EINVAL, ENAMETOOLONG}
 
 """What a damaged folder or disk says; anything else may pass, such as a permission or too many open files."""
 
@@ -315,10 +306,10 @@ def open_regular(path: Path) -> Iterator[FileIO]:
 def size_of(path: Path) -> int | None:
     """The size of a regular file, without opening it; None for anything else, also for a link."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except (OSError, ValueError):
         return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def read_small(path: Path, most: int) -> bytes:

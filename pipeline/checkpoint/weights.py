@@ -28,8 +28,8 @@ def unmatched_pattern(patterns: Sequence[str], names: Iterable[str]) -> str | No
 def suggest_names(pattern: str, names: Iterable[str]) -> str:
     """The remedy for a pattern without a match: similar names at any depth, else the top-level modules."""
     parts = [name.split(".") for name in names]
-    anything = {".".join(each[:depth]) for each in parts for depth in range(1, len(each) + 1)}
-    return nearest(pattern, anything) or one_of(pattern, {each[0] for each in parts})
+    anything = {".".join(path[:depth]) for path in parts for depth in range(1, len(path) + 1)}
+    return nearest(pattern, anything) or one_of(pattern, {path[0] for path in parts})
 
 
 def _covers(pattern: str, name: str) -> bool:
@@ -70,13 +70,13 @@ class LoadReport:
             "in no model": self.unused,
             "of another shape": shapes,
         }
-        return "; ".join(f"{len(each)} {what} ({abbreviate(each)})" for what, each in parts.items() if each)
+        return "; ".join(f"{len(names)} {what} ({abbreviate(names)})" for what, names in parts.items() if names)
 
 
-def abbreviate(names: Sequence[str]) -> str:
+def abbreviate(names: Sequence[str], separator: str = ", ") -> str:
     """The first few, and how many there are besides."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"{', '.join(names[:5])}{more}"
+    return f"{separator.join(names[:5])}{more}"
 
 
 def module_of(entry: Mapping[str, Any]) -> nn.Module:
@@ -118,13 +118,17 @@ def load_weights(weights: Weights, models: Models, where: str) -> None:
         CheckpointError: they do not fit; then no model has changed.
     """
     models = unique_modules(models)
-    chosen = {phase: _of_phase(weights, phase, len(models), where) for phase in models}
+    weights = _by_phase(weights, models)
     for phase, entry in models.items():
-        _check(module_of(entry), chosen[phase], f"{where}: phase '{phase}'")
+        if phase not in weights:
+            raise CheckpointError(
+                f"{where}: has no weights for phase '{phase}', but for {', '.join(weights)}; name the phase as it was when trained"
+            )
+        _check(module_of(entry), weights[phase], f"{where}: phase '{phase}'")
     for phase, entry in models.items():
-        _make_room(module_of(entry), chosen[phase])
+        _make_room(module_of(entry), weights[phase])
         with torch.no_grad():
-            module_of(entry).load_state_dict(dict(chosen[phase]))
+            module_of(entry).load_state_dict(dict(weights[phase]))
 
 
 def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] = ("*",)) -> LoadReport:
@@ -143,9 +147,7 @@ def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] 
     models = unique_modules(models)
     several = len(models) > 1
     own = _joined({phase: module_of(entry).state_dict() for phase, entry in models.items()}, several)
-    if len(weights) == len(models) == 1:
-        weights = {next(iter(models)): next(iter(weights.values()))}
-    saved = _joined(weights, several)
+    saved = _joined(_by_phase(weights, models), several)
     known = [*own, *(name for name in saved if name not in own)]
     if wrong := unmatched_pattern(only, known):
         raise CheckpointError(f"{where}: '{wrong}' names nothing in it or in the models{suggest_names(wrong, known)}")
@@ -157,9 +159,9 @@ def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] 
     loaded = set(report.loaded)
     with torch.no_grad():
         for phase, entry in models.items():
-            module = module_of(entry)
-            chosen = {name: saved[full] for name, full in _full(phase, module, len(models)) if full in loaded}
-            module.load_state_dict(chosen, strict=False)
+            module, prefix = module_of(entry), f"{phase}." if several else ""
+            part = {name: saved[prefix + name] for name in module.state_dict() if prefix + name in loaded}
+            module.load_state_dict(part, strict=False)
     return report
 
 
@@ -178,24 +180,21 @@ def freeze(models: Models, patterns: Sequence[str], where: str) -> list[str]:
         ConfigError: a pattern names no parameter, or nothing is left to an OptimScheduler; then no model has changed.
     """
     models = unique_modules(models)
-    several = len(models) > 1
-    parameters = _joined(
-        {phase: dict(module_of(entry).named_parameters(remove_duplicate=False)) for phase, entry in models.items()},
-        several,
-    )
-    if wrong := unmatched_pattern(patterns, list(parameters)):
-        raise ConfigError(
-            f"{where}: '{wrong}' names no parameter of the models{suggest_names(wrong, list(parameters))}"
-        )
-    frozen = match_names(patterns, list(parameters))
-    chosen = {parameters[name] for name in frozen}
-    for phase, entry in models.items() if chosen else ():
+    by_phase = {
+        phase: dict(module_of(entry).named_parameters(remove_duplicate=False)) for phase, entry in models.items()
+    }
+    parameters = _joined(by_phase, len(models) > 1)
+    if wrong := unmatched_pattern(patterns, parameters):
+        raise ConfigError(f"{where}: '{wrong}' names no parameter of the models{suggest_names(wrong, parameters)}")
+    names = match_names(patterns, parameters)
+    frozen = {parameters[name] for name in names}
+    for phase, entry in models.items() if frozen else ():
         for name, scheduler in (entry.get("optim_schedulers") or {}).items():
-            if not any(each.requires_grad and each not in chosen for each in scheduler.parameters):
+            if not any(parameter.requires_grad and parameter not in frozen for parameter in scheduler.parameters):
                 raise ConfigError(f"{where}: leaves nothing for '{name}' of phase '{phase}' to train; freeze less")
-    for parameter in chosen:
+    for parameter in frozen:
         parameter.requires_grad_(False)
-    return frozen
+    return names
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
@@ -238,18 +237,9 @@ def _joined(tensors: Weights, several: bool) -> dict[str, Tensor]:
     }
 
 
-def _full(phase: str, module: nn.Module, phases: int) -> list[tuple[str, str]]:
-    """The names in a module's state, each with its name among all phases."""
-    return [(name, f"{phase}.{name}" if phases > 1 else name) for name in module.state_dict()]
-
-
-def _of_phase(weights: Weights, phase: str, models: int, where: str) -> Mapping[str, Tensor]:
-    found = weights.get(phase, next(iter(weights.values())) if len(weights) == models == 1 else None)
-    if found is None:
-        raise CheckpointError(
-            f"{where}: has no weights for phase '{phase}', but for {', '.join(weights)}; name the phase as it was when trained"
-        )
-    return found
+def _by_phase(weights: Weights, models: Models) -> Weights:
+    """The weights by the phases of the models: if both sides have just one, the names may differ."""
+    return {next(iter(models)): next(iter(weights.values()))} if len(weights) == len(models) == 1 else weights
 
 
 def _check(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
@@ -260,10 +250,8 @@ def _check(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
         if not _fits(name, weights[name], own[name]):
             faults.append(f"'{name}' has shape {_shape(weights[name])}, the model's has {_shape(own[name])}")
     if faults:
-        more = f", and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise CheckpointError(
-            f"{where}: does not fit the model: {'; '.join(sorted(faults)[:5])}{more}; load it into the model that it was saved from"
-        )
+        what = abbreviate(sorted(faults), "; ")
+        raise CheckpointError(f"{where}: does not fit the model: {what}; load it into the model that it was saved from")
 
 
 def is_extra_state(name: str) -> bool:

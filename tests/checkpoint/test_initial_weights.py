@@ -12,7 +12,7 @@ from torch import nn
 
 from pipeline.checkpoint import foreign, weights
 from pipeline.checkpoint.checkpointer import Checkpointer
-from pipeline.checkpoint.initial_weights import TrainedRunner, first_valid, resolve
+from pipeline.checkpoint.initial_weights import TrainRunner, first_valid, resolve
 from pipeline.checkpoint.weights import LoadReport, freeze, match_names, suggest_names, unmatched_pattern
 from pipeline.config.schema import BestSettings
 from pipeline.errors import CheckpointError, ConfigError, ExitCode, NoCheckpointError
@@ -343,7 +343,7 @@ def test_the_newest_of_a_runner_is_the_newest_valid_one_and_damaged_ones_are_set
 ) -> None:
     folder = tmp_path / "checkpoints"
     damage(saved(folder, 1, 2, 3)[2])
-    assert weight(TrainedRunner("train", folder, None).newest()) == 2
+    assert weight(TrainRunner("train", folder, None).newest()) == 2
     assert sorted(path.name[:21] for path in folder.iterdir()) == [
         ".bad-step-00000000000", "step-000000000001", "step-000000000002",
     ]  # fmt: skip
@@ -354,38 +354,38 @@ def test_a_runner_all_of_whose_checkpoints_are_damaged_is_told_so(tmp_path: Path
     for path in saved(tmp_path, 1, 2):
         damage(path)
     with pytest.raises(NoCheckpointError, match="none of its 2 checkpoints is valid"):
-        TrainedRunner("train", tmp_path, None).newest()
+        TrainRunner("train", tmp_path, None).newest()
 
 
 def test_the_best_of_a_runner_is_the_one_that_it_kept_though_a_later_one_has_the_same_number(tmp_path: Path) -> None:
     saved(tmp_path, 1, 2, 3, losses=(5, 4, 4), best=[[4.0, 2], [5.0, 1]])
-    assert weight(TrainedRunner("train", tmp_path, LOWEST).best()) == 2
+    assert weight(TrainRunner("train", tmp_path, LOWEST).best()) == 2
 
 
 def test_where_the_best_is_damaged_the_second_best_that_was_kept_is_used(tmp_path: Path, log_lines: list[str]) -> None:
     damage(saved(tmp_path, 1, 2, 3, best=[[4.0, 2], [5.0, 1]])[1])
-    assert weight(TrainedRunner("train", tmp_path, LOWEST).best()) == 1
+    assert weight(TrainRunner("train", tmp_path, LOWEST).best()) == 1
     assert any(line.startswith("WARNING") and "000002/main.safetensors" in line for line in log_lines)
 
 
 def test_where_the_only_best_is_damaged_no_other_is_taken_for_it(tmp_path: Path) -> None:
     damage(saved(tmp_path, 1, 2, 3, best=[[4.0, 2]])[1])
     with pytest.raises(NoCheckpointError, match="none of step-000000000002 is valid"):
-        TrainedRunner("train", tmp_path, LOWEST).best()
+        TrainRunner("train", tmp_path, LOWEST).best()
 
 
 def test_of_a_runner_stage_that_keeps_no_best_the_numbers_of_the_checkpoints_tell_it(tmp_path: Path) -> None:
     saved(tmp_path, 1, 2, 3, losses=(5, 4, 6))
-    assert weight(TrainedRunner("train", tmp_path, LOWEST).best()) == 2
+    assert weight(TrainRunner("train", tmp_path, LOWEST).best()) == 2
 
 
 def test_where_the_number_was_never_one_there_is_no_best(tmp_path: Path) -> None:
     saved(tmp_path, 1, best=[])
     with pytest.raises(CheckpointError, match="'valid_loss' was never a number, so none is the best; name `last`"):
-        TrainedRunner("train", tmp_path, LOWEST).best()
+        TrainRunner("train", tmp_path, LOWEST).best()
 
 
 def test_without_keep_best_there_is_no_best(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     with pytest.raises(CheckpointError, match=r"runner.train: has no keep_best, .*; add it"):
-        TrainedRunner("train", tmp_path, None).best()
+        TrainRunner("train", tmp_path, None).best()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from pipeline import Context, ExperimentBase, GeneralTrainer, hookimpl
-from pipeline.checkpoint.initial_weights import TrainedRunner
+from pipeline.checkpoint.initial_weights import TrainRunner
 from pipeline.config.schema import BestSettings
 from pipeline.data.loader import EpochSampler, make_loader
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
@@ -681,7 +681,7 @@ def test_the_best_checkpoint_of_an_experiment_is_one_that_was_validated() -> Non
 
     context = GeneralTrainer(config(Judged, max_steps=7, valid_interval=2, save_interval=3)).run()
     folder = context["run_dir"] / "train" / "checkpoints"
-    best = TrainedRunner("train", folder, BestSettings(metric="valid_score", mode="min")).best()
+    best = TrainRunner("train", folder, BestSettings(metric="valid_score", mode="min")).best()
     assert (steps(folder), best.path.name) == ([3, 6, 7], "step-000000000006")
 
 
