@@ -27,6 +27,15 @@ STAGES = {
 }
 """Stage -> the method that the trainer calls, in the order in which they run."""
 
+STATUSES = {
+    "uninit": "instance",
+    "network_pass": "network",
+    "startup_pass": "startup",
+    "train_pass": "runner",
+    "terminal_pass": "terminal",
+}
+"""Status -> the stage to which it leads."""
+
 
 class PipelineStage(Protocol):
     """What the trainer needs of a stage; the base classes are in ``stages/base.py``."""

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from pipeline.check.checker import checked
 from pipeline.config.load import Config, Source
-from pipeline.context import Context
+from pipeline.context import STATUSES, Context
 from pipeline.errors import ConfigError, ExitCode, StageError, one_of
 from pipeline.run import failures, session
 from pipeline.run.resume import NEVER
@@ -44,13 +44,7 @@ class GeneralTrainer:
         ConfigError: the config has faults; it lists all of them, and nothing was run.
     """
 
-    statuses: ClassVar[Mapping[str, str]] = {
-        "uninit": "instance",
-        "network_pass": "network",
-        "startup_pass": "startup",
-        "train_pass": "runner",
-        "terminal_pass": "terminal",
-    }
+    statuses: ClassVar[Mapping[str, str]] = STATUSES
     """Status -> stage. A subclass may add statuses that lead to a method of its own, which takes the context."""
 
     def __init__(self, config: Source | Config, overrides: Sequence[str] = (), resume: str | Path = NEVER) -> None:

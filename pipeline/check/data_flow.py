@@ -11,7 +11,7 @@ from functools import cache
 from pipeline.check.inspection import Setting, plain
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.yaml_tree import DEFAULT, Node
-from pipeline.context import KEYS, STAGES, TRAIN_STATE
+from pipeline.context import KEYS, STAGES, STATUSES, TRAIN_STATE
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import class_path, classes, source
 from pipeline.user_code.context_flow import ANY, Flow, Use
@@ -19,15 +19,6 @@ from pipeline.user_code.context_visitor import Arguments, Const, ContextVisitor,
 
 GIVEN = tuple(key.name for key in KEYS if key.writer == "trainer" and key.name != "error")
 """The keys that stand in the context before the first stage."""
-
-_LEADS_TO = {
-    "uninit": "instance",
-    "network_pass": "network",
-    "startup_pass": "startup",
-    "train_pass": "runner",
-    "terminal_pass": "terminal",
-}
-"""Status -> stage, as in the trainer."""
 
 _ENTRY = ("model", "brain", "optim_schedulers", "updater")
 
@@ -221,22 +212,22 @@ class DataFlow:
             return
         for stage in self.stages.values():
             flow = stage.flow if stage else Flow()
-            wrong = sorted(flow.statuses - {*_LEADS_TO, ANY})
+            wrong = sorted(flow.statuses - {*STATUSES, ANY})
             if stage and wrong and not flow.unknown:
                 places = dict.fromkeys(use.place for use in flow.uses if use.key == "status" and use.action == "write")
                 writes = f"{stage.stage} ({', '.join(places)}) writes context['status'] = '{wrong[0]}'"
-                yield stage, f"{writes}, which is no status{one_of(wrong[0], _LEADS_TO)}"
+                yield stage, f"{writes}, which is no status{one_of(wrong[0], STATUSES)}"
 
     def _following(self, stage: str, flow: Flow) -> str | None:
         """The stage that certainly comes after one; None if unknown or if there is none."""
         order = [*self.stages, None]
         following = order[order.index(stage) + 1]
-        statuses = flow.statuses - {status for status, each in _LEADS_TO.items() if each == following}
+        statuses = flow.statuses - {status for status, each in STATUSES.items() if each == following}
         if not statuses and not flow.unknown:
             return following
         sure = any(use.key in {"status", "is_exit"} and use.action == "write" and use.sure for use in flow.uses)
         certain = sure and len(flow.statuses) == 1 and not _steers(replace(flow, statuses=frozenset()))
-        return _LEADS_TO.get(next(iter(flow.statuses))) if certain else None
+        return STATUSES.get(next(iter(flow.statuses))) if certain else None
 
     def _missing(self, reader: StageFlow, use: Use, keys: set[str], entered: list[StageFlow]) -> Missing:
         reads = f"{reader.stage} ({use.place}) reads context['{use.key}']"

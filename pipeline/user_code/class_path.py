@@ -146,14 +146,11 @@ def define(path: ClassPath) -> source.Definition | None:
     except source.NotDefinedError as error:
         raise ClassPathError(_no_name(path, module, error.args[0])) from error
     if module and path.implied and (heirs := source.heirs(module, path.name)):
-        raise ClassPathError(_only_imported(path, heirs))
+        # A file that just imports the class which its path implies, and derives from it, means the derived one.
+        what = f"{path.file and path.file.name} only imports '{path.name}', and derives {', '.join(heirs)} from it"
+        remedy = f"write ':{heirs[0]}' after the file, or ':{path.name}' if the import is meant"
+        raise ClassPathError(f"'{path.text}': {what}; {remedy}")
     return found
-
-
-def _only_imported(path: ClassPath, heirs: list[str]) -> str:
-    """The class that a path without a name means, if the file imports a class of the expected name and derives from it."""
-    what = f"{path.file and path.file.name} only imports '{path.name}', and derives {', '.join(heirs)} from it"
-    return f"'{path.text}': {what}; write ':{heirs[0]}' after the file, or ':{path.name}' if the import is meant"
 
 
 def _no_name(path: ClassPath, module: source.Module | None, home: source.Module) -> str:
@@ -232,23 +229,25 @@ def left_abstract(text: str, name: str, methods: Iterable[str]) -> str:
 
 OPTIMIZERS = "torch.optim"
 
-
-def optimizer_name(name: Any) -> Any:
-    """The class name in torch.optim: ``ADAM``, as PaddleRec writes it, is ``Adam``."""
-    module = source.read(OPTIMIZERS) if isinstance(name, str) and name.isidentifier() else None
-    known = {each.lower(): each for each in (module.bindings if module else ())}
-    return known.get(str(name).lower(), name) if module else name
-
-
 SCHEDULES = "pipeline.training.schedules"
 
 LR_SCHEDULERS = "torch.optim.lr_scheduler"
 
 
+def optimizer_name(name: Any) -> Any:
+    """The class of torch.optim that a config means: ``ADAM``, as PaddleRec writes it, is ``Adam``."""
+    return _spelling(name, OPTIMIZERS)
+
+
 def schedule_name(name: Any) -> Any:
-    """The class name of a schedule: ``noam`` and ``warmup_cosine`` are ``Noam`` and ``WarmupCosine``."""
-    module = source.read(SCHEDULES) if isinstance(name, str) and name.isidentifier() else None
-    known = {each.lower(): each for each in (source.classes(module) if module else ())}
+    """The class of a built-in schedule: ``noam`` and ``warmup_cosine`` are ``Noam`` and ``WarmupCosine``."""
+    return _spelling(name, SCHEDULES)
+
+
+def _spelling(name: Any, home: str) -> Any:
+    """The name of a module's class that is spelt so but for capitals and underscores; else the name itself."""
+    module = source.read(home) if isinstance(name, str) and name.isidentifier() else None
+    known = {known.lower(): known for known in (module.bindings if module else ()) if known[0].isupper()}
     return known.get(str(name).lower().replace("_", ""), name) if module else name
 
 

@@ -63,19 +63,16 @@ def _kind(value: Any) -> str:
     return "None" if value is None else type(value).__name__
 
 
-def annotation(name: str, arguments: ast.arguments, module: source.Module) -> Annotation | None:
+def annotation(parameter: ast.arg, default: ast.expr | None, module: source.Module) -> Annotation | None:
     """The annotation of a parameter; None: unknown."""
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    written = next(each for each in every if each.arg == name)
-    types = _types(written.annotation, module) if written.annotation else {}
-    if not types or written.annotation is None:
+    types = _types(parameter.annotation, module) if parameter.annotation else {}
+    if not types or parameter.annotation is None:
         return None
     # `size: int = None` takes null, whatever its annotation says.
-    default = defaults(arguments).get(name)
     if isinstance(default, ast.Constant) and _kind(default.value) in _TYPES:
-        types |= {} if any(_takes(each, default.value) for each in types) else {_kind(default.value): None}
-    text = f"{module.file.name}:{written.lineno}: {name}: " + ast.unparse(written.annotation).strip("'")
-    return Annotation(tuple(types), text)
+        types |= {} if any(_takes(name, default.value) for name in types) else {_kind(default.value): None}
+    text = ast.unparse(parameter.annotation).strip("'")
+    return Annotation(tuple(types), f"{module.file.name}:{parameter.lineno}: {parameter.arg}: {text}")
 
 
 def defaults(arguments: ast.arguments) -> dict[str, ast.expr]:
@@ -370,16 +367,16 @@ def method_parameters(definition: source.Definition, name: str) -> Parameters | 
 
 
 def _parameters(node: source.FunctionNode, module: source.Module, skip: int) -> Parameters:
-    arguments = node.args
-    positional = [argument.arg for argument in arguments.posonlyargs + arguments.args][skip:]
-    optional = len(arguments.defaults)
-    required = positional[: len(positional) - optional] if optional else list(positional)
-    keywords = [argument.arg for argument in arguments.kwonlyargs]
-    required += [name for name, value in zip(keywords, arguments.kw_defaults, strict=True) if value is None]
-    types = {name: known for name in positional + keywords if (known := annotation(name, arguments, module))}
-    return Parameters(
-        tuple(positional + keywords), tuple(required), arguments.kwarg is not None, len(positional), types
-    )
+    positional = [*node.args.posonlyargs, *node.args.args][skip:]
+    every, optional = [*positional, *node.args.kwonlyargs], defaults(node.args)
+    names = tuple(parameter.arg for parameter in every)
+    required = tuple(name for name in names if name not in optional)
+    annotations = {
+        parameter.arg: known
+        for parameter in every
+        if (known := annotation(parameter, optional.get(parameter.arg), module))
+    }
+    return Parameters(names, required, node.args.kwarg is not None, len(positional), annotations)
 
 
 _PERHAPS = (

@@ -42,8 +42,11 @@ def import_failed(text: str, module: str, file: Path | None, error: BaseExceptio
         else None
     )
     if what is None:
-        place = _place(error) if isinstance(error, SyntaxError) else None
-        place = place or ":".join(str(part) for part in (last.filename, last.lineno) if part)
+        parts: tuple[object, ...] = (last.filename, last.lineno)
+        # Compiled strings may have no place of their own.
+        if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
+            parts = (error.filename, error.lineno)
+        place = ":".join(str(part) for part in parts if part)
         what = f"importing {file or module} failed at {place}: {type(error).__name__}: {error}; mend the file"
     return ClassPathError(f"'{text}': {what}", user_error)
 
@@ -61,11 +64,6 @@ def _readable(error: BaseException) -> BaseException:
 
 def _short(text: str) -> str:
     return re.sub(r"pipeline\.workspaces(\.\w+_[0-9a-f]+)?\b\.?", ".", text)
-
-
-def _place(error: SyntaxError) -> str | None:
-    """The place of a syntax error; compiled strings may have none."""
-    return f"{error.filename}:{error.lineno}" if error.filename and Path(error.filename).is_file() else None
 
 
 def _wrong_import(error: ImportError, trace: TracebackType | None, place: str) -> str | None:
