@@ -284,7 +284,11 @@ class Validation:
         for scheduler in () if last else entry["optim_schedulers"].values():
             scheduler.take_metrics(numbers)
         if self.best:
-            self._update_best(self.best, phase.name, numbers)
+            if self.best.improves(phase.name, numbers, self._iteration):
+                self.context["best"] = self.best.as_dict()
+            self._unreported.discard(phase.name)
+            if not self._unreported:
+                self.best.check_reported()
         return numbers
 
     @property
@@ -303,10 +307,3 @@ class Validation:
         if self.best and state["best"]:
             self.best.load_state_dict(state["best"])
             self.context["best"] = self.best.as_dict() if self.best.iteration else None
-
-    def _update_best(self, best: BestTracker, phase: str, numbers: dict[str, float]) -> None:
-        if best.improves(phase, numbers, self._iteration):
-            self.context["best"] = best.as_dict()
-        self._unreported.discard(phase)
-        if not self._unreported:
-            best.check_reported()

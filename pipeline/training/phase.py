@@ -27,13 +27,7 @@ def phase_of(phase: str, context: Context, *needed: str) -> Mapping[str, Any]:
     Raises:
         ContextError: the network stage left no such entry, or one without a key.
     """
-    models = context["model"]
-    if not isinstance(models, Mapping) or phase not in models:
-        known = one_of(phase, map(str, models)) if isinstance(models, Mapping) else f"; it is a {type(models).__name__}"
-        raise ContextError(
-            f"context['model'] has no entry for phase '{phase}'{known}; the network stage has to write it"
-        )
-    entry: Mapping[str, Any] = models[phase]
+    entry = _entry_of(context, "model", phase, "entry for phase")
     if not isinstance(entry, Mapping):
         kind = type(entry).__name__
         raise ContextError(f"context['model']['{phase}'] is a {kind}, not a dict; write {{{', '.join(needed)}}} there")
@@ -47,21 +41,22 @@ def phase_of(phase: str, context: Context, *needed: str) -> Mapping[str, Any]:
     return entry
 
 
+def _entry_of(context: Context, key: str, name: str, what: str) -> Any:
+    """``context[key][name]``; ``what`` it is, for the message."""
+    entries = context[key]
+    if isinstance(entries, Mapping) and name in entries:
+        return entries[name]
+    known = one_of(name, map(str, entries)) if isinstance(entries, Mapping) else f"; it is a {type(entries).__name__}"
+    raise ContextError(f"context['{key}'] has no {what} '{name}'{known}; the network stage has to write it")
+
+
 def loader_of(dataset: str, context: Context) -> Any:
     """``context["dataset"][dataset]``.
 
     Raises:
         ContextError: the network stage left no such loader.
     """
-    loaders = context["dataset"]
-    if not isinstance(loaders, Mapping) or dataset not in loaders:
-        known = (
-            one_of(dataset, map(str, loaders))
-            if isinstance(loaders, Mapping)
-            else f"; it is a {type(loaders).__name__}"
-        )
-        raise ContextError(f"context['dataset'] has no loader '{dataset}'{known}; the network stage has to write it")
-    return loaders[dataset]
+    return _entry_of(context, "dataset", dataset, "loader")
 
 
 @contextmanager

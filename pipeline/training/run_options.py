@@ -235,8 +235,20 @@ class RunOptions(OptionValues):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**checked(options, "RunOptions"))
-        self._refuse_fp16_on_cpu()
-        self._refuse_both_compilers()
+        for name in ("precision", "eval_precision"):
+            if self.device == "cpu" and getattr(self, name) == "fp16":
+                raise ConfigError(
+                    f"run options: {name} is fp16, which needs a GPU, and device is cpu; use bf16 or fp32"
+                )
+        jit, compiled = (
+            set(getattr(self, f"{how}_module_keys") or {_ALL}) if getattr(self, how) else set()
+            for how in ("jit", "compile")
+        )
+        both = jit | compiled if _ALL in jit | compiled else jit & compiled
+        if jit and compiled and both:
+            which = ", ".join(sorted(both - {_ALL})) or "all of them"
+            what = f"jit and compile are both asked for, for the same modules ({which})"
+            raise ConfigError(f"run options: {what}; keep compile, or name others in jit_module_keys")
 
     @classmethod
     def resolve(
@@ -277,25 +289,6 @@ class RunOptions(OptionValues):
             if key not in everything:
                 raise ConfigError(f"{how}_module_keys: there is no module '{key}'{one_of(key, everything)}")
         return [name for name in everything if getattr(self, how) and (keys is None or name in keys)]
-
-    def _refuse_fp16_on_cpu(self) -> None:
-        for name in ("precision", "eval_precision"):
-            if self.device == "cpu" and getattr(self, name) == "fp16":
-                raise ConfigError(
-                    f"run options: {name} is fp16, which needs a GPU, and device is cpu; use bf16 or fp32"
-                )
-
-    def _refuse_both_compilers(self) -> None:
-        jit, compiled = self._asked("jit"), self._asked("compile")
-        both = jit | compiled if _ALL in jit | compiled else jit & compiled
-        if jit and compiled and both:
-            which = ", ".join(sorted(both - {_ALL})) or "all of them"
-            what = f"jit and compile are both asked for, for the same modules ({which})"
-            raise ConfigError(f"run options: {what}; keep compile, or name others in jit_module_keys")
-
-    def _asked(self, how: str) -> set[str]:
-        """The names of the modules to script or compile, or the mark for all."""
-        return set(getattr(self, f"{how}_module_keys") or {_ALL}) if getattr(self, how) else set()
 
 
 def _own_device() -> str:

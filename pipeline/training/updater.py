@@ -15,7 +15,7 @@ from pipeline.context import Context
 from pipeline.errors import CheckpointError
 from pipeline.training.batch_brain import BatchBrain, Losses, losses_by_name
 from pipeline.training.meters import MOST, Meters
-from pipeline.training.optim_scheduler import OptimScheduler, autocast
+from pipeline.training.optim_scheduler import autocast
 from pipeline.user_code.plugins import hook_or_none
 
 
@@ -40,9 +40,8 @@ class CustomUpdate:
 
     def __init__(self, brain: BatchBrain, updater: UpdaterBase, context: Context | None) -> None:
         self.brain, self.updater, self.context = brain, updater, context
-        hooks = context["hooks"] if context is not None else None
-        self.before = hook_or_none(hooks, "before_batch") if hooks else None
-        self.after = hook_or_none(hooks, "after_batch") if hooks else None
+        self.before = hook_or_none(context["hooks"], "before_batch") if context is not None else None
+        self.after = hook_or_none(context["hooks"], "after_batch") if context is not None else None
         self.scheduled = False
         # Not the Brain's autocast: the updater may call fit_batch, which enters that one, and it cannot be entered twice.
         around = autocast(brain._run_options.precision, brain.device, steps=True)
@@ -63,7 +62,9 @@ class CustomUpdate:
         for scheduler in brain._optim_schedulers:
             scheduler.epoch, scheduler.batch_samples = brain._train_state["epoch"], samples
         with self.autocast:
-            losses = self._losses(self.updater.update(batch))
+            returned = self.updater.update(batch)
+        losses = {} if returned is None else losses_by_name(returned, f"{type(self.updater).__name__}.update")
+        losses = {name: loss.detach() for name, loss in losses.items()}
         if _losses_so_far(brain) == gathered:
             self._count(losses, samples, windows)
         if brain._batches_taken % MOST == 0:
@@ -78,15 +79,14 @@ class CustomUpdate:
         if losses:
             brain._pass_loss.add(brain._reported_loss(losses), samples)
         self.scheduled |= now != windows
-        acted = any(map(_acted, brain._optim_schedulers, windows))
+        acted = any(
+            window % scheduler.step_per_update == 0
+            for scheduler, (closed, _) in zip(brain._optim_schedulers, windows, strict=True)
+            for window in range(closed + 1, scheduler.real_step + 1)
+        )
         brain._train_state["samples"] += samples
         # Of an updater without schedulers, each batch counts as one update.
         brain._train_state["update"] += acted if self.scheduled else 1
-
-    def _losses(self, returned: Any) -> Losses:
-        """What the updater returned, as losses by name, detached."""
-        losses = {} if returned is None else losses_by_name(returned, f"{type(self.updater).__name__}.update")
-        return {name: loss.detach() for name, loss in losses.items()}
 
 
 def _losses_so_far(brain: BatchBrain) -> int:
@@ -97,11 +97,6 @@ def _losses_so_far(brain: BatchBrain) -> int:
 def _windows(brain: BatchBrain) -> list[tuple[int, int]]:
     """Of each scheduler, how many windows are closed, and how many batches are in the open one."""
     return [(scheduler.real_step, scheduler.batches) for scheduler in brain._optim_schedulers]
-
-
-def _acted(scheduler: OptimScheduler, before: tuple[int, int]) -> bool:
-    """Whether since then a window was closed in which the scheduler acted."""
-    return any(window % scheduler.step_per_update == 0 for window in range(before[0] + 1, scheduler.real_step + 1))
 
 
 @dataclass
