@@ -34,12 +34,7 @@ class BackgroundWriter:
         self._error: BaseException | None = None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Start the work, once the work before is done.
-
-        Raises:
-            BaseException: what the one before raised.
-        """
-        self.wait()
+        """Start the work; the work before is done."""
         self._thread = threading.Thread(target=self._run, args=[work], name="checkpoint", daemon=False)
         self._thread.start()
 
@@ -49,9 +44,8 @@ class BackgroundWriter:
         Raises:
             BaseException: what it raised, once.
         """
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread:
             self._thread.join()
-            self._thread = None
         self.check()
 
     def check(self) -> None:
@@ -240,12 +234,12 @@ class Checkpointer:
             NoCheckpointError: some were committed, and none is valid.
             CheckpointError: it does not fit the models.
         """
-        found = self.newest_valid()
-        if found is None:
+        checkpoint = self.newest_valid()
+        if checkpoint is None:
             return False
-        restore_training(found, context, self.recoverables, self.initial)
-        self.resumed = found
-        logger.info(f"going on after iteration {found.train_state['iteration']}, from {found.path}")
+        restore_training(checkpoint, context, self.recoverables, self.initial)
+        self.resumed = checkpoint
+        logger.info(f"going on after iteration {checkpoint.train_state['iteration']}, from {checkpoint.path}")
         return True
 
     def best(self, metric: str, mode: str) -> Path | None:
@@ -277,21 +271,19 @@ class Checkpointer:
     def _snapshot(self, models: Models, counted: Mapping[str, Any], training: Mapping[str, Any] | None) -> Contents:
         """A copy of everything that is saved; asynchronous saves need memory of their own."""
         state = json.dumps(finite(counted), indent=1).encode()
-        contents: dict[str, Callable[[], list[Buffer]]] = {}
+        tensors = {}
         for phase, entry in weights.unique_modules(models).items():
             file = f"{phase}{SUFFIX}"
             if file == TRAINING or not layout.is_file_name(file):
                 raise CheckpointError(f"phase '{phase}': {file} cannot be the file of its weights; rename the phase")
-            contents[file] = safetensors_io.pack(
-                *pytree.split(module_of(entry).state_dict()), self._staging(file)
-            ).parts
+            tensors[file] = pytree.split(module_of(entry).state_dict())
         if training is not None:
-            contents[TRAINING] = safetensors_io.pack(*pytree.flatten(training), self._staging(TRAINING)).parts
-        return {**contents, STATE: lambda: [state]}
-
-    def _staging(self, file: str) -> Callable[[int], Tensor] | None:
-        """What gives the buffer of a file for a size; none where the caller waits for the disk, and changes nothing."""
-        return partial(self._buffer, file) if self.asynchronous else None
+            tensors[TRAINING] = pytree.flatten(training)
+        contents: dict[str, Callable[[], list[Buffer]]] = {STATE: lambda: [state]}
+        for file, (values, texts) in tensors.items():
+            buffer = partial(self._buffer, file) if self.asynchronous else None
+            contents[file] = safetensors_io.pack(values, texts, buffer).parts
+        return contents
 
     def _buffer(self, file: str, size: int) -> Tensor:
         """Memory for a file, used again at each save; on a machine with CUDA a GPU copies into it by itself."""

@@ -31,8 +31,6 @@ _MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": Order
 
 _KINDS = {kind: name for name, kind in _MAPPINGS.items()}
 
-_SPARSE = ("indices", "values", "shape", "is_coalesced")
-
 _PLAIN = "numbers, strings, lists, tuples, dicts and tensors"
 
 
@@ -72,14 +70,11 @@ def split(
     Raises:
         CheckpointError: something in it cannot be saved.
     """
-    rest = {name: value for name, value in state.items() if not _is_plain(value) or name == METADATA}
-    if not rest:
-        return dict(state), dict(metadata or {})
-    found, texts = flatten(rest)
-    return {**{name: value for name, value in state.items() if name not in rest}, **found}, {
-        **(metadata or {}),
-        **texts,
-    }
+    plain = {name: value for name, value in state.items() if _is_plain(value) and name != METADATA}
+    if len(plain) == len(state):
+        return plain, dict(metadata or {})
+    tensors, texts = flatten({name: value for name, value in state.items() if name not in plain})
+    return {**plain, **tensors}, {**(metadata or {}), **texts}
 
 
 def _is_plain(value: Any) -> bool:
@@ -94,10 +89,11 @@ def join(found: dict[str, Tensor], metadata: dict[str, str]) -> dict[str, Any]:
     """
     if metadata.get("state_format") != FORMAT:
         return dict(found)
-    rest = unflatten({name: value for name, value in found.items() if name.startswith("state[")}, metadata)
+    plain = {name: value for name, value in found.items() if not name.startswith("state[")}
+    rest = unflatten({name: value for name, value in found.items() if name not in plain}, metadata)
     if not isinstance(rest, dict):
         raise CheckpointError("is damaged: its structure is no state of a module; use another")
-    return {**{name: value for name, value in found.items() if not name.startswith("state[")}, **rest}
+    return {**plain, **rest}
 
 
 def unflatten(found: dict[str, Tensor], metadata: dict[str, str]) -> Any:
@@ -152,13 +148,10 @@ def _flatten(value: Any, where: str, found: dict[str, Tensor], depth: int = 0) -
     if kind is bytes:
         return {"bytes": value.hex()}
     if kind in {Tensor, nn.Parameter} and value.layout is torch.sparse_coo:
-        value = value.detach()
-        parts = [value._indices(), value._values(), list(value.shape), value.is_coalesced()]
-        return {
-            "sparse": [
-                _flatten(each, f"{where}.{name}", found, depth + 1) for name, each in zip(_SPARSE, parts, strict=True)
-            ]
-        }
+        tensor = value.detach()
+        parts = {"indices": tensor._indices(), "values": tensor._values()}
+        parts |= {"shape": list(tensor.shape), "is_coalesced": tensor.is_coalesced()}
+        return {"sparse": [_flatten(part, f"{where}.{name}", found, depth + 1) for name, part in parts.items()]}
     if kind in {Tensor, nn.Parameter}:
         found[where] = value
         return {"tensor": where}

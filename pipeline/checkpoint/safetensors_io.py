@@ -32,10 +32,9 @@ COMPLEX = "complex128"
 
 
 class Packed(NamedTuple):
-    """A file of tensors in memory: its entries, and the numbers in the order in which they are written."""
+    """A file of tensors in memory: its header, and the numbers in the order in which they are written."""
 
-    entries: dict[str, dict[str, Any]]
-    metadata: dict[str, str]
+    header: dict[str, dict[str, Any]]
     data: list[bytes | memoryview]
 
     def parts(self) -> list[bytes | memoryview]:
@@ -44,8 +43,7 @@ class Packed(NamedTuple):
         Raises:
             CheckpointError: the header is larger than what is read again.
         """
-        header = {**self.entries, METADATA: self.metadata} if self.metadata else self.entries
-        text = json.dumps(header).encode()
+        text = json.dumps(self.header).encode()
         # The numbers begin at a multiple of 64 bytes, where the fastest instructions want them.
         text += b" " * (-(8 + len(text)) % 64)
         if len(text) > MAX_HEADER:
@@ -74,21 +72,23 @@ def pack(
     plain = {name: _plain(name, value) for name, value in tensors.items()}
     if len(plain) > MAX_TENSORS:
         raise CheckpointError(f"{len(plain)} tensors are more than {MAX_TENSORS}; join small ones")
-    kept = dict(metadata or {})
-    if pairs := [name for name, value in tensors.items() if value.dtype == torch.complex128]:
-        kept[COMPLEX] = json.dumps(pairs)
-    entries: dict[str, dict[str, Any]] = {
+    header: dict[str, dict[str, Any]] = {
         name: {"dtype": DTYPES[value.dtype], "shape": list(value.shape)} for name, value in plain.items()
     }
+    texts = dict(metadata or {})
+    if pairs := [name for name, value in tensors.items() if value.dtype == torch.complex128]:
+        texts[COMPLEX] = json.dumps(pairs)
+    if texts:
+        header[METADATA] = texts
     # Wide types come first, so that every tensor lies at a multiple of the width of its numbers.
-    ordered = sorted(plain.items(), key=lambda each: -each[1].element_size())
+    ordered = dict(sorted(plain.items(), key=lambda item: -item[1].element_size()))
     end = 0
-    for name, value in ordered:
+    for name, value in ordered.items():
         start, end = end, end + value.nbytes
-        entries[name]["data_offsets"] = [start, end]
-    values = [value for _, value in ordered]
+        header[name]["data_offsets"] = [start, end]
+    values = list(ordered.values())
     data = [_copied(values, buffer(end))[:end]] if buffer else [bytes_of(_on_cpu(value)) for value in values]
-    return Packed(entries, kept, list(data))
+    return Packed(header, list(data))
 
 
 def _on_cpu(value: Tensor) -> Tensor:
