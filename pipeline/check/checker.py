@@ -9,7 +9,7 @@ import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 from pipeline.check.data_flow import DataFlow, FlowCheck, flow_of_plugin, is_untouched, runs_in_order
@@ -114,21 +114,9 @@ def _check_plugins(inspection: Inspection) -> list[tuple[Plugin, Flow | None]]:
         inspection.faults += plugin_faults(plugin)
         if isinstance(plugin.target, class_path.ClassPath):
             inspection.remember(plugin.target)
-        flows.append((plugin, _plugin_flow(plugin)))
+        definition = definition_of(plugin)
+        flows.append((plugin, flow_of_plugin(definition, HOOKS, plugin.args) if definition else None))
     return flows
-
-
-def _plugin_flow(plugin: Plugin) -> Flow | None:
-    definition = definition_of(plugin)
-    if definition is None:
-        return None
-    return _as_it_comes(definition) if not plugin.args else flow_of_plugin(definition, HOOKS, plugin.args)
-
-
-@lru_cache(maxsize=64)
-def _as_it_comes(definition: source.Definition) -> Flow:
-    """What a plugin without arguments does; computed once for each definition."""
-    return flow_of_plugin(definition, HOOKS, {})
 
 
 def _runners(inspection: Inspection) -> dict[str, Setting]:
@@ -184,7 +172,11 @@ class _RunnerCheck:
         self.is_open: Callable[[], bool] = lambda: True
         definitions = {stage: self.stage(stage) for stage in STAGES}
         self.trainer()
-        default = {stage for stage, definition in definitions.items() if definition and _is_default(definition, stage)}
+        default = {
+            stage
+            for stage, definition in definitions.items()
+            if definition and classes.is_subclass(definition, RunnerSchema.model_fields[f"{stage}_class_path"].default)
+        }
         names, phases = runner["phases"], self.inspection.settings("phase")
         if names.value is not None:
             phases = {name: phases[name] for name in names.references("phase")}
@@ -203,15 +195,11 @@ class _RunnerCheck:
             self.is_open = partial(flow_check.is_reached, self.flow)
         for stage, definition in definitions.items():
             if definition and not is_untouched(runner.node, stage):
-                self.methods(stage, definition, in_order=in_order)
-
-    def methods(self, stage: str, definition: source.Definition, *, in_order: bool) -> None:
-        """Check what the methods of a user's stage call, and whether anything calls them."""
-        messages = wrong_supers(definition)
-        # A trainer of the user's own may call other methods.
-        uncalled_ones = uncalled_methods(definition, stage, self.inspection.modules.values()) if in_order else ()
-        for message in (*messages, *uncalled_ones):
-            self.runner.fault_at(f"{stage}_class_path", message)
+                messages = [*wrong_supers(definition)]
+                if in_order:  # a trainer of the user's own may call other methods
+                    messages += uncalled_methods(definition, stage, self.inspection.modules.values())
+                for message in messages:
+                    runner.fault_at(f"{stage}_class_path", message)
 
     def stage(self, stage: str) -> source.Definition | None:
         """The class of a stage, checked with its arguments; None: unknown."""
@@ -232,7 +220,3 @@ class _RunnerCheck:
         definition = trainer.find_class("Trainer", uncalled.TRAINER) if trainer.is_written else None
         for message in uncalled.uncalled_faults(definition, uncalled.TRAINER, uncalled.OF_A_TRAINER):
             trainer.fault(message)
-
-
-def _is_default(definition: source.Definition, stage: str) -> bool:
-    return classes.is_subclass(definition, RunnerSchema.model_fields[f"{stage}_class_path"].default) is True

@@ -357,7 +357,7 @@ class FlowCheck:
 
     def items(self, facts: Mapping[str, bool]) -> dict[str, Sequence[str]]:
         """The names of the phases and datasets that the default network builds."""
-        chosen, section = self.runner["phases"].value, self.runner.inspection.section("dataset")
+        chosen, section = self.runner["phases"].value, self.runner.inspection.tree.section("dataset")
         wanted = {each for name in self.phases if facts for each in self.datasets(name, facts)}
         # Where a name stands for nothing, the config says so.
         if not facts or not wanted <= set(section) or chosen not in (None, *self.phases, list(self.phases)):

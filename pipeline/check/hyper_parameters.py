@@ -38,7 +38,9 @@ class HyperParameterCheck:
     def __init__(self, inspection: Inspection, used: Collection[str]) -> None:
         self.inspection = inspection
         self.used = used
-        self.models = [self.define(phase.child("model"), "Model") for phase in inspection.section("phase").values()]
+        self.models = [
+            self.define(phase.child("model"), "Model") for phase in inspection.tree.section("phase").values()
+        ]
         self.taken = [classes.parameters(each) if each else None for each in self.models]
 
     def define(self, path: Node | None, implied: str, module: str = "") -> source.Definition | None:
@@ -88,10 +90,10 @@ class HyperParameterCheck:
 
     def is_default(self, files: Collection[Path]) -> bool:
         """Whether only the defaults, and code in known files, can use the context."""
-        for runner in self.inspection.section("runner").values():
+        for runner in self.inspection.tree.section("runner").values():
             if not runs_in_order(runner) or not all(is_untouched(runner, stage) for stage in STAGES):
                 return False
-        phases = self.inspection.section("phase").values()
+        phases = self.inspection.tree.section("phase").values()
         updaters = [self.define(path, "Updater") for each in phases if (path := each.find("updater.class_path"))]
         plugins, _ = configured_plugins(self.inspection.tree, self.inspection.workspace)
         return (

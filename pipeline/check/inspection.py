@@ -35,15 +35,9 @@ class Inspection:
         """The workspace files that were read, and those that they import relatively."""
         return sorted({each.file for module in self.modules.values() for each in source.neighbours(module)})
 
-    def section(self, name: str) -> dict[str, Node]:
-        """Name -> item of ``runner``, ``dataset`` or ``phase``."""
-        node = self.tree.child(name)
-        items = node.children() if node and isinstance(node.value, list) else ()
-        return {part: item for part, item in items if isinstance(item.value, dict)}
-
     def settings(self, section: str) -> dict[str, Setting]:
-        """The same, with their addresses."""
-        items = self.section(section).items()
+        """Name -> item of ``runner``, ``dataset`` or ``phase``, with its address."""
+        items = self.tree.section(section).items()
         return {name: Setting(self, f"{section}.{name}", item, item.origin) for name, item in items}
 
     def setting(self, key: str) -> Setting:
@@ -164,7 +158,7 @@ class Setting:
 
     def references(self, section: str) -> list[str]:
         """The names in it, one or a list, of items of a section that exist; the others become faults."""
-        node, known, names = self.node, self.inspection.section(section), []
+        node, known, names = self.node, self.inspection.tree.section(section), []
         for item in node.value if node and isinstance(node.value, list) else [node] if node else ():
             if isinstance(item.value, str) and item.value in known:
                 names.append(item.value)

@@ -321,7 +321,7 @@ class PhaseCheck:
             return
         if other == name:
             shared.fault(f"'{other}' is this phase itself; name another, or a `model`")
-        elif other not in phase.inspection.section("phase"):
+        elif other not in phase.inspection.tree.section("phase"):
             shared.fault(f"there is no phase '{other}'{one_of(other, [each for each in self.phases if each != name])}")
         elif other not in self.phases:
             remedy = "add it to the runner's `phases`, or name one of those"

@@ -52,9 +52,7 @@ JUDGED = ("valid_interval", "eval_precision", "keep_best")
 
 def runners_of_mode(tree: Node) -> dict[str, Node]:
     """Name -> runner, for those that ``mode`` names, in its order; unknown names are left out."""
-    section, mode = tree.child("runner"), plain(tree, "mode")
-    items = section.children() if section and isinstance(section.value, list) else ()
-    runners = {name: item for name, item in items if isinstance(item.value, dict)}
+    runners, mode = tree.section("runner"), plain(tree, "mode")
     named = [mode] if isinstance(mode, str) else mode if isinstance(mode, list) else list(runners)
     return {name: runners[name] for name in named if isinstance(name, str) and name in runners}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pipeline.config.yaml_tree import Node
@@ -83,58 +83,40 @@ def canonicalize(values: dict[str, Node], key: str, address: str) -> None:
 def use_canonical_keys(tree: Node) -> list[Fault]:
     """Rename the aliases in ``tree``, and remove unsupported keys with a fault for each."""
     faults: list[Fault] = []
+    for name, item in tree.section("runner").items():
+        faults += _use_our_words(item.value, f"runner.{name}")
     for section, keys in NOT_YET.items():
-        for address, item in tree.items(section):
-            if section == "runner":
-                faults += _rename(item, address)
-                _use_our_precisions(item)
-                faults += _no_cluster(item, address)
-            faults += [_not_yet(item.value.pop(key), f"{address}.{key}") for key in keys if key in item.value]
+        for name, item in tree.section(section).items():
+            for key in (key for key in keys if key in item.value):
+                node = item.value.pop(key)
+                message = "not yet: nothing reads this key so far; remove it"
+                faults.append((node.key or node.origin).fault(f"{section}.{name}.{key}", message))
     return faults
 
 
-def _rename(item: Node, address: str) -> list[Fault]:
-    faults = []
-    for alias, (canonical, convert) in RUNNER_ALIASES.items():
-        node = item.value.pop(alias, None)
-        if node is None:
-            continue
+def _use_our_words(runner: dict[str, Node], address: str) -> Iterator[Fault]:
+    """Rename the aliases in a runner and the words of others in its values."""
+    for alias in (alias for alias in RUNNER_ALIASES if alias in runner):
+        (canonical, convert), node = RUNNER_ALIASES[alias], runner.pop(alias)
         node.value = convert(node.value)
-        present = item.value.get(canonical)
+        present = runner.get(canonical)
         if present is None:
-            item.value[canonical] = node
+            runner[canonical] = node
         elif canonical in ADDING:
             both = [*_each(present), *_each(node)]
-            item.value[canonical] = Node(both or None, node.origin, node.key, earlier=(*present.earlier, present))
+            runner[canonical] = Node(both or None, node.origin, node.key, earlier=(*present.earlier, present))
         else:
-            faults.append(
-                (node.key or node.origin).fault(
-                    f"{address}.{alias}", f"means the same as '{canonical}', which is set too; keep one"
-                )
-            )
-    return faults
-
-
-def _use_our_precisions(item: Node) -> None:
-    """``32`` and ``bf16-mixed`` are Lightning's words for ``fp32`` and ``bf16``."""
-    for key in ("precision", "eval_precision"):
-        if node := item.value.get(key):
-            node.value = PRECISIONS.get(str(node.value), node.value)
+            message = f"means the same as '{canonical}', which is set too; keep one"
+            yield (node.key or node.origin).fault(f"{address}.{alias}", message)
+    # ``32`` and ``bf16-mixed`` are Lightning's words.
+    for node in (runner[key] for key in ("precision", "eval_precision") if key in runner):
+        node.value = PRECISIONS.get(str(node.value), node.value)
+    if (kind := runner.get("class")) and kind.value in ("local_cluster_train", "cluster_train"):
+        message = f"'{kind.value}' is not yet possible: several processes come later; use train"
+        kind.value = "train"
+        yield kind.origin.fault(f"{address}.class", message)
 
 
 def _each(node: Node) -> list[Node]:
     """The items of a list; null is none."""
     return node.value if isinstance(node.value, list) else [] if node.value is None else [node]
-
-
-def _not_yet(node: Node, address: str) -> Fault:
-    return (node.key or node.origin).fault(address, "not yet: nothing reads this key so far; remove it")
-
-
-def _no_cluster(item: Node, address: str) -> list[Fault]:
-    node = item.value.get("class")
-    if node is None or node.value not in ("local_cluster_train", "cluster_train"):
-        return []
-    message = f"'{node.value}' is not yet possible: several processes come later; use train"
-    node.value = "train"
-    return [node.origin.fault(f"{address}.class", message)]

@@ -50,7 +50,7 @@ def addresses_of(tree: Node) -> set[str]:
     """Every address of a config, with those of defaults."""
     addresses = {address for address, _ in tree.walk()} | set(fields(ConfigSchema))
     for section, model in SECTIONS.items():
-        addresses |= {f"{address}.{name}" for address, _ in tree.items(section) for name in fields(model)}
+        addresses |= {f"{section}.{item}.{name}" for item in tree.section(section) for name in fields(model)}
     return addresses
 
 

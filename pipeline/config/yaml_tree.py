@@ -87,11 +87,11 @@ class Node:
             return child
         return next((child for name, child in self.children() if name == part), None)
 
-    def items(self, section: str) -> list[tuple[str, Node]]:
-        """(address, item) of the mappings in a list of the config, such as ``runner``."""
-        node = self.child(section)
+    def section(self, name: str) -> dict[str, Node]:
+        """Name -> item, for the mappings in a list of the config, such as ``runner``."""
+        node = self.child(name)
         children = node.children() if node and isinstance(node.value, list) else ()
-        return [(f"{section}.{part}", item) for part, item in children if isinstance(item.value, dict)]
+        return {part: item for part, item in children if isinstance(item.value, dict)}
 
     def find(self, address: str) -> Node | None:
         """The node at a dotted address."""
