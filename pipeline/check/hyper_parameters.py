@@ -12,6 +12,7 @@ from pathlib import Path
 from pipeline.check.data_flow import is_untouched, runs_in_order
 from pipeline.check.inspection import Inspection, plain
 from pipeline.check.phase import MODULE
+from pipeline.config.usage import is_within
 from pipeline.config.yaml_tree import DEFAULT, Node
 from pipeline.context import STAGES
 from pipeline.errors import ClassPathError, one_of
@@ -65,7 +66,7 @@ class HyperParameterCheck:
         names = {name for each in self.taken if each for name in each.names} | {"optimizer"}
         written = section.children() if section and isinstance(section.value, dict) else ()
         left = {name: node for name, node in written if node.origin is not DEFAULT and name not in names}
-        left = {name: node for name, node in left.items() if not self.is_referred(f"hyper_parameters.{name}")}
+        left = {name: node for name, node in left.items() if not is_within(f"hyper_parameters.{name}", self.used)}
         named = _user_files(self.inspection.tree, self.inspection.workspace) if left else []
         words = _words(named)
         left = {name: node for name, node in left.items() if name not in words}
@@ -74,12 +75,9 @@ class HyperParameterCheck:
             for name, node in left.items():
                 if self.is_own(node) and name not in words and not words & _WHOLE:
                     message = f"nobody reads it: no model takes it, and nothing refers to it{self.hint(name)}"
-                    self.inspection.add(node.key or node.origin, f"hyper_parameters.{name}", message)
+                    fault = (node.key or node.origin).fault(f"hyper_parameters.{name}", message)
+                    self.inspection.faults.append(fault)
         return set(left)
-
-    def is_referred(self, address: str) -> bool:
-        """Whether another value of the config refers to this one, a part of it, or its parent."""
-        return any(f"{address}.".startswith(f"{each}.") or each.startswith(f"{address}.") for each in self.used)
 
     def is_own(self, node: Node) -> bool:
         """Whether a value belongs to this config alone: it is not from a base, and no YAML alias repeats it."""

@@ -44,10 +44,6 @@ class Inspection:
         """A key of the config itself."""
         return Setting(self, key, self.tree.child(key), self.tree.origin)
 
-    def add(self, origin: Origin, address: str, message: str) -> None:
-        """Add a fault."""
-        self.faults.append(origin.fault(address, message))
-
     def remember(self, path: class_path.ClassPath) -> None:
         """Keep a workspace file for the run directory."""
         try:
@@ -110,7 +106,7 @@ class Setting:
     def fault(self, message: str, *, of_key: bool = False) -> None:
         """Add a fault at the value, or at its key."""
         key = self.node.key if self.node and of_key else None
-        self.inspection.add(key or self.origin, self.address, message)
+        self.inspection.faults.append((key or self.origin).fault(self.address, message))
 
     def fault_at(self, key: str, message: str) -> None:
         """Add a fault at a key, or here if the key is not set."""
@@ -163,7 +159,7 @@ class Setting:
             if isinstance(item.value, str) and item.value in known:
                 names.append(item.value)
             elif isinstance(item.value, str):
-                self.inspection.add(item.origin, self.address, unknown_name(section, item.value, list(known)))
+                replace(self, node=item).fault(unknown_name(section, item.value, list(known)))
         return names
 
     def check_keys(self, known: list[str]) -> None:

@@ -42,9 +42,8 @@ def check_optimizer(settings: Setting, named: Setting, *, stepped: bool) -> None
     definition = path.find_class("Optimizer", module=OPTIMIZERS)
     taken = classes.parameters(definition) if definition else None
     if taken and definition:
-        given = {
-            ("lr" if key == "learning_rate" else key): each.node for key, each in settings.entries() if key != "class"
-        }
+        names = {"learning_rate": "lr"}
+        given = {names.get(key, key): each.node for key, each in settings.entries() if key != "class"}
         # The first are the parameters to optimize, which the network stage gives.
         free = taken.without_first()
         if "lr" in free.names:
@@ -60,7 +59,7 @@ def check_optimizer(settings: Setting, named: Setting, *, stepped: bool) -> None
 def _step_needs(definition: source.Definition) -> str:
     """The argument that the optimizer's step needs: the closure of LBFGS; ``""`` for none."""
     above, _ = classes.ancestry(definition)
-    step = next((classes.methods(each)["step"] for each in above if "step" in classes.methods(each)), None)
+    step = next((step for each in above if (step := classes.methods(each).get("step"))), None)
     required = step.args.args[1 : len(step.args.args) - len(step.args.defaults)] if step else []
     return required[0].arg if required else ""
 
@@ -116,19 +115,15 @@ def check_optim_scheduler(scheduler: Setting, around: Around) -> None:
     if optimizer.node and settings.is_mapping:
         applies = not classes.undefined(definition, ("apply",), OPTIM_SCHEDULER)
         check_optimizer(settings, optimizer, stepped=around.stepped and not applies)
-    _check_loss(arguments["optim_loss"], around)
+    loss = arguments["optim_loss"]
+    name = "loss" if loss.value is None else loss.value
+    if around.losses is not None and isinstance(name, str) and name not in around.losses:
+        loss.fault(f"there is no loss '{name}' to descend{one_of(name, around.losses)}")
     if (definition.module.name, definition.name) == (SCHEDULES, "Plateau"):
         _check_metric(path, arguments["metric"], around)
     elif (definition.module.name, definition.name) == (SCHEDULES, "TorchSchedule"):
         _check_schedule(arguments)
         _check_length(arguments, around)
-
-
-def _check_loss(loss: Setting, around: Around) -> None:
-    """Check that the loss exists that the scheduler minimizes."""
-    name = "loss" if loss.value is None else loss.value
-    if around.losses is not None and isinstance(name, str) and name not in around.losses:
-        loss.fault(f"there is no loss '{name}' to descend{one_of(name, around.losses)}")
 
 
 def _check_metric(path: Setting, metric: Setting, around: Around) -> None:

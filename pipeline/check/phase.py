@@ -177,13 +177,9 @@ def is_stepped(runner: Setting, phase: Setting) -> bool:
 
 def _returned_keys(function: source.FunctionNode) -> set[str] | None:
     """The keys of the dicts that a function returns; None if it may return something else."""
-    values = list(_returned(function))
-    keys = [key for value in values if isinstance(value, ast.Dict) for key in value.keys]
+    keys = [key for value in _returned(function) for key in (value.keys if isinstance(value, ast.Dict) else [None])]
     names = {str(key.value) for key in keys if isinstance(key, ast.Constant)}
-    certain = all(isinstance(value, ast.Dict) for value in values) and all(
-        isinstance(key, ast.Constant) for key in keys
-    )
-    return names if names and certain else None
+    return names if names and all(isinstance(key, ast.Constant) for key in keys) else None
 
 
 def _returned(node: ast.AST) -> Iterator[ast.expr | None]:
@@ -222,7 +218,7 @@ def reported(phase: Setting) -> set[str]:
 
 def notes(config: Config) -> list[str]:
     """Notes on what is no fault but perhaps not meant: two phases with a model each from one file."""
-    found: dict[str, None] = {}
+    found = []
     for runner in config.runners:
         first: dict[tuple[str, str], str] = {}
         for phase in config.phases(runner):
@@ -232,10 +228,10 @@ def notes(config: Config) -> list[str]:
                 if path.file and other != phase.name:
                     address = f"phase.{phase.name}.model"
                     what = f"'{path.file.name}' is the model of phase '{other}' too, and each gets one of its own"
-                    found[f"{config.origin(address)}: {address}: {what}; to share one, write `model_of: {other}`"] = (
-                        None
+                    found.append(
+                        f"{config.origin(address)}: {address}: {what}; to share one, write `model_of: {other}`"
                     )
-    return list(found)
+    return list(dict.fromkeys(found))
 
 
 UPDATER = "pipeline.training.updater:UpdaterBase"

@@ -6,8 +6,8 @@ import json
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -164,24 +164,24 @@ class PhaseBuild:
         self.owner = next((other for other in config.phases(runner) if other.name == phase.model_of), phase)
         self.entries: dict[torch.device, dict[str, Any]] = {}
 
-    def on_meta_or_cpu(self, act: Callable[[torch.device], _T]) -> _T:
-        """Call ``act`` on the meta device; if that fails, on the real one.
+    def on_meta_or_cpu(self, act: Callable[..., _T], *arguments: Any) -> _T:
+        """Call ``act`` with the arguments and the meta device; if that fails, with the real one.
 
         Raises:
             CannotTellError: it fails on the meta device, and the model is too large for more.
             Exception: what ``act`` raises for real.
         """
         try:
-            return act(META)
+            return act(*arguments, META)
         except (Exception, SystemExit) as error:
             if META in self.entries and _bytes(self.modules) > LARGE:
                 raise CannotTellError("too large to be tried but on the meta device", error) from error
-        return act(CPU)
+        return act(*arguments, CPU)
 
     def entry(self, device: torch.device) -> dict[str, Any]:
         """The entry of ``context["model"]`` for the phase, without optimizers."""
         if device not in self.entries:
-            with _making(device), warnings.catch_warnings():
+            with device, warnings.catch_warnings():
                 # A constructor that loads weights would be told that nothing is copied.
                 warnings.filterwarnings("ignore", message=".*to a meta parameter")
                 context = self.context(device)
@@ -202,18 +202,13 @@ class PhaseBuild:
         )
 
     @property
-    def name(self) -> str:
-        """The name of the model's class."""
-        return type(next(iter(self.entries.values()))["model"]).__name__
-
-    @property
     def modules(self) -> nn.Module:
         """The modules that are trained and saved, on the device where they could be built."""
         modules: nn.Module = next(iter(self.entries.values()))["brain"].modules
         return modules
 
-    def size(self) -> tuple[int, int, int]:
-        """How large the model is: (numbers in its parameters, those that are trained, bytes with its buffers).
+    def size(self) -> str:
+        """The class and the size of the model.
 
         Raises:
             CannotTellError: a module takes its shape from its first batch, and there was none.
@@ -221,35 +216,23 @@ class PhaseBuild:
         parameters = list(self.modules.parameters())
         if any(map(is_lazy, parameters)):
             raise CannotTellError("a lazy module takes its shape from the first batch")
+        count = sum(parameter.numel() for parameter in parameters)
         trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-        return sum(parameter.numel() for parameter in parameters), trained, _bytes(self.modules)
+        frozen = "" if trained == count else f", {trained:,} of them trained"
+        name = type(next(iter(self.entries.values()))["model"]).__name__
+        return f"{name}, {count:,} parameters{frozen} ({size_in_words(_bytes(self.modules))})"
 
-    def forward(self, batch: Any, stage: Stage, device: torch.device) -> str:
-        """The shape of the predictions for a batch."""
-        with self._passing(stage, device) as brain:
-            return _shapes(brain.compute_forward(to_device(batch, device), stage))
-
-    def loss(self, batch: Any, stage: Stage, device: torch.device) -> None:
-        """The losses of a batch, checked as training does."""
-        with self._passing(stage, device) as brain:
-            brain.evaluate_batch(to_device(batch, device), stage)
-
-    @contextmanager
-    def _passing(self, stage: Stage, device: torch.device) -> Iterator[Brain]:
+    def pass_batch(self, method: str, batch: Any, stage: Stage, device: torch.device) -> Any:
+        """What a method of the Brain, ``compute_forward`` or ``evaluate_batch``, returns for a batch."""
         brain: Brain = self.entry(device)["brain"]
         brain._begin_pass()
-        with _making(device), nullcontext() if stage is Stage.TRAIN else evaluating(brain):
-            yield brain
+        with device, nullcontext() if stage is Stage.TRAIN else evaluating(brain):
+            return getattr(brain, method)(to_device(batch, device), stage)
 
     def optimizers(self, device: torch.device) -> None:
         """Build the optimizers of the phase."""
         context, brain = self.context(device), self.entry(device)["brain"]
         Network(context).build_optim_schedulers(self.owner, brain, self.runner, context)
-
-
-def _making(device: torch.device) -> AbstractContextManager[Any]:
-    """Until the block ends, tensors are made on the meta device, or on their real device."""
-    return device if device == META else nullcontext()
 
 
 def _bytes(modules: nn.Module) -> int:
@@ -324,7 +307,12 @@ class Build:
         datasets = [(name, stage) for name, stage in passes if name]
         for name, _ in datasets:
             if name not in self.batches:
-                self.batches[name] = self.batch(name, runner, preparing)
+                first, address = partial(_first_batch, name, runner, self.config), f"dataset.{name}"
+                try:
+                    batch = self.problems.attempt(f"{address}.class_path", first, "gives no batch", excuse=preparing)
+                except CannotTellError as error:
+                    batch, self.lines[address] = None, str(error)
+                self.batches[name] = batch
         metrics = partial(build_metrics, phase.metrics, self.config.workspace)
         self.problems.attempt(f"phase.{phase.name}.metrics", metrics)
         try:
@@ -338,16 +326,14 @@ class Build:
             facts = [self.through(build, name, stage) for name, stage in datasets]
         else:
             facts = [f"what becomes of a batch is up to {_name(classes['runner'])}, not checked"]
-        return [self.size(build), *facts]
-
-    def batch(self, name: str, runner: RunnerSchema, preparing: str) -> Any:
-        """The first batch of a dataset; None if there is none, which is a problem unless a stage may prepare it."""
-        first = partial(_first_batch, name, runner, self.config)
+        # After the batches, from which a lazy module takes its shape.
         try:
-            return self.problems.attempt(f"dataset.{name}.class_path", first, "gives no batch", excuse=preparing)
+            size = build.size()
         except CannotTellError as error:
-            self.lines[f"dataset.{name}"] = str(error)
-        return None
+            return [str(error), *facts]
+        if runner.kind == "train":
+            self.problems.attempt("hyper_parameters.optimizer", partial(build.on_meta_or_cpu, build.optimizers))
+        return [size, *facts]
 
     def through(self, build: PhaseBuild, name: str, stage: Stage) -> str:
         """Pass a batch of a dataset through a model and its loss."""
@@ -356,28 +342,20 @@ class Build:
             return ""
         loss, what = "loss" if build.phase.loss else "model", f"a batch of {name} {batch_shapes(batch)}"
         forward, objectives = (
-            partial(build.on_meta_or_cpu, partial(act, batch, stage)) for act in (build.forward, build.loss)
+            partial(build.on_meta_or_cpu, build.pass_batch, method, batch, stage)
+            for method in ("compute_forward", "evaluate_batch")
         )
         attempt, remedy = self.problems.attempt, "the model or the dataset"
         try:
-            shapes = attempt(f"{address}.model", forward, f"forward fails on {what}", f"mend {remedy}")
+            shapes = attempt(
+                f"{address}.model", lambda: _shapes(forward()), f"forward fails on {what}", f"mend {remedy}"
+            )
             if shapes:
                 attempt(f"{address}.{loss}", objectives, f"the loss fails on {what}", f"mend it, {remedy}")
         except CannotTellError as error:
             return str(error)
         # What is validated has the shapes of what is trained on.
         return f"batch {batch_shapes(batch)} -> {shapes}" if shapes and stage is not Stage.VALID else ""
-
-    def size(self, build: PhaseBuild) -> str:
-        """How large a model is; for a train runner its optimizers are built too."""
-        try:
-            parameters, trained, weights = build.size()
-        except CannotTellError as error:
-            return str(error)
-        if build.runner.kind == "train":
-            self.problems.attempt("hyper_parameters.optimizer", partial(build.on_meta_or_cpu, build.optimizers))
-        frozen = "" if trained == parameters else f", {trained:,} of them trained"
-        return f"{build.name}, {parameters:,} parameters{frozen} ({size_in_words(weights)})"
 
 
 def _first_batch(name: str, runner: RunnerSchema, config: Config) -> Any:

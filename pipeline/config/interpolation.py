@@ -45,24 +45,17 @@ class References:
         self._depth += 1
         if isinstance(node.value, str) and "${" in node.value and node.origin is not DEFAULT:
             self._active.append(address)
-            node.written = node.value
-            self._replace(node, address)
+            node.written = text = node.value
+            whole = REFERENCE.fullmatch(text)
+            if not whole:
+                node.value = REFERENCE.sub(lambda match: self._text(match, node, address), text)
+            elif source := self._lookup(whole[1], node, address):
+                node.value = _typed(source.value, node.origin) if whole[1].startswith("env:") else source.value
+                node.unexpanded = source.unexpanded
             self._active.pop()
         for part, child in list(node.children()):
             self.resolve(child, f"{address}.{part}" if address else part)
         self._depth -= 1
-
-    def _replace(self, node: Node, address: str) -> None:
-        text: str = node.value
-        whole = REFERENCE.fullmatch(text)
-        if whole:
-            source = self._lookup(whole[1], node, address)
-            if source is not None:
-                is_text = whole[1].startswith("env:")
-                node.value = _typed(source.value, node.origin) if is_text else source.value
-                node.unexpanded = source.unexpanded
-            return
-        node.value = REFERENCE.sub(lambda match: self._text(match, node, address), text)
 
     def _text(self, match: re.Match[str], node: Node, address: str) -> str:
         source = self._lookup(match[1], node, address, begins=match.start() == 0)
@@ -95,25 +88,19 @@ class References:
             return None
         if self._depth < MAX_DEPTH:
             self.resolve(source, target)
-        if self._is_too_much(source, node, address):
+        levels, size = _extent(source)
+        self._size += size
+        too_deep = self._depth + levels > MAX_DEPTH
+        if too_deep or self._size > MAX_BYTES:
+            if not self._reported:
+                limit = f"{MAX_DEPTH} levels" if too_deep else f"{MAX_BYTES} characters"
+                self._fault(node, address, f"more than {limit} once references are followed; make the config smaller")
+            self._reported = True
             return None
         self.used.add(target)
         if begins and source.origin.folder:
             node.origin = replace(node.origin, folder=source.origin.folder)
         return source.copy()
-
-    def _is_too_much(self, source: Node, node: Node, address: str) -> bool:
-        """Whether references make the config too deep or too large; reported once."""
-        depth, size = _extent(source)
-        self._size += size
-        too_deep = self._depth + depth > MAX_DEPTH
-        if not too_deep and self._size <= MAX_BYTES:
-            return False
-        if not self._reported:
-            limit = f"{MAX_DEPTH} levels" if too_deep else f"{MAX_BYTES} characters"
-            self._fault(node, address, f"more than {limit} once references are followed; make the config smaller")
-        self._reported = True
-        return True
 
     def _environment(self, name: str, node: Node, address: str) -> Node | None:
         if name not in os.environ:

@@ -78,13 +78,13 @@ class UsageTracker:
         return {
             name: f"{child.key or child.origin}: {address}.{name}: {what}{nearest(name, names) or _REMEDY}"
             for name, child in written
-            if not self._has(f"{address}.{name}")
+            if not is_within(f"{address}.{name}", self.addresses)
         }
 
-    def _has(self, address: str) -> bool:
-        parts = address.split(".")
-        above = {".".join(parts[:depth]) for depth in range(1, len(parts) + 1)}
-        return bool(above & self.addresses) or any(read.startswith(f"{address}.") for read in self.addresses)
+
+def is_within(address: str, addresses: Collection[str]) -> bool:
+    """Whether one of the addresses is that of a value, of a part of it, or of what holds it."""
+    return any(f"{address}.".startswith(f"{other}.") or other.startswith(f"{address}.") for other in addresses)
 
 
 class TrackedDict(dict[str, Any]):

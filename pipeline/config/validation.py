@@ -44,30 +44,21 @@ def explain(
 def _fault(detail: dict[str, Any], tree: Node, schema: type[BaseModel], sections: dict[str, type[BaseModel]]) -> Fault:
     node, address, model = tree, "", schema
     for part in detail["loc"]:
-        below = _below(node, part)
-        if below is None:
+        # A part may also be the name of a type, with nothing below it.
+        below = [pair for index, pair in enumerate(node.children()) if part in (index, pair[0])]
+        if not below:
             break
-        name, node = below
+        name, node = below[0]
         address = f"{address}.{name}" if address else name
         model = sections.get(str(part), model) if not address.count(".") else model
     kind, last = detail["type"], str(detail["loc"][-1]) if detail["loc"] else ""
     if kind == "extra_forbidden":
         known = [info.alias or name for name, info in model.model_fields.items()]
-        return (node.key or node.origin).fault(
-            address, f"unknown key{nearest(last, known) or f'; known: {_listed(known)}'}"
-        )
+        most = ", ".join(known) if len(known) < 12 else f"{', '.join(known[:12])}, …"
+        return (node.key or node.origin).fault(address, f"unknown key{nearest(last, known) or f'; known: {most}'}")
     if kind == "missing":
         return node.origin.fault(f"{address}.{last}" if address else last, f"required key is missing; add `{last}:`")
     return node.origin.fault(address, message(detail, node.plain()))
-
-
-def _below(node: Node, part: str | int) -> tuple[str, Node] | None:
-    if isinstance(part, int) and isinstance(node.value, list) and part < len(node.value):
-        item = node.value[part]
-        return item.name or str(part), item
-    if isinstance(node.value, dict) and part in node.value:
-        return str(part), node.value[part]
-    return None
 
 
 def message(detail: Mapping[str, Any], value: Any) -> str:
@@ -99,7 +90,3 @@ def _kind(value: Any) -> str:
         "NoneType": "null",
         "dict": "mapping",
     }.get(type(value).__name__, type(value).__name__)
-
-
-def _listed(known: list[str]) -> str:
-    return ", ".join(known) if len(known) < 12 else f"{', '.join(known[:12])}, …"

@@ -91,7 +91,7 @@ def test_the_size_is_that_of_the_model_that_a_run_builds(linear: Path) -> None:
     weights = sum(p.numel() for p in real.parameters())
     trained = sum(p.numel() for p in real.parameters() if p.requires_grad)
     buffers = 4 * (3 + 3) + 8  # running mean and variance, and an integer of 8 bytes
-    assert built.size() == (weights, trained, 4 * weights + buffers)
+    assert built.size() == f"Model, {weights} parameters, {trained} of them trained ({4 * weights + buffers} B)"
     assert all(each.is_meta for each in built.modules.parameters())
 
 
