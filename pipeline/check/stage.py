@@ -174,18 +174,13 @@ def uncalled_methods(definition: source.Definition, stage: str, files: Iterable[
     public = [name for name in known - own if not name.startswith("_")]
     mentioned = {name for module in modules for name in _mentioned(module)}
     for each in users if complete else ():
-        if not _is_beside(each, definition):
+        if each.module.file.parent != definition.module.file.parent:  # code elsewhere may have other users
             continue
         for name, method in classes.methods(each).items():
             hint = nearest(name, public) or (_INSTEAD[stage] if nearest(name, _ELSEWHERE.get(stage, ())) else "")
             plain = not name.startswith("_") and not method.decorator_list and name not in known
             if hint and plain and not mentioned & {name, "*"}:
                 yield f"{each.name}.{name} ({each.module.file.name}:{method.lineno}) is called by nobody{hint}"
-
-
-def _is_beside(definition: source.Definition, other: source.Definition) -> bool:
-    """Whether two classes are in one folder; code elsewhere may have other users."""
-    return definition.module.file.parent == other.module.file.parent
 
 
 @once

@@ -159,7 +159,7 @@ def _no_name(path: ClassPath, module: source.Module | None, home: source.Module)
         return (
             f"'{path.text}': {where} imports '{path.name}' from {home.file}, which does not define it; mend the import"
         )
-    names = [*source.classes(module), *source.functions(module)] if module else []
+    names = source.definitions(module) if module else []
     if not path.file:
         names = [*names, *(source.names(module) if module else ())]
         return f"'{path.text}': {where} has no '{path.name}'{nearest(path.name, names) or '; check the spelling'}"

@@ -225,9 +225,10 @@ def read(name: str) -> Module | None:
     return _parse(name, file, spec.submodule_search_locations is not None, file.stat().st_mtime_ns)
 
 
-def classes(module: Module) -> list[str]:
-    """The names of the classes that the file itself defines."""
-    return [name for name, node in module.bindings.items() if isinstance(node, ast.ClassDef)]
+def definitions(module: Module) -> list[str]:
+    """The names of the classes, and then of the functions, that the file itself defines."""
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    return [name for kind in kinds for name, node in module.bindings.items() if isinstance(node, kind)]
 
 
 def heirs(module: Module, name: str) -> list[str]:
@@ -247,11 +248,6 @@ def outer(module: Module, name: str) -> str | None:
 def base_name(base: ast.expr) -> str:
     """The name of a base class as written, without its type arguments."""
     return ast.unparse(base.value if isinstance(base, ast.Subscript) else base)
-
-
-def functions(module: Module) -> list[str]:
-    """The names of the functions that the file itself defines."""
-    return [name for name, node in module.bindings.items() if isinstance(node, ast.FunctionDef)]
 
 
 def names(module: Module) -> list[str]:
