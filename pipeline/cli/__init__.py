@@ -45,7 +45,6 @@ COMMANDS = {
     "resume": "Resume a run that was interrupted.",
     "run": "Run a config.",
     "show": "Print the resolved config, each value with where it came from.",
-    "stages": "List the stages: base classes, defaults, arguments, keys.",
 }
 # The entry-point group in which installed packages offer theirs.
 GROUP = "pipeline.commands"

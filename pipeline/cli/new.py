@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 
 from pipeline import hookspecs
+from pipeline.check.data_flow import GIVEN
 from pipeline.cli import COMMANDS
-from pipeline.cli.stages import first_line, keys_at, no_stage
 from pipeline.context import KEYS, ContextKey
 from pipeline.errors import one_of
 from pipeline.stages.base import METHODS
@@ -126,3 +126,19 @@ def _described(keys: Iterable[ContextKey]) -> str:
 def _listed(entries: Iterable[str]) -> str:
     """The entries, formatted for a docstring."""
     return "\n".join(textwrap.fill(entry, 118, initial_indent=" " * 8, subsequent_indent=" " * 12) for entry in entries)
+
+
+def no_stage(name: str) -> str:
+    """The message for a name that no stage has."""
+    return f"there is no stage '{name}'{one_of(name, METHODS)}"
+
+
+def keys_at(stage: str) -> list[ContextKey]:
+    """The context keys that the trainer and the default stages have written when ``stage`` begins."""
+    earlier = list(METHODS)[: list(METHODS).index(stage)]
+    return [key for key in KEYS if key.name in GIVEN or key.writer in earlier]
+
+
+def first_line(text: str | None) -> str:
+    """The first line of a docstring."""
+    return (text or "").partition("\n")[0]

@@ -66,7 +66,6 @@ USAGE = {
     "resume": "RUN_DIR|CHECKPOINT",
     "run": "CONFIG [KEY=VALUE]…",
     "show": "CONFIG [KEY=VALUE]…",
-    "stages": "[NAME]",
 }
 
 
@@ -127,7 +126,7 @@ def test_torch_is_imported_only_where_it_is_needed() -> None:
 
 def test_commands_that_read_source_alone_import_neither_torch_nor_user_code() -> None:
     commands = [["check", str(config)] for config in EXAMPLES.glob("*/config.yaml")]
-    commands += [["stages"], ["stages", "network"], ["new", "mine"], ["new", ".", "--plugin"]]
+    commands += [["new", "mine"], ["new", ".", "--plugin"]]
     found = modules_after(
         f"from click.testing import CliRunner; from pipeline.cli import group\n"
         f"for command in {commands}:\n"

@@ -15,8 +15,7 @@ import pytest
 from click.testing import Result
 
 from pipeline.check.checker import check
-from pipeline.cli.new import KINDS
-from pipeline.cli.stages import keys_at
+from pipeline.cli.new import KINDS, keys_at
 from pipeline.context import KEYS
 from pipeline.stages.base import METHODS
 from pipeline.user_code.plugins import HOOKS

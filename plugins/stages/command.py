@@ -8,33 +8,23 @@ from collections.abc import Iterable, Iterator
 import click
 from rich.table import Table
 
-from pipeline.check.data_flow import GIVEN, default_definition, flow_of_stage
-from pipeline.cli import COMMANDS
+from pipeline.check.data_flow import default_definition, flow_of_stage
+from pipeline.cli.new import first_line, keys_at, no_stage
 from pipeline.cli.options import print_tables
-from pipeline.context import KEYS, ContextKey
-from pipeline.errors import one_of
 from pipeline.stages.base import METHODS
 from pipeline.user_code import class_path, classes, source
 
 
-@click.command("stages", help=COMMANDS["stages"])
+@click.command("stages")
 @click.argument("name", required=False)
 def command(name: str | None) -> None:
-    """On stdout, from source alone: one stage in full, or a line for each."""
+    """List the stages: base classes, defaults, arguments, keys.
+
+    From source alone: one stage in full, or a line for each.
+    """
     if name is not None and name not in METHODS:
         raise click.UsageError(no_stage(name))
     print_tables(_one(name) if name else [_all()])
-
-
-def no_stage(name: str) -> str:
-    """The message for a name that no stage has."""
-    return f"there is no stage '{name}'{one_of(name, METHODS)}"
-
-
-def keys_at(stage: str) -> list[ContextKey]:
-    """The context keys that the trainer and the default stages have written when ``stage`` begins."""
-    earlier = list(METHODS)[: list(METHODS).index(stage)]
-    return [key for key in KEYS if key.name in GIVEN or key.writer in earlier]
 
 
 def _all() -> Table:
@@ -104,8 +94,3 @@ def _signature(node: source.FunctionNode) -> str:
     """``load(context: Context) -> None``."""
     arguments = ast.unparse(node.args).removeprefix("self").removeprefix(", ")
     return f"{node.name}({arguments}) -> {ast.unparse(node.returns) if node.returns else ''}"
-
-
-def first_line(text: str | None) -> str:
-    """The first line of a docstring."""
-    return (text or "").partition("\n")[0]

@@ -1,0 +1,1 @@
+"""``pipeline stages``: the stages, with their base classes, defaults, arguments and context keys."""
