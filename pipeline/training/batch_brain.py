@@ -57,15 +57,12 @@ def losses_by_name(returned: Any, where: str) -> Losses:
     """
     losses = {"loss": returned} if isinstance(returned, Tensor) else returned
     if not isinstance(losses, dict) or not losses or not all(isinstance(loss, Tensor) for loss in losses.values()):
-        raise DataError(
-            f"{where} returned {shape_of(returned)}; return a scalar tensor, or a dict of them with the names that the "
-            "OptimSchedulers descend, 'loss' by default"
-        )
+        remedy = "return a scalar tensor, or a dict of them with the names that the OptimSchedulers descend"
+        raise DataError(f"{where} returned {shape_of(returned)}; {remedy}, 'loss' by default")
     for name, loss in losses.items():
         if loss.ndim:
-            raise DataError(
-                f"{where}: the loss '{name}' has shape {tuple(loss.shape)}; return a scalar, e.g. its mean()"
-            )
+            what = f"the loss '{name}' has shape {tuple(loss.shape)}"
+            raise DataError(f"{where}: {what}; return a scalar, e.g. its mean()")
     return losses
 
 
@@ -200,10 +197,10 @@ class BatchBrain:
     def _unregistered_modules(self) -> list[str]:
         """Attributes with trainable parameters outside of ``modules``, which nothing trains or saves."""
         registered = set(self.modules.parameters())
-        attributes = [(name, value) for name, value in vars(self).items() if isinstance(value, nn.Module)]
+        modules = {name: value for name, value in vars(self).items() if isinstance(value, nn.Module)}
         return [
             name
-            for name, module in attributes
+            for name, module in modules.items()
             if any(parameter.requires_grad and parameter not in registered for parameter in module.parameters())
         ]
 
@@ -251,9 +248,8 @@ class BatchBrain:
 
     def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor | Losses:
         """The loss, a scalar tensor that is a mean over samples; or several losses by name."""
-        raise NotImplementedError(
-            f"{type(self).__name__} does not define compute_objectives(predictions, batch, stage)"
-        )
+        kind = type(self).__name__
+        raise NotImplementedError(f"{kind} does not define compute_objectives(predictions, batch, stage)")
 
     def fit_batch(self, batch: Any) -> Tensor:
         """One training step.
@@ -417,7 +413,5 @@ class BatchBrain:
         return torch.stack([loss.detach() for loss in losses.values()]).sum()
 
     def _refuse_without_schedulers(self) -> NoReturn:
-        raise StageError(
-            f"{type(self).__name__}.fit_batch: no OptimScheduler trains it; give it opt_class and call fit, or call "
-            "bind(phase, optim_schedulers, context) first"
-        )
+        remedy = "give it opt_class and call fit, or call bind(phase, optim_schedulers, context) first"
+        raise StageError(f"{type(self).__name__}.fit_batch: no OptimScheduler trains it; {remedy}")

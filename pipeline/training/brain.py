@@ -226,16 +226,14 @@ class Brain(BatchBrain):
             if checkpointer:
                 checkpointer.recoverables = recoverables
 
-    def _loader_of(self, data: Any, stage: Stage, keywords: Mapping[str, Any] | None, name: str) -> Iterable[Any]:
+    def _loader_of(self, data: Any, stage: Stage, keywords: Mapping[str, Any] | None, name: str) -> Any:
         """The loader itself, or a loader made of a dataset."""
         if hasattr(data, "__getitem__") or isinstance(data, Dataset):
             return self.make_dataloader(data, stage, **(keywords or {}))
         if keywords:
-            raise ConfigError(
-                f"{name} would be ignored: {type(data).__name__} is a loader already; give fit the dataset, or leave it out"
-            )
-        batches: Iterable[Any] = data
-        return batches
+            what = f"{name} would be ignored: {type(data).__name__} is a loader already"
+            raise ConfigError(f"{what}; give fit the dataset, or leave it out")
+        return data
 
 
 def _same_optimizer(optimizer: Optimizer, _parameters: object) -> Optimizer:
@@ -271,13 +269,11 @@ class ModuleBrain(Brain):
         """The module's output for the batch's inputs."""
         inputs, _ = split(batch)
         try:
-            if type(inputs) is Tensor or isinstance(inputs, Tensor):
-                return self.module(inputs)
-            if isinstance(inputs, list | tuple):
+            if type(inputs) is not Tensor and isinstance(inputs, list | tuple):
                 return self.module(*inputs)
-            if not isinstance(inputs, Mapping):
-                return self.module(inputs)
-            return self.module(**self._by_name(inputs, batch))
+            if type(inputs) is not Tensor and isinstance(inputs, Mapping):
+                return self.module(**self._by_name(inputs, batch))
+            return self.module(inputs)
         except TypeError as error:
             self._explain(error, inputs)
             raise
@@ -292,10 +288,8 @@ class ModuleBrain(Brain):
             return inputs
         if missing := [name for name in self._needed if name not in batch]:
             what = f"a batch with the keys {', '.join(map(str, batch))} has no '{missing[0]}'"
-            raise DataError(
-                f"{self._where}{what}, which {type(self.module).__name__}.forward{self._signature} takes; name one so, "
-                "or write a Brain"
-            )
+            forward = f"{type(self.module).__name__}.forward{self._signature}"
+            raise DataError(f"{self._where}{what}, which {forward} takes; name one so, or write a Brain")
         return {name: batch[name] for name in self._names if name in batch} or inputs
 
     def _explain(self, error: TypeError, inputs: Any) -> None:
@@ -307,7 +301,6 @@ class ModuleBrain(Brain):
         except TypeError as mismatch:
             names = ", ".join(f"{name}: {shape_of(value)}" for name, value in keywords.items())
             shapes = names or ", ".join(shape_of(value) for value in positional)
-            raise DataError(
-                f"{self._where}the inputs of a batch are ({shapes}), and {type(self.module).__name__}.forward takes "
-                f"{self._signature}: {mismatch}; return them so from the dataset, or write a Brain"
-            ) from error
+            what = f"the inputs of a batch are ({shapes}), and {type(self.module).__name__}.forward takes"
+            remedy = "return them so from the dataset, or write a Brain"
+            raise DataError(f"{self._where}{what} {self._signature}: {mismatch}; {remedy}") from error

@@ -129,10 +129,8 @@ class Fit:
         state.restore_training(checkpoint, context, recoverables, initial)
         self.last_end = checkpoint.path
         if checkpoint.training is None:
-            message = (
-                f"{checkpoint.path}: an earlier version saved weights and counters alone; the optimizers begin anew"
-            )
-            logger.warning(f"{message}, and no epoch of the counter is skipped")
+            what = f"{checkpoint.path}: an earlier version saved weights and counters alone"
+            logger.warning(f"{what}; the optimizers begin anew, and no epoch of the counter is skipped")
             return
         fit = checkpoint.training["fit"]
         self.epochs, self.metrics, self.measured = fit["epochs"], fit["metrics"], checkpoint.train_state["iteration"]

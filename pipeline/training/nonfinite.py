@@ -52,7 +52,11 @@ class NonFiniteGuard:
         """
         if norm is not None and norm.is_cpu and self.loss is None:
             # Reads one number a window: gradients that are not finite must not reach the weights.
-            return math.isfinite(norm.item()) or self._discard(parameters)
+            if math.isfinite(norm.item()):
+                return True
+            self.discarded += 1
+            self.parameter = self.parameter or self._name(parameters[int(_first_nonfinite(parameters).item())])
+            return False
         bad = self.loss = self.loss if norm is None else self._nonfinite_on_device(norm, parameters)
         if bad is None:
             return True
@@ -90,11 +94,6 @@ class NonFiniteGuard:
     def reset(self) -> None:
         """Reset for a new pass."""
         self.discarded, self.parameter, self._on_device = 0, "", None
-
-    def _discard(self, parameters: Sequence[Tensor]) -> bool:
-        self.discarded += 1
-        self.parameter = self.parameter or self._name(parameters[int(_first_nonfinite(parameters).item())])
-        return False
 
     def _nonfinite_on_device(self, norm: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """1 where the window is to be discarded, else 0; windows with finite losses and other gradients are counted."""

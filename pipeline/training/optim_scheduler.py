@@ -395,10 +395,8 @@ def _above_zero(**numbers: float | None) -> None:
 
 def _refuse_ratio_to_zero(rates: Sequence[float]) -> None:
     if rates[0] == 0 and any(rates):
-        listed = ", ".join(f"{rate:g}" for rate in rates)
-        raise ConfigError(
-            f"OptimScheduler: the rates of the groups are {listed}; make the first above 0, as the others keep their ratio to it"
-        )
+        what = f"the rates of the groups are {', '.join(f'{rate:g}' for rate in rates)}"
+        raise ConfigError(f"OptimScheduler: {what}; make the first above 0, as the others keep their ratio to it")
 
 
 def _built(
@@ -550,10 +548,8 @@ def _update_scalers(optim_schedulers: Sequence[OptimScheduler]) -> None:
         sharing = [scheduler for scheduler in optim_schedulers if scheduler.scaler is scaler]
         if any(scheduler.batches for scheduler in sharing):
             factors = " and ".join(str(scheduler.accum_grad) for scheduler in sharing)
-            raise ConfigError(
-                f"OptimSchedulers with an accum_grad of {factors} share a GradScaler, whose scale would change within a "
-                "window; give each a scaler of its own"
-            )
+            what = f"OptimSchedulers with an accum_grad of {factors} share a GradScaler"
+            raise ConfigError(f"{what}, whose scale would change within a window; give each a scaler of its own")
         scaler.update()
         for scheduler in sharing:
             scheduler.stepped = False
@@ -569,15 +565,12 @@ def _refuse_shared_parameters(optim_schedulers: Sequence[OptimScheduler]) -> Non
     for scheduler in optim_schedulers:
         if shared := seen.intersection(scheduler.parameters):
             name = next((name for name, parameter in scheduler.guard.names.items() if parameter in shared), "?")
-            raise ConfigError(
-                f"two OptimSchedulers train '{name}'; confine each to its own modules with updated_modules"
-            )
+            raise ConfigError(f"two OptimSchedulers train '{name}'; confine each to other modules with updated_modules")
         seen.update(scheduler.parameters)
 
 
 def _refuse(loss: Tensor, name: str) -> NoReturn:
     if loss.ndim:
         raise DataError(f"the loss '{name}' has shape {tuple(loss.shape)}; return a scalar, e.g. its mean()")
-    raise DataError(
-        f"the loss '{name}' has no gradient; compute it from the model's output, outside of torch.no_grad()"
-    )
+    remedy = "compute it from the model's output, outside of torch.no_grad()"
+    raise DataError(f"the loss '{name}' has no gradient; {remedy}")

@@ -34,10 +34,8 @@ def phase_of(phase: str, context: Context, *needed: str) -> Mapping[str, Any]:
     missing = [key for key in needed if key not in entry]
     if missing:
         keys = ", ".join(map(str, entry)) or "nothing"
-        raise ContextError(
-            f"context['model']['{phase}'] has no '{missing[0]}', only {keys}; the network stage has to write it, "
-            "or replace the runner stage as well"
-        )
+        what = f"context['model']['{phase}'] has no '{missing[0]}', only {keys}"
+        raise ContextError(f"{what}; the network stage has to write it, or replace the runner stage as well")
     return entry
 
 

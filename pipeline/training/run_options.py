@@ -237,9 +237,8 @@ class RunOptions(OptionValues):
         super().__init__(**checked(options, "RunOptions"))
         for name in ("precision", "eval_precision"):
             if self.device == "cpu" and getattr(self, name) == "fp16":
-                raise ConfigError(
-                    f"run options: {name} is fp16, which needs a GPU, and device is cpu; use bf16 or fp32"
-                )
+                what = f"{name} is fp16, which needs a GPU, and device is cpu"
+                raise ConfigError(f"run options: {what}; use bf16 or fp32")
         jit, compiled = (
             set(getattr(self, f"{how}_module_keys") or {_ALL}) if getattr(self, how) else set()
             for how in ("jit", "compile")

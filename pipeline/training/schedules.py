@@ -131,9 +131,8 @@ class Plateau(OptimScheduler):
     ) -> None:
         """Take what to watch, and how to react."""
         if mode not in {"min", "max"} or not 0 < factor < 1:
-            raise ConfigError(
-                f"Plateau: mode is {mode!r} and factor {factor}; write min or max, and one between 0 and 1"
-            )
+            what = f"mode is {mode!r} and factor {factor}"
+            raise ConfigError(f"Plateau: {what}; write min or max, and one between 0 and 1")
         self.metric, self.mode, self.factor, self.patience, self.min_lr = metric, mode, factor, patience, min_lr
         self.best = math.inf if mode == "min" else -math.inf
         self.bad, self.scale = 0, 1.0

@@ -64,9 +64,8 @@ def create_experiment_directory(
     if hyperparams_to_save is not None:
         contents["hyperparams.yaml"] = _resolved(Path(hyperparams_to_save), overrides).encode()
     elif overrides:
-        raise ConfigError(
-            "create_experiment_directory: overrides without hyperparams_to_save; name the file that they are for"
-        )
+        what = "overrides without hyperparams_to_save"
+        raise ConfigError(f"create_experiment_directory: {what}; name the file that they are for")
     if save_env_desc:
         contents["env.log"] = _environment().encode()
     folder = Path(experiment_directory)

@@ -23,9 +23,8 @@ def tensor(metric: object, value: Any) -> Tensor:
         DataError: it is something else.
     """
     if not isinstance(value, Tensor):
-        raise DataError(
-            f"{type(metric).__name__} takes tensors, and got {shape_of(value)}; return one tensor, or write a metric of your own"
-        )
+        what = f"{type(metric).__name__} takes tensors, and got {shape_of(value)}"
+        raise DataError(f"{what}; return one tensor, or write a metric of your own")
     return value.detach()
 
 
