@@ -8,7 +8,7 @@ import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import torch
 from loguru import logger
@@ -51,9 +51,9 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
         numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, gauss))
 
 
-CONFIGURED_OPTIONS = "configured"
+CONFIG_OPTIONS = "configured"
 
-"""Under which the state of an optimizer keeps it."""
+"""Under which the state of an optimizer keeps the options that the config gave it."""
 
 Options = Sequence[Mapping[str, Any]]
 
@@ -77,8 +77,8 @@ def optimizer_state_of(optimizer: Optimizer, configured: Options) -> Mapping[str
     state: Mapping[str, Any] = optimizer.state_dict()
     if not isinstance(state, Mapping):
         return state
-    dtypes = [[str(each.dtype) for each in group["params"]] for group in optimizer.param_groups]
-    return {**state, CONFIGURED_OPTIONS: configured, "dtypes": dtypes}
+    dtypes = [[str(parameter.dtype) for parameter in group["params"]] for group in optimizer.param_groups]
+    return {**state, CONFIG_OPTIONS: configured, "dtypes": dtypes}
 
 
 def load_optimizer(
@@ -98,14 +98,18 @@ def load_optimizer(
     """
     groups = [dict(group) for group in state["param_groups"]]
     # A group that was added later is configured nowhere.
-    for group, before, now in zip(groups, state.get(CONFIGURED_OPTIONS, configured), configured, strict=False):
+    for group, before, now in zip(groups, state.get(CONFIG_OPTIONS, configured), configured, strict=False):
         for key, value in now.items():
             if key not in before or any(differences(before[key], value)):
                 scales = key == "lr" and before["lr"] and (scheduled or "initial_lr" in now)
                 share = group["lr"] / before["lr"] if scales else 1
                 group[key] = copy.deepcopy(value) if share == 1 else value * share
     optimizer.load_state_dict({**state, "param_groups": groups})
-    _restore_types(optimizer, state)
+    # Torch has converted tensors to the type of their parameter.
+    for before, group, dtypes in zip(groups, optimizer.param_groups, state.get("dtypes", ()), strict=False):
+        for number, parameter, dtype in zip(before["params"], group["params"], dtypes, strict=True):
+            if number in state["state"] and str(parameter.dtype) == dtype:
+                optimizer.state[parameter] = _with_types(optimizer.state[parameter], state["state"][number])
     for group in optimizer.param_groups:
         for needed in (name for option, name in _NEEDED.items() if group.get(option)):
             for parameter in group["params"]:
@@ -113,23 +117,14 @@ def load_optimizer(
                     own.setdefault(needed, torch.zeros_like(parameter, memory_format=torch.preserve_format))
 
 
-def _restore_types(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Restore the types of tensors, which torch converts to the type of their parameter."""
-    for saved, group, dtypes in zip(
-        state["param_groups"], optimizer.param_groups, state.get("dtypes", ()), strict=False
-    ):
-        for number, parameter, dtype in zip(saved["params"], group["params"], dtypes, strict=True):
-            if number in state["state"] and str(parameter.dtype) == dtype:
-                optimizer.state[parameter] = _as_saved(optimizer.state[parameter], state["state"][number])
-
-
-def _as_saved(loaded: Any, saved: Any) -> Any:
+def _with_types(loaded: Any, saved: Any) -> Any:
+    """What torch has loaded, with the types that were saved."""
     if isinstance(saved, Tensor):
         return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
     if isinstance(saved, Mapping):
-        return {key: _as_saved(loaded[key], value) for key, value in saved.items()}
+        return {key: _with_types(loaded[key], value) for key, value in saved.items()}
     if isinstance(saved, list | tuple):
-        return type(saved)(_as_saved(*each) for each in zip(loaded, saved, strict=True))
+        return type(saved)(_with_types(*pair) for pair in zip(loaded, saved, strict=True))
     return loaded
 
 
@@ -144,24 +139,31 @@ _MOST = 100
 
 def parts_of(models: Models) -> dict[str, Any]:
     """The parts by their place, such as ``phase.line.updater.optimizer``; without weights and schedulers, which are saved elsewhere."""
-    known = {id(each) for entry in models.values() for each in _known(entry)}
-    shown = {_memory(each) for entry in models.values() for each in module_of(entry).state_dict().values()}
-    found: dict[str, Any] = {}
+    elsewhere = {id(part) for entry in models.values() for part in _saved_elsewhere(entry)}
+    shown = {_memory(value) for entry in models.values() for value in module_of(entry).state_dict().values()}
+    parts: dict[str, Any] = {}
     for phase, entry in models.items():
         for role in ("brain", "updater"):
-            for name, each in _attributes(entry.get(role)):
-                if id(each) not in known and not (isinstance(each, nn.Module) and _shows(each, shown)):
-                    known.add(id(each))
-                    found[f"phase.{phase}.{role}.{name}"] = each
-    return found
+            for name, part in _attributes(entry.get(role)):
+                if id(part) not in elsewhere and not (isinstance(part, nn.Module) and _shows(part, shown)):
+                    elsewhere.add(id(part))
+                    parts[f"phase.{phase}.{role}.{name}"] = part
+    return parts
 
 
 def part_states(parts: Mapping[str, Any], models: Models, configured: Mapping[str, Options]) -> dict[str, Any]:
     """The states of the parts; None for one without a state, or whose updater keeps it."""
     updaters = [entry["updater"].state_dict() for entry in models.values() if "updater" in entry]
-    saved = {_memory(each) for each in _tensors(updaters)}
-    states = {place: _part_state(each, configured.get(place)) for place, each in parts.items()}
-    return {place: None if _covered(state, saved) else state or None for place, state in states.items()}
+    saved = {_memory(tensor) for tensor in _tensors(updaters)}
+    states: dict[str, Any] = {}
+    for place, part in parts.items():
+        if isinstance(part, Optimizer):
+            state: Any = optimizer_state_of(part, configured.get(place) or options_of(part))
+        else:
+            state = part.state_dict()
+        memory = {_memory(tensor) for tensor in _tensors(state)}
+        states[place] = None if memory and memory <= saved else state or None
+    return states
 
 
 def restore_parts(
@@ -175,18 +177,18 @@ def restore_parts(
     if missing := [place for place, state in states.items() if state and place not in parts]:
         what = f"{where}: has the state of {missing[0]}, and the run has none such"
         raise CheckpointError(f"{what}; make it in the constructor, or begin a new run with init_model_path")
-    for place, each in parts.items():
-        if place not in states and _part_state(each, None):
+    for place, part in parts.items():
+        if place not in states and part.state_dict():
             logger.warning(f"{where}: knows nothing of {place}, which begins anew unless something else restores it")
         elif state := states.get(place):
             try:
-                _load(each, state, configured.get(place))
+                _load(part, state, configured.get(place))
             except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
                 what = f"{where}: the state of {place} does not fit it ({error})"
                 raise CheckpointError(f"{what}; make it as it was, or begin a new run with init_model_path") from error
 
 
-def _known(entry: Mapping[str, Any]) -> Iterator[Any]:
+def _saved_elsewhere(entry: Mapping[str, Any]) -> Iterator[Any]:
     """The objects that are saved elsewhere."""
     yield from module_of(entry).modules()
     if "brain" in entry:
@@ -207,8 +209,8 @@ def _within(value: Any, place: str, seen: set[int]) -> Iterator[tuple[str, Any]]
         yield place, value
     elif id(value) not in seen:
         seen.add(id(value))
-        for key, each in _items(value):
-            yield from _within(each, f"{place}.{key}", seen)
+        for key, item in _items(value):
+            yield from _within(item, f"{place}.{key}", seen)
 
 
 def _items(value: Any) -> Iterable[tuple[Any, Any]]:
@@ -224,8 +226,8 @@ def _items(value: Any) -> Iterable[tuple[Any, Any]]:
     if hasattr(kind, "__iter__") or hasattr(kind, "__getitem__"):
         return ()
     slots = [name for cls in kind.__mro__ for name in vars(cls).get("__slots__", ())]
-    held = {name: getattr(value, name) for name in slots if isinstance(name, str) and hasattr(value, name)}
-    return list({**held, **getattr(value, "__dict__", {})}.items())
+    attributes = {name: getattr(value, name) for name in slots if isinstance(name, str) and hasattr(value, name)}
+    return list({**attributes, **getattr(value, "__dict__", {})}.items())
 
 
 def _is_long(values: Collection[Any]) -> bool:
@@ -240,12 +242,6 @@ def _has_state(value: Any) -> bool:
     return isinstance(getattr(value, "optimizer", None), Optimizer) and hasattr(value, "load_state_dict")
 
 
-def _part_state(part: Any, configured: Options | None) -> Any:
-    if isinstance(part, Optimizer):
-        return optimizer_state_of(part, configured or options_of(part))
-    return part.state_dict()
-
-
 def _load(part: Any, state: Any, configured: Options | None) -> None:
     if isinstance(part, Optimizer):
         load_optimizer(part, state, configured or options_of(part))
@@ -258,20 +254,15 @@ def _load(part: Any, state: Any, configured: Options | None) -> None:
 
 def _shows(module: nn.Module, shown: set[tuple[int, int]]) -> bool:
     """Whether everything in a module is among the weights, as for a wrapper around a part of the model."""
-    return all(_memory(each) in shown for each in module.state_dict().values())
-
-
-def _covered(state: Any, saved: set[tuple[int, int]]) -> bool:
-    found = [_memory(each) for each in _tensors(state)]
-    return bool(found) and saved.issuperset(found)
+    return shown.issuperset(map(_memory, module.state_dict().values()))
 
 
 def _tensors(state: Any) -> Iterator[Tensor]:
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, Mapping | list | tuple):
-        for each in state.values() if isinstance(state, Mapping) else state:
-            yield from _tensors(each)
+        for value in state.values() if isinstance(state, Mapping) else state:
+            yield from _tensors(value)
 
 
 def _memory(value: Any) -> tuple[int, int]:
@@ -293,10 +284,10 @@ class InitialModels:
     """
 
     def __init__(self, models: Models) -> None:
-        found = parts_of(models)
-        self.parts = set(found)
+        parts = parts_of(models)
+        self.parts = set(parts)
         self.frozen = _frozen(models)
-        self.options = {place: options_of(each) for place, each in found.items() if isinstance(each, Optimizer)}
+        self.options = {place: options_of(part) for place, part in parts.items() if isinstance(part, Optimizer)}
         self._tensors = {phase: _described(module_of(entry)) for phase, entry in unique_modules(models).items()}
         self._buffers = {phase: set(buffers_of(module_of(entry))) for phase, entry in unique_modules(models).items()}
         self._groups = _groups(models)
@@ -307,8 +298,7 @@ class InitialModels:
         Raises:
             CheckpointError: there is something to which a resumed run could not be led.
         """
-        found = parts_of(models)
-        states = part_states(found, models, self.options)
+        states = part_states(parts_of(models), models, self.options)
         if late := [place for place, state in states.items() if state and place not in self.parts]:
             raise CheckpointError(_unlike(late[0], "was made after the training had begun"))
         for place, sizes in _groups(models).items():
@@ -332,8 +322,8 @@ class InitialModels:
         differing = [name for name in {**was, **now} if was.get(name) != now.get(name) and was.get(name) != _ANY]
         for name in differing:
             if name not in buffers:
-                told = f"was {was.get(name, 'not there')} when the training began, and is {now.get(name, 'not there')}"
-                raise CheckpointError(_unlike(f"phase '{phase}': '{name}'", told))
+                what = f"was {was.get(name, 'not there')} when the training began, and is {now.get(name, 'not there')}"
+                raise CheckpointError(_unlike(f"phase '{phase}': '{name}'", what))
         return differing
 
 
@@ -345,21 +335,21 @@ def restore_frozen(models: Models, saved: Mapping[str, Frozen], initial: Frozen)
     for phase, entry in unique_modules(models).items():
         was, now = set(saved["begun"].get(phase, ())), set(saved["now"].get(phase, ()))
         fresh = set(initial.get(phase, was))
-        for name, each in module_of(entry).named_parameters():
+        for name, parameter in module_of(entry).named_parameters():
             if (name in was) == (name in fresh):
-                each.requires_grad_(name not in now)
+                parameter.requires_grad_(name not in now)
 
 
 def _frozen(models: Models) -> Frozen:
     return {
-        phase: [name for name, each in module_of(entry).named_parameters() if not each.requires_grad]
+        phase: [name for name, parameter in module_of(entry).named_parameters() if not parameter.requires_grad]
         for phase, entry in unique_modules(models).items()
     }
 
 
 def _described(module: nn.Module) -> dict[str, str]:
     """Name -> type and shape."""
-    return {name: _ANY if is_extra_state(name) else _describe(each) for name, each in module.state_dict().items()}
+    return {name: _ANY if is_extra_state(name) else _describe(value) for name, value in module.state_dict().items()}
 
 
 def _describe(value: Any) -> str:
@@ -370,10 +360,10 @@ def _describe(value: Any) -> str:
 def _groups(models: Models) -> dict[str, list[int]]:
     """How many parameters each group of each optimizer has."""
     return {
-        f"phase.{phase}.optim_schedulers.{name}": [len(group["params"]) for group in each.optimizer.param_groups]
+        f"phase.{phase}.optim_schedulers.{name}": [len(group["params"]) for group in scheduler.optimizer.param_groups]
         for phase, entry in models.items()
-        for name, each in (entry.get("optim_schedulers") or {}).items()
-        if isinstance(getattr(each, "optimizer", None), Optimizer)
+        for name, scheduler in (entry.get("optim_schedulers") or {}).items()
+        if isinstance(getattr(scheduler, "optimizer", None), Optimizer)
     }
 
 
@@ -401,12 +391,13 @@ def snapshot(models: Models, **more: Any) -> dict[str, Any]:
         models: phase -> what the network stage built for it; of phases that share a model, the first speaks for all.
         more: what the loop itself needs.
     """
+    brains = unique_brains(models)
     return {
-        "updaters": {name: _state(entry["updater"], f"phase.{name}") for name, entry in models.items()},
-        "optim_schedulers": {
-            name: _schedulers(entry, f"phase.{name}") for name, entry in unique_brains(models).items()
+        "updaters": {
+            phase: _mapping(entry["updater"], entry["updater"].state_dict(), phase) for phase, entry in models.items()
         },
-        "gradients": {name: gradients_of(entry["brain"].modules) for name, entry in unique_brains(models).items()},
+        "optim_schedulers": {phase: _schedulers(entry, phase) for phase, entry in brains.items()},
+        "gradients": {phase: gradients_of(entry["brain"].modules) for phase, entry in brains.items()},
         "random": random_state(),
         **more,
     }
@@ -416,7 +407,7 @@ def restore_training(
     saved: LoadedCheckpoint,
     context: Context,
     recoverables: Mapping[str, Recoverable],
-    initial: InitialModels | None = None,
+    initial: InitialModels | None,
 ) -> None:
     """Restore a checkpoint into a run, once its models are built.
 
@@ -430,55 +421,50 @@ def restore_training(
         CheckpointError: the run has other phases, modules or optimizers than the one that saved it.
     """
     models: Models = context["model"]
-    kept = weights.unique_modules(models)
-    # An experiment makes its model later, and goes on by itself.
-    later = {"experiment"} if "in_epoch" in (saved.training or {}) else set()
-    if models and kept.keys() | later != saved.weights.keys() | later:
-        phases = f"has weights of the phases {', '.join(saved.weights)}, and the run has {', '.join(sorted(kept))}"
-        raise CheckpointError(f"{saved.path}: {phases}; {_REMEDY}")
+    training, where = saved.training or {}, str(saved.path)
     if models:
-        for name, buffers in (saved.training or {}).get("buffers", {}).items():
-            if name in models:
-                weights.clear_buffers(module_of(models[name]), buffers)
-        weights.load_weights(saved.weights, models, str(saved.path))
+        phases = unique_modules(models).keys()
+        # An experiment makes its model later, and goes on by itself.
+        later = {"experiment"} if "in_epoch" in training else set()
+        if phases | later != saved.weights.keys() | later:
+            what = f"has weights of the phases {', '.join(saved.weights)}, and the run has {', '.join(sorted(phases))}"
+            raise CheckpointError(f"{where}: {what}; {_REMEDY}")
+        for phase, buffers in training.get("buffers", {}).items():
+            if phase in models:
+                weights.clear_buffers(module_of(models[phase]), buffers)
+        weights.load_weights(saved.weights, models, where)
     context["train_state"].update(saved.train_state)
-    if saved.training is None:
+    if not training:
         return
-    for name, entry in unique_brains(models).items():
-        states = saved.training["optim_schedulers"].get(name, {})
-        _load_schedulers(entry, states, f"{saved.path}: phase '{name}'")
-        restore_gradients(entry["brain"].modules, saved.training["gradients"].get(name, {}))
+    for phase, entry in unique_brains(models).items():
+        _load_schedulers(entry, training["optim_schedulers"].get(phase, {}), f"{where}: phase '{phase}'")
+        restore_gradients(entry["brain"].modules, training["gradients"].get(phase, {}))
     if initial:
-        restore_parts(parts_of(models), saved.training.get("parts", {}), initial.options, f"{saved.path}")
-        if "frozen" in saved.training:
-            restore_frozen(models, saved.training["frozen"], initial.frozen)
-    for name, entry in models.items():
-        entry["updater"].set_state_dict(saved.training["updaters"][name])
-    restore_recoverables(recoverables, saved.training["recoverables"], f"{saved.path}")
+        restore_parts(parts_of(models), training.get("parts", {}), initial.options, where)
+        if "frozen" in training:
+            restore_frozen(models, training["frozen"], initial.frozen)
+    for phase, entry in models.items():
+        entry["updater"].set_state_dict(training["updaters"][phase])
+    restore_recoverables(recoverables, training["recoverables"], where)
     # Last: whatever was built or loaded before may have drawn from them.
-    restore_random_state(saved.training["random"])
+    restore_random_state(training["random"])
 
 
-def _schedulers(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
-    found = {}
+def _schedulers(entry: Mapping[str, Any], phase: str) -> dict[str, Any]:
+    states = {}
     for name, scheduler in entry["optim_schedulers"].items():
-        state = _state(scheduler, where)
-        if not isinstance(state.get("optimizer", {}), Mapping):
-            _refuse(scheduler.optimizer, state["optimizer"], where)
-        found[name] = {"class": _kind(scheduler), "state": state}
-    return found
+        state = _mapping(scheduler, scheduler.state_dict(), phase)
+        if "optimizer" in state:
+            _mapping(scheduler.optimizer, state["optimizer"], phase)
+        states[name] = {"class": _kind(scheduler), "state": state}
+    return states
 
 
-def _state(owner: Any, where: str) -> Mapping[str, Any]:
-    """The state of an object, checked to be a dict."""
-    state: Mapping[str, Any] = owner.state_dict()
-    if not isinstance(state, Mapping):
-        _refuse(owner, state, where)
-    return state
-
-
-def _refuse(owner: Any, state: object, where: str) -> NoReturn:
-    what = f"{where}: {type(owner).__name__}.state_dict returned a {type(state).__name__}"
+def _mapping(owner: Any, state: Any, phase: str) -> Mapping[str, Any]:
+    """The state that an object has returned, if it is a dict."""
+    if isinstance(state, Mapping):
+        return state
+    what = f"phase.{phase}: {type(owner).__name__}.state_dict returned a {type(state).__name__}"
     raise CheckpointError(f"{what}, from which no run could go on; return a dict")
 
 
@@ -496,11 +482,9 @@ def _load_schedulers(entry: Mapping[str, Any], states: Mapping[str, Any], where:
         saved = states[name]
         if saved["class"] != _kind(scheduler):
             raise CheckpointError(f"{where}: '{name}' was {saved['class']}, and is now {_kind(scheduler)}; {_REMEDY}")
-        if CONFIGURED_OPTIONS not in saved["state"].get("optimizer", {CONFIGURED_OPTIONS: None}):
-            what = "was saved without what the config said of it"
-            logger.warning(
-                f"{where}: '{name}' {what}; its options stay as they were saved, whatever the config says now"
-            )
+        if "optimizer" in saved["state"] and CONFIG_OPTIONS not in saved["state"]["optimizer"]:
+            what = f"{where}: '{name}' was saved without what the config said of it"
+            logger.warning(f"{what}; its options stay as they were saved, whatever the config says now")
         try:
             scheduler.load_state_dict(saved["state"])
         except (ValueError, KeyError) as error:
@@ -509,7 +493,7 @@ def _load_schedulers(entry: Mapping[str, Any], states: Mapping[str, Any], where:
 
 def gradients_of(module: nn.Module) -> dict[str, Tensor]:
     """The gradients of open accumulation windows."""
-    return {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
+    return {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
 
 
 def restore_gradients(module: nn.Module, gradients: Mapping[str, Tensor]) -> None:
@@ -521,12 +505,11 @@ def restore_gradients(module: nn.Module, gradients: Mapping[str, Tensor]) -> Non
 
 def restore_recoverables(recoverables: Mapping[str, Recoverable], states: Mapping[str, Any], where: str) -> None:
     """Restore the states of objects; ``where``: the checkpoint, for messages."""
-    for name, each in recoverables.items():
+    for name, recoverable in recoverables.items():
         if name in states:
-            each.load_state_dict(states[name])
+            recoverable.load_state_dict(states[name])
         else:
             logger.warning(f"{where}: knows nothing of '{name}', which begins anew")
     for name in states.keys() - recoverables.keys():
-        logger.warning(
-            f"{where}: has a state of '{name}', which is not there; it is left out unless add_recoverable names it yet"
-        )
+        what = f"{where}: has a state of '{name}', which is not there"
+        logger.warning(f"{what}; it is left out unless add_recoverable names it yet")
