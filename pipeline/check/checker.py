@@ -187,7 +187,7 @@ class _RunnerCheck:
         flow_check = FlowCheck(runner, phases)
         facts = {"is_infer": kind(runner) == "infer", "is_fleet": False} if kind(runner) in {"train", "infer"} else {}
         self.flow = flow_check.flow({**definitions, "runner": None} if experiment else definitions, plugins, facts)
-        if experiment:
+        if experiment and definitions["runner"]:
             self.flow = with_experiment(self.flow, definitions["runner"])
         in_order = in_order and runs_in_order(runner.node)
         if in_order:

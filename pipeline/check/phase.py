@@ -236,8 +236,8 @@ def notes(config: Config) -> list[str]:
 
 UPDATER = "pipeline.training.updater:UpdaterBase"
 
+# What the network stage gives an updater, as far as its constructor names it.
 OFFERED = ("model", "brain", "optim_schedulers", "loader")
-"""What the network stage gives an updater, as far as its constructor names it."""
 
 
 def check_updater(updater: Setting) -> None:
@@ -258,14 +258,14 @@ def check_updater(updater: Setting) -> None:
     arguments.with_keys(own).check_call(definition, path.origin, OFFERED)
 
 
+# What the runner calls on a metric.
 METRIC = ("update", "compute", "reset")
-"""What the runner calls on a metric."""
 
+# What a phase takes from the phase whose model it shares.
 OF_THE_MODEL = ("model", "model_args", "modules", "loss", "optim_schedulers")
-"""What a phase takes from the phase whose model it shares."""
 
+# Key of a dataset that needs ``num_workers`` -> what becomes of it without.
 _WITH_WORKERS = {"multiprocessing_context": "nothing is started", "timeout": "no worker is waited for"}
-"""Key of a dataset that needs ``num_workers`` -> what becomes of it without."""
 
 
 class PhaseCheck:

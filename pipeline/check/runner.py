@@ -36,18 +36,18 @@ def _check_inference(runner: Setting, phases: dict[str, Setting], *, whole: bool
                 runner.fault_at("save_inference_export", f"{message}; {remedy}")
 
 
+# What an infer runner has no use for.
 TRAINING = (
     "precision", "epochs", "max_steps", "optimizer_step_limit", "valid_interval", "save_interval", "keep_last", "keep_best",
     "on_save_error", "grad_clip", "accum_grad", "nonfinite_patience", "check_gradients", "overfit_batches", "debug_epochs", "freeze",
     "save_checkpoint_path", "save_inference_interval", "save_inference_path", "save_inference_export",
 )  # fmt: skip
-"""What an infer runner has no use for."""
 
+# Keys without which those that begin with their names don't matter, such as ``debug_batches``.
 SWITCHES = ("debug", "compile", "jit")
-"""Keys without which those that begin with their names don't matter, such as ``debug_batches``."""
 
+# What a train runner has no use for without validation.
 JUDGED = ("valid_interval", "eval_precision", "keep_best")
-"""What a train runner has no use for without validation."""
 
 
 def runners_of_mode(tree: Node) -> dict[str, Node]:
@@ -93,8 +93,8 @@ def check_runner(
 
 def _check_debug(runner: Setting) -> None:
     """Check that all runners agree on ``debug``: they share one run directory."""
-    if is_asked(runner, "debug_persistently") and runner["debug"].value is not True:
-        runner["debug_persistently"].fault("would be ignored: debug is off; remove it, or set debug: true")
+    if runner["debug"].value is not True:
+        _refuse_idle(runner, {"debug_persistently": "debug is off; remove it, or set debug: true"})
         return
     runners = runners_of_mode(runner.inspection.tree)
     for key in ("debug", "debug_persistently"):
@@ -175,14 +175,14 @@ def _check_validation(runner: Setting, validated: list[Setting], *, whole: bool)
             metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, known)}")
 
 
+# The keys that every experiment writes.
 WRITES = ("model", "current_epoch", "metrics")
-"""The keys that every experiment writes."""
 
+# Key of ``config.training`` -> the key of the runner that says it.
 _SAID = {"valid_interval": "valid_interval", "save_interval": "save_interval", "max_iteration": "max_steps"}
-"""Key of ``config.training`` -> the key of the runner that says it."""
 
+# Keys of the runner that only the default runner stage reads.
 _UNREAD = ("save_inference_interval", "save_inference_path", "save_inference_export")
-"""Keys of the runner that only the default runner stage reads."""
 
 
 def experiment_of(runner: Setting, definition: source.Definition | None) -> str | None:
@@ -209,15 +209,13 @@ def _check_experiment(name: str, runner: Setting) -> None:
         _check_length(runner, "epochs", "max_steps")
     _refuse_idle(runner, dict.fromkeys(_UNREAD, f"{name} is an experiment, which saves its weights itself; remove it"))
     training = runner.inspection.setting("hyper_parameters")["training"]
-    for key, setting in training.entries():
-        if key in _SAID:
-            setting.fault(f"would be ignored: the runner's `{_SAID[key]}` says it; write it there", of_key=True)
+    for key, ours in _SAID.items():
+        if training[key].node:
+            training[key].fault(f"would be ignored: the runner's `{ours}` says it; write it there", of_key=True)
 
 
-def with_experiment(flow: DataFlow, definition: source.Definition | None) -> DataFlow:
+def with_experiment(flow: DataFlow, definition: source.Definition) -> DataFlow:
     """A runner's flow with an experiment, which may use any key from any of its methods."""
-    if definition is None:
-        return flow
     uses = tuple(Use(key, "write", definition.place, sure=False) for key in WRITES)
     does = Flow(uses, opaque=frozenset(WRITES), unknown=definition.place)
     runs = StageFlow("runner", definition, does, custom=True)
@@ -235,22 +233,17 @@ def _check_init(runner: Setting, trained: Mapping[str, Setting], experiment: str
             message = f"is '{path}', and {experiment} is an experiment; name a checkpoint or a file"
             runner.fault_at("init_model_path", message)
     elif path in (BEST, LAST):
-        _check_best_or_last(runner["init_model_path"], trained)
+        name, before = list(trained.items())[-1] if trained else ("", None)
+        if before is None:
+            remedy = "name a checkpoint, or a train runner before it in `mode`"
+            runner["init_model_path"].fault(f"is '{path}', and no train runner comes before this one; {remedy}")
+        elif path == BEST and before["keep_best"].value is None:
+            remedy = f"add `keep_best: {{metric: valid_loss, mode: min}}` to {name}, or name `{LAST}`"
+            runner["init_model_path"].fault(f"is '{BEST}', and {name} keeps no best checkpoint; {remedy}")
     elif builds and not trained and not path and kind(runner) == "infer":
         runner.fault("has no weights to evaluate; add `init_model_path:`, or name a train runner before it in `mode`")
     if not path:
         _refuse_idle(runner, {"init_modules": "there is no init_model_path; add it, or remove this"})
-
-
-def _check_best_or_last(path: Setting, trained: Mapping[str, Setting]) -> None:
-    """Check that ``best`` and ``last`` have a train runner before, and ``best`` its ``keep_best``."""
-    name, before = list(trained.items())[-1] if trained else ("", None)
-    if before is None:
-        remedy = "name a checkpoint, or a train runner before it in `mode`"
-        path.fault(f"is '{path.value}', and no train runner comes before this one; {remedy}")
-    elif path.value == BEST and before["keep_best"].value is None:
-        remedy = f"add `keep_best: {{metric: valid_loss, mode: min}}` to {name}, or name `{LAST}`"
-        path.fault(f"is '{BEST}', and {name} keeps no best checkpoint; {remedy}")
 
 
 def kind(runner: Setting) -> str:

@@ -167,18 +167,16 @@ class Builder:
     """Turns PyYAML's nodes into ours, and counts them."""
 
     def __init__(self, text: str, origin: Origin) -> None:
-        self.lines = text.splitlines() or [""]
+        self.lines = text.splitlines()
         self.origin = origin
         self.faults: list[Fault] = []
         self.count = 0
 
     def place(self, node: yaml.Node) -> Origin:
         """The place where a node begins."""
-        line, column = node.start_mark.line, node.start_mark.column
         if not self.origin.folder or self.origin.where.startswith("override '"):
             return self.origin
-        text = self.lines[line] if line < len(self.lines) else ""
-        return replace(self.origin, line=line + 1, column=column + 1, text=text)
+        return _place(self.origin, node.start_mark, self.lines)
 
     def build(self, node: yaml.Node, depth: int, key: Origin | None = None) -> Node:
         """Our node of a YAML node, with its children.
@@ -190,9 +188,8 @@ class Builder:
         self.count += 1
         if self.count > MAX_NODES or depth > MAX_DEPTH:
             limit = f"{MAX_NODES} values" if self.count > MAX_NODES else f"{MAX_DEPTH} levels"
-            raise ConfigError(
-                [place.fault("", f"more than {limit} once its aliases are expanded; make the config smaller")]
-            )
+            message = f"more than {limit} once its aliases are expanded; make the config smaller"
+            raise ConfigError([place.fault("", message)])
         if isinstance(node, yaml.MappingNode) and node.tag == TAG + "map":
             return Node(self.mapping(node, depth), place, key)
         if isinstance(node, yaml.SequenceNode) and node.tag == TAG + "seq":
@@ -230,16 +227,13 @@ class Builder:
 
     def merge(self, node: yaml.Node, depth: int) -> dict[str, Node]:
         """The mapping or mappings of ``<<:``; an earlier one wins."""
-        parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
         merged: dict[str, Node] = {}
-        for part in parts:
-            below = self.build(part, depth + 1).value
-            if isinstance(below, dict):
-                merged = below | merged
+        for part in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            below = self.build(part, depth + 1)
+            if isinstance(below.value, dict):
+                merged = below.value | merged
             else:
-                self.faults.append(
-                    self.place(part).fault("<<", "merges something that is not a mapping; name a mapping")
-                )
+                self.faults.append(below.origin.fault("<<", "merges something that is not a mapping; name a mapping"))
         return merged
 
     def scalar(self, node: yaml.ScalarNode, place: Origin) -> Any:
@@ -247,7 +241,7 @@ class Builder:
         text, kind = node.value, node.tag.removeprefix(TAG)
         try:
             match kind:
-                case "str":
+                case "str" | "merge":
                     return text
                 case "null":
                     return None
@@ -259,10 +253,8 @@ class Builder:
                     return float(re.sub(r"\.(inf|nan)", r"\1", text.lower()))
         except (ValueError, KeyError):
             self.faults.append(place.fault("", f"'{text[:40]}' is no {kind}; quote it to make it a string"))
-            return None
-        if kind == "merge":
-            return text
-        self.tag(node, place)
+        else:
+            self.tag(node, place)
         return None
 
 
@@ -445,18 +437,21 @@ def _by_name(value: Any) -> Any:
 
 
 def _syntax(error: yaml.MarkedYAMLError, text: str, origin: Origin) -> Fault:
-    mark = error.problem_mark or error.context_mark
-    line = mark.line if mark else 0
-    lines = text.splitlines()
-    source = lines[line] if line < len(lines) else ""
-    remedy = "indent with spaces, not tabs" if "\t" in source else "mend the YAML"
-    problem = error.problem or error.context or "syntax error"
+    assert error.problem_mark, "every error of the scanner, the parser and the composer has one"
+    place, line = _place(origin, error.problem_mark, text.splitlines()), error.problem_mark.line
+    remedy = "indent with spaces, not tabs" if "\t" in place.text else "mend the YAML"
+    problem = error.problem or ""
     if "single document" in (error.context or ""):
         problem, remedy = "holds several YAML documents", "keep one"
     elif error.context_mark and error.context_mark.line < line:
         problem += f", in what begins on line {error.context_mark.line + 1}"
-    place = replace(origin, line=line + 1, column=(mark.column if mark else 0) + 1, text=source)
     return place.fault("", f"{problem}; {remedy}")
+
+
+def _place(origin: Origin, mark: yaml.Mark, lines: list[str]) -> Origin:
+    """The place of a mark of PyYAML's in a text of these lines."""
+    text = lines[mark.line] if mark.line < len(lines) else ""
+    return replace(origin, line=mark.line + 1, column=mark.column + 1, text=text)
 
 
 def resolved(path: Path) -> Path:
