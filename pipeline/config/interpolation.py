@@ -73,7 +73,11 @@ class References:
     def _lookup(self, target: str, node: Node, address: str, *, begins: bool = True) -> Node | None:
         """A copy of the value of a reference; None, and a fault, if there is none or it is too large."""
         if target.startswith("env:"):
-            return self._environment(target.removeprefix("env:"), node, address)
+            name = target.removeprefix("env:")
+            if name in os.environ:
+                return Node(os.environ[name], node.origin, unexpanded=f"${{{target}}}")
+            self._fault(node, address, f"the environment variable '{name}' is not set; set it, or write a value")
+            return None
         if target in self._active:
             circle = " -> ".join([*self._active[self._active.index(target) :], target])
             self._fault(node, address, f"refers to itself: {circle}; give one of them a value")
@@ -101,12 +105,6 @@ class References:
         if begins and source.origin.folder:
             node.origin = replace(node.origin, folder=source.origin.folder)
         return source.copy()
-
-    def _environment(self, name: str, node: Node, address: str) -> Node | None:
-        if name not in os.environ:
-            self._fault(node, address, f"the environment variable '{name}' is not set; set it, or write a value")
-            return None
-        return Node(os.environ[name], node.origin, unexpanded=f"${{env:{name}}}")
 
     def _fault(self, node: Node, address: str, message: str) -> None:
         self.faults.append(node.origin.fault(address, message))

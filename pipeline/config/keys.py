@@ -56,9 +56,7 @@ def addresses_of(tree: Node) -> set[str]:
 
 def find_key(tree: Node, address: str) -> Node | None:
     """The value at an address, under any of its names; else its default."""
-    names = aliases.names_of(address)
-    parent = address.rpartition(".")[0]
-    section = tree.find(parent)
+    names, section = aliases.names_of(address), tree.find(address.rpartition(".")[0])
     if section is None or not isinstance(section.value, dict):
         return tree.find(address)
     written = [name for name in names if name in section.value]

@@ -387,15 +387,10 @@ def parse(text: str, origin: Origin, faults: list[Fault] | None = None) -> Node:
 
 def dump(value: Any, *, one_line: bool = False) -> str:
     """YAML text that ``parse`` reads back as the same plain value; ``one_line`` keeps it on one line."""
-    text: str = yaml.dump(
-        value,
-        Dumper=_Dumper,
-        sort_keys=False,
-        allow_unicode=True,
-        width=float("inf") if one_line else 120,
-        default_flow_style=one_line,
+    width = float("inf") if one_line else 120
+    return yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width, default_flow_style=one_line
     )
-    return text
 
 
 def one_line(value: Any) -> str:
