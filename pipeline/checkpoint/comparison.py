@@ -97,10 +97,11 @@ def _of_tensors(one: Tensor, other: Tensor, place: str) -> Iterator[Difference]:
         return
     differing = (bits != its).any(dim=1)
     count, elements = int(differing.sum()), len(bits)
-    largest = _largest(_elements(one)[differing], _elements(other)[differing])
-    yield Difference(
-        place, f"{count} of {elements} elements, largest difference {largest:.3g}", count, elements, largest
-    )
+    # Large integers are rounded.
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    largest = float((_elements(one)[differing].to(wide) - _elements(other)[differing].to(wide)).abs().max())
+    what = f"{count} of {elements} elements, largest difference {largest:.3g}"
+    yield Difference(place, what, count, elements, largest)
 
 
 def _entries(tensor: Tensor) -> list[Any]:
@@ -116,12 +117,6 @@ def _elements(tensor: Tensor) -> Tensor:
 def _bits(tensor: Tensor) -> Tensor:
     """The bytes of each element, [elements, bytes]."""
     return _elements(tensor).view(torch.uint8).view(tensor.numel(), tensor.element_size())
-
-
-def _largest(one: Tensor, other: Tensor) -> float:
-    """The largest difference of two elements; of large integers rounded to a float64."""
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    return float((one.to(wide) - other.to(wide)).abs().max())
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -80,17 +80,13 @@ def _check_dense(name: str, value: Tensor, size: int) -> None:
 def _unwrapped(content: object) -> dict[str, Tensor]:
     """The tensors by name, from a mapping of tensors or from a checkpoint with other entries."""
     if isinstance(content, Mapping):
-        for key in _WRAPPED:
-            if isinstance(content.get(key), Mapping):
-                content = content[key]
-                break
+        content = next((content[key] for key in _WRAPPED if isinstance(content.get(key), Mapping)), content)
     if not isinstance(content, Mapping):
         raise CheckpointError(f"holds a {type(content).__name__}, and not tensors by name; save a state_dict")
     for name, value in content.items():
         if type(name) is not str or not isinstance(value, Tensor):
-            what = (
-                f"a {type(value).__name__} under {repr(name)[:60] if type(name) is str else 'a key that is no string'}"
-            )
+            key = repr(name)[:60] if type(name) is str else "a key that is no string"
+            what = f"a {type(value).__name__} under {key}"
             raise CheckpointError(f"holds {what}, and not only tensors by name; save a state_dict")
     return dict(content)
 

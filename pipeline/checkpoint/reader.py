@@ -166,9 +166,8 @@ def _verify(path: Path, entry: layout.FileEntry) -> None:
 
 def _compare_hash(path: Path, sha256: str, entry: layout.FileEntry) -> None:
     if sha256 != entry.sha256:
-        raise CheckpointError(
-            f"{path}: is damaged: its SHA-256 is not the one that was written; use another checkpoint"
-        )
+        what = "is damaged: its SHA-256 is not the one that was written"
+        raise CheckpointError(f"{path}: {what}; use another checkpoint")
 
 
 def _read_verified(path: Path, entry: layout.FileEntry) -> TensorFile:

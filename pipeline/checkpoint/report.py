@@ -109,22 +109,21 @@ def export(checkpoint: Path, target: Path, phase: str | None = None, *, force: b
         StorageError: the storage refuses; what was there is there still.
     """
     if target.suffix != SUFFIX:
-        raise ConfigError(
-            f"{target}: the weights are written as safetensors alone; name a file that ends with {SUFFIX}"
-        )
+        what = "the weights are written as safetensors alone"
+        raise ConfigError(f"{target}: {what}; name a file that ends with {SUFFIX}")
     if os.path.lexists(target) and not force:
         raise ConfigError(f"{target}: is there already; name another file, or replace it with --force")
     found = reader.read_checkpoint(checkpoint, with_training=False)
-    chosen = _chosen(found, phase)
+    tensors = _tensors_of(found, phase)
     # "format" is what others ask for; the step tells whence the weights are.
     metadata = {"format": "pt", "step": str(found.train_state["iteration"])}
-    content = safetensors_io.encode_tensors(*pytree.split(chosen, metadata))
+    content = safetensors_io.encode_tensors(*pytree.split(tensors, metadata))
     with storage.storing(target, "use another path"):
         storage.replace_durably(target, content)
-    return list(chosen)
+    return list(tensors)
 
 
-def _chosen(found: LoadedCheckpoint, phase: str | None) -> dict[str, Tensor]:
+def _tensors_of(found: LoadedCheckpoint, phase: str | None) -> dict[str, Tensor]:
     """The tensors by their names in the exported file."""
     if phase is not None and phase not in found.weights:
         raise CheckpointError(f"{found.path}: has no weights of phase '{phase}'{one_of(phase, found.weights)}")

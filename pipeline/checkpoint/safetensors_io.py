@@ -47,9 +47,8 @@ class Packed(NamedTuple):
         # The numbers begin at a multiple of 64 bytes, where the fastest instructions want them.
         text += b" " * (-(8 + len(text)) % 64)
         if len(text) > MAX_HEADER:
-            raise CheckpointError(
-                f"the names and plain values of a state take {len(text)} bytes, more than {MAX_HEADER}; keep long lists in tensors"
-            )
+            what = f"the names and plain values of a state take {len(text)} bytes, more than {MAX_HEADER}"
+            raise CheckpointError(f"{what}; keep long lists in tensors")
         return [len(text).to_bytes(8, "little"), text, *self.data]
 
 
@@ -130,15 +129,13 @@ def _plain(name: str, value: Any) -> Tensor:
     """The tensor without gradient; complex128 as pairs of numbers."""
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
         what = "a tensor that is sparse or has no data" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise CheckpointError(
-            f"'{name}' is {what}, which cannot be saved; keep what is saved in dense tensors, e.g. with register_buffer"
-        )
+        remedy = "keep what is saved in dense tensors, e.g. with register_buffer"
+        raise CheckpointError(f"'{name}' is {what}, which cannot be saved; {remedy}")
     if value.dtype == torch.complex128:
         return torch.view_as_real(value.detach().resolve_conj())
     if value.dtype not in DTYPES:
-        raise CheckpointError(
-            f"'{name}' has dtype {value.dtype}, which cannot be saved; convert it, or register it with persistent=False"
-        )
+        remedy = "convert it, or register it with persistent=False"
+        raise CheckpointError(f"'{name}' has dtype {value.dtype}, which cannot be saved; {remedy}")
     return value.detach()
 
 

@@ -89,9 +89,8 @@ def is_entry(entry: Any) -> bool:
     """Whether an entry of the context has a module whose weights are saved."""
     if not isinstance(entry, Mapping):
         return False
-    return isinstance(entry.get("model"), nn.Module) or isinstance(
-        getattr(entry.get("brain"), "modules", None), nn.Module
-    )
+    modules = getattr(entry.get("brain"), "modules", None)
+    return isinstance(entry.get("model"), nn.Module) or isinstance(modules, nn.Module)
 
 
 def unique_modules(models: Models) -> Models:
