@@ -171,7 +171,10 @@ class _RunnerCheck:
         assert runner.node, "a section has what is written alone"
         self.is_open: Callable[[], bool] = lambda: True
         definitions = {stage: self.stage(stage) for stage in STAGES}
-        self.trainer()
+        trainer = runner["trainer_class"]
+        trainer_class = trainer.find_class("Trainer", uncalled.TRAINER) if trainer.is_written else None
+        for message in uncalled.uncalled_faults(trainer_class, uncalled.TRAINER, uncalled.OF_A_TRAINER):
+            trainer.fault(message)
         default = {
             stage
             for stage, definition in definitions.items()
@@ -213,10 +216,3 @@ class _RunnerCheck:
         if definition and self.runner[f"{stage}_args"].node:
             check_arguments(definition, self.runner[f"{stage}_args"].or_empty(path.origin))
         return definition
-
-    def trainer(self) -> None:
-        """Check the class of the trainer."""
-        trainer = self.runner["trainer_class"]
-        definition = trainer.find_class("Trainer", uncalled.TRAINER) if trainer.is_written else None
-        for message in uncalled.uncalled_faults(definition, uncalled.TRAINER, uncalled.OF_A_TRAINER):
-            trainer.fault(message)

@@ -122,7 +122,11 @@ def check_optim_scheduler(scheduler: Setting, around: Around) -> None:
     if (definition.module.name, definition.name) == (SCHEDULES, "Plateau"):
         _check_metric(path, arguments["metric"], around)
     elif (definition.module.name, definition.name) == (SCHEDULES, "TorchSchedule"):
-        _check_schedule(arguments)
+        # Its optimizer, the first parameter, is ours.
+        schedule = arguments["schedule"].find_class("Schedule", f"{LR_SCHEDULERS}:LRScheduler", LR_SCHEDULERS)
+        taken = classes.parameters(schedule) if schedule else None
+        if schedule and taken:
+            arguments["args"].or_empty(arguments.origin).check_arguments(taken.without_first(), schedule.name)
         _check_length(arguments, around)
 
 
@@ -132,14 +136,6 @@ def _check_metric(path: Setting, metric: Setting, around: Around) -> None:
         path.fault(f"Plateau falls by the numbers of the validation, and there is none; {around.judged}")
     elif around.judged and isinstance(metric.value, str) and metric.value not in around.judged:
         metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, around.judged)}")
-
-
-def _check_schedule(arguments: Setting) -> None:
-    """Check the class and arguments of a schedule of torch; its optimizer is ours."""
-    definition = arguments["schedule"].find_class("Schedule", f"{LR_SCHEDULERS}:LRScheduler", LR_SCHEDULERS)
-    taken = classes.parameters(definition) if definition else None
-    if definition and taken:
-        arguments["args"].or_empty(arguments.origin).check_arguments(taken.without_first(), definition.name)
 
 
 def _check_length(arguments: Setting, around: Around) -> None:
