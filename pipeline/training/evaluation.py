@@ -275,10 +275,8 @@ class Validation:
         """
         self.running = True
         entry = self.context["model"][phase.name]
-        metrics = self.metrics[phase.name]
-        numbers = evaluate_with_hooks(
-            self.context, phase.name, entry["brain"], loader, Stage.VALID, metrics, epoch=epoch
-        )
+        brain, metrics = entry["brain"], self.metrics[phase.name]
+        numbers = evaluate_with_hooks(self.context, phase.name, brain, loader, Stage.VALID, metrics, epoch=epoch)
         self.validated[phase.name], self.running = self._iteration, False
         numbers = {f"valid_{name}": value for name, value in numbers.items()}
         for scheduler in () if last else entry["optim_schedulers"].values():

@@ -200,11 +200,10 @@ class OptimScheduler(ABC):
         self.after_update: Watcher | None = None
         names = trainable_parameters(model, updated_modules)
         self.optimizer = _built(optim_type, list(names.values()), optim_conf)
-        self.parameters: list[Tensor] = [
-            parameter for group in self.optimizer.param_groups for parameter in group["params"]
-        ]
+        groups = self.optimizer.param_groups
+        self.parameters: list[Tensor] = [parameter for group in groups for parameter in group["params"]]
         self.guard = NonFiniteGuard(self.optimizer, names)
-        self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._base_rates = [float(group["lr"]) for group in groups]
         if not self.constant or ft_factor != 1.0:
             _refuse_ratio_to_zero(self._base_rates)
         self.sche_init(**sche_conf)
@@ -482,22 +481,14 @@ def close_windows(optim_schedulers: Sequence[OptimScheduler], epoch: int) -> boo
     return any(acted)
 
 
-def _backward(
-    loss: Tensor,
-    group: Sequence[OptimScheduler],
-    samples: int,
-    inputs: Sequence[Tensor] | None = None,
-    *,
-    retain: bool = False,
-) -> bool:
+def _backward(loss: Tensor, group: Sequence[OptimScheduler], samples: int, **arguments: Any) -> bool:
     """Run backward for schedulers that share the loss and the scaler; False if the loss is known not to be finite.
 
     Args:
         loss: the loss.
         group: the schedulers.
         samples: how many the batch has.
-        inputs: what gets gradients; None: everything that the loss depends on.
-        retain: whether another loss may need the graph.
+        arguments: of torch's backward, such as the parameters that get gradients; else all that the loss depends on.
     """
     first, weighted = group[0], False
     if loss.ndim or not loss.requires_grad:
@@ -517,7 +508,7 @@ def _backward(
         loss = loss * samples
     if first.scaler:
         loss = first.scaler.scale(loss)
-    torch.autograd.backward(loss, inputs=inputs, retain_graph=retain)
+    torch.autograd.backward(loss, **arguments)
     return True
 
 
@@ -538,7 +529,8 @@ def _backward_by_loss(losses: Mapping[str, Tensor], optim_schedulers: Sequence[O
         remaining -= 1
         # Losses may share a graph, which each but the last backward has to leave in place.
         own = [parameter for scheduler in group for parameter in scheduler.parameters if parameter.requires_grad]
-        finite &= _backward(losses[name], group, samples, list(dict.fromkeys(own)), retain=remaining > 0)
+        inputs = list(dict.fromkeys(own))
+        finite &= _backward(losses[name], group, samples, inputs=inputs, retain_graph=remaining > 0)
     return finite
 
 
