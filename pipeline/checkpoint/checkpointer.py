@@ -90,9 +90,8 @@ class Checkpointer:
         self, folder: str | Path, *, keep_last: int | None = None, asynchronous: bool = False, disk: Disk = DISK
     ) -> None:
         if keep_last is not None and keep_last < FEWEST:
-            raise ConfigError(
-                f"keep_last is {keep_last}; use {FEWEST} at least, so that there is another where one is damaged"
-            )
+            remedy = f"use {FEWEST} at least, so that there is another where one is damaged"
+            raise ConfigError(f"keep_last is {keep_last}; {remedy}")
         self.folder = Path(folder)
         self.resumed: LoadedCheckpoint | None = None
         self.initial: InitialModels | None = None

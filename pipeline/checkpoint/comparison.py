@@ -92,11 +92,10 @@ def _of_tensors(one: Tensor, other: Tensor, place: str) -> Iterator[Difference]:
     if one.layout is torch.sparse_coo:
         yield from _of_sequences(_entries(one), _entries(other), place)
         return
-    bits, its = _bits(one), _bits(other)
-    if torch.equal(bits, its):
+    differing = (_bits(one) != _bits(other)).any(dim=1)
+    count, elements = int(differing.sum()), len(differing)
+    if not count:
         return
-    differing = (bits != its).any(dim=1)
-    count, elements = int(differing.sum()), len(bits)
     # Large integers are rounded.
     wide = torch.complex128 if one.is_complex() else torch.float64
     largest = float((_elements(one)[differing].to(wide) - _elements(other)[differing].to(wide)).abs().max())

@@ -54,9 +54,8 @@ class TrainRunner:
             CheckpointError: nothing says which is the best, or none of the best is valid.
         """
         if self.keep_best is None:
-            raise CheckpointError(
-                f"runner.{self.name}: has no keep_best, so none of its checkpoints is the best; add it"
-            )
+            what = f"runner.{self.name}: has no keep_best, so none of its checkpoints is the best"
+            raise CheckpointError(f"{what}; add it")
         metric, mode = self.keep_best.metric, self.keep_best.mode
         loop = (self.newest(with_training=True).training or {}).get("loop") or {}
         if record := loop.get("validation", {}).get("best"):
@@ -104,9 +103,8 @@ def resolve(path: Path) -> list[Path]:
     folders = [each for each in (path, path / FOLDER) if layout.committed_checkpoints(each)][:1]
     folders = folders or sorted(each for each in path.glob(f"*/{FOLDER}") if layout.committed_checkpoints(each))
     if not folders:
-        raise CheckpointError(
-            f"{path}: holds no checkpoint; name a step-… folder, a folder of them, or a file of weights"
-        )
+        remedy = "name a step-… folder, a folder of them, or a file of weights"
+        raise CheckpointError(f"{path}: holds no checkpoint; {remedy}")
     if len(folders) > 1:
         which = ", ".join(each.parent.name for each in folders)
         raise CheckpointError(f"{path}: holds checkpoints of several runners ({which}); name the folder of one of them")

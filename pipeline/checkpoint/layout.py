@@ -136,9 +136,8 @@ def check_size(path: Path, entry: FileEntry) -> None:
     if size is None:
         raise CheckpointError(f"{path}: is missing or no regular file, but {MANIFEST} lists it; use another checkpoint")
     if size != entry.size:
-        raise CheckpointError(
-            f"{path}: has {size} bytes, not the {entry.size} that were written; use another checkpoint"
-        )
+        what = f"has {size} bytes, not the {entry.size} that were written"
+        raise CheckpointError(f"{path}: {what}; use another checkpoint")
 
 
 def read_manifest(folder: Path) -> dict[str, FileEntry]:
@@ -152,15 +151,13 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
     try:
         content = storage.read_small(folder / MANIFEST, MAX_SIZE)
     except CheckpointError as error:
-        raise CheckpointError(
-            f"{folder}: is no checkpoint: {error}; name a step-… folder or a .safetensors file"
-        ) from error
+        what = f"{folder}: is no checkpoint: {error}"
+        raise CheckpointError(f"{what}; name a step-… folder or a .safetensors file") from error
     try:
         manifest = json.loads(content)
         if manifest["format"] != FORMAT:
-            raise CheckpointError(
-                f"{folder / MANIFEST}: format {manifest['format']!r} is not {FORMAT}; use the version that wrote it"
-            )
+            what = f"{folder / MANIFEST}: format {manifest['format']!r} is not {FORMAT}"
+            raise CheckpointError(f"{what}; use the version that wrote it")
         files = {name: _entry(name, entry) for name, entry in manifest["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{folder / MANIFEST}: is damaged ({error}); use another checkpoint") from error

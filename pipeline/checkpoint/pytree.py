@@ -118,9 +118,8 @@ def _structure(metadata: dict[str, str]) -> Any:
     if "state" not in metadata:
         raise CheckpointError("holds tensors, but no state that save_state wrote; load it as weights, or use another")
     if metadata.get("state_format") != FORMAT:
-        raise CheckpointError(
-            f"its format {metadata.get('state_format')!r} is not {FORMAT}; use the version that wrote it"
-        )
+        what = f"its format {metadata.get('state_format')!r} is not {FORMAT}"
+        raise CheckpointError(f"{what}; use the version that wrote it")
     if _count(metadata["state"]) > MAX_VALUES:
         raise CheckpointError(f"is damaged: its structure has more than {MAX_VALUES} values; use another")
     try:

@@ -72,18 +72,17 @@ def refuse_copy(run_dir: Path, original: Path, runner_name: str) -> None:
 
 
 def _go_on(link: Path, wanted: Path | None, run: str) -> None:
-    there = Path(os.readlink(link))
+    target = Path(os.readlink(link))
     if not link.is_dir():
-        raise StorageError(
-            f"{link}: leads to {there}, which is not there; mount its disk or bring it back, or begin a new run"
+        what = f"{link}: leads to {target}, which is not there"
+        raise StorageError(f"{what}; mount its disk or bring it back, or begin a new run")
+    if target.parent.name != run:
+        what = (
+            f"{link}: leads to {target}, the folder of the run {target.parent.name}; give the run directory that name"
         )
-    if there.parent.name != run:
-        raise StorageError(
-            f"{link}: leads to {there}, the folder of the run {there.parent.name}; give the run directory that name "
-            "again, or put a copy of the folder in the place of the link"
-        )
-    if there != wanted:
-        logger.warning(f"save_checkpoint_path has changed, and the run goes on where it began: in {there}")
+        raise StorageError(f"{what} again, or put a copy of the folder in the place of the link")
+    if target != wanted:
+        logger.warning(f"save_checkpoint_path has changed, and the run goes on where it began: in {target}")
 
 
 def newest_valid(writer: CheckpointWriter, with_training: bool = True) -> LoadedCheckpoint | None:
@@ -110,9 +109,8 @@ def newest_valid(writer: CheckpointWriter, with_training: bool = True) -> Loaded
         except CheckpointError as error:
             _set_aside(path, error, writer.disk)
     if damaged := layout.committed_checkpoints(folder) + layout.bad_checkpoints(folder):
-        raise NoCheckpointError(
-            f"{folder}: none of its {len(damaged)} checkpoints is valid; bring one back from a copy, or begin a new run"
-        )
+        what = f"{folder}: none of its {len(damaged)} checkpoints is valid"
+        raise NoCheckpointError(f"{what}; bring one back from a copy, or begin a new run")
     return None
 
 
@@ -199,8 +197,8 @@ def verify(path: Path) -> None:
 
 def later_checkpoints(path: Path) -> list[Path]:
     """The checkpoints that come after one in its folder, by step."""
-    there = layout.committed_checkpoints(path.parent)
-    return there[there.index(path) + 1 :]
+    paths = layout.committed_checkpoints(path.parent)
+    return paths[paths.index(path) + 1 :]
 
 
 def quarantine(path: Path, disk: Disk = DISK) -> Path:
