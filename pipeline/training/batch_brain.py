@@ -269,8 +269,9 @@ class BatchBrain:
             if self._before_batch_hook:
                 self._before_batch_hook(context=self._run_context, batch=batch)
         last = self._batches_taken == self._pass_batches
-        should_step = self._overrides_batch_hooks and self._closes_window(last)
         if self._overrides_batch_hooks:
+            filled = [scheduler.batches + 1 >= scheduler.accum_grad for scheduler in self._optim_schedulers]
+            should_step = last or any(filled)
             self.on_fit_batch_start(batch, should_step)
         if self._train_autocast is None:
             predictions = self.compute_forward(batch, TRAIN)
@@ -399,9 +400,6 @@ class BatchBrain:
     @property
     def _where(self) -> str:
         return f"phase.{self._phase_name}: " if self._phase_name else ""
-
-    def _closes_window(self, last: bool) -> bool:
-        return last or any(scheduler.batches + 1 >= scheduler.accum_grad for scheduler in self._optim_schedulers)
 
     def _reported_loss(self, losses: Losses) -> Tensor:
         """The loss that is reported: the one named ``loss``, else the sum; the others are logged by their names."""

@@ -270,9 +270,8 @@ class TrainLoop:
         }
         for phase, numbers in self.metrics.items():
             # A plugin may have added some.
-            numbers.update(
-                {name: as_number(number, f"metrics['{phase}']['{name}']") for name, number in numbers.items()}
-            )
+            for name, number in numbers.items():
+                numbers[name] = as_number(number, f"metrics['{phase}']['{name}']")
         training = snapshot(self.models, loop=loop, metrics=self.metrics)
         self.checkpoints.save(self.counters, self.metrics, training, self.iterations_of_weights())
 
