@@ -77,10 +77,9 @@ def _go_on(link: Path, wanted: Path | None, run: str) -> None:
         what = f"{link}: leads to {target}, which is not there"
         raise StorageError(f"{what}; mount its disk or bring it back, or begin a new run")
     if target.parent.name != run:
-        what = (
-            f"{link}: leads to {target}, the folder of the run {target.parent.name}; give the run directory that name"
-        )
-        raise StorageError(f"{what} again, or put a copy of the folder in the place of the link")
+        what = f"{link}: leads to {target}, the folder of the run {target.parent.name}"
+        remedy = "give the run directory that name again, or put a copy of the folder in the place of the link"
+        raise StorageError(f"{what}; {remedy}")
     if target != wanted:
         logger.warning(f"save_checkpoint_path has changed, and the run goes on where it began: in {target}")
 
