@@ -6,7 +6,7 @@ import ctypes
 import hashlib
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -99,36 +99,12 @@ def set_states(states: tuple[Any, ...]) -> None:
     random.setstate(of_python)
     torch.default_generator.set_state(of_torch)
     if of_numpy:
-        _restore_numpy(sys.modules["numpy"], of_numpy)
-
-
-def _restore_numpy(numpy: Any, state: Any) -> None:
-    address = _address(numpy) if isinstance(state, bytes) else None
-    if address is None:
-        numpy.random.set_state(state)
-    else:
-        _restore_memory(numpy, address, state)
-
-
-def to_plain(states: tuple[Any, ...]) -> dict[str, Any]:
-    """What ``get_states`` returned, as plain data and a tensor, which a checkpoint can hold."""
-    of_python, of_torch, of_numpy = states
-    if isinstance(of_numpy, bytes):
-        *words, place = memoryview(of_numpy).cast("I").tolist()
-        of_numpy = ("MT19937", words, place, 0, 0.0)
-    elif of_numpy:
-        kind, keys, *others = of_numpy
-        of_numpy = (kind, keys.tolist(), *others)
-    return {"python": of_python, "torch": of_torch, "numpy": of_numpy}
-
-
-def from_plain(plain: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The states that ``to_plain`` made plain; numpy's is left out where numpy is not in use."""
-    numpy, of_numpy = sys.modules.get("numpy"), plain["numpy"]
-    if numpy and of_numpy:
-        kind, keys, *others = of_numpy
-        of_numpy = (kind, numpy.array(keys, dtype=numpy.uint32), *others)
-    return plain["python"], plain["torch"], numpy and of_numpy
+        numpy = sys.modules["numpy"]
+        address = _address(numpy) if isinstance(of_numpy, bytes) else None
+        if address is None:
+            numpy.random.set_state(of_numpy)
+        else:
+            _restore_memory(numpy, address, of_numpy)
 
 
 @contextmanager

@@ -16,8 +16,9 @@ from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data._utils import worker as torch_worker
 
 from pipeline.checkpoint import pytree
+from pipeline.checkpoint.state import cpu_random_state, restore_cpu_random_state
 from pipeline.data.fetch import Progress, WorkerFailure, add_note, collate_error
-from pipeline.data.rng import RngStream, from_plain, seeded, to_plain
+from pipeline.data.rng import RngStream, seeded
 from pipeline.errors import CheckpointError, DataError
 
 _pin_memory: Callable[[Any], Any] = torch_pin_memory.pin_memory
@@ -160,7 +161,8 @@ class Shard:
         stream, size = self.stream, self.stream.batch_size or 1
         rng = RngStream(self.seed, stream.epoch, "stream", self.number if has_shard(stream.dataset) else 0)
         if self.state and self.state["draws"]:
-            rng.states = from_plain(self.state["draws"])
+            with rng.drawing():
+                restore_cpu_random_state(self.state["draws"])
         samples = self._samples()
         for number in numbers(self.state["batches"] if self.state else 0):
             try:
@@ -172,20 +174,22 @@ class Shard:
                 yield WorkerFailure.or_raise(error)
                 return
             if stream.position:
-                ended = len(fetched) < size
-                batch = BatchWithState(batch, self.number, self._state_dict(state, rng, number, ended=ended))
+                counts = {"batches": number + 1, "ended": len(fetched) < size, "seed": self.seed}
+                batch = BatchWithState(batch, self.number, {**counts, **state} if state else None)
             yield batch
 
-    def _fetch(self, samples: Iterator[Any], rng: RngStream, number: int) -> tuple[list[Any], Any]:
-        """The samples of a batch, and the state of the dataset after them."""
+    def _fetch(self, samples: Iterator[Any], rng: RngStream, number: int) -> tuple[list[Any], dict[str, Any] | None]:
+        """The samples of a batch, and the states of dataset and generators after them; None: the dataset has none."""
         stream, info = self.stream, get_worker_info()
         if stream.progress and info:
             samples = stream.progress.track(samples, number, info.id, fetched=True)
         try:
             with rng.drawing(), only_worker():
                 batch = list(islice(samples, stream.batch_size or 1))
-                keep_state = stream.position and has_state(self.dataset)
-                return batch, state_of(self.dataset, stream.where) if keep_state else None
+                if not (stream.position and has_state(self.dataset)):
+                    return batch, None
+                state = state_of(self.dataset, stream.where)
+                return batch, {"dataset": state, "draws": None if self.seed is None else cpu_random_state()}
         except Exception as error:
             add_note(error, stream.where, f"raised for {self._describe(number)}")
             raise
@@ -237,13 +241,6 @@ class Shard:
             if data_error := collate_error(error, stream.where, self._describe(number), samples, stream.collate):
                 raise data_error from error
             raise
-
-    def _state_dict(self, state: Any, rng: RngStream, number: int, *, ended: bool) -> dict[str, Any] | None:
-        """What it needs to go on after a batch; None where the dataset has no state."""
-        if not has_state(self.dataset):
-            return None
-        draws = to_plain(rng.states) if rng.states else None
-        return {"batches": number + 1, "ended": ended, "seed": self.seed, "draws": draws, "dataset": state}
 
     def _describe(self, number: int) -> str:
         worker = f" of the worker that reads share {self.number}" if self.count > 1 else ""
