@@ -133,24 +133,28 @@ def in_worker() -> str:
     return f", in worker {info.id}" if info else ""
 
 
-def collate_error(error: Exception, where: str, which: str, samples: Any, collate: Any) -> DataError | None:
-    """The error for a failure of torch's collate, which names no sample; a user's function gets a note instead.
+def collated(collate: Callable[[Any], Any], samples: Any, where: str, which: object) -> Any:
+    """A batch of samples.
 
     Args:
-        error: was raised.
+        collate: the function.
+        samples: what the dataset gave.
         where: the dataset.
         which: the samples, in words.
-        samples: what the dataset gave.
-        collate: the function.
+
+    Raises:
+        DataError: torch's collate has failed, which names no sample; an error of a user's function gets a note instead.
     """
-    if collate not in TORCH_COLLATES:
-        add_note(error, where, f"collate_fn failed on {which}: {describe_samples(samples)}")
-        return None
-    reason = str(error).partition("\n")[0]
-    remedy = "return the same from each, in numbers or in tensors of one shape, or name a collate_fn that pads them"
-    return DataError(
-        f"{where}: torch's collate makes no batch of {which}{in_worker()}: {describe_samples(samples)} ({reason}); {remedy}"
-    )
+    try:
+        return collate(samples)
+    except Exception as error:
+        if collate not in TORCH_COLLATES:
+            add_note(error, where, f"collate_fn failed on {which}: {describe_samples(samples)}")
+            raise
+        what = f"torch's collate makes no batch of {which}{in_worker()}: {describe_samples(samples)}"
+        reason = str(error).partition("\n")[0]
+        remedy = "return the same from each, in numbers or in tensors of one shape, or name a collate_fn that pads them"
+        raise DataError(f"{where}: {what} ({reason}); {remedy}") from error
 
 
 def format_indices(indices: Any) -> str:
@@ -257,9 +261,9 @@ class FetchedDataset(Dataset[Any]):
         """The batch, or a WorkerFailure; the generators of this process are afterwards as they were."""
         try:
             if self.seed is None:
-                return self._collate(request, self._samples(request))
+                return collated(self.collate, self._samples(request), self.where, request)
             with seeded(self.seed, request.epoch, "batch", request.position):
-                return self._collate(request, self._samples(request))
+                return collated(self.collate, self._samples(request), self.where, request)
         except Exception as error:
             return WorkerFailure.or_raise(error)
 
@@ -282,14 +286,6 @@ class FetchedDataset(Dataset[Any]):
             raise DataError(f"{self.where}: {what}, {remedy}") from error
         except Exception as error:
             add_note(error, self.where, f"raised for {format_indices(failing)}, fetching {request}")
-            raise
-
-    def _collate(self, request: BatchRequest, samples: Any) -> Any:
-        try:
-            return self.collate(samples)
-        except Exception as error:
-            if data_error := collate_error(error, self.where, str(request), samples, self.collate):
-                raise data_error from error
             raise
 
 

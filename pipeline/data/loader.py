@@ -7,7 +7,7 @@ import inspect
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sized
 from itertools import islice
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from loguru import logger
@@ -24,7 +24,7 @@ from torch.utils.data import (
 from pipeline.config.schema import DatasetSchema
 from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, draws_nothing
 from pipeline.data.rng import get_states, mix, set_states
-from pipeline.data.stream import InitialState, Stream, StreamPosition, has_shard, has_state, state_of, unknown_position
+from pipeline.data.stream import Stream, StreamPosition, has_shard, has_state, state_of, unknown_position
 from pipeline.data.workers import IgnoreSignals, Workers, signals_blocked, without_death_reports
 from pipeline.errors import ConfigError, DataError, one_of
 from pipeline.signals import SHUTDOWN
@@ -134,11 +134,9 @@ class EpochSampler(Sampler[int]):
     """
 
     def __init__(self, length: int, shuffle: bool, seed: int | None) -> None:
-        self.length = length
-        self.shuffle = shuffle
+        self.length, self.shuffle, self.epoch = length, shuffle, 0
         draw = seed is None and shuffle
         self.seed = int(torch.randint(2**31, ()).item()) if draw else seed or 0
-        self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch whose order comes next, from 0."""
@@ -196,7 +194,7 @@ class SeededLoader(DataLoader[Any]):
         super().__init__(dataset, **keywords)
         self.streams = isinstance(dataset, IterableDataset)
         in_process = self.streams and not self.num_workers and has_state(dataset)
-        self._initial_state = InitialState(dataset, self.where) if in_process else None
+        self._initial_state = state_of(dataset, self.where) if in_process else None
         if self.persistent_workers and (self.streams or hasattr(dataset, "set_epoch")):
             raise ConfigError(
                 f"persistent_workers: is True, but the workers of {type(dataset).__name__} have to be told the epoch; "
@@ -212,7 +210,10 @@ class SeededLoader(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         """The batches of the epoch; torch's own iterator, if no workers, messages or position of ours are needed."""
-        if not (self.streams or self._skip or self.num_workers) and (self.seed is None or self._cannot_fail()):
+        uniform = type(self.dataset) is TensorDataset and type(self.sampler) is EpochSampler
+        # Slices of tensors draw no random numbers and cannot fail: torch's own iterator is enough.
+        certain = self.seed is None or (uniform and draws_nothing(self.dataset, self.collate_fn))
+        if certain and not (self.streams or self._skip or self.num_workers):
             return super().__iter__()
         fetching = self._fetching or self._make_fetching()
         if self.persistent_workers:
@@ -226,18 +227,15 @@ class SeededLoader(DataLoader[Any]):
             batches = Workers(batches, self.where, fetching.progress, fetching.requests).batches()
         return self.position.track(batches) if self.position else batches
 
-    def _cannot_fail(self) -> bool:
-        """Whether a pass draws no random numbers and cannot fail, so that torch's own iterator is enough."""
-        uniform = type(self.dataset) is TensorDataset and type(self.sampler) is EpochSampler
-        return uniform and draws_nothing(self.dataset, self.collate_fn)
-
     def _make_fetching(self) -> SeededLoader:
         """This loader as its workers see it: the dataset returns whole batches, and nothing is left to collate."""
         progress = Progress(self.num_workers) if self.num_workers else None
         if isinstance(self.dataset, IterableDataset):
-            return self.with_parts(
-                dataset=self._stream(progress), batch_sampler=None, collate_fn=_identity, progress=progress
+            stream = Stream(
+                self.dataset, self.collate_fn, self.batch_size, self.drop_last, self.seed, self.epoch, self.where
             )
+            stream.position, stream.initial_state, stream.progress = self.position, self._initial_state, progress
+            return self.with_parts(dataset=stream, batch_sampler=None, collate_fn=_identity, progress=progress)
         batched = self.batch_sampler is not None
         # Enough to tell at which of them a worker failed: all those that it may not have answered.
         history = self.num_workers * (self.prefetch_factor or 0) + 1 if progress else 0
@@ -246,27 +244,7 @@ class SeededLoader(DataLoader[Any]):
         seed = None if draws_nothing(self.dataset, self.collate_fn) else self.seed
         dataset = FetchedDataset(self.dataset, self.collate_fn, seed, batched, self.where, progress)
         parts = {"dataset": dataset, "batch_sampler" if batched else "sampler": requests}
-        fetching = self.with_parts(**parts, collate_fn=_identity, progress=progress)
-        fetching.requests = requests
-        return fetching
-
-    def _stream(self, progress: Progress | None) -> Stream:
-        return Stream(
-            cast("IterableDataset[Any]", self.dataset),
-            self.collate_fn,
-            self.batch_size,
-            self.drop_last,
-            self.seed,
-            self.epoch,
-            self.where,
-            self.position,
-            self._initial_state,
-            progress,
-        )
-
-    def skip(self, batches: int) -> SeededLoader:
-        """The same loader without its first batches, which are not fetched; not of a stream."""
-        return self.with_parts(_skip=batches)
+        return self.with_parts(**parts, collate_fn=_identity, progress=progress, requests=requests)
 
     def with_position(self, state: Mapping[str, Any] | None = None) -> SeededLoader:
         """The same loader of a stream for one pass, whose position it keeps.
@@ -287,7 +265,7 @@ class SeededLoader(DataLoader[Any]):
     def with_parts(self, **parts: Any) -> SeededLoader:
         """A copy of this loader with other parts, which a DataLoader does not allow to assign."""
         other = copy.copy(self)
-        vars(other).update(parts, _fetching=None, requests=None, _iterator=None)
+        vars(other).update({"_fetching": None, "requests": None, "_iterator": None, **parts})
         return other
 
     def __len__(self) -> int:
@@ -418,7 +396,11 @@ def overfit_batches(loader: Any, count: int) -> OverfitLoader:
         return overfit_batches(loader.loader, min(count, loader.count))
     order = order_of(loader)
     if isinstance(loader, SeededLoader) and isinstance(order, EpochSampler):
-        return OverfitLoader(_without_shuffling(loader, order), count)
+        ordered, batches = EpochSampler(len(order), shuffle=False, seed=order.seed), loader.batch_sampler
+        parts: dict[str, Any] = {"sampler": ordered}
+        if isinstance(batches, BatchSampler):
+            parts["batch_sampler"] = BatchSampler(ordered, batches.batch_size, batches.drop_last)
+        return OverfitLoader(loader.with_parts(epoch=0, **parts), count)
     stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
     if stream or isinstance(order, SequentialSampler) or isinstance(loader, list | tuple):
         return OverfitLoader(loader, count)
@@ -426,16 +408,6 @@ def overfit_batches(loader: Any, count: int) -> OverfitLoader:
         f"overfit_batches: {count} cannot be had of a {type(loader).__name__} whose order a {type(order).__name__} "
         "decides; make it without a sampler of its own, e.g. with make_loader, or use limit_batches"
     )
-
-
-def _without_shuffling(loader: SeededLoader, sampler: EpochSampler) -> SeededLoader:
-    """A loader of the same dataset in its order, in epoch 0."""
-    ordered = EpochSampler(len(sampler), shuffle=False, seed=sampler.seed)
-    batches = loader.batch_sampler
-    if not isinstance(batches, BatchSampler):
-        return loader.with_parts(epoch=0, sampler=ordered)
-    size, drop_last = batches.batch_size, batches.drop_last
-    return loader.with_parts(epoch=0, sampler=ordered, batch_sampler=BatchSampler(ordered, size, drop_last))
 
 
 def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None = None) -> Any:
@@ -460,7 +432,7 @@ def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None
             return loader
         return FastForward(loader, done) if done else loader
     if not loader.streams:
-        return loader.skip(done) if done else loader
+        return loader.with_parts(_skip=done) if done else loader
     if done and position:
         _check_division(loader, position)
     # Whether what ``shard`` returns has a state is known only in its worker.
@@ -492,17 +464,15 @@ def position_of(loader: Any, done: int) -> dict[str, Any] | None:
 def _check_division(loader: SeededLoader, position: Mapping[str, Any]) -> None:
     """Raise if a stream is resumed with other shards: some samples would come twice, and others not at all."""
     if position["shares"] != loader.shards:
-        before = position["shares"]
-        raise DataError(
-            f"{loader.where}: num_workers is {loader.num_workers}, and the epoch was begun with {before}; each "
-            f"worker reads a part of the stream, so set it to {before} until the epoch is over"
-        )
-    if not position["states"] and position["batch_size"] != loader.batch_size:
-        before = position["batch_size"]
-        raise DataError(
-            f"{loader.where}: batch_size is {loader.batch_size}, and the epoch was begun with {before}; the "
-            f"batches are counted to find the place in it, so set it to {before} until the epoch is over"
-        )
+        what, before = f"num_workers is {loader.num_workers}", position["shares"]
+        why = "each worker reads a part of the stream"
+    elif not position["states"] and position["batch_size"] != loader.batch_size:
+        what, before = f"batch_size is {loader.batch_size}", position["batch_size"]
+        why = "the batches are counted to find the place in it"
+    else:
+        return
+    remedy = f"{why}, so set it to {before} until the epoch is over"
+    raise DataError(f"{loader.where}: {what}, and the epoch was begun with {before}; {remedy}")
 
 
 class FastForward:

@@ -17,7 +17,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from pipeline.checkpoint import pytree
 from pipeline.checkpoint.state import cpu_random_state, restore_cpu_random_state
-from pipeline.data.fetch import Progress, WorkerFailure, add_note, collate_error
+from pipeline.data.fetch import Progress, WorkerFailure, add_note, collated
 from pipeline.data.rng import RngStream, seeded
 from pipeline.errors import CheckpointError, DataError
 
@@ -94,28 +94,6 @@ def unknown_position(shards: int, batch_size: int | None, done: int) -> dict[str
     return {"shares": shards, "batch_size": batch_size, "taken": done, "last": None, "states": None}
 
 
-class InitialState:
-    """The state with which a dataset begins each epoch in the process that trains, where it keeps its place itself.
-
-    A worker has a copy of its own in each epoch. Here it is the same object in all, and each would begin where the one
-    before has ended.
-
-    Args:
-        dataset: has a state.
-        where: what messages begin with.
-    """
-
-    def __init__(self, dataset: Any, where: str) -> None:
-        self.dataset = dataset
-        self.state = state_of(dataset, where)
-
-    def restore(self, epoch: int) -> None:
-        """Put the dataset into it again."""
-        self.dataset.load_state_dict(copy.deepcopy(self.state))
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
-
-
 def has_state(dataset: Any) -> bool:
     """Whether a dataset can be saved in the middle of an epoch, and go on from there."""
     return all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
@@ -169,7 +147,9 @@ class Shard:
                 fetched, state = self._fetch(samples, rng, number)
                 if len(fetched) < (size if stream.drop_last else 1):
                     return
-                batch = self._collate(fetched, number)
+                items = fetched if stream.batch_size else fetched[0]
+                with seeded(self.seed, stream.epoch, "collate", self.number, number):
+                    batch = collated(stream.collate, items, stream.where, self._describe(number))
             except Exception as error:
                 yield WorkerFailure.or_raise(error)
                 return
@@ -202,8 +182,12 @@ class Shard:
             self.dataset = self._own_shard()
         if self.state:
             self.dataset.load_state_dict(self.state["dataset"])
-        elif stream.initial_state:
-            stream.initial_state.restore(stream.epoch)
+        elif stream.initial_state is not None:
+            # A worker has a copy of its own in each epoch. Here it is the same object in all, and each would begin where
+            # the one before has ended.
+            self.dataset.load_state_dict(copy.deepcopy(stream.initial_state))
+            if hasattr(self.dataset, "set_epoch"):
+                self.dataset.set_epoch(stream.epoch)
         if count == 1 or has_own:
             yield from self._iterate()
         else:
@@ -230,17 +214,6 @@ class Shard:
                 "return the dataset to iterate, self if it has changed itself"
             )
         return shard
-
-    def _collate(self, fetched: list[Any], number: int) -> Any:
-        stream = self.stream
-        samples = fetched if stream.batch_size else fetched[0]
-        try:
-            with seeded(self.seed, stream.epoch, "collate", self.number, number):
-                return stream.collate(samples)
-        except Exception as error:
-            if data_error := collate_error(error, stream.where, self._describe(number), samples, stream.collate):
-                raise data_error from error
-            raise
 
     def _describe(self, number: int) -> str:
         worker = f" of the worker that reads share {self.number}" if self.count > 1 else ""
@@ -293,7 +266,7 @@ class Stream(IterableDataset[Any]):
         epoch: from 0.
         where: what messages begin with.
         position: of the pass; then it gives each batch as a ``BatchWithState``. None: nobody asks.
-        initial_state: of the dataset in this process.
+        initial_state: with which the dataset begins each epoch in the process that trains, where it keeps its place itself.
         progress: of the workers.
     """
 
@@ -305,7 +278,7 @@ class Stream(IterableDataset[Any]):
     epoch: int
     where: str
     position: StreamPosition | None = None
-    initial_state: InitialState | None = None
+    initial_state: Any = None
     progress: Progress | None = None
 
     def __iter__(self) -> Iterator[Any]:
