@@ -190,11 +190,6 @@ class BatchRequest(NamedTuple):
     position: int
     indices: Any
 
-    @property
-    def many(self) -> bool:
-        """Whether it is for a batch of several samples."""
-        return isinstance(self.indices, list | tuple) and len(self.indices) > 1
-
     def __str__(self) -> str:
         """Which samples, and where in the epoch."""
         return f"{format_indices(self.indices)} (from place {self.position} of epoch {self.epoch} on)"

@@ -351,7 +351,17 @@ def length(loader: Any) -> int | None:
         return None
 
 
-class LimitedLoader:
+class _PartOfLoader:
+    """Some batches of a loader; in all else, the loader."""
+
+    def __init__(self, loader: Any, count: int) -> None:
+        self.loader, self.count = loader, count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+
+class LimitedLoader(_PartOfLoader):
     """The first batches of a loader, of each epoch its own; in all else, the loader.
 
     No batch after them is asked for; workers have made those that the loader prefetches.
@@ -361,18 +371,11 @@ class LimitedLoader:
         count: how many.
     """
 
-    def __init__(self, loader: Any, count: int) -> None:
-        self.loader = loader
-        self.count = count
-
     def __iter__(self) -> Iterator[Any]:
         return islice(self.loader, self.count)
 
     def __len__(self) -> int:
         return min(self.count, len(self.loader))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
 
 
 class OverfitLoader(LimitedLoader):
@@ -475,11 +478,8 @@ def _check_division(loader: SeededLoader, position: Mapping[str, Any]) -> None:
     raise DataError(f"{loader.where}: {what}, and the epoch was begun with {before}; {remedy}")
 
 
-class FastForward:
+class FastForward(_PartOfLoader):
     """Reads and skips the first batches of a loader, and returns the others."""
-
-    def __init__(self, loader: Any, count: int) -> None:
-        self.loader, self.count = loader, count
 
     def __iter__(self) -> Iterator[Any]:
         remedy = "; state_dict and load_state_dict in its dataset would spare that"
@@ -503,9 +503,6 @@ class FastForward:
 
     def __len__(self) -> int:
         return max(0, len(self.loader) - self.count)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
 
 
 def first_batch(loader: Any) -> Any:

@@ -78,15 +78,13 @@ class Workers:
         """What to raise in place of an error of torch's; None: the error itself."""
         if not self._processes or not isinstance(error, RuntimeError | OSError | EOFError):
             return None
-        message = None
+        text = str(error)
         # Meanwhile torch may report a death, once for each worker.
         for _ in self._processes:
             with suppress(RuntimeError), without_death_reports():
-                message = (
-                    self._explain_timeout(str(error)) or self.explain_death(str(error)) or self._death(self._dead())
-                )
-                break
-        return DataError(message) if message else None
+                message = self._explain_timeout(text) or self.explain_death(text) or self._death(self._dead())
+                return DataError(message) if message else None
+        return None
 
     def explain_death(self, text: str) -> str | None:
         """The error for torch's report of a dead worker; None if it is no such report, or of another pass."""
@@ -152,7 +150,8 @@ class Workers:
         request = next((request for request in self.requests.last if request.position == batch), None)
         if request is None:
             return f" at the batch from place {batch} of the epoch on"
-        return f" at sample {request.indices[sample]}, fetching {request}" if request.many else f" at {request}"
+        many = isinstance(request.indices, list | tuple) and len(request.indices) > 1
+        return f" at sample {request.indices[sample]}, fetching {request}" if many else f" at {request}"
 
 
 @contextmanager

@@ -139,7 +139,7 @@ class RunDirectory:
         self._lock: FileIO | None = None
 
     @classmethod
-    def new(cls, output_dir: Path, config_name: str, runners: Iterable[str] = ()) -> RunDirectory:
+    def new(cls, output_dir: Path, config_name: str) -> RunDirectory:
         """Make the folder, and the link ``latest`` to it.
 
         Raises:
@@ -149,7 +149,6 @@ class RunDirectory:
         with storing(parent):
             parent.mkdir(parents=True, exist_ok=True)
             directory = cls(new_folder(parent))
-            directory.add(runners)
             _link(parent / "latest", directory.path.name)
         return directory
 
@@ -207,12 +206,8 @@ class RunDirectory:
             LockedError: another process holds it.
             StorageError: the storage refuses, or has no locks.
         """
-        with lock_held(self.path / "lock") as lock:
-            self._lock = lock
-            try:
-                yield
-            finally:
-                self._lock = None
+        with lock_held(self.path / "lock") as self._lock:
+            yield
 
     def write(self, name: str, content: str) -> None:
         """Replace a file as a whole: a reader sees the old one or the new one.
@@ -249,7 +244,7 @@ class RunDirectory:
         Raises:
             StorageError: it is not.
         """
-        if self._lock and not is_at(self._lock, self.path / "lock"):
+        if self._lock and not self._lock.closed and not is_at(self._lock, self.path / "lock"):
             raise StorageError(f"{self.path}: was removed or replaced while the run was going on; begin a new run")
 
     def is_done(self, runner: str) -> bool:

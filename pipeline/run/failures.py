@@ -33,15 +33,10 @@ def reporting(run: Run) -> Iterator[None]:
         yield
     except (StoppedError, KeyboardInterrupt) as error:
         if not run.failed:
-            _report(error, run)
+            headline = f"between two runners: {error or type(error).__name__}"
+            log_error(error, headline)
+            _best_effort("status.json", _write_status, error, headline, run.directory, run.directory.read_status())
         raise
-
-
-def _report(error: BaseException, run: Run) -> None:
-    headline = f"between two runners: {error or type(error).__name__}"
-    log_error(error, headline)
-    counters = run.directory.read_status()
-    _best_effort("status.json", lambda: _write_status(error, headline, run.directory, counters))
 
 
 def handle_failure(error: BaseException, runner: RunnerSession, resources: ExitStack, run: Run) -> None:
@@ -64,15 +59,15 @@ def _handle(error: BaseException, runner: RunnerSession, resources: ExitStack, r
     if stage != "trainer":
         _best_effort("on_stage_error", lambda: runner.hooks.on_stage_error(name=stage, context=context, error=error))
     if stage != "terminal" and not runner.completed:
-        _best_effort("abort", lambda: _abort(runner, error))
+        _best_effort("abort", _abort, runner, error)
     if not runner.completed:
         _best_effort("after_pipeline", lambda: runner.hooks.after_pipeline(context=context))
     _best_effort("closing the resources", resources.close)
     # Storage that has refused before refuses this as well, which is said once.
     level = "DEBUG" if isinstance(error, StorageError) else "ERROR"
-    _best_effort("context.json", lambda: run.write_accesses(context), level)
+    _best_effort("context.json", run.write_accesses, context, level=level)
     counters = dict.__getitem__(context, "train_state")
-    _best_effort("status.json", lambda: _write_status(error, headline, run.directory, counters), level)
+    _best_effort("status.json", _write_status, error, headline, run.directory, counters, level=level)
 
 
 def _write_status(error: BaseException, headline: str, directory: RunDirectory, counters: Mapping[str, int]) -> None:
@@ -126,9 +121,9 @@ def _abort(runner: RunnerSession, error: BaseException) -> None:
         terminal.abort(runner.context, error)
 
 
-def _best_effort(what: str, act: Callable[[], object], level: str = "ERROR") -> None:
+def _best_effort(what: str, act: Callable[..., object], *arguments: Any, level: str = "ERROR") -> None:
     try:
-        act()
+        act(*arguments)
     except PipelineError as second:
         logger.log(level, f"{what} failed as well: {second}")
     except BaseException as second:  # the first error is the one that counts, also before a second Ctrl-C

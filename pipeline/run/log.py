@@ -38,12 +38,7 @@ def to_stderr(level: str) -> None:
     logger.remove()
     logger.configure(extra={"rank": 0})
     logger.add(
-        _write_to_stderr,
-        level=level,
-        format=_STDERR_FORMAT,
-        colorize=on_terminal(),
-        diagnose=False,
-        backtrace=False,
+        _write_to_stderr, level=level, format=_STDERR_FORMAT, colorize=on_terminal(), diagnose=False, backtrace=False
     )
 
 

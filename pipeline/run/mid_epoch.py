@@ -33,14 +33,13 @@ class MidEpoch:
     def state_dict(self) -> dict[str, Any]:
         """What decides which samples come next, in later epochs too, and which gradients belong together."""
         loaders: Mapping[str, Any] = dict.get(self.context, "dataset") or {}
-        generators = {name: generators_of(loader) for name, loader in loaders.items()}
         accum_grad: dict[str, dict[str, int]] = {phase: {} for phase in dict.get(self.context, "model") or {}}
         for phase, name, scheduler in self._schedulers():
             accum_grad[phase][name] = scheduler.accum_grad
         return {
             "phases": [phase.name for phase in self.phases],
             "dataset": {name: _order(loader) for name, loader in loaders.items()},
-            "generators": {name: [generator.get_state() for generator in of] for name, of in generators.items()},
+            "generators": {name: [owned.get_state() for owned in generators_of(of)] for name, of in loaders.items()},
             "overfit_batches": self.settings.overfit_batches,
             "accum_grad": accum_grad,
         }

@@ -468,7 +468,9 @@ def test_a_lock_knows_when_its_file_is_gone_or_another() -> None:
 @pytest.fixture
 def directory() -> RunDirectory:
     """One of a run with a single runner."""
-    return RunDirectory.new(Path("runs"), "config", ["t"])
+    directory = RunDirectory.new(Path("runs"), "config")
+    directory.add(["t"])
+    return directory
 
 
 def test_a_runner_is_done_once_that_is_noted(directory: RunDirectory) -> None:
