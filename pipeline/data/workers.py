@@ -10,7 +10,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from multiprocessing.connection import wait
 from typing import Any
 from weakref import WeakSet
@@ -218,14 +217,8 @@ def signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-@cache
-def _kill_workers_at_exit() -> None:
-    """Python ends daemonic processes by SIGTERM, and waits for them: workers that ignore it would never end."""
-    # Registered after multiprocessing's own, and so called before it.
-    atexit.register(_kill_daemons)
-
-
 def _kill_daemons() -> None:
+    """Python ends daemonic processes by SIGTERM, and waits for them: workers that ignore it would never end."""
     # Otherwise torch reports the death of each.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for process in multiprocessing.active_children():
@@ -242,7 +235,9 @@ class IgnoreSignals:
 
     def __init__(self, worker_init_fn: Callable[[int], Any] | None = None) -> None:
         self.worker_init_fn = worker_init_fn
-        _kill_workers_at_exit()
+        # Once, however many loaders; registered after multiprocessing's own, and so called before it.
+        atexit.unregister(_kill_daemons)
+        atexit.register(_kill_daemons)
 
     def __call__(self, worker: int) -> None:
         """Called in the worker when it starts."""

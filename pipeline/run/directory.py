@@ -230,10 +230,11 @@ class RunDirectory:
         train_state: Mapping[str, int],
         exit_code: int | None = None,
         reason: str = "",
-        resumable: bool = False,
+        resumable: bool = True,
         error: str | None = None,
     ) -> None:
-        """Write ``status.json``."""
+        """Write ``status.json``; ``resumable``: whether the run can be resumed, if there is something to resume from."""
+        resumable = resumable and self.is_resumable()
         status = {"state": state, "exit_code": exit_code, "reason": reason, "resumable": resumable}
         counters = {name: train_state.get(name, 0) for name in ("iteration", "epoch")}
         self.write_json("status.json", {**status, **counters, "error": error})

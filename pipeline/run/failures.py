@@ -77,7 +77,7 @@ def _write_status(error: BaseException, headline: str, directory: RunDirectory, 
         states.get(code, "failed"),
         exit_code=code,
         reason=headline,
-        resumable=not isinstance(error, NoCheckpointError) and directory.is_resumable(),
+        resumable=not isinstance(error, NoCheckpointError),
         train_state=counters,
         error=f"{type(error).__name__}: {error}",
     )

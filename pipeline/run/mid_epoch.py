@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.config.schema import PhaseSchema, RunnerSchema
@@ -86,20 +86,13 @@ class MidEpoch:
         ]
         _refuse(checkpoint, lines, "the window of accumulation that is open has begun")
 
-    def _schedulers(self) -> Iterator[tuple[str, str, _Windowed]]:
+    def _schedulers(self) -> Iterator[tuple[str, str, Any]]:
         """(phase, name, OptimScheduler); a network stage of the user may have put anything there."""
         for phase, entry in (dict.get(self.context, "model") or {}).items():
             schedulers = entry.get("optim_schedulers") if isinstance(entry, Mapping) else None
             for name, scheduler in (schedulers or {}).items():
                 if hasattr(scheduler, "accum_grad") and hasattr(scheduler, "batches"):
                     yield phase, name, scheduler
-
-
-class _Windowed(Protocol):
-    """An OptimScheduler: how many batches make a window, and how many the open one has."""
-
-    accum_grad: int
-    batches: int
 
 
 def _order(loader: Any) -> dict[str, Any] | None:

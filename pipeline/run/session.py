@@ -224,18 +224,15 @@ class Run:
             self._write_stopped(last, unfinished, counters)
             return
         if contexts:
-            self.warn_unread(contexts)
+            reads = self.config.reads
+            reads.everything |= any(map(env_was_read, contexts.values()))
+            # Settings without effect, or misspelt names.
+            for line in reads.unread(self.config.tree, list(contexts)):
+                logger.warning(line)
         elif self.directory.read_status().get("state") == "done":
             # Otherwise it was interrupted after its last runner, just before this.
             return
-        self.directory.write_status("done", exit_code=ExitCode.DONE, train_state=furthest)
-
-    def warn_unread(self, contexts: Mapping[str, Context]) -> None:
-        """Log config values that nobody has read: settings without effect, or misspelt names."""
-        reads = self.config.reads
-        reads.everything |= any(map(env_was_read, contexts.values()))
-        for line in reads.unread(self.config.tree, list(contexts)):
-            logger.warning(line)
+        self.directory.write_status("done", exit_code=ExitCode.DONE, resumable=False, train_state=furthest)
 
     def _write_stopped(self, context: Context, unfinished: Sequence[str], counters: Mapping[str, int]) -> None:
         """Say where ``is_exit`` was written, and which runners are left."""
@@ -243,9 +240,7 @@ class Run:
         where = f"{written.stage} ({written.where}) of {dict.get(context, 'runner_name')}"
         reason = f"context['is_exit'] was set in {where}"
         logger.info(f"{reason}; the run ends here, and a resumed one goes on with {', '.join(unfinished)}")
-        resumable = self.directory.is_resumable()
-        code = ExitCode.DONE
-        self.directory.write_status("stopped", exit_code=code, reason=reason, resumable=resumable, train_state=counters)
+        self.directory.write_status("stopped", exit_code=ExitCode.DONE, reason=reason, train_state=counters)
 
 
 def env_was_read(context: Context) -> bool:
@@ -449,5 +444,4 @@ class RunnerSession:
 
     def write_running(self) -> None:
         """Write into ``status.json`` that the runner is running."""
-        directory, counters = self.run.directory, dict.__getitem__(self.context, "train_state")
-        directory.write_status("running", resumable=directory.is_resumable(), train_state=counters)
+        self.run.directory.write_status("running", train_state=dict.__getitem__(self.context, "train_state"))
