@@ -219,8 +219,7 @@ class BatchRequests(Sampler[BatchRequest]):
         for number, indices in enumerate(self.indices):
             if number >= self.skip:
                 request = BatchRequest(epoch, position, indices)
-                if self.last.maxlen:
-                    self.last.append(request)
+                self.last.append(request)
                 yield request
             position += length_hint(indices, 1)
 

@@ -252,10 +252,7 @@ class SeededLoader(DataLoader[Any]):
         Args:
             state: of the position at which to go on; None: the beginning of the epoch.
         """
-        position = StreamPosition(self.shards, self.batch_size)
-        if state:
-            position.load_state_dict(state)
-        return self.with_parts(position=position)
+        return self.with_parts(position=StreamPosition(self.shards, self.batch_size, state))
 
     @property
     def shards(self) -> int:

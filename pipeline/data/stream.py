@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count as numbers
 from itertools import islice
@@ -48,6 +48,7 @@ class StreamPosition:
     Args:
         shards: into how many parts the stream is divided: one for each worker.
         batch_size: of the loader.
+        state: a ``state_dict`` with states, at which to go on; None: the beginning of the epoch.
 
     Attributes:
         states: shard -> its state after the last batch of it; None where there was none yet.
@@ -55,13 +56,13 @@ class StreamPosition:
         done: how many batches of the pass were given so far.
     """
 
-    def __init__(self, shards: int, batch_size: int | None) -> None:
+    def __init__(self, shards: int, batch_size: int | None, state: Mapping[str, Any] | None = None) -> None:
         self.shards, self.batch_size = shards, batch_size
-        self.states: list[dict[str, Any] | None] = [None] * shards
-        self.last = shards - 1
-        self.done = 0
+        position = state or {"taken": 0, "last": shards - 1, "states": [None] * shards}
+        self.done, self.last = position["taken"], position["last"]
+        self.states: list[dict[str, Any] | None] = list(position["states"])
         self._has_states = True
-        self._previous: tuple[int, int, dict[str, Any] | None] = (self.last, 0, None)
+        self._previous: tuple[int, int, dict[str, Any] | None] = (shards - 1, 0, None)
 
     def track(self, batches: Iterable[BatchWithState]) -> Iterator[Any]:
         """The batches, while the position moves with them."""
@@ -83,10 +84,6 @@ class StreamPosition:
             last, shard, state = self._previous
             states[shard] = state
         return {**position, "last": last, "states": states}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a ``state_dict`` with states."""
-        self.done, self.last, self.states = state["taken"], state["last"], list(state["states"])
 
 
 def unknown_position(shards: int, batch_size: int | None, done: int) -> dict[str, Any]:
@@ -179,7 +176,12 @@ class Shard:
         stream, number, count = self.stream, self.number, self.count
         has_own = count > 1 and has_shard(self.dataset)
         if has_own:
-            self.dataset = self._own_shard()
+            with seeded(self.seed, stream.epoch, "shard"):
+                self.dataset = self.dataset.shard(rank=number, count=count)
+            if self.dataset is None:
+                what = f"{type(stream.dataset).__name__}.shard(rank={number}, count={count}) returned None"
+                remedy = "return the dataset to iterate, self if it has changed itself"
+                raise DataError(f"{stream.where}: {what}; {remedy}")
         if self.state:
             self.dataset.load_state_dict(self.state["dataset"])
         elif stream.initial_state is not None:
@@ -204,17 +206,6 @@ class Shard:
             what = f"{type(self.dataset).__name__}.__iter__ gives no iterator ({error})"
             raise DataError(f"{self.stream.where}: {what}; yield the samples in it, or return iter(…)") from error
 
-    def _own_shard(self) -> Any:
-        stream, number, count = self.stream, self.number, self.count
-        with seeded(self.seed, stream.epoch, "shard"):
-            shard = self.dataset.shard(rank=number, count=count)
-        if shard is None:
-            raise DataError(
-                f"{stream.where}: {type(self.dataset).__name__}.shard(rank={number}, count={count}) returned None; "
-                "return the dataset to iterate, self if it has changed itself"
-            )
-        return shard
-
     def _describe(self, number: int) -> str:
         worker = f" of the worker that reads share {self.number}" if self.count > 1 else ""
         return f"batch {number}{worker} in epoch {self.stream.epoch}"
@@ -222,11 +213,10 @@ class Shard:
 
 def has_shard(dataset: Any) -> bool:
     """Whether a dataset has a method ``shard(rank, count)``; a shard with other parameters means something else."""
-    try:
+    with suppress(AttributeError, TypeError):
         inspect.signature(dataset.shard).bind(rank=0, count=1)
-    except (AttributeError, TypeError):
-        return False
-    return True
+        return True
+    return False
 
 
 @contextmanager

@@ -58,10 +58,9 @@ def now() -> str:
 
 def is_at(lock: FileIO, path: Path) -> bool:
     """Whether the file of a lock is still at its path."""
-    try:
+    with suppress(OSError):
         return os.path.samestat(os.fstat(lock.fileno()), path.stat())
-    except OSError:
-        return False
+    return False
 
 
 def _acquire(lock: FileIO, path: Path) -> None:
@@ -93,11 +92,10 @@ def _has_ended(holder: str) -> bool:
     if not match or match[1] != socket.gethostname():
         return False
     try:
+        os.kill(int(match[2]), 0)
+    except OSError as error:
         # A process of another user raises PermissionError.
-        with suppress(PermissionError):
-            os.kill(int(match[2]), 0)
-    except ProcessLookupError:
-        return True
+        return isinstance(error, ProcessLookupError)
     return False
 
 
@@ -184,8 +182,10 @@ class RunDirectory:
         """
         # Of os.path, which says of a name too long that nothing is there.
         if not os.path.isfile(path / "lock") or not any(os.path.isfile(path / name) for name in _FILES):
-            what = "is no run directory, which has a config.yaml and a lock"
-            raise ConfigError(f"{path}: {what}; check the path{_run_above(path)}")
+            what = "is no run directory, which has a config.yaml and a lock; check the path"
+            run = next((parent for parent in path.absolute().parents if (parent / "lock").is_file()), None)
+            remedy = f", or name {run} or {run}/<runner>/checkpoints/step-…" if run else ""
+            raise ConfigError(f"{path}: {what}{remedy}")
         return cls(path.resolve())
 
     def add(self, runners: Iterable[str]) -> None:
@@ -296,21 +296,13 @@ class RunDirectory:
             return False
 
 
-def _run_above(path: Path) -> str:
-    """The remedy for the path of something in a run directory."""
-    run = next((parent for parent in path.absolute().parents if (parent / "lock").is_file()), None)
-    return f", or name {run} or {run}/<runner>/checkpoints/step-…" if run else ""
-
-
 def new_folder(parent: Path, prefix: str = "") -> Path:
     """Make a new folder named after the time; two of the same second get two names."""
     while True:
         folder = parent / f"{prefix}{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-        try:
+        with suppress(FileExistsError):
             folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
+            return folder
 
 
 def _link(link: Path, target: str) -> None:
@@ -323,11 +315,10 @@ def _link(link: Path, target: str) -> None:
 
 def _is_complete(checkpoint: Path) -> bool:
     """Whether a checkpoint has the files that its manifest lists; their content is verified when it is read."""
-    try:
+    with suppress(CheckpointError, StorageError):
         layout.listed_files(checkpoint)
-    except (CheckpointError, StorageError):
-        return False
-    return True
+        return True
+    return False
 
 
 def _read_json(path: Path) -> dict[str, Any]:

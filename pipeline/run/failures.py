@@ -44,42 +44,37 @@ def handle_failure(error: BaseException, runner: RunnerSession, resources: ExitS
     run.failed = True
     # A signal has to wait: the run is ending anyway, and nothing of that is left out.
     with SHUTDOWN.defer(lambda: None):
-        _handle(error, runner, resources, run)
-
-
-def _handle(error: BaseException, runner: RunnerSession, resources: ExitStack, run: Run) -> None:
-    context, stage = runner.context, runner.context.stage
-    runner.restore_protected()
-    headline = describe(error, stage, runner)
-    log_error(error, headline)
-    # For whoever calls from Python; after the log, which has the headline as its first line.
-    error.add_note(headline)
-    context.enter("trainer")
-    context["error"] = error
-    if stage != "trainer":
-        _best_effort("on_stage_error", lambda: runner.hooks.on_stage_error(name=stage, context=context, error=error))
-    if stage != "terminal" and not runner.completed:
-        _best_effort("abort", _abort, runner, error)
-    if not runner.completed:
-        _best_effort("after_pipeline", lambda: runner.hooks.after_pipeline(context=context))
-    _best_effort("closing the resources", resources.close)
-    # Storage that has refused before refuses this as well, which is said once.
-    level = "DEBUG" if isinstance(error, StorageError) else "ERROR"
-    _best_effort("context.json", run.write_accesses, context, level=level)
-    counters = dict.__getitem__(context, "train_state")
-    _best_effort("status.json", _write_status, error, headline, run.directory, counters, level=level)
+        context, stage = runner.context, runner.context.stage
+        runner.restore_protected()
+        headline = describe(error, stage, runner)
+        log_error(error, headline)
+        # For whoever calls from Python; after the log, which has the headline as its first line.
+        error.add_note(headline)
+        context.enter("trainer")
+        context["error"] = error
+        if stage != "trainer":
+            _best_effort(
+                "on_stage_error", lambda: runner.hooks.on_stage_error(name=stage, context=context, error=error)
+            )
+        if stage != "terminal" and not runner.completed:
+            _best_effort("abort", _abort, runner, error)
+        if not runner.completed:
+            _best_effort("after_pipeline", lambda: runner.hooks.after_pipeline(context=context))
+        _best_effort("closing the resources", resources.close)
+        # Storage that has refused before refuses this as well, which is said once.
+        level = "DEBUG" if isinstance(error, StorageError) else "ERROR"
+        _best_effort("context.json", run.write_accesses, context, level=level)
+        counters = dict.__getitem__(context, "train_state")
+        _best_effort("status.json", _write_status, error, headline, run.directory, counters, level=level)
 
 
 def _write_status(error: BaseException, headline: str, directory: RunDirectory, counters: Mapping[str, int]) -> None:
     code = exit_code(error)
     states = {ExitCode.INTERRUPTED: "interrupted", ExitCode.STOPPED: "stopped"}
+    state, resumable = states.get(code, "failed"), not isinstance(error, NoCheckpointError)
+    what = f"{type(error).__name__}: {error}"
     directory.write_status(
-        states.get(code, "failed"),
-        exit_code=code,
-        reason=headline,
-        resumable=not isinstance(error, NoCheckpointError),
-        train_state=counters,
-        error=f"{type(error).__name__}: {error}",
+        state, exit_code=code, reason=headline, resumable=resumable, train_state=counters, error=what
     )
 
 

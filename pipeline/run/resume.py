@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -383,10 +383,9 @@ def _read(path: Path) -> str:
 
 
 def _text(path: Path) -> str:
-    try:
+    with suppress(*_UNREADABLE):
         return _read(path)
-    except _UNREADABLE:
-        return ""
+    return ""
 
 
 def _printable(line: str) -> str:

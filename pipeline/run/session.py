@@ -265,16 +265,12 @@ def open_runner(name: str, run: Run, resources: ExitStack, begin_fit: BeginFit) 
     # A config of its own: what a runner does to the arguments that it is given, the next does not see.
     config = run.config.in_run(run.directory.path)
     settings = config.runner(name)
-    manager, folder = plugin_manager(), run.directory.path / name / "checkpoints"
-    checkpointer = Checkpointer(folder, keep_last=settings.keep_last, asynchronous=True)
+    manager, run_dir = plugin_manager(), run.directory.path
+    checkpointer = Checkpointer(run_dir / name / "checkpoints", keep_last=settings.keep_last, asynchronous=True)
     resources.callback(checkpointer.wait)
     context = _new_context(config, settings)
     context.update(
-        device=run.devices[name],
-        hooks=manager.hook,
-        run_dir=run.directory.path,
-        checkpointer=checkpointer,
-        resources=resources,
+        device=run.devices[name], hooks=manager.hook, run_dir=run_dir, checkpointer=checkpointer, resources=resources
     )
     plugins = load_plugins(config.tree, config.workspace)
     if settings.threads:
@@ -348,14 +344,10 @@ class RunnerSession:
     completed: bool = False
 
     def __post_init__(self) -> None:
+        self.hooks = self.manager.hook
         self.classes = self.run.stage_classes[self.settings.name]
         self.mid_epoch = MidEpoch(self.context, self.settings, self.config.phases(self.settings))
         self.remember_protected()
-
-    @property
-    def hooks(self) -> pluggy.HookRelay:
-        """Calls the plugins."""
-        return self.manager.hook
 
     def build_plugins(self) -> None:
         """Build the plugins; from here on hooks call them, and checkpoints keep their state."""
@@ -367,8 +359,7 @@ class RunnerSession:
 
     def build(self, stage: str) -> PipelineStage:
         """The stage, built with its ``<stage>_args``."""
-        arguments: dict[str, Any] = getattr(self.settings, f"{stage}_args")
-        return self.classes[stage].from_context(self.context, **arguments)
+        return self.classes[stage].from_context(self.context, **getattr(self.settings, f"{stage}_args"))
 
     def run_stage(self, stage: str) -> None:
         """Build the stage and call its method, and check the keys that it declares.
