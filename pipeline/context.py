@@ -18,6 +18,7 @@ class EngineMode(Enum):
     LOCAL_CLUSTER = 3
 
 
+# Stage -> the method that the trainer calls, in the order in which they run.
 STAGES = {
     "instance": "instance",
     "network": "build_network",
@@ -25,8 +26,8 @@ STAGES = {
     "runner": "run",
     "terminal": "terminal",
 }
-"""Stage -> the method that the trainer calls, in the order in which they run."""
 
+# Status -> the stage to which it leads.
 STATUSES = {
     "uninit": "instance",
     "network_pass": "network",
@@ -34,7 +35,6 @@ STATUSES = {
     "train_pass": "runner",
     "terminal_pass": "terminal",
 }
-"""Status -> the stage to which it leads."""
 
 
 class PipelineStage(Protocol):
@@ -112,8 +112,8 @@ KEYS: tuple[ContextKey, ...] = (
     ),
     ContextKey("error", "BaseException", "trainer", "what ended the run, after a failure"),
 )
+# The counters of ``train_state``.
 TRAIN_STATE = ("iteration", "update", "epoch", "samples", "phase_index")
-"""The counters of ``train_state``."""
 _WRITERS = {key.name: key.writer for key in KEYS}
 
 

@@ -19,14 +19,15 @@ _T = TypeVar("_T")
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
+# Those that end the process at once when they come second: a closed terminal may send SIGHUP twice by itself.
 _INSISTING = frozenset(SIGNALS) - {signal.SIGHUP}
-"""Those that end the process at once when they come second: a closed terminal may send SIGHUP twice by itself."""
 
+# Seconds that a run has to end after the first signal.
 GRACE = 25.0
-"""Seconds that a run has to end after the first signal."""
 
+# Seconds after the first signal in which another may come from a process just forked, which shares our pipe for a
+# moment.
 _DEBOUNCE = 0.5
-"""Seconds after the first signal in which another may come from a process just forked, which shares our pipe for a moment."""
 
 
 class StoppedError(BaseException):
@@ -166,8 +167,8 @@ class GracefulShutdown:
             raise WaitInterrupted
 
 
+# One for the process, as signals are.
 SHUTDOWN = GracefulShutdown()
-"""One for the process, as signals are."""
 
 
 def exit_requested(context: dict[str, Any]) -> bool:

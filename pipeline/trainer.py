@@ -44,8 +44,8 @@ class GeneralTrainer:
         ConfigError: the config has faults; it lists all of them, and nothing was run.
     """
 
+    # Status -> stage. A subclass may add statuses that lead to a method of its own, which takes the context.
     statuses: ClassVar[Mapping[str, str]] = STATUSES
-    """Status -> stage. A subclass may add statuses that lead to a method of its own, which takes the context."""
 
     def __init__(self, config: Source | Config, overrides: Sequence[str] = (), resume: str | Path = NEVER) -> None:
         if faults := uncalled_faults(source.of_class(type(self)), TRAINER, OF_A_TRAINER):

@@ -17,16 +17,14 @@ from pipeline.user_code import class_path, classes, source
 from pipeline.user_code.context_flow import ANY, Flow, Use
 from pipeline.user_code.context_visitor import Arguments, Const, ContextVisitor, Function, Ref, Scalar, Value
 
+# The keys that stand in the context before the first stage.
 GIVEN = tuple(key.name for key in KEYS if key.writer == "trainer" and key.name != "error")
-"""The keys that stand in the context before the first stage."""
 
+# What the default network writes for each phase.
 _ENTRY = ("model", "brain", "optim_schedulers", "updater")
 
-"""What the default network writes for each phase."""
-
+# The way out of a fault that is none.
 _UNSEEN = "; if a stage writes it where check cannot see it, declare it in the `writes` of that stage"
-
-"""The way out of a fault that is none."""
 
 
 def default_definition(stage: str) -> source.Definition:

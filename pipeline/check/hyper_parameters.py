@@ -21,11 +21,11 @@ from pipeline.user_code.class_path import OPTIMIZERS, optimizer_name
 from pipeline.user_code.plugins import configured_plugins
 from pipeline.user_code.uncalled import BRAIN
 
+# Words of code that may read any of them.
 _WHOLE = {"hyper_parameters", "env", "config", "config_yaml", "yaml"}
-"""Words of code that may read any of them."""
 
+# Files of a workspace that are looked at.
 _MOST = 300
-"""Files of a workspace that are looked at."""
 
 
 class HyperParameterCheck:

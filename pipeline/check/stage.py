@@ -16,8 +16,8 @@ from pipeline.user_code.source import once
 
 EXPERIMENT = "pipeline.stages.experiment:ExperimentBase"
 
+# The methods of an experiment that are the user's; they are called without arguments.
 STEPS = ("train_batch", "valid", "setup_dataloader", "setup_model")
-"""The methods of an experiment that are the user's; they are called without arguments."""
 
 
 def is_experiment(definition: source.Definition) -> bool:
@@ -121,14 +121,14 @@ def _yields(node: ast.AST) -> bool:
     return any(isinstance(child, ast.Yield | ast.YieldFrom) or _yields(child) for child in below)
 
 
+# Methods that a stage may have without a base class having them.
 _OPTIONAL = {"terminal": {"abort"}}
-"""Methods that a stage may have without a base class having them."""
 
+# Methods that other trainers have, near which nobody calls one; and what to write instead.
 _ELSEWHERE, _INSTEAD = {"runner": ("train",)}, {"runner": "; the trainer calls run(context)"}
-"""Methods that other trainers have, near which nobody calls one; and what to write instead."""
 
+# Ways to reach methods that the source does not name.
 _BY_NAME = re.compile(r"getattr|__(dict|class|mro|bases|subclasses)__|methodcaller|attrgetter|\b(vars|dir)\(|inspect")
-"""Ways to reach methods that the source does not name."""
 
 
 def wrong_supers(definition: source.Definition) -> Iterator[str]:

@@ -12,9 +12,8 @@ from torch import Tensor
 
 _LONGEST = 60
 
+# Plain numbers in a list that are each named; of more, such as the state of a random generator, it is told how many.
 _FEW = 16
-
-"""Plain numbers in a list that are each named; of more, such as the state of a random generator, it is told how many."""
 
 
 @dataclass(frozen=True)

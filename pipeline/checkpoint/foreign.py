@@ -16,8 +16,8 @@ from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.errors import CheckpointError
 
 TORCH = (".pt", ".pth", ".bin")
+# Where others keep the weights in what they save.
 _WRAPPED = ("state_dict", "model_state_dict", "model")
-"""Where others keep the weights in what they save."""
 
 
 def read_weights(path: Path) -> LoadedCheckpoint:

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 from pipeline.checkpoint import storage
 from pipeline.errors import CheckpointError, StorageError
 
+# The name of a folder of checkpoints in the folder of a runner.
 FOLDER = "checkpoints"
-
-"""The name of a folder of checkpoints in the folder of a runner."""
 
 NEW = ".new"
 
@@ -75,9 +74,8 @@ MANIFEST = "manifest.json"
 
 FORMAT = 1
 
+# Bytes of a manifest; a file takes about 120.
 MAX_SIZE = 2**20
-
-"""Bytes of a manifest; a file takes about 120."""
 
 
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -178,18 +176,14 @@ def _entry(name: str, saved: Mapping[str, Any]) -> FileEntry:
     return FileEntry(sha256, size)
 
 
+# The counters and numbers.
 STATE = "state.json"
 
-"""The counters and numbers."""
-
+# What a run needs to go on, beside the weights.
 TRAINING = "training.safetensors"
 
-"""What a run needs to go on, beside the weights."""
-
+# What the files of weights end with, after the name of their phase.
 SUFFIX = ".safetensors"
 
-"""What the files of weights end with, after the name of their phase."""
-
+# Bytes of a ``state.json``.
 MAX_STATE = 16 * 2**20
-
-"""Bytes of a ``state.json``."""

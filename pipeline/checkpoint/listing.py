@@ -18,23 +18,20 @@ from pipeline.errors import CheckpointError, ConfigError
 
 METADATA = "__metadata__"
 
+# Bytes of a header.
 MAX_HEADER = 16 * 2**20
-
-"""Bytes of a header."""
 
 MAX_TENSORS = 100_000
 
+# The bytes of one number of each type.
 WIDTHS = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
     "U16": 2, "U32": 4, "U64": 8, "C64": 8, "F8_E4M3": 1, "F8_E5M2": 1,
 }  # fmt: skip
 
-"""The bytes of one number of each type."""
 
-
+# Values in a header; more are lists in lists, which would take a multiple of its size.
 MAX_VALUES = 3_000_000
-
-"""Values in a header; more are lists in lists, which would take a multiple of its size."""
 
 
 class Entry(NamedTuple):

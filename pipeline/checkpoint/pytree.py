@@ -18,13 +18,11 @@ from pipeline.errors import CheckpointError
 
 FORMAT = "1"
 
+# Levels of a state: what is deeper holds itself.
 MAX_DEPTH = 64
 
-"""Levels of a state: what is deeper holds itself."""
-
+# Plain values of a state; there may be as many numbers in tensors as the memory holds.
 MAX_VALUES = 2_000_000
-
-"""Plain values of a state; there may be as many numbers in tensors as the memory holds."""
 
 
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}

@@ -16,9 +16,8 @@ from pipeline.checkpoint.layout import MAX_STATE, STATE, SUFFIX, TRAINING
 from pipeline.checkpoint.safetensors_io import TensorFile
 from pipeline.errors import CheckpointError, one_of
 
+# Phase -> name -> the iteration that a number is of.
 Iterations = Mapping[str, Mapping[str, int]]
-
-"""Phase -> name -> the iteration that a number is of."""
 
 
 def iterations_at(metrics: Mapping[str, Any], iteration: int) -> Iterations:

@@ -26,9 +26,8 @@ DTYPES = {
 }  # fmt: skip
 
 
+# The metadata that lists, as JSON, the tensors of this type, which the format has no name for: they are pairs of F64.
 COMPLEX = "complex128"
-
-"""The metadata that lists, as JSON, the tensors of this type, which the format has no name for: they are pairs of F64."""
 
 
 class Packed(NamedTuple):

@@ -57,17 +57,14 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(each, device)
 
 
+# Under which the state of an optimizer keeps the options that the config gave it.
 CONFIG_OPTIONS = "configured"
 
-"""Under which the state of an optimizer keeps the options that the config gave it."""
-
+# The options of each parameter group.
 Options = Sequence[Mapping[str, Any]]
 
-"""The options of each parameter group."""
-
+# What torch's Adam and RMSprop make, of zeros, before their first step where an option asks for it, and only then.
 _NEEDED = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg", "momentum": "momentum_buffer"}
-
-"""What torch's Adam and RMSprop make, of zeros, before their first step where an option asks for it, and only then."""
 
 
 def options_of(optimizer: Optimizer) -> Options:
@@ -134,13 +131,11 @@ def _with_types(loaded: Any, saved: Any) -> Any:
     return loaded
 
 
+# Packages whose objects are not looked into; the standard library is among them.
 _OTHERS = {*sys.stdlib_module_names, "torch", "pipeline", "pipeline_plugins", "loguru", "numpy"}
 
-"""Packages whose objects are not looked into; the standard library is among them."""
-
+# Items of a list or dict that is looked through.
 _MOST = 100
-
-"""Items of a list or dict that is looked through."""
 
 
 def parts_of(models: Models) -> dict[str, Any]:
@@ -277,9 +272,8 @@ def _memory(value: Any) -> tuple[int, int]:
     return (value.data_ptr(), value.numel()) if own else (id(value), -1)
 
 
+# Phase -> the names of the parameters that are not trained.
 Frozen = dict[str, list[str]]
-
-"""Phase -> the names of the parameters that are not trained."""
 
 
 class InitialModels:

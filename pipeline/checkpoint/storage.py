@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 
 from pipeline.errors import CheckpointError, StageError, StorageError
 
+# What JSON has a form for, beside floats.
 _PLAIN = frozenset({int, str, bool, NoneType})
-
-"""What JSON has a form for, beside floats."""
 
 
 def finite(value: Any, where: str = "") -> Any:
@@ -117,9 +116,8 @@ def write_json(path: Path, content: Any) -> None:
 
 Buffer = bytes | memoryview
 
+# Bytes that are hashed, written or read at a time.
 CHUNK = 4 * 2**20
-
-"""Bytes that are hashed, written or read at a time."""
 
 
 class OpenFile(NamedTuple):
@@ -183,9 +181,8 @@ class Disk:
         return digest.hexdigest()
 
 
+# The one that there is, outside of tests.
 DISK = Disk()
-
-"""The one that there is, outside of tests."""
 
 
 def write_file(path: Path, parts: Sequence[Buffer], disk: Disk = DISK) -> tuple[str, int]:
@@ -279,9 +276,8 @@ def at_path(path: Path | str) -> Iterator[None]:
         raise CheckpointError(f"{path}: {error}") from error
 
 
+# What a damaged folder or disk says; anything else may pass, such as a permission or too many open files.
 _DAMAGE = {ENOENT, ELOOP, ENOTDIR, EISDIR, ENXIO, EIO, EINVAL, ENAMETOOLONG}
-
-"""What a damaged folder or disk says; anything else may pass, such as a permission or too many open files."""
 
 
 @contextmanager

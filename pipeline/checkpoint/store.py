@@ -123,9 +123,8 @@ def _set_aside(path: Path, reason: CheckpointError, disk: Disk) -> None:
     logger.warning(f"{reason}; it is now {apart.name}, and the one before it is used")
 
 
+# So many of the newest are always kept: if one turns out damaged, there is another.
 FEWEST = 2
-
-"""So many of the newest are always kept: if one turns out damaged, there is another."""
 
 
 class Retention:
@@ -215,9 +214,8 @@ def quarantine(path: Path, disk: Disk = DISK) -> Path:
     return target
 
 
+# Name -> what gives the parts of that file.
 Contents = Mapping[str, Callable[[], list[Buffer]]]
-
-"""Name -> what gives the parts of that file."""
 
 
 class CheckpointWriter:

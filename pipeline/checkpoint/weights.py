@@ -36,13 +36,11 @@ def _covers(pattern: str, name: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
+# Phase -> name -> tensor.
 Weights = Mapping[str, Mapping[str, Tensor]]
 
-"""Phase -> name -> tensor."""
-
+# Phase -> what the network stage built for it.
 Models = Mapping[str, Mapping[str, Any]]
-
-"""Phase -> what the network stage built for it."""
 
 
 @dataclass

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from pipeline.errors import DataError
 
+# Parts of a value, and samples of a batch, that a message lists.
 MAX_LISTED = 8
-
-"""Parts of a value, and samples of a batch, that a message lists."""
 
 
 def split(batch: Any) -> tuple[Any, Any]:

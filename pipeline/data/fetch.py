@@ -65,9 +65,8 @@ class Progress:
         return self._at[2 * worker], self._at[2 * worker + 1]
 
 
+# What a DataLoader collates with by default.
 TORCH_COLLATES = (default_collate, default_convert)
-
-"""What a DataLoader collates with by default."""
 
 
 class WorkerTracebackError(Exception):

@@ -15,13 +15,11 @@ import torch
 
 from pipeline.errors import DataError
 
+# (seed, epoch) of the batches being fetched in this process, the innermost last.
 _seeds: list[tuple[int, int]] = []
 
-"""(seed, epoch) of the batches being fetched in this process, the innermost last."""
-
+# Of 32 bits, that numpy's generator has in memory, one after the other; then comes its place in them, as many bits.
 _WORDS = 624
-
-"""Of 32 bits, that numpy's generator has in memory, one after the other; then comes its place in them, as many bits."""
 
 _SIZE = 4 * (_WORDS + 1)
 

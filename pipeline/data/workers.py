@@ -18,8 +18,8 @@ from pipeline.data.fetch import BatchRequests, Progress, WorkerFailure
 from pipeline.errors import DataError, ExitCode
 from pipeline.signals import SHUTDOWN, SIGNALS, StoppedError, WaitInterrupted
 
+# Those of all passes: torch tells of a dead one wherever the process that trains happens to be.
 RUNNING: WeakSet[Workers] = WeakSet()
-"""Those of all passes: torch tells of a dead one wherever the process that trains happens to be."""
 
 _DIED = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 _REMEDIES = {

@@ -47,9 +47,8 @@ def refuse_several_processes() -> None:
         raise ConfigError([Fault(f"environment WORLD_SIZE={world_size}", 0, 0, "", message)])
 
 
+# cuBLAS repeats itself only with buffers of a fixed size, and reads their size when it is first used.
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
-
-"""cuBLAS repeats itself only with buffers of a fixed size, and reads their size when it is first used."""
 
 
 @contextmanager

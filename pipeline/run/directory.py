@@ -23,9 +23,8 @@ from pipeline.checkpoint import layout, storage
 from pipeline.checkpoint.storage import no_link, storing
 from pipeline.errors import CheckpointError, ConfigError, LockedError, StorageError
 
+# Those that this process holds.
 _locks: set[FileIO] = set()
-
-"""Those that this process holds."""
 
 
 @contextmanager
@@ -111,18 +110,15 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 _STAMP = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
+# By one of these, and its lock, a run directory is known: one may be damaged.
 _FILES = ("config.yaml", "command.txt", "environment.json", "status.json")
 
-"""By one of these, and its lock, a run directory is known: one may be damaged."""
-
+# Names the command that made the run for a purpose of its own; there is none where a user did.
 MADE_BY = "made_by.txt"
 
-"""Names the command that made the run for a purpose of its own; there is none where a user did."""
 
-
+# In the folder of a runner that has been through all its stages: the counters with which it ended.
 DONE = "done.json"
-
-"""In the folder of a runner that has been through all its stages: the counters with which it ended."""
 
 
 class RunDirectory:

@@ -12,9 +12,8 @@ from pipeline.context import Context
 from pipeline.data.loader import EpochSampler, SeededLoader, generators_of, order_of
 from pipeline.errors import CheckpointError
 
+# Under which checkpoints keep it.
 MID_EPOCH = "mid_epoch"
-
-"""Under which checkpoints keep it."""
 
 
 class MidEpoch:

@@ -29,12 +29,11 @@ _PACKAGES = (
     "five-stage-pipeline", "torch", "pyyaml", "pluggy", "loguru", "pydantic", "click", "rich", "safetensors", "numpy",
 )  # fmt: skip
 
+# The environment variables that are kept; no others, since they hold secrets.
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG",
     "WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "LANG", "TZ",
 )  # fmt: skip
-
-"""The environment variables that are kept; no others, since they hold secrets."""
 
 
 @dataclass(frozen=True)

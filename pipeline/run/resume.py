@@ -263,9 +263,8 @@ def _set_aside(checkpoints: Sequence[Path]) -> None:
         logger.warning(f"{path}: comes after what the run goes on from; it is now {store.quarantine(path).name}")
 
 
+# So many lines are logged of a file, or of the config.
 MAX_LINES = 20
-
-"""So many lines are logged of a file, or of the config."""
 
 _ENVIRONMENT = ("host", "platform", "python", "packages", "hardware", "git")
 

@@ -248,9 +248,8 @@ def env_was_read(context: Context) -> bool:
     return any(access.key == "env" and access.stage != "trainer" for access in context.accesses)
 
 
+# Calls ``begin_fit`` of the Brains of some phases.
 BeginFit = Callable[[Context, list[PhaseSchema], RunnerSchema], None]
-
-"""Calls ``begin_fit`` of the Brains of some phases."""
 
 
 def open_runner(name: str, run: Run, resources: ExitStack, begin_fit: BeginFit) -> RunnerSession:
@@ -307,9 +306,8 @@ def _new_context(config: Config, settings: RunnerSchema) -> Context:
     )
 
 
+# Context keys whose objects the trainer itself uses; a stage may change what is in them, but not replace them.
 PROTECTED = ("config", "runner_name", "hooks", "run_dir", "checkpointer", "train_state", "resources")
-
-"""Context keys whose objects the trainer itself uses; a stage may change what is in them, but not replace them."""
 
 
 @dataclass

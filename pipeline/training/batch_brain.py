@@ -66,8 +66,8 @@ def losses_by_name(returned: Any, where: str) -> Losses:
     return losses
 
 
+# Kept, since each look-up of an enum's member is a call.
 TRAIN = Stage.TRAIN
-"""Kept, since each look-up of an enum's member is a call."""
 
 
 class ConstructorError(ConfigError, AttributeError):

@@ -43,8 +43,8 @@ class Brain(BatchBrain):
     """
 
     optimizers_dict: dict[str, Optimizer]
+    # Has the checkpoints of the debug fit that was the last; None where the last was none.
     _debug_folder: TemporaryDirectory[str] | None = None
-    """Has the checkpoints of the debug fit that was the last; None where the last was none."""
 
     def fit(
         self,

@@ -22,9 +22,8 @@ from pipeline.training.meters import Meters
 from pipeline.training.metrics.base import Mean, Metric, build_metrics
 from pipeline.user_code.tracebacks import error_context
 
+# Called with (predictions, target) of each evaluated batch.
 Observer = Callable[[Any, Any], None]
-
-"""Called with (predictions, target) of each evaluated batch."""
 
 
 @contextmanager

@@ -27,9 +27,8 @@ from pipeline.training.train_pass import train_epoch
 from pipeline.training.triggers import NEVER, Trigger
 from pipeline.training.updater import Updater, is_plain
 
+# Batches between two movements of the bar.
 EVERY = 50
-
-"""Batches between two movements of the bar."""
 
 
 @contextmanager
@@ -54,9 +53,8 @@ def pass_progress(title: str, batches: int | None, shown: bool | None) -> Iterat
         yield bar
 
 
+# The phase under which a Brain that runs by itself saves and reports.
 NAME = "brain"
-
-"""The phase under which a Brain that runs by itself saves and reports."""
 
 
 class Fit:

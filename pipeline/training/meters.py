@@ -11,9 +11,8 @@ from torch import Tensor
 
 from pipeline.errors import DataError
 
+# Numbers that may wait on their device until they are read.
 MOST = 1000
-
-"""Numbers that may wait on their device until they are read."""
 
 _STATE = (
     "batches", "samples", "nonfinite", "first", "_total", "_count", "_recent_total", "_recent_count",

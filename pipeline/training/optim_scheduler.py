@@ -22,9 +22,8 @@ from pipeline.user_code import class_path
 from pipeline.user_code.class_path import OPTIMIZERS, optimizer_name
 from pipeline.user_code.plugins import hook_or_none
 
+# What torch.compile puts before the names in a module that it wraps.
 COMPILED = "_orig_mod."
-
-"""What torch.compile puts before the names in a module that it wraps."""
 
 
 def trainable_parameters(model: nn.Module, updated_modules: str | Iterable[str] | None) -> dict[str, nn.Parameter]:
@@ -163,8 +162,8 @@ class OptimScheduler(ABC):
     ``ft_factor`` compound; here each is confined to the own parameters, group ratios stay, and rates scale the base.
     """
 
+    # Whether the schedule leaves the rate as it is, so that it need not be asked at each step.
     constant: ClassVar[bool] = False
-    """Whether the schedule leaves the rate as it is, so that it need not be asked at each step."""
 
     def __init__(
         self,

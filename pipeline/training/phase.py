@@ -70,13 +70,12 @@ def phase_errors(name: str) -> Iterator[None]:
             raise type(error)(f"{address}: {error}") from error
 
 
+# SpeechBrain's name of an option -> the runner's key, where they differ.
 _KEYS = {
     "max_grad_norm": "grad_clip",
     "grad_accumulation_factor": "accum_grad",
     "skip_nonfinite_grads": "check_gradients",
 }
-
-"""SpeechBrain's name of an option -> the runner's key, where they differ."""
 
 
 def run_options_for(runner: RunnerSchema, device: torch.device) -> RunOptions:

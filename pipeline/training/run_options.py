@@ -17,8 +17,8 @@ from pipeline.config.validation import message
 from pipeline.errors import ConfigError, one_of
 from pipeline.run.device import refuse_several_processes, resolve_device
 
+# Option -> the precision that it means.
 DEPRECATED = {"auto_mix_prec": "fp16", "bfloat16_mix_prec": "bf16"}
-"""Option -> the precision that it means."""
 
 _SEVERAL = "several processes are not yet possible; leave it out"
 
@@ -26,6 +26,7 @@ _PROFILING = "profiling is not yet possible; leave it out"
 
 _BAR = "the progress bar chooses its own; leave it out"
 
+# SpeechBrain's other options: why they are refused, and what to do.
 NOT_TAKEN = {
     "data_parallel_backend": _SEVERAL,
     "data_parallel_count": _SEVERAL,
@@ -37,7 +38,6 @@ NOT_TAKEN = {
     "tqdm_barcolor": _BAR,
     "log_config": "log lines go through loguru; add a place for them with loguru.logger.add",
 }
-"""SpeechBrain's other options: why they are refused, and what to do."""
 
 
 def _precision(value: Any) -> Any:

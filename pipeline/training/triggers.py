@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.config.schema import Interval, RunnerSchema
 
+# An iteration that no run reaches.
 NEVER = 1 << 62
-"""An iteration that no run reaches."""
 
+# Iterations that may pass between two checks of the clock.
 LONGEST_STRIDE = 100
-"""Iterations that may pass between two checks of the clock."""
 
 _SECONDS = {"second": 1, "minute": 60}
 

@@ -251,9 +251,8 @@ def _spelling(name: Any, home: str) -> Any:
     return known.get(str(name).lower().replace("_", ""), name) if module else name
 
 
+# Where the class of a module is looked up that has only a name.
 MODULES = "torch.nn"
-
-"""Where the class of a module is looked up that has only a name."""
 
 
 METRICS = "pipeline.training.metrics"

@@ -240,9 +240,8 @@ def own_names(definition: source.Definition) -> set[str]:
     return {name for statement, _ in source.top_level(definition.node.body) for name in source.bound_names(statement)}
 
 
+# The statement that binds a name in a class, and the class.
 Member: TypeAlias = tuple[ast.stmt, source.Definition]
-
-"""The statement that binds a name in a class, and the class."""
 
 
 def member(definition: source.Definition, name: str, after: source.Definition | None = None) -> Member | None:
@@ -280,11 +279,10 @@ def own_declaration(definition: source.Definition, attribute: str) -> tuple[str,
 
 _KINDS = ("property", "staticmethod", "classmethod")
 
+# Decorators that leave a method as it is.
 _MARKS = {
     "abstractmethod", "wraps", "override", "final", "hookimpl", "no_grad", "inference_mode", "enable_grad",
 }  # fmt: skip
-
-"""Decorators that leave a method as it is."""
 
 
 def decoration(node: source.FunctionNode) -> str:

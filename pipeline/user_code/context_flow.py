@@ -13,8 +13,8 @@ from pipeline.user_code.classes import calls_super
 
 Action: TypeAlias = Literal["read", "write", "delete"]
 
+# A name that the source doesn't tell.
 ANY = "*"
-"""A name that the source doesn't tell."""
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from pipeline.user_code import source
 from pipeline.user_code.source import find_spec, once
 
 DISTRIBUTION = "five-stage-pipeline"
+# More files than this within each other Python would hardly import either.
 _DEPTH = 100
-"""More files than this within each other Python would hardly import either."""
+# Ways to change where Python looks for modules, or what there is to find.
 _MOVES = re.compile(
     r"\bsys\s*\.\s*(path|modules|meta_path)|from sys import|__path__|addsitedir|subprocess|os\.system|['\"]pip['\"]"
     r"|findspark|pyximport|jpype|\bclr\b"
 )
-"""Ways to change where Python looks for modules, or what there is to find."""
 
 
 def no_python(error: SyntaxError, file: str) -> str:

@@ -22,9 +22,8 @@ from pipeline.errors import ClassPathError, Fault, PluginError, one_of
 from pipeline.user_code import class_path, classes, source
 from pipeline.user_code.class_path import ClassPath
 
+# Hook -> its arguments, in calling order.
 HOOKS = {name: inspect.signature(spec) for name, spec in vars(hookspecs).items() if hasattr(spec, "pipeline_spec")}
-
-"""Hook -> its arguments, in calling order."""
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ _P = ParamSpec("_P")
 
 _T = TypeVar("_T")
 
+# What has been asked, and the answers; None outside of ``unchanging``.
 _KNOWN: ContextVar[dict[Any, Any] | None] = ContextVar("known", default=None)
-
-"""What has been asked, and the answers; None outside of ``unchanging``."""
 
 
 @contextmanager
@@ -95,9 +94,8 @@ FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 _WORKSPACES = "pipeline.workspaces."
 
+# Ways to define names that don't stand in the source.
 _BY_CODE = re.compile(r"(globals|locals|vars)\(\)|(?<![.\w])exec\(|sys\.modules\[__name__\]|^\s+global ", re.MULTILINE)
-
-"""Ways to define names that don't stand in the source."""
 
 
 class NotDefinedError(LookupError):

@@ -11,6 +11,7 @@ BRAIN = "pipeline.training.brain:Brain"
 
 TRAINER = "pipeline.trainer:GeneralTrainer"
 
+# Method -> what to do instead; in a Brain, be it alone or in a config.
 OF_A_BRAIN = {
     "freeze_optimizers": "call requires_grad_(False) on what is to rest, in on_stage_start or on_fit_batch_start",
     "zero_grad": "gradients are forgotten after each optimizer step; what else it does belongs into on_fit_batch_end",
@@ -19,14 +20,14 @@ OF_A_BRAIN = {
     "check_loss_isfinite": "nonfinite_patience says how many losses may not be finite; look at them in compute_objectives",
     "update_average": "count_samples says by what losses are averaged; report other numbers with self.log",
 }
-"""Method -> what to do instead; in a Brain, be it alone or in a config."""
 
+# The same in a config, where the phase says what trains the Brain.
 IN_A_CONFIG = {
     **OF_A_BRAIN,
     "init_optimizers": "name the optimizers under optim_schedulers of the phase; an updater of your own may make its own",
 }
-"""The same in a config, where the phase says what trains the Brain."""
 
+# The same in a subclass of GeneralTrainer.
 OF_A_TRAINER = {
     **{
         stage: f"write a class for the stage, and name it as {stage}_class_path of the runner"
@@ -36,7 +37,6 @@ OF_A_TRAINER = {
     "reload_train_context": "write a plugin with before_stage, which is called before each stage",
     "handle_processor_exception": "write a plugin with on_stage_error, or abort(context, error) of the terminal stage",
 }
-"""The same in a subclass of GeneralTrainer."""
 
 
 def uncalled_faults(
@@ -76,8 +76,8 @@ def uncalled_faults(
     ]
 
 
+# Stands for every name, where code makes one up.
 _ANY = "*"
-"""Stands for every name, where code makes one up."""
 
 
 def _mentions(node: ast.AST, apart: Iterable[str]) -> Iterator[str]:

@@ -19,10 +19,10 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
+# Folder -> how often it was found to have changed.
 _COUNTS: dict[Path, int] = {}
-"""Folder -> how often it was found to have changed."""
+# Module -> its file, and what stood in it.
 _IMPORTED: dict[str, tuple[Path, bytes]] = {}
-"""Module -> its file, and what stood in it."""
 
 
 def package_name(folder: Path) -> str:
