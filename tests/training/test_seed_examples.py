@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -280,7 +279,7 @@ def test_so_it_may_in_a_run(config: Any, make_table: Any, names: tuple[str, ...]
 def test_every_other_name_of_ours_begins_with_an_underscore() -> None:
     brain = SimpleBrain({"model": nn.Linear(3, 3)}, opt_class=lambda x: SGD(x, 0.1))
     brain.fit(range(1), iter_of([[torch.rand(4, 3)]]))
-    options = {each.name for each in fields(RunOptions) if each.init}
+    options = set(RunOptions.model_fields)
     assert {name for name in dir(brain) if not name.startswith("_")} - options == OF_SPEECHBRAIN | OURS
 
 
