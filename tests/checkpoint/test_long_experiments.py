@@ -42,7 +42,7 @@ def test_hostile_and_absurd_files_are_refused_and_run_no_code_ours_within_little
     found = run("checkpoint_malicious.py")
     assert found["cases"] == found["refused"]
     assert found["code ran"] == 0
-    assert found["largest"]["MiB"] < 100  # type: ignore[index]
+    assert found["largest"]["MiB"] < 200  # type: ignore[index]
 
 
 def test_on_a_full_disk_the_save_fails_the_last_one_stays_and_it_goes_on_when_there_is_space() -> None:
