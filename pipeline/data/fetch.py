@@ -218,7 +218,8 @@ class BatchRequests(Sampler[BatchRequest]):
         for number, indices in enumerate(self.indices):
             if number >= self.skip:
                 request = BatchRequest(epoch, position, indices)
-                self.last.append(request)
+                if self.last.maxlen:
+                    self.last.append(request)
                 yield request
             position += length_hint(indices, 1)
 
