@@ -23,7 +23,7 @@ from pipeline.run.session import Run, RunnerSession
 from pipeline.signals import SHUTDOWN, StoppedError
 from pipeline.training.phase import begin_fit
 from pipeline.user_code import source
-from pipeline.user_code.uncalled import OF_A_TRAINER, TRAINER, uncalled_faults
+from pipeline.user_code.uncalled import TRAINER, TRAINER_REMEDIES, uncalled_faults
 
 
 class GeneralTrainer:
@@ -48,7 +48,7 @@ class GeneralTrainer:
     statuses: ClassVar[Mapping[str, str]] = STATUSES
 
     def __init__(self, config: Source | Config, overrides: Sequence[str] = (), resume: str | Path = NEVER) -> None:
-        if faults := uncalled_faults(source.of_class(type(self)), TRAINER, OF_A_TRAINER):
+        if faults := uncalled_faults(source.class_definition(type(self)), TRAINER, TRAINER_REMEDIES):
             raise ConfigError("\n".join(faults))
         # A subclass may order the stages otherwise.
         in_order = type(self) is GeneralTrainer

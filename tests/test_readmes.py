@@ -34,7 +34,7 @@ from pipeline.errors import ExitCode
 from pipeline.stages.base import METHODS
 from pipeline.training import metrics, schedules
 from pipeline.training.run_options import DEPRECATED
-from pipeline.user_code.plugins import HOOKS, installed
+from pipeline.user_code.plugins import HOOKS, installed_plugins
 from tests.conftest import command_texts
 
 REPOSITORY = Path(__file__).parents[1]
@@ -263,7 +263,7 @@ def test_the_examples_are_all_listed() -> None:
 
 def test_the_plugins_are_all_listed() -> None:
     rows = {row[0].strip("`"): row[1] for row in cells("plugins", "| plugin | by default | does |")}
-    assert rows == {name: "on" if name in DEFAULT_PLUGINS else "off" for name in installed()}
+    assert rows == {name: "on" if name in DEFAULT_PLUGINS else "off" for name in installed_plugins()}
 
 
 # Commands

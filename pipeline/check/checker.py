@@ -27,7 +27,7 @@ from pipeline.errors import ConfigError, Fault
 from pipeline.user_code import class_path, classes, source, uncalled
 from pipeline.user_code.context_flow import Flow
 from pipeline.user_code.plugins import HOOKS, Plugin, configured_plugins, plugin_faults
-from pipeline.user_code.source import unchanging
+from pipeline.user_code.source import file_cache
 
 
 @dataclass
@@ -70,7 +70,7 @@ def checked(config: Source, overrides: Sequence[str] = (), *, in_order: bool = T
     return found.config
 
 
-@unchanging()
+@file_cache()
 def inspect(config: Source, overrides: Sequence[str] = (), *, in_order: bool = True, resumes: bool = False) -> Checked:
     """Check a config file or dict and everything that it names; the arguments are those of ``checked``."""
     draft = ConfigBuilder(config, overrides)
@@ -173,7 +173,7 @@ class _RunnerCheck:
         definitions = {stage: self.stage(stage) for stage in STAGES}
         trainer = runner["trainer_class"]
         trainer_class = trainer.find_class("Trainer", uncalled.TRAINER) if trainer.is_written else None
-        for message in uncalled.uncalled_faults(trainer_class, uncalled.TRAINER, uncalled.OF_A_TRAINER):
+        for message in uncalled.uncalled_faults(trainer_class, uncalled.TRAINER, uncalled.TRAINER_REMEDIES):
             trainer.fault(message)
         default = {
             stage

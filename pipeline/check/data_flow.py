@@ -55,7 +55,7 @@ class StageFlow:
     @property
     def place(self) -> str:
         """``runner (your_runner.py:14)``."""
-        return f"{self.stage} ({self.definition.place})"
+        return f"{self.stage} ({self.definition.location})"
 
     @property
     def default_flow(self) -> Flow:
@@ -82,14 +82,14 @@ def flow_of_stage(
     _call(visitor, "__init__", _given(arguments or {}, Ref()))
     _call(visitor, method, Arguments([Ref()]))
     flow = visitor.flow()
-    promised = tuple(dict.fromkeys((*classes.declared(definition, "writes", method), *flow.promised)))
+    promised = tuple(dict.fromkeys((*classes.declared_keys(definition, "writes", method), *flow.declared_writes)))
     # A key that it declares to write, and whose write cannot be seen, may be there at any time.
     hidden = set(promised) - {use.key for use in flow.uses if use.action == "write"}
     uses = [replace(use, sure=use.sure and use.key not in hidden) for use in flow.uses]
     shown = {use.key for use in flow.demands()}
-    needed = [key for key in classes.declared(definition, "reads", method) if key not in shown]
-    uses = [*(Use(key, "read", definition.place, sure=True) for key in needed), *uses]
-    return replace(flow, uses=tuple(uses), promised=promised)
+    needed = [key for key in classes.declared_keys(definition, "reads", method) if key not in shown]
+    uses = [*(Use(key, "read", definition.location, sure=True) for key in needed), *uses]
+    return replace(flow, uses=tuple(uses), declared_writes=promised)
 
 
 def flow_of_plugin(
@@ -125,7 +125,7 @@ def _call(visitor: ContextVisitor, name: str, given: Arguments) -> None:
         elif member:
             visitor.mark_unknown(node)
     except RecursionError:
-        visitor.unknown = visitor.definition.place
+        visitor.unknown = visitor.definition.location
 
 
 def _given(arguments: Mapping[str, object], *values: Value) -> Arguments:
@@ -186,7 +186,7 @@ class DataFlow:
                     found.append(self._lacking(reader, use, items[use.key], entered))
             entered.append(reader)
             stage = self._following(stage, flow)
-            keys = (keys - flow.removed()) | set(flow.writes()) | added
+            keys = (keys - flow.removed_keys()) | set(flow.writes()) | added
             items |= reader.items
             found += _misspelt(reader)
         return [*found, *self._slips({(each.reader.stage, each.use.key) for each in found})]
@@ -230,7 +230,7 @@ class DataFlow:
     def _missing(self, reader: StageFlow, use: Use, keys: set[str], entered: list[StageFlow]) -> Missing:
         reads = f"{reader.stage} ({use.place}) reads context['{use.key}']"
         for each in reversed(entered):
-            if use.key in each.flow.removed():
+            if use.key in each.flow.removed_keys():
                 return Missing(reader, use, f"{reads}, which {each.place} removes; leave it there, or write it again")
         own = sorted(keys - set(GIVEN))
         because, blamed = self._because(reader, use, own, entered)
@@ -282,10 +282,10 @@ def _without(items: Mapping[str, Collection[str]], changed: Collection[str]) -> 
 def _misspelt(stage: StageFlow) -> Iterator[Missing]:
     """Keys that a stage declares to write, of which its source shows just similar ones."""
     shown = {use.key for use in stage.flow.uses if use.action == "write"}
-    for key in set(stage.flow.promised) - shown if not stage.flow.unknown else ():
-        for near in (near for near in shown - set(stage.flow.promised) if _is_slip(near, key)):
+    for key in set(stage.flow.declared_writes) - shown if not stage.flow.unknown else ():
+        for near in (near for near in shown - set(stage.flow.declared_writes) if _is_slip(near, key)):
             what = f"{stage.place} declares that it writes context['{key}'], and writes context['{near}']"
-            use = Use(key, "write", stage.definition.place, sure=True)
+            use = Use(key, "write", stage.definition.location, sure=True)
             yield Missing(stage, use, f"{what}; write one name in both places, or declare both")
 
 

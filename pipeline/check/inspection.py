@@ -11,7 +11,7 @@ from pipeline.config.load import unknown_name
 from pipeline.config.yaml_tree import DEFAULT, Node, Origin
 from pipeline.errors import ClassPathError, Fault, nearest, one_of
 from pipeline.user_code import class_path, classes, source
-from pipeline.user_code.classes import shown
+from pipeline.user_code.classes import describe_value
 
 
 class Inspection:
@@ -171,11 +171,11 @@ class Setting:
     def check_mapping(self) -> None:
         """A fault for arguments that have no names."""
         if self.node and not self.is_mapping and "${" not in str(self.node.value):
-            self.fault(f"is {shown(self.value)}; write a mapping")
+            self.fault(f"is {describe_value(self.value)}; write a mapping")
 
     def check_arguments(self, taken: classes.Parameters | None, what: str) -> None:
         """Check arguments by name against a signature; None: unknown."""
-        for name, message in taken.wrong(self.value, what).items() if taken and self.is_mapping else ():
+        for name, message in taken.argument_faults(self.value, what).items() if taken and self.is_mapping else ():
             (self[name] if name else self).fault(message, of_key=bool(name))
 
     def check_call(self, definition: source.Definition | None, origin: Origin, given: Sequence[str] = ()) -> None:
@@ -203,7 +203,7 @@ def _wrong_class(text: str, definition: source.Definition, base: str) -> str | N
     if classes.is_subclass(definition, base) is False:
         return class_path.wrong_base(text, definition.name, base)
     if left := classes.abstract_methods(definition):
-        return class_path.left_abstract(text, definition.name, left) + nearest(left[0], classes.methods(definition))
+        return class_path.missing_methods(text, definition.name, left) + nearest(left[0], classes.methods(definition))
     return None
 
 

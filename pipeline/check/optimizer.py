@@ -10,7 +10,7 @@ from pipeline.config.schema import too_short
 from pipeline.errors import one_of
 from pipeline.user_code import classes, source
 from pipeline.user_code.class_path import LR_SCHEDULERS, OPTIMIZERS, SCHEDULES, optimizer_name, schedule_name
-from pipeline.user_code.classes import Parameters, shown
+from pipeline.user_code.classes import Parameters, describe_value
 
 
 def check_short_form(runner: Setting, *, needed: bool, stepped: bool) -> None:
@@ -70,7 +70,7 @@ def _check_rate(settings: Setting) -> None:
         value = rate.value
         certain = rate.node and (value is None or isinstance(value, str | int | float | dict | list))
         if certain and not (isinstance(value, int | float) and value >= 0):
-            rate.fault(f"is {shown(value)}; write a number of at least 0, such as 0.001")
+            rate.fault(f"is {describe_value(value)}; write a number of at least 0, such as 0.001")
 
 
 OPTIM_SCHEDULER = "pipeline.training.optim_scheduler:OptimScheduler"
@@ -113,7 +113,7 @@ def check_optim_scheduler(scheduler: Setting, around: Around) -> None:
     arguments.check_arguments(_taken(definition), definition.name)
     optimizer, settings = arguments["optim_type"], arguments["optim_conf"]
     if optimizer.node and settings.is_mapping:
-        applies = not classes.undefined(definition, ("apply",), OPTIM_SCHEDULER)
+        applies = not classes.undefined_methods(definition, ("apply",), OPTIM_SCHEDULER)
         check_optimizer(settings, optimizer, stepped=around.stepped and not applies)
     loss = arguments["optim_loss"]
     name = "loss" if loss.value is None else loss.value

@@ -66,9 +66,9 @@ def _check_uncalled(runner: Setting, phase: Setting, definition: source.Definiti
     if any(path.node and not caller for path, caller in zip((updater, own_runner), callers, strict=True)):
         return
     model, infers = phase["model"], str(runner["class"].value).lower().endswith("infer")
-    remedies = uncalled.OF_A_BRAIN if infers else uncalled.IN_A_CONFIG
+    remedies = uncalled.BRAIN_REMEDIES if infers else uncalled.CONFIG_REMEDIES
     modules = [*phase.inspection.modules.values(), *(caller.module for caller in callers if caller)]
-    definition = source.of_class(model.value) if isinstance(model.value, type) else definition
+    definition = source.class_definition(model.value) if isinstance(model.value, type) else definition
     for message in uncalled.uncalled_faults(definition, BRAIN, remedies, modules):
         model.fault(message)
 
@@ -120,7 +120,7 @@ def _check_loss(phase: Setting, definition: source.Definition) -> None:
 
 def _check_brain(runner: Setting, model: Setting, definition: source.Definition) -> None:
     """Check that a Brain defines what it computes, and that its constructor calls ``super().__init__``."""
-    left = classes.undefined(definition, (*_COMPUTING, *_STEPPING), BRAIN)
+    left = classes.undefined_methods(definition, (*_COMPUTING, *_STEPPING), BRAIN)
     if set(_STEPPING) <= set(left):
         refuse_undefined(runner, model, definition, [name for name in _COMPUTING if name in left])
     above, complete = classes.ancestry(definition)
@@ -140,7 +140,7 @@ def refuse_undefined(runner: Setting, path: Setting, definition: source.Definiti
     """Report methods that the default runner calls and nothing defines."""
     if left and has_default_runner(runner):
         hint = nearest(left[0], classes.methods(definition))
-        path.fault(class_path.left_abstract(str(path.value), definition.name, left) + hint)
+        path.fault(class_path.missing_methods(str(path.value), definition.name, left) + hint)
 
 
 def has_default_runner(runner: Setting) -> bool:
@@ -172,7 +172,7 @@ def is_stepped(runner: Setting, phase: Setting) -> bool:
     if not definition or not has_default_runner(runner) or phase["updater"].value is not None:
         return False
     derives = classes.is_subclass(definition, BRAIN)
-    return derives is False or bool(derives and classes.undefined(definition, ("fit_batch",), BRAIN))
+    return derives is False or bool(derives and classes.undefined_methods(definition, ("fit_batch",), BRAIN))
 
 
 def _returned_keys(function: source.FunctionNode) -> set[str] | None:
@@ -371,7 +371,7 @@ class PhaseCheck:
         if definition and not isinstance(definition.node, source.ClassNode):
             path.fault(f"'{path.value}' is a function, not a class; name a class with update, compute and reset")
         elif definition:
-            refuse_undefined(self.runner, path, definition, classes.undefined(definition, METRIC))
+            refuse_undefined(self.runner, path, definition, classes.undefined_methods(definition, METRIC))
             metric["args"].check_call(definition, path.origin)
 
 

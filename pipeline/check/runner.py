@@ -216,8 +216,8 @@ def _check_experiment(name: str, runner: Setting) -> None:
 
 def with_experiment(flow: DataFlow, definition: source.Definition) -> DataFlow:
     """A runner's flow with an experiment, which may use any key from any of its methods."""
-    uses = tuple(Use(key, "write", definition.place, sure=False) for key in WRITES)
-    does = Flow(uses, opaque=frozenset(WRITES), unknown=definition.place)
+    uses = tuple(Use(key, "write", definition.location, sure=False) for key in WRITES)
+    does = Flow(uses, opaque=frozenset(WRITES), unknown=definition.location)
     runs = StageFlow("runner", definition, does, custom=True)
     return DataFlow({**flow.stages, "runner": runs}, flow.plugins)
 

@@ -27,7 +27,7 @@ from pipeline.training.optim_scheduler import OptimScheduler, trainable_paramete
 from pipeline.training.run_options import compile_modules
 from pipeline.training.schedules import Constant
 from pipeline.user_code import source
-from pipeline.user_code.uncalled import BRAIN, OF_A_BRAIN, uncalled_faults
+from pipeline.user_code.uncalled import BRAIN, BRAIN_REMEDIES, uncalled_faults
 
 __all__ = ["Brain", "Stage"]
 
@@ -194,7 +194,7 @@ class Brain(BatchBrain):
 
     def _refuse_uncalled(self) -> None:
         """Raise for methods that nobody calls; with a config, ``check`` reports them."""
-        faults = [] if self._in_run else uncalled_faults(source.of_class(type(self)), BRAIN, OF_A_BRAIN)
+        faults = [] if self._in_run else uncalled_faults(source.class_definition(type(self)), BRAIN, BRAIN_REMEDIES)
         if faults:
             raise ConfigError("\n".join(faults))
 

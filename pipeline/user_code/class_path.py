@@ -163,7 +163,7 @@ def _no_name(path: ClassPath, module: source.Module | None, home: source.Module)
     if not path.file:
         names = [*names, *(source.names(module) if module else ())]
         return f"'{path.text}': {where} has no '{path.name}'{nearest(path.name, names) or '; check the spelling'}"
-    outer = source.outer(module, path.name) if module else None
+    outer = source.outer_class(module, path.name) if module else None
     if outer:
         return f"'{path.text}': {where} defines '{path.name}' only inside of {outer}; move it out, to the top level"
     defined = ", ".join(names) or "no class"
@@ -208,7 +208,7 @@ def load_class(path: ClassPath | type, base: type) -> type:
     if not issubclass(found, base):
         raise ClassPathError(wrong_base(text, found.__name__, describe(base)))
     if inspect.isabstract(found):
-        raise ClassPathError(left_abstract(text, found.__name__, sorted(getattr(found, "__abstractmethods__", ()))))
+        raise ClassPathError(missing_methods(text, found.__name__, sorted(getattr(found, "__abstractmethods__", ()))))
     return found
 
 
@@ -222,7 +222,7 @@ def wrong_base(text: str, name: str, base: str) -> str:
     return f"'{text}': {name} does not derive from {base}; write `class {name}({base.rpartition(':')[2]})`"
 
 
-def left_abstract(text: str, name: str, methods: Iterable[str]) -> str:
+def missing_methods(text: str, name: str, methods: Iterable[str]) -> str:
     """The message for a class that leaves methods of its base abstract."""
     return f"'{text}': {name} does not define {', '.join(methods)}; define it, spelt exactly so"
 

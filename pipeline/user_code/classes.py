@@ -43,7 +43,7 @@ class Annotation:
         unknown = isinstance(value, str) and "${" in value  # a reference to nothing, which is a fault of its own
         if unknown or _kind(value) not in _TYPES or any(_takes(name, value) for name in self.types):
             return None
-        return f"is {shown(value)}; write {' or '.join(_TYPES[name][0] for name in self.types)} ({self.text})"
+        return f"is {describe_value(value)}; write {' or '.join(_TYPES[name][0] for name in self.types)} ({self.text})"
 
 
 def _takes(name: str, value: Any) -> bool:
@@ -52,7 +52,7 @@ def _takes(name: str, value: Any) -> bool:
     return isinstance(value, _TYPES[name][1]) or (name == "int" and whole)
 
 
-def shown(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """A value of a config with its type: ``'two', a string``."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
@@ -90,7 +90,7 @@ def _types(node: ast.expr, module: source.Module) -> dict[str, None]:
         case ast.Constant(value=None):
             return {"None": None}
         case ast.Constant(value=str(text)):
-            parts = _parsed(text)
+            parts = _parse_annotation(text)
         case ast.BinOp(op=ast.BitOr()):
             parts = [node.left, node.right]
         case ast.Subscript(value=generic) if (name := _name(generic, module)) in {"Optional", "Union"}:
@@ -106,7 +106,7 @@ def _types(node: ast.expr, module: source.Module) -> dict[str, None]:
     return {name: None for each in types for name in each} if all(types) else {}
 
 
-def _parsed(text: str) -> list[ast.expr]:
+def _parse_annotation(text: str) -> list[ast.expr]:
     try:
         return [ast.parse(text, mode="eval").body]
     except SyntaxError:
@@ -134,7 +134,7 @@ class Parameters:
     positional: int = 0
     annotations: Mapping[str, Annotation] = field(default_factory=dict)
 
-    def wrong(self, given: Mapping[str, Any], what: str) -> dict[str, str]:
+    def argument_faults(self, given: Mapping[str, Any], what: str) -> dict[str, str]:
         """The faults of keyword arguments: argument -> message; missing ones are under ``""``.
 
         Args:
@@ -192,10 +192,10 @@ def ancestry(
         complete = complete and whole
         parents.append(parent)
         orders.append(above)
-    return [definition, *_merged([*orders, parents])], complete
+    return [definition, *_merge_orders([*orders, parents])], complete
 
 
-def _merged(orders: list[list[source.Definition]]) -> list[source.Definition]:
+def _merge_orders(orders: list[list[source.Definition]]) -> list[source.Definition]:
     """Merge the orders of several bases into one, as Python's method resolution does."""
     found: list[source.Definition] = []
     while orders := [order for order in orders if order]:
@@ -258,7 +258,7 @@ def member(definition: source.Definition, name: str, after: source.Definition | 
     return None
 
 
-def declared(definition: source.Definition, attribute: str, method: str) -> tuple[str, ...]:
+def declared_keys(definition: source.Definition, attribute: str, method: str) -> tuple[str, ...]:
     """The literal ``reads`` or ``writes`` of a class, or of a base whose method it does not override."""
     found, home = member(definition, attribute), member(definition, method)
     above = ancestry(definition)[0]
@@ -299,7 +299,7 @@ def decoration(node: source.FunctionNode) -> str:
 
 
 @once
-def assigned(module: source.Module) -> frozenset[str]:
+def assigned_attributes(module: source.Module) -> frozenset[str]:
     """The names of attributes that a module, or one that it imports relatively, assigns to whatever object."""
     nodes = (node for each in source.neighbours(module) for statement in each.body for node in ast.walk(statement))
     return frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
@@ -320,7 +320,7 @@ def abstract_methods(definition: source.Definition) -> list[str]:
     return left
 
 
-def undefined(definition: source.Definition, names: Sequence[str], base: str = "") -> list[str]:
+def undefined_methods(definition: source.Definition, names: Sequence[str], base: str = "") -> list[str]:
     """The methods that certainly neither a class nor its bases define; ``base``'s, ``module:Name``, don't count."""
     above, complete = ancestry(definition)
     if not complete:

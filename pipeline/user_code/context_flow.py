@@ -43,7 +43,7 @@ class Flow:
 
     Attributes:
         uses: in the order of the source.
-        promised: the keys that it declares to write.
+        declared_writes: the keys that it declares to write.
         opaque: the keys in whose values it may put other names.
         unknown: where it does something to the context that cannot be followed; ``""`` where there is no such place.
         statuses: what it may write to ``context["status"]``.
@@ -51,7 +51,7 @@ class Flow:
     """
 
     uses: tuple[Use, ...] = ()
-    promised: tuple[str, ...] = ()
+    declared_writes: tuple[str, ...] = ()
     opaque: Set[str] = frozenset()
     unknown: str = ""
     statuses: Set[str] = frozenset()
@@ -71,14 +71,18 @@ class Flow:
 
     def writes(self) -> list[str]:
         """The keys that are written, or may be."""
-        return list(dict.fromkeys([*(use.key for use in self.uses if use.action == "write"), *self.promised]))
+        return list(dict.fromkeys([*(use.key for use in self.uses if use.action == "write"), *self.declared_writes]))
 
-    def removed(self) -> set[str]:
+    def removed_keys(self) -> set[str]:
         """The keys that are certainly gone afterwards."""
         last = {use.key: use for use in self.uses if use.action != "read"}
         # What is not sure to be written where it stands may be written later.
         perhaps = {use.key for use in self.uses if use.action == "write" and not use.sure}
-        return {key for key, use in last.items() if use.action == "delete" and use.sure} - perhaps - set(self.promised)
+        return (
+            {key for key, use in last.items() if use.action == "delete" and use.sure}
+            - perhaps
+            - set(self.declared_writes)
+        )
 
 
 def check_reads(stage: PipelineStage, method: str, place: str, context: Context) -> None:
@@ -123,5 +127,5 @@ def _held_to(stage: PipelineStage, method: str, attribute: str) -> tuple[str, ..
 
 
 def _calls_super(cls: object, method: str) -> bool:
-    definition = source.of_class(cls) if isinstance(cls, type) else None
+    definition = source.class_definition(cls) if isinstance(cls, type) else None
     return definition is not None and calls_super(definition, method)

@@ -127,24 +127,24 @@ class ContextVisitor(ast.NodeVisitor):
         self.owner = Instance(definition)
         self.frame = Function(_NOTHING, definition.module)
         self.sure, self.steps = True, 0
-        self.unknown = "" if self.is_plain(definition) else definition.place
+        self.unknown = "" if self.is_plain(definition) else definition.location
         self.uses: dict[Use, None] = {}
-        self.promised: dict[str, None] = {}
+        self.declared_writes: dict[str, None] = {}
         self.opaque, self.statuses, self.runs = set[str](), set[str](), set[str]()
         self.active: list[FunctionNode] = []
 
     def flow(self) -> Flow:
         """Everything that was noted."""
-        return Flow(tuple(self.uses), tuple(self.promised), self.opaque, self.unknown, self.statuses, self.runs)
+        return Flow(tuple(self.uses), tuple(self.declared_writes), self.opaque, self.unknown, self.statuses, self.runs)
 
     # What is noted
 
     def mark_unknown(self, node: ast.AST) -> None:
         """From here on everything is unknown; our own code does only what its classes declare."""
         if not source.is_ours(self.frame.module):
-            self.unknown = self.unknown or self.place(node)
+            self.unknown = self.unknown or self.location(node)
 
-    def place(self, node: ast.AST) -> str:
+    def location(self, node: ast.AST) -> str:
         """``file.py:14``."""
         return f"{self.frame.module.file.name}:{getattr(node, 'lineno', 0)}"
 
@@ -152,11 +152,11 @@ class ContextVisitor(ast.NodeVisitor):
         """Note a use of a key; the lack of one that the stage itself may have written before is not certain."""
         written = any(use.key == key and use.action == "write" for use in self.uses)
         sure = sure and self.sure and not self.unknown and not (action == "read" and written)
-        self.uses.setdefault(Use(key, action, self.place(node), sure, item))
+        self.uses.setdefault(Use(key, action, self.location(node), sure, item))
 
     def note_declared(self, home: source.Definition) -> None:
         """What a class declares, whose method runs."""
-        self.promised |= dict.fromkeys(classes.own_declaration(home, "writes"))
+        self.declared_writes |= dict.fromkeys(classes.own_declaration(home, "writes"))
         if source.is_ours(home.module):
             for key in classes.own_declaration(home, "reads"):
                 self.note("read", key, home.node)
@@ -588,7 +588,9 @@ class ContextVisitor(ast.NodeVisitor):
 
     def plain_value(self, written: ast.expr | None, dotted: str, module: source.Module) -> Value:
         """The value of a name or an attribute to which no file assigns another."""
-        told = isinstance(written, ast.Constant) and dotted.rpartition(".")[2] not in classes.assigned(module)
+        told = isinstance(written, ast.Constant) and dotted.rpartition(".")[2] not in classes.assigned_attributes(
+            module
+        )
         return self.visit(written) if written and told else None
 
     def member(self, owner: Instance | None, found: classes.Member | None, node: ast.AST) -> Value:

@@ -36,7 +36,7 @@ def no_python(error: SyntaxError, file: str) -> str:
     return f"{place}: {what}; mend the file"
 
 
-def _not_there(place: str, written: str, module: str) -> str:
+def _missing_module(place: str, written: str, module: str) -> str:
     """A relative import of a missing module; ``module`` is its dotted name."""
     parent, _, last = module.rpartition(".")
     modules = _modules(parent)
@@ -60,7 +60,7 @@ def no_module(module: str) -> str:
     return f"'{parent}' has no module '{last}'{nearest(last, _modules(parent)) or '; check the spelling'}"
 
 
-def _not_defined(place: str, name: str, home: str, known: Iterable[str]) -> str:
+def _undefined_name(place: str, name: str, home: str, known: Iterable[str]) -> str:
     """An import of a name that the module doesn't have; ``home`` is the module as the user knows it."""
     remedy = nearest(name, known) or "; mend the import"
     return f"{place} imports '{name}' from {home}, which does not define it{remedy}"
@@ -81,12 +81,12 @@ def extra_of(name: str) -> str | None:
         return None
     for requirement in needed:
         extra = re.match(r"([\w.-]+).*;.*\bextra == ['\"]([\w.-]+)['\"]", requirement)
-        if extra and _bare(extra[1]) == _bare(name):
+        if extra and _normalize(extra[1]) == _normalize(name):
             return extra[2]
     return None
 
 
-def _bare(name: str) -> str:
+def _normalize(name: str) -> str:
     """``pytest-cov`` is imported as ``pytest_cov``, ``import-linter`` as ``importlinter``."""
     return re.sub(r"[-_.]", "", name).lower()
 
@@ -186,7 +186,7 @@ class _Trial:
             remedy = "take out dots, or let `workspace:` name the folder that holds both"
             self._note(f"{place} imports '{written}', which leads out of the workspace; {remedy}")
         elif self.modules.get(home) is None and find_spec(home) is None:
-            self._note(_not_there(place, written, home), _MOVES)
+            self._note(_missing_module(place, written, home), _MOVES)
         else:
             self.enter(home)
             for alias in statement.names:
@@ -203,11 +203,11 @@ class _Trial:
             # A folder; what is compiled cannot be told.
             if spec and spec.origin is None:
                 dotted = f"{written}{name}" if written.endswith(".") else f"{written}.{name}"
-                self._note(_not_there(place, dotted, f"{home}.{name}"), _MOVES)
+                self._note(_missing_module(place, dotted, f"{home}.{name}"), _MOVES)
         elif not _has(target, name):
             # Another module may give it the name.
             outside = re.compile(rf"\.{name}\b\s*[:=]|setattr\(|__dict__|sys\.modules")
-            self._note(_not_defined(place, name, str(target.file), source.names(target)), outside)
+            self._note(_undefined_name(place, name, str(target.file), source.names(target)), outside)
 
     def _absolute(self, module: source.Module, statement: ast.Import | ast.ImportFrom) -> None:
         place, names = f"{module.file}:{statement.lineno}", [alias.name for alias in statement.names]
@@ -243,7 +243,7 @@ class _Trial:
         known = source.names(target) if target else []
         for name in [alias.name for alias in statement.names] if target else ():
             if not (name in known or name.startswith("_") or name == "*" or find_spec(f"{home}.{name}")):
-                self._note(_not_defined(place, name, home, [name for name in known if not name.startswith("_")]))
+                self._note(_undefined_name(place, name, home, [name for name in known if not name.startswith("_")]))
 
 
 def _python_files(folder: Path) -> Iterator[Path]:

@@ -57,7 +57,7 @@ class _Method:
 def faults_of_source(definition: source.Definition) -> list[str]:
     """The certain faults of a plugin's hooks, from its source."""
     if not isinstance(definition.node, source.ClassNode):
-        return [f"{definition.name} ({definition.place}) is a function, not a class; name a class with hooks"]
+        return [f"{definition.name} ({definition.location}) is a function, not a class; name a class with hooks"]
     above, complete = classes.ancestry(definition)
     methods = {name: node for each in reversed(above) for name, node in classes.methods(each).items()}
     found = []
@@ -69,7 +69,7 @@ def faults_of_source(definition: source.Definition) -> list[str]:
             continue
         where = f"{definition.name}.{name} ({definition.module.file.name}:{node.lineno})"
         found.append(_Method(name, where, [argument.arg for argument in node.args.args[1:]], marked))
-    return _faults(found, f"{definition.name} ({definition.place})", complete=complete)
+    return _faults(found, f"{definition.name} ({definition.location})", complete=complete)
 
 
 def faults_of_class(cls: type) -> list[str]:
@@ -105,7 +105,7 @@ class Plugin:
 
 
 @cache
-def installed() -> dict[str, str]:
+def installed_plugins() -> dict[str, str]:
     """Plugin name -> class path, for the plugins that installed packages offer (entry-point group ``pipeline.plugins``)."""
     return {point.name: point.value for point in entry_points(group=GROUP)}
 
@@ -115,8 +115,8 @@ def configured_plugins(tree: Node, workspace: Path | None) -> tuple[list[Plugin]
     plugins: dict[str, Plugin] = {}
     faults: list[Fault] = []
     for name in DEFAULT_PLUGINS:
-        if name in installed():
-            plugins[name] = Plugin(name, class_path.parse(installed()[name]))
+        if name in installed_plugins():
+            plugins[name] = Plugin(name, class_path.parse(installed_plugins()[name]))
         else:
             missing = f"the default plugin '{name}' is not installed; install the package again: pip install -e ."
             faults.append(DEFAULT.fault("plugins", missing))
@@ -135,13 +135,13 @@ def configured_plugins(tree: Node, workspace: Path | None) -> tuple[list[Plugin]
             nothing = f"'{text}: false' removes a plugin that is not there{one_of(plugin.name, plugins)}"
             faults.append(origin.fault("plugins", nothing))
         elif there and (there.origin is not DEFAULT or there.target != plugin.target):
-            faults.append(origin.fault("plugins", _taken(plugin, there)))
+            faults.append(origin.fault("plugins", _name_conflict(plugin, there)))
         else:
             plugins[plugin.name] = plugin
     return list(plugins.values()), faults
 
 
-def _taken(plugin: Plugin, there: Plugin) -> str:
+def _name_conflict(plugin: Plugin, there: Plugin) -> str:
     by = "a default plugin" if there.origin is DEFAULT else f"the one of {there.origin}"
     return f"the name '{plugin.name}' is taken by {by}; name each plugin once, or rename the file or class"
 
@@ -164,9 +164,9 @@ def _plugin(text: Any, args: Any, origin: Origin, workspace: Path | None) -> Plu
     if not isinstance(text, str):
         return Plugin(text.__name__, text, keywords, origin)
     if re.fullmatch(r"[\w-]+", text):
-        if text not in installed():
-            raise ClassPathError(unknown_name("plugin", text, sorted(installed())))
-        return Plugin(text, class_path.parse(installed()[text]), keywords, origin)
+        if text not in installed_plugins():
+            raise ClassPathError(unknown_name("plugin", text, sorted(installed_plugins())))
+        return Plugin(text, class_path.parse(installed_plugins()[text]), keywords, origin)
     path = class_path.parse(text, name="Plugin", workspace=workspace)
     name = path.file.stem if path.file and path.name == "Plugin" else path.name
     return Plugin(name, path, keywords, origin)
@@ -180,7 +180,7 @@ def plugin_faults(plugin: Plugin) -> list[Fault]:
     messages += faults_of_source(definition) if definition else []
     taken = classes.parameters(definition) if definition else None
     if taken:
-        messages += taken.wrong(plugin.args, f"plugin '{plugin.name}'").values()
+        messages += taken.argument_faults(plugin.args, f"plugin '{plugin.name}'").values()
     return [plugin.origin.fault("plugins", message) for message in messages]
 
 

@@ -21,12 +21,12 @@ _P = ParamSpec("_P")
 
 _T = TypeVar("_T")
 
-# What has been asked, and the answers; None outside of ``unchanging``.
+# What has been asked, and the answers; None outside of ``file_cache``.
 _KNOWN: ContextVar[dict[Any, Any] | None] = ContextVar("known", default=None)
 
 
 @contextmanager
-def unchanging() -> Iterator[None]:
+def file_cache() -> Iterator[None]:
     """A block in which no file changes, so that what depends only on files is computed once."""
     before = _KNOWN.set({})
     try:
@@ -150,7 +150,7 @@ class Definition:
         return self.node.name
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """``file.py:14``."""
         return f"{self.module.file.name}:{self.node.lineno}"
 
@@ -237,7 +237,7 @@ def heirs(module: Module, name: str) -> list[str]:
     return [each for each, node in defined.items() if name in map(base_name, node.bases)]
 
 
-def outer(module: Module, name: str) -> str | None:
+def outer_class(module: Module, name: str) -> str | None:
     """The class within which the file defines another class of this name."""
     found = [each for each in module.body if isinstance(each, ast.ClassDef)]
     return next((each.name for each in found if any(getattr(below, "name", "") == name for below in each.body)), None)
@@ -271,11 +271,11 @@ def define(module: Module, name: str, depth: int = 0) -> Definition | None:
         origin = quiet_read(home)
         return define(origin, last, depth + 1) if origin else None
     if node is None:
-        return _starred(module, name, depth)
+        return _find_in_stars(module, name, depth)
     return None
 
 
-def of_class(cls: type) -> Definition | None:
+def class_definition(cls: type) -> Definition | None:
     """The source of a class at hand, whose module may be a script; None where there is none to read."""
     try:
         file = Path(inspect.getfile(cls))
@@ -305,7 +305,7 @@ def _target(module: Module, node: ast.ImportFrom | ast.Import, first: str, rest:
     return home, last
 
 
-def _starred(module: Module, name: str, depth: int) -> Definition | None:
+def _find_in_stars(module: Module, name: str, depth: int) -> Definition | None:
     certain = module.complete
     for star in module.stars:
         source = quiet_read(star)

@@ -30,7 +30,7 @@ def no_module(text: str, module: str) -> str:
 
 def import_failed(text: str, module: str, file: Path | None, error: BaseException) -> ClassPathError:
     """The error for a class path whose module raised when it was imported."""
-    user_error = _readable(error.with_traceback(user_traceback(error.__traceback__)))
+    user_error = _shorten_messages(error.with_traceback(user_traceback(error.__traceback__)))
     frames = traceback.extract_tb(user_error.__traceback__)
     if not frames and find_spec(module) is None:
         return ClassPathError(no_module(text, module))
@@ -51,18 +51,18 @@ def import_failed(text: str, module: str, file: Path | None, error: BaseExceptio
     return ClassPathError(f"'{text}': {what}", user_error)
 
 
-def _readable(error: BaseException) -> BaseException:
+def _shorten_messages(error: BaseException) -> BaseException:
     """The error and its causes, without the internal names of workspace packages."""
     each: BaseException | None = error
     while each:
-        each.args = tuple(_short(part) if isinstance(part, str) else part for part in each.args)
+        each.args = tuple(_shorten(part) if isinstance(part, str) else part for part in each.args)
         if isinstance(each, ImportError):
-            each.msg = _short(each.msg)
+            each.msg = _shorten(each.msg)
         each = each.__cause__ or each.__context__
     return error
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return re.sub(r"pipeline\.workspaces(\.\w+_[0-9a-f]+)?\b\.?", ".", text)
 
 

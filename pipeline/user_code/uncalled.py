@@ -12,7 +12,7 @@ BRAIN = "pipeline.training.brain:Brain"
 TRAINER = "pipeline.trainer:GeneralTrainer"
 
 # Method -> what to do instead; in a Brain, be it alone or in a config.
-OF_A_BRAIN = {
+BRAIN_REMEDIES = {
     "freeze_optimizers": "call requires_grad_(False) on what is to rest, in on_stage_start or on_fit_batch_start",
     "zero_grad": "gradients are forgotten after each optimizer step; what else it does belongs into on_fit_batch_end",
     "optimizers_step": "write what comes after a step into on_fit_batch_end, where should_step is true, or a whole fit_batch",
@@ -22,13 +22,13 @@ OF_A_BRAIN = {
 }
 
 # The same in a config, where the phase says what trains the Brain.
-IN_A_CONFIG = {
-    **OF_A_BRAIN,
+CONFIG_REMEDIES = {
+    **BRAIN_REMEDIES,
     "init_optimizers": "name the optimizers under optim_schedulers of the phase; an updater of your own may make its own",
 }
 
 # The same in a subclass of GeneralTrainer.
-OF_A_TRAINER = {
+TRAINER_REMEDIES = {
     **{
         stage: f"write a class for the stage, and name it as {stage}_class_path of the runner"
         for stage in ("instance", "network", "startup", "runner", "terminal")

@@ -87,7 +87,7 @@ class WorkspaceFinder(MetaPathFinder):
         """The spec of ``pipeline.workspaces.<folder>_<hex>``, or of a module in it."""
         parent, _, name = fullname.rpartition(".")
         if parent.startswith(f"{__name__}."):
-            return _ours(PathFinder.find_spec(fullname, path, target))
+            return _with_loader(PathFinder.find_spec(fullname, path, target))
         folder = folder_of(name) if parent == __name__ else None
         if folder is None or not folder.is_dir():
             return None
@@ -95,13 +95,13 @@ class WorkspaceFinder(MetaPathFinder):
             spec = importlib.util.spec_from_file_location(
                 fullname, folder / "__init__.py", submodule_search_locations=[str(folder)]
             )
-            return _ours(spec)
+            return _with_loader(spec)
         spec = ModuleSpec(fullname, None, is_package=True)
         spec.submodule_search_locations = [str(folder)]
         return spec
 
 
-def _ours(spec: ModuleSpec | None) -> ModuleSpec | None:
+def _with_loader(spec: ModuleSpec | None) -> ModuleSpec | None:
     """The spec of a source file, with our loader."""
     if spec and type(spec.loader) is SourceFileLoader:
         spec.loader = _Loader(spec.loader.name, spec.loader.path)

@@ -33,7 +33,7 @@ def _takers(tree: Node, workspace: Path | None, address: str) -> Iterator[str]:
         definition = _definition(path, implied, workspace) if path and isinstance(path.value, str) else None
         parameters = classes.parameters(definition) if definition else None
         if definition and parameters and name in parameters.names:
-            yield f"{definition.place}: {definition.name} takes it as its argument '{name}'"
+            yield f"{definition.location}: {definition.name} takes it as its argument '{name}'"
 
 
 def _class_paths(tree: Node, parent: str, name: str) -> list[tuple[str, Node | None]]:

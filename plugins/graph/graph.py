@@ -114,7 +114,7 @@ def _writers(key: str, reader: str, flow: DataFlow) -> list[str]:
     writers = []
     for name in reversed(list(flow.stages)[: list(flow.stages).index(reader)]):
         earlier = stage.flow if (stage := flow.stages[name]) else Flow()
-        if key in earlier.removed():
+        if key in earlier.removed_keys():
             break
         if key in earlier.writes():
             writers.append(name)
@@ -136,7 +136,7 @@ def _box(
     return Box(
         stage.stage,
         "custom" if stage.custom else "default",
-        stage.definition.place,
+        stage.definition.location,
         _by_owner("from", stage.flow.reads(), {*own, *read}, {key for each in plugins for key in each.writes()}),
         _by_owner("to", stage.flow.writes(), written, {key for each in plugins for key in each.reads()}),
         {"may do more": [f"{unknown} cannot be followed"]} if unknown else {},

@@ -38,7 +38,7 @@ def faults(config: Path, **bodies: str) -> list[str]:
     return [f"{fault.address}: {UNSEEN.sub('', fault.message)}" for fault in check(config, paths)]
 
 
-DEFAULT = default_definition("network").place
+DEFAULT = default_definition("network").location
 WHOLE = "context['model'] = unknown(); context['dataset'] = unknown()"
 """A network stage that writes what the default does."""
 MESSAGES: list[tuple[dict[str, str], str]] = [

@@ -47,7 +47,7 @@ def refused(workspace: Workspace, parameter: str, value: Any, head: str = HEAD) 
     definition = source.define(module, "f") if module else None
     taken = classes.parameters(definition) if definition else None
     assert taken
-    return taken.wrong({"x": value}, "f").get("x")
+    return taken.argument_faults({"x": value}, "f").get("x")
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_what_a_class_declares_is_read_from_its_source(
     workspace: Workspace, body: str, expected: tuple[str, ...]
 ) -> None:
     text = f"KEYS = ('k',)\nclass Base:\n    {body}\n    def run(self): pass\nclass Stage(Base): pass\n"
-    assert classes.declared(definition(workspace({"stages.py": text}), "Stage"), "reads", "run") == expected
+    assert classes.declared_keys(definition(workspace({"stages.py": text}), "Stage"), "reads", "run") == expected
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_what_a_class_declares_or_overrides_hides_what_its_base_declares(
     workspace: Workspace, body: str, expected: tuple[str, ...]
 ) -> None:
     text = f"class Base:\n    reads = ('a',)\n    def run(self): pass\nclass Stage(Base):\n    {body}\n"
-    assert classes.declared(definition(workspace({"stages.py": text}), "Stage"), "reads", "run") == expected
+    assert classes.declared_keys(definition(workspace({"stages.py": text}), "Stage"), "reads", "run") == expected
 
 
 DECLARES = """

@@ -16,7 +16,7 @@ import yaml
 from pipeline import Context, GeneralTrainer, hookimpl
 from pipeline.check.checker import check
 from pipeline.errors import ClassPathError, ConfigError, ExitCode, PluginError
-from pipeline.user_code.plugins import hook_or_none, installed, plugin_manager
+from pipeline.user_code.plugins import hook_or_none, installed_plugins, plugin_manager
 
 Plugged = Callable[..., Path]
 
@@ -53,9 +53,9 @@ def plugged(linear: Path) -> Plugged:
 @pytest.fixture
 def fresh_installed() -> Iterator[None]:
     """Looks for installed plugins again, before and after."""
-    installed.cache_clear()
+    installed_plugins.cache_clear()
     yield
-    installed.cache_clear()
+    installed_plugins.cache_clear()
 
 
 def order(context: Context, hook: str = "after_epoch") -> list[str]:
@@ -88,7 +88,7 @@ def test_the_default_plugins_come_through_the_entry_points_that_anyone_may_use()
     points = {point.name: point.load() for point in entry_points(group="pipeline.plugins")}
     assert points["progress_bar"].__module__ == "pipeline_plugins.progress_bar"
     assert points["metric_log"].__module__ == "pipeline_plugins.metric_log"
-    assert installed().keys() == points.keys()
+    assert installed_plugins().keys() == points.keys()
 
 
 def test_a_default_plugin_is_removed_by_false(plugged: Plugged) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from pipeline.check.checker import check
 from pipeline.user_code import classes, source
-from pipeline.user_code.source import unchanging
+from pipeline.user_code.source import file_cache
 from pipeline.workspaces import package_name
 
 Workspace = Callable[..., Path]
@@ -102,9 +102,9 @@ def test_a_file_that_is_no_python_is_a_syntax_error(workspace: Workspace, text: 
 
 def test_a_file_that_has_changed_is_read_again(workspace: Workspace) -> None:
     folder = workspace({"m.py": "class A: pass"})
-    assert defined(folder, "A").place == "m.py:1"
+    assert defined(folder, "A").location == "m.py:1"
     workspace({"m.py": "x = 1\n\nclass A: pass"})
-    assert defined(folder, "A").place == "m.py:3"
+    assert defined(folder, "A").location == "m.py:3"
 
 
 CLASSES = """
@@ -409,7 +409,7 @@ def test_a_method_that_nobody_defines_is_told_where_that_is_certain(
     workspace: Workspace, name: str, base: str, left: list[str]
 ) -> None:
     definition = defined(workspace({"m.py": UNDEFINED}), name)
-    assert classes.undefined(definition, ("one", "two"), f"{definition.module.name}:{base}") == left
+    assert classes.undefined_methods(definition, ("one", "two"), f"{definition.module.name}:{base}") == left
 
 
 @pytest.mark.parametrize(
@@ -418,7 +418,7 @@ def test_a_method_that_nobody_defines_is_told_where_that_is_certain(
 )
 def test_a_method_that_code_may_define_cannot_be_told(workspace: Workspace, code: str) -> None:
     definition = defined(workspace({"m.py": f"class One:\n    def one(self): pass\n{code}\n"}), "One")
-    assert classes.undefined(definition, ("one", "two")) == []
+    assert classes.undefined_methods(definition, ("one", "two")) == []
 
 
 LIBRARY = {
@@ -451,7 +451,7 @@ LIBRARY = {
     ],
 )  # fmt: skip
 def test_a_name_is_followed_through_its_imports(workspace: Workspace, text: str, name: str, place: str) -> None:
-    found = defined(workspace({**LIBRARY, "m.py": text}), name).place
+    found = defined(workspace({**LIBRARY, "m.py": text}), name).location
     file, _, line = found.partition(":")
     # The lines of other people's files move with their versions.
     assert (file, line) == tuple(place.split(":")) or (
@@ -541,7 +541,7 @@ def test_a_check_looks_for_each_module_once(linear: Path, counting: Counting) ->
 
 def test_outside_of_a_check_a_module_that_has_come_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    with unchanging():
+    with file_cache():
         assert source.find_spec("came_later") is None
         (tmp_path / "came_later").mkdir()
         assert source.find_spec("came_later") is None
