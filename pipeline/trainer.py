@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
 
-from pipeline.check.checker import checked
+from pipeline.check.checker import check_or_raise
 from pipeline.config.load import Config, Source
 from pipeline.context import STATUSES, Context
 from pipeline.errors import ConfigError, ExitCode, StageError, one_of
@@ -53,7 +53,7 @@ class GeneralTrainer:
         # A subclass may order the stages otherwise.
         in_order = type(self) is GeneralTrainer
         if not isinstance(config, Config):
-            config = checked(config, overrides, in_order=in_order, resumes=resume != NEVER)
+            config = check_or_raise(config, overrides, in_order=in_order, resumes=resume != NEVER)
         self.config = config
         self.resume = resume
         self.contexts: dict[str, Context] = {}

@@ -17,11 +17,11 @@ from pipeline.check.hooks import definition_of, faults_of_hooks
 from pipeline.check.hyper_parameters import HyperParameterCheck
 from pipeline.check.inspection import Inspection, Setting
 from pipeline.check.phase import PhaseCheck
-from pipeline.check.runner import absent, check_runner, experiment_of, kind, with_experiment
+from pipeline.check.runner import check_runner, experiment_of, kind, missing_checkpoint, with_experiment
 from pipeline.check.stage import check_arguments, stage_faults, swap_report, uncalled_methods, wrong_supers
 from pipeline.config.load import Config, ConfigBuilder, Source
 from pipeline.config.schema import RunnerSchema
-from pipeline.config.yaml_tree import DEFAULT, Node, refusal, resolved
+from pipeline.config.yaml_tree import DEFAULT, Node, refusal, resolve_path
 from pipeline.context import STAGES, base_of
 from pipeline.errors import ConfigError, Fault
 from pipeline.user_code import class_path, classes, source, uncalled
@@ -31,7 +31,7 @@ from pipeline.user_code.source import file_cache
 
 
 @dataclass
-class Checked:
+class CheckResult:
     """What a check found.
 
     Attributes:
@@ -52,7 +52,9 @@ def check(config: Source, overrides: Sequence[str] = ()) -> list[Fault]:
     return inspect(config, overrides).faults
 
 
-def checked(config: Source, overrides: Sequence[str] = (), *, in_order: bool = True, resumes: bool = False) -> Config:
+def check_or_raise(
+    config: Source, overrides: Sequence[str] = (), *, in_order: bool = True, resumes: bool = False
+) -> Config:
     """The resolved config.
 
     Args:
@@ -71,11 +73,13 @@ def checked(config: Source, overrides: Sequence[str] = (), *, in_order: bool = T
 
 
 @file_cache()
-def inspect(config: Source, overrides: Sequence[str] = (), *, in_order: bool = True, resumes: bool = False) -> Checked:
-    """Check a config file or dict and everything that it names; the arguments are those of ``checked``."""
+def inspect(
+    config: Source, overrides: Sequence[str] = (), *, in_order: bool = True, resumes: bool = False
+) -> CheckResult:
+    """Check a config file or dict and everything that it names; the arguments are those of ``check_or_raise``."""
     draft = ConfigBuilder(config, overrides)
     if draft.tree is None:
-        return Checked(draft.faults)
+        return CheckResult(draft.faults)
     inspection = Inspection(draft.tree, draft.workspace, draft.faults)
     # What could not be made out may be what is referred to.
     sound = not any(not fault.address or fault.address.startswith("hyper_parameters") for fault in draft.faults)
@@ -89,7 +93,7 @@ def inspect(config: Source, overrides: Sequence[str] = (), *, in_order: bool = T
         checks.append(_RunnerCheck(runner, [flow for _, flow in plugins], dict(trained), in_order=in_order))
         if kind(runner) != "infer":
             trained[name] = runner
-        if runner.node and not resumes and (message := absent(runner.node)):
+        if runner.node and not resumes and (message := missing_checkpoint(runner.node)):
             runner.fault_at("init_model_path", message)
     flows = {check.runner.name: check.flow for check in checks}
     if in_order and not any(check.is_open() for check in checks):
@@ -102,7 +106,7 @@ def inspect(config: Source, overrides: Sequence[str] = (), *, in_order: bool = T
         draft.config.sources = inspection.files
         draft.config.swaps = swap_report(flows)
         draft.config.reads.suspects = suspects
-    return Checked(faults, None if faults else draft.config, flows, inspection.files)
+    return CheckResult(faults, None if faults else draft.config, flows, inspection.files)
 
 
 def _check_plugins(inspection: Inspection) -> list[tuple[Plugin, Flow | None]]:
@@ -138,7 +142,7 @@ def _check_folders(inspection: Inspection, runners: Mapping[str, Setting]) -> No
 def _wrong_folder(text: str) -> str:
     """Why a path cannot be a folder; ``""`` if it can."""
     try:
-        resolved(Path(text))
+        resolve_path(Path(text))
     except OSError as error:
         if error.errno in {errno.EINVAL, errno.ENAMETOOLONG}:
             return f"'{text}' can be no folder: {error.strerror}; check the path"

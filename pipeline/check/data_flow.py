@@ -18,13 +18,13 @@ from pipeline.user_code.context_flow import ANY, Flow, Use
 from pipeline.user_code.context_visitor import Arguments, Const, ContextVisitor, Function, Ref, Scalar, Value
 
 # The keys that stand in the context before the first stage.
-GIVEN = tuple(key.name for key in KEYS if key.writer == "trainer" and key.name != "error")
+TRAINER_KEYS = tuple(key.name for key in KEYS if key.writer == "trainer" and key.name != "error")
 
 # What the default network writes for each phase.
 _ENTRY = ("model", "brain", "optim_schedulers", "updater")
 
 # The way out of a fault that is none.
-_UNSEEN = "; if a stage writes it where check cannot see it, declare it in the `writes` of that stage"
+_DECLARE_IT = "; if a stage writes it where check cannot see it, declare it in the `writes` of that stage"
 
 
 def default_definition(stage: str) -> source.Definition:
@@ -53,7 +53,7 @@ class StageFlow:
     items: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """``runner (your_runner.py:14)``."""
         return f"{self.stage} ({self.definition.location})"
 
@@ -79,7 +79,7 @@ def flow_of_stage(
     """
     method = STAGES[stage]
     visitor = ContextVisitor(definition, method, facts or {})
-    _call(visitor, "__init__", _given(arguments or {}, Ref()))
+    _call(visitor, "__init__", _constant_arguments(arguments or {}, Ref()))
     _call(visitor, method, Arguments([Ref()]))
     flow = visitor.flow()
     promised = tuple(dict.fromkeys((*classes.declared_keys(definition, "writes", method), *flow.declared_writes)))
@@ -105,7 +105,7 @@ def flow_of_plugin(
     """
     visitor = ContextVisitor(definition, "", {})
     with visitor.perhaps():
-        _call(visitor, "__init__", _given(arguments))
+        _call(visitor, "__init__", _constant_arguments(arguments))
         # From one hook to the next, it may keep anything.
         visitor.owner.escaped = True
         visitor.sure = sure
@@ -128,7 +128,7 @@ def _call(visitor: ContextVisitor, name: str, given: Arguments) -> None:
         visitor.unknown = visitor.definition.location
 
 
-def _given(arguments: Mapping[str, object], *values: Value) -> Arguments:
+def _constant_arguments(arguments: Mapping[str, object], *values: Value) -> Arguments:
     constants = {name: Const(value) if isinstance(value, Scalar) else None for name, value in arguments.items()}
     return Arguments(values, constants)
 
@@ -139,13 +139,13 @@ def _default_flow(stage: str) -> Flow:
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingKey:
     """A key that a stage certainly reads and that certainly nothing has written."""
 
     reader: StageFlow
     use: Use
     message: str
-    blamed: StageFlow | None = None
+    owner: StageFlow | None = None
 
 
 class DataFlow:
@@ -160,7 +160,7 @@ class DataFlow:
         self.stages = stages
         self.plugins = plugins
 
-    def missing(self) -> list[Missing]:
+    def missing(self) -> list[MissingKey]:
         """The keys that are certainly read without having been written, in the order of the stages.
 
         Behind a stage that may write anything, or of which it isn't certain where it leads, nothing is certain.
@@ -171,38 +171,38 @@ class DataFlow:
         # A plugin may write at any time.
         added = {key for plugin in plugins for key in plugin.writes()}
         changed = added.union(*(plugin.opaque for plugin in plugins))
-        keys = {*GIVEN, *added}
+        keys = {*TRAINER_KEYS, *added}
         items: dict[str, Collection[str]] = {"train_state": TRAIN_STATE}
-        found: list[Missing] = []
+        found: list[MissingKey] = []
         entered: list[StageFlow] = []
         stage: str | None = next(iter(self.stages), None)
         while stage and (reader := self.stages[stage]) and reader not in entered:
             flow = reader.flow
-            items = _without(items, changed | flow.opaque | set(flow.writes()))
+            items = _drop_changed(items, changed | flow.opaque | set(flow.writes()))
             for use in flow.demands():
                 if use.key not in keys and not use.item:
                     found.append(self._missing(reader, use, keys, entered))
                 elif use.item and use.item not in items.get(use.key, (use.item,)):
-                    found.append(self._lacking(reader, use, items[use.key], entered))
+                    found.append(self._missing_item(reader, use, items[use.key], entered))
             entered.append(reader)
-            stage = self._following(stage, flow)
+            stage = self._next_stage(stage, flow)
             keys = (keys - flow.removed_keys()) | set(flow.writes()) | added
             items |= reader.items
-            found += _misspelt(reader)
+            found += _misspelt_declarations(reader)
         return [*found, *self._slips({(each.reader.stage, each.use.key) for each in found})]
 
-    def _slips(self, known: set[tuple[str, str]]) -> Iterator[Missing]:
+    def _slips(self, known: set[tuple[str, str]]) -> Iterator[MissingKey]:
         """The other misspelt keys; none if something may write any key."""
         stages = [stage for stage in self.stages.values() if stage]
         flows = [*(stage.flow for stage in stages), *(plugin for plugin in self.plugins if plugin)]
         if len(flows) < len(self.stages) + len(self.plugins) or any(flow.unknown for flow in flows):
             return
-        written = {key for flow in flows for key in flow.writes()} | set(GIVEN)
+        written = {key for flow in flows for key in flow.writes()} | set(TRAINER_KEYS)
         for stage in stages:
             for key, (use, right) in slips(stage.flow, written).items():
                 if (stage.stage, key) not in known:
                     what = f"{stage.stage} ({use.place}) reads context['{key}'], which nobody writes"
-                    yield Missing(stage, use, f"{what}; did you mean '{right}'?{_UNSEEN}")
+                    yield MissingKey(stage, use, f"{what}; did you mean '{right}'?{_DECLARE_IT}")
 
     def wrong_statuses(self) -> Iterator[tuple[StageFlow, str]]:
         """The stages that leave an unknown status, each with the message."""
@@ -216,7 +216,7 @@ class DataFlow:
                 writes = f"{stage.stage} ({', '.join(places)}) writes context['status'] = '{wrong[0]}'"
                 yield stage, f"{writes}, which is no status{one_of(wrong[0], STATUSES)}"
 
-    def _following(self, stage: str, flow: Flow) -> str | None:
+    def _next_stage(self, stage: str, flow: Flow) -> str | None:
         """The stage that certainly comes after one; None if unknown or if there is none."""
         order = [*self.stages, None]
         following = order[order.index(stage) + 1]
@@ -227,19 +227,21 @@ class DataFlow:
         certain = sure and len(flow.statuses) == 1 and not _steers(replace(flow, statuses=frozenset()))
         return STATUSES.get(next(iter(flow.statuses))) if certain else None
 
-    def _missing(self, reader: StageFlow, use: Use, keys: set[str], entered: list[StageFlow]) -> Missing:
+    def _missing(self, reader: StageFlow, use: Use, keys: set[str], entered: list[StageFlow]) -> MissingKey:
         reads = f"{reader.stage} ({use.place}) reads context['{use.key}']"
         for each in reversed(entered):
             if use.key in each.flow.removed_keys():
-                return Missing(reader, use, f"{reads}, which {each.place} removes; leave it there, or write it again")
-        own = sorted(keys - set(GIVEN))
-        because, blamed = self._because(reader, use, own, entered)
+                return MissingKey(
+                    reader, use, f"{reads}, which {each.location} removes; leave it there, or write it again"
+                )
+        own = sorted(keys - set(TRAINER_KEYS))
+        because, owner = self._cause(reader, use, own, entered)
         remedy = (
             nearest(use.key, keys) or f"; written by then: {', '.join(own) or 'nothing but what the trainer writes'}"
         )
-        return Missing(reader, use, f"{reads}; no earlier stage writes it{because or remedy}{_UNSEEN}", blamed)
+        return MissingKey(reader, use, f"{reads}; no earlier stage writes it{because or remedy}{_DECLARE_IT}", owner)
 
-    def _because(
+    def _cause(
         self, reader: StageFlow, use: Use, own: list[str], entered: list[StageFlow]
     ) -> tuple[str, StageFlow | None]:
         """Why a key is missing, what to do, and whose fault it is."""
@@ -248,25 +250,27 @@ class DataFlow:
         for each in self.stages.values():
             if each and each is not reader and each not in entered and use.key in each.flow.writes():
                 return (
-                    f". {each.place} writes it, but comes later or not at all: write it before, or read it there",
+                    f". {each.location} writes it, but comes later or not at all: write it before, or read it there",
                     None,
                 )
         replaced = [each for each in entered if each.custom]
         for each in replaced:
             if use.key in each.default_flow.writes():
-                return f". {_default(each)} writes it: write it there too", each
+                return f". {_describe_default(each)} writes it: write it there too", each
         for each in replaced:
-            if near := _near(use.key, each.default_flow.writes()):
+            if near := _nearest_write(use.key, each.default_flow.writes()):
                 remedy = f"write context['{use.key}'] in {each.definition.module.file.name}, or read what there is"
-                return f". {_default(each)} writes {near}: {remedy}", each
+                return f". {_describe_default(each)} writes {near}: {remedy}", each
         return "", None
 
-    def _lacking(self, reader: StageFlow, use: Use, names: Collection[str], entered: list[StageFlow]) -> Missing:
-        writers = [each.place for each in entered if use.key in each.flow.writes()]
+    def _missing_item(
+        self, reader: StageFlow, use: Use, names: Collection[str], entered: list[StageFlow]
+    ) -> MissingKey:
+        writers = [each.location for each in entered if use.key in each.flow.writes()]
         what = f"{reader.stage} ({use.place}) reads context['{use.key}']['{use.item}']"
         without = f"{(writers or ['the trainer'])[-1]} writes context['{use.key}'] without it"
         hint = nearest(use.item, names) or f"; it has {', '.join(sorted(names))}"
-        return Missing(reader, use, f"{what}; {without}{hint}{_UNSEEN.replace(' it ', f' {use.key} ')}")
+        return MissingKey(reader, use, f"{what}; {without}{hint}{_DECLARE_IT.replace(' it ', f' {use.key} ')}")
 
 
 def _steers(flow: Flow) -> bool:
@@ -274,19 +278,19 @@ def _steers(flow: Flow) -> bool:
     return bool(flow.unknown or flow.statuses)
 
 
-def _without(items: Mapping[str, Collection[str]], changed: Collection[str]) -> dict[str, Collection[str]]:
+def _drop_changed(items: Mapping[str, Collection[str]], changed: Collection[str]) -> dict[str, Collection[str]]:
     """The keys of which all names are known, less those in which there may be others by now."""
     return {key: names for key, names in items.items() if key not in changed}
 
 
-def _misspelt(stage: StageFlow) -> Iterator[Missing]:
+def _misspelt_declarations(stage: StageFlow) -> Iterator[MissingKey]:
     """Keys that a stage declares to write, of which its source shows just similar ones."""
     shown = {use.key for use in stage.flow.uses if use.action == "write"}
     for key in set(stage.flow.declared_writes) - shown if not stage.flow.unknown else ():
         for near in (near for near in shown - set(stage.flow.declared_writes) if _is_slip(near, key)):
-            what = f"{stage.place} declares that it writes context['{key}'], and writes context['{near}']"
+            what = f"{stage.location} declares that it writes context['{key}'], and writes context['{near}']"
             use = Use(key, "write", stage.definition.location, sure=True)
-            yield Missing(stage, use, f"{what}; write one name in both places, or declare both")
+            yield MissingKey(stage, use, f"{what}; write one name in both places, or declare both")
 
 
 def slips(flow: Flow, written: Collection[str]) -> dict[str, tuple[Use, str]]:
@@ -303,11 +307,11 @@ def _is_slip(wrong: str, right: str) -> bool:
     return len(wrong) == len(right) > 3 and (letters == 1 or swapped)
 
 
-def _default(swapped: StageFlow) -> str:
+def _describe_default(swapped: StageFlow) -> str:
     return f"The default {swapped.stage}, which {swapped.definition.module.file.name} replaces,"
 
 
-def _near(key: str, keys: Collection[str]) -> str:
+def _nearest_write(key: str, keys: Collection[str]) -> str:
     names = {name: f"model[…]['{name}']" for name in _ENTRY if "model" in keys} | {name: name for name in sorted(keys)}
     found = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     return names[found[0]] if found else ""
@@ -379,7 +383,7 @@ class FlowCheck:
         # What else may write is looked for only where it matters.
         if missing and not self.is_reached(flow):
             for each in missing:
-                owner = each.reader if each.reader.custom or each.blamed is None else each.blamed
+                owner = each.reader if each.reader.custom or each.owner is None else each.owner
                 self.runner.fault_at(f"{owner.stage}_class_path", each.message)
 
     def is_reached(self, flow: DataFlow) -> bool:

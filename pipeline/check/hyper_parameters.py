@@ -42,7 +42,7 @@ class HyperParameterCheck:
         self.models = [
             self.define(phase.child("model"), "Model") for phase in inspection.tree.section("phase").values()
         ]
-        self.taken = [classes.parameters(each) if each else None for each in self.models]
+        self.parameters = [classes.parameters(each) if each else None for each in self.models]
 
     def define(self, path: Node | None, implied: str, module: str = "") -> source.Definition | None:
         """The class that a path names; None: unknown. Its faults are reported elsewhere."""
@@ -63,7 +63,7 @@ class HyperParameterCheck:
             certain: whether the trainer is the default, and the config stands in a file.
         """
         section = self.inspection.tree.child("hyper_parameters")
-        names = {name for each in self.taken if each for name in each.names} | {"optimizer"}
+        names = {name for each in self.parameters if each for name in each.names} | {"optimizer"}
         written = section.children() if section and isinstance(section.value, dict) else ()
         left = {name: node for name, node in written if node.origin is not DEFAULT and name not in names}
         left = {name: node for name, node in left.items() if not is_within(f"hyper_parameters.{name}", self.used)}
@@ -95,7 +95,7 @@ class HyperParameterCheck:
         updaters = [self.define(path, "Updater") for each in phases if (path := each.find("updater.class_path"))]
         plugins, _ = configured_plugins(self.inspection.tree, self.inspection.workspace)
         return (
-            not any(each is None or each.any_name for each in self.taken)
+            not any(each is None or each.any_name for each in self.parameters)
             and all(each and _is_looked_at(each, files) for each in (*self.models, *updaters))
             and all(isinstance(each.target, class_path.ClassPath) and _is_known(each.target) for each in plugins)
         )
@@ -112,7 +112,7 @@ class HyperParameterCheck:
         made = self.define(path, "Optimizer", OPTIMIZERS)
         rates = classes.parameters(made) if made else None
         known = {each: f"optimizer.{each}" for each in (*(rates.names[1:] if rates else ()), "learning_rate")}
-        free = {each: each for parameters in self.taken if parameters for each in parameters.names}
+        free = {each: each for parameters in self.parameters if parameters for each in parameters.names}
         near = difflib.get_close_matches(name.lower(), [*free, *known, "optimizer"], n=1, cutoff=0.6)
         nearest = (known | free).get(near[0], near[0]) if near else ""
         return f"; did you mean '{nearest}'?" if near else one_of(name, free)

@@ -62,13 +62,13 @@ class Setting:
         inspection: where the faults go.
         address: ``phase.ctr.model``.
         node: what is written; None where there is nothing.
-        above: the place of what would hold it.
+        parent_origin: the place of what would hold it.
     """
 
     inspection: Inspection
     address: str
     node: Node | None
-    above: Origin
+    parent_origin: Origin
 
     def __getitem__(self, key: str) -> Setting:
         node = self.node.child(key) if self.node else None
@@ -101,7 +101,7 @@ class Setting:
     @property
     def origin(self) -> Origin:
         """Where it was written; else where its parent was."""
-        return self.node.origin if self.node and self.is_written else self.above
+        return self.node.origin if self.node and self.is_written else self.parent_origin
 
     def fault(self, message: str, *, of_key: bool = False) -> None:
         """Add a fault at the value, or at its key."""
@@ -120,7 +120,7 @@ class Setting:
         """A mapping with these keys, as if they were written here."""
         return replace(self, node=Node(dict(keys), self.origin))
 
-    def spelt(self, spelling: Callable[[Any], Any]) -> Setting:
+    def with_spelling(self, spelling: Callable[[Any], Any]) -> Setting:
         """The same, a name in the spelling that it has in Python."""
         return replace(self, node=self.node and replace(self.node, value=spelling(self.node.value)))
 

@@ -28,7 +28,7 @@ def check_short_form(runner: Setting, *, needed: bool, stepped: bool) -> None:
             optimizer.fault(message, of_key=True)
     elif optimizer["class"].node is None:
         remedy = "add `optimizer: {class: Adam, learning_rate: 0.001}` to hyper_parameters"
-        place = optimizer if optimizer.node else replace(optimizer, above=runner.origin)
+        place = optimizer if optimizer.node else replace(optimizer, parent_origin=runner.origin)
         place.fault(f"training needs an optimizer; {remedy}")
     else:
         check_optimizer(optimizer, optimizer["class"], stepped=stepped)
@@ -38,7 +38,7 @@ def check_optimizer(settings: Setting, named: Setting, *, stepped: bool) -> None
     """An optimizer's class, and its own keys; ``stepped``: certainly by ours."""
     if settings["learning_rate"].node and settings["lr"].node:
         settings["lr"].fault("means the same as 'learning_rate', which is set too; keep one", of_key=True)
-    path = replace(named.spelt(optimizer_name), address=f"{settings.address}.class")
+    path = replace(named.with_spelling(optimizer_name), address=f"{settings.address}.class")
     definition = path.find_class("Optimizer", module=OPTIMIZERS)
     taken = classes.parameters(definition) if definition else None
     if taken and definition:
@@ -77,68 +77,68 @@ OPTIM_SCHEDULER = "pipeline.training.optim_scheduler:OptimScheduler"
 
 
 @dataclass(frozen=True)
-class Around:
+class SchedulerSituation:
     """What is known of the run that an OptimScheduler is part of.
 
     Attributes:
-        judged: the numbers that a validation reports to it; as a text, what to do for there to be one; None: cannot tell.
+        metrics: the numbers that a validation reports to it; as a text, what to do for there to be one; None: cannot tell.
         losses: the names of the losses that reach it; None: cannot tell.
         stepped: whether it certainly is ours that steps it.
         batches: how many it trains on, where the config says so.
         runner: the runner.
     """
 
-    judged: str | set[str] | None
+    metrics: str | set[str] | None
     losses: set[str] | None
     stepped: bool
     batches: int | None
     runner: Setting
 
 
-def check_optim_scheduler(scheduler: Setting, around: Around) -> None:
+def check_optim_scheduler(scheduler: Setting, situation: SchedulerSituation) -> None:
     """One of ``optim_schedulers``: ``{class, args}``.
 
     Args:
         scheduler: what is written there.
-        around: the run that it is part of.
+        situation: the run that it is part of.
     """
     written = scheduler.class_of("{class: noam, args: {optim_type: Adam, …}}")
     if written.node is None:
         return
-    path = written.spelt(schedule_name)
+    path = written.with_spelling(schedule_name)
     definition = path.find_class("OptimScheduler", OPTIM_SCHEDULER, SCHEDULES)
     arguments = scheduler["args"].or_empty(written.origin)
     if not definition or not arguments.is_mapping:
         return
-    arguments.check_arguments(_taken(definition), definition.name)
+    arguments.check_arguments(_scheduler_parameters(definition), definition.name)
     optimizer, settings = arguments["optim_type"], arguments["optim_conf"]
     if optimizer.node and settings.is_mapping:
         applies = not classes.undefined_methods(definition, ("apply",), OPTIM_SCHEDULER)
-        check_optimizer(settings, optimizer, stepped=around.stepped and not applies)
+        check_optimizer(settings, optimizer, stepped=situation.stepped and not applies)
     loss = arguments["optim_loss"]
     name = "loss" if loss.value is None else loss.value
-    if around.losses is not None and isinstance(name, str) and name not in around.losses:
-        loss.fault(f"there is no loss '{name}' to descend{one_of(name, around.losses)}")
+    if situation.losses is not None and isinstance(name, str) and name not in situation.losses:
+        loss.fault(f"there is no loss '{name}' to descend{one_of(name, situation.losses)}")
     if (definition.module.name, definition.name) == (SCHEDULES, "Plateau"):
-        _check_metric(path, arguments["metric"], around)
+        _check_metric(path, arguments["metric"], situation)
     elif (definition.module.name, definition.name) == (SCHEDULES, "TorchSchedule"):
         # Its optimizer, the first parameter, is ours.
         schedule = arguments["schedule"].find_class("Schedule", f"{LR_SCHEDULERS}:LRScheduler", LR_SCHEDULERS)
         taken = classes.parameters(schedule) if schedule else None
         if schedule and taken:
             arguments["args"].or_empty(arguments.origin).check_arguments(taken.without_first(), schedule.name)
-        _check_length(arguments, around)
+        _check_length(arguments, situation)
 
 
-def _check_metric(path: Setting, metric: Setting, around: Around) -> None:
+def _check_metric(path: Setting, metric: Setting, situation: SchedulerSituation) -> None:
     """Check that the number which a Plateau watches is reported."""
-    if isinstance(around.judged, str):
-        path.fault(f"Plateau falls by the numbers of the validation, and there is none; {around.judged}")
-    elif around.judged and isinstance(metric.value, str) and metric.value not in around.judged:
-        metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, around.judged)}")
+    if isinstance(situation.metrics, str):
+        path.fault(f"Plateau falls by the numbers of the validation, and there is none; {situation.metrics}")
+    elif situation.metrics and isinstance(metric.value, str) and metric.value not in situation.metrics:
+        metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, situation.metrics)}")
 
 
-def _check_length(arguments: Setting, around: Around) -> None:
+def _check_length(arguments: Setting, situation: SchedulerSituation) -> None:
     """Check that a OneCycleLR does not end before the training; if the data decide, the run checks it before its first step."""
     name, settings = arguments["schedule"].value, arguments["args"].value
     if not isinstance(name, str) or re.split("[.:]", name)[-1] != "OneCycleLR" or not isinstance(settings, dict):
@@ -146,16 +146,16 @@ def _check_length(arguments: Setting, around: Around) -> None:
     total, epochs, steps = (settings.get(key) for key in ("total_steps", "epochs", "steps_per_epoch"))
     if total is None and isinstance(epochs, int) and isinstance(steps, int):
         total = epochs * steps
-    accum_grad = arguments["accum_grad"].value or around.runner["accum_grad"].value or 1
+    accum_grad = arguments["accum_grad"].value or situation.runner["accum_grad"].value or 1
     if per_epoch := arguments["per"].value == "epoch":
-        needed = around.runner["epochs"].value if around.runner["max_steps"].value is None else None
+        needed = situation.runner["epochs"].value if situation.runner["max_steps"].value is None else None
     else:
-        needed = -(-around.batches // accum_grad) if around.batches and isinstance(accum_grad, int) else None
+        needed = -(-situation.batches // accum_grad) if situation.batches and isinstance(accum_grad, int) else None
     if isinstance(needed, int) and isinstance(total, int) and needed > total:
         arguments["args"].fault(too_short(name, total, needed, per_epoch=per_epoch))
 
 
-def _taken(definition: source.Definition) -> Parameters | None:
+def _scheduler_parameters(definition: source.Definition) -> Parameters | None:
     """The parameters of the constructor and of the schedule, without the model."""
     general, special = classes.parameters(definition), classes.method_parameters(definition, "sche_init")
     if general is None or special is None:

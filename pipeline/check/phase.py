@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pipeline.check.data_flow import is_untouched
 from pipeline.check.inspection import Setting
-from pipeline.check.optimizer import Around, check_optim_scheduler, check_short_form
+from pipeline.check.optimizer import SchedulerSituation, check_optim_scheduler, check_short_form
 from pipeline.config.load import Config
 from pipeline.config.schema import DEFAULT_PLUGINS, UpdaterSettings
 from pipeline.config.yaml_tree import Node
@@ -177,17 +177,19 @@ def is_stepped(runner: Setting, phase: Setting) -> bool:
 
 def _returned_keys(function: source.FunctionNode) -> set[str] | None:
     """The keys of the dicts that a function returns; None if it may return something else."""
-    keys = [key for value in _returned(function) for key in (value.keys if isinstance(value, ast.Dict) else [None])]
+    keys = [
+        key for value in _returned_values(function) for key in (value.keys if isinstance(value, ast.Dict) else [None])
+    ]
     names = {str(key.value) for key in keys if isinstance(key, ast.Constant)}
     return names if names and all(isinstance(key, ast.Constant) for key in keys) else None
 
 
-def _returned(node: ast.AST) -> Iterator[ast.expr | None]:
+def _returned_values(node: ast.AST) -> Iterator[ast.expr | None]:
     for each in ast.iter_child_nodes(node):
         if isinstance(each, ast.Return):
             yield each.value
         if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            yield from _returned(each)
+            yield from _returned_values(each)
 
 
 def may_report(phases: Collection[Setting]) -> bool:
@@ -211,7 +213,7 @@ def _is_torchs(loss: Setting) -> bool:
     return isinstance(loss.value, str) and loss.value.startswith("torch.")
 
 
-def reported(phase: Setting) -> set[str]:
+def reported_names(phase: Setting) -> set[str]:
     """The names of the numbers that a validation of a phase reports."""
     return {"valid_loss", *(f"valid_{name}" for name, _ in phase["metrics"].entries())}
 
@@ -237,7 +239,7 @@ def notes(config: Config) -> list[str]:
 UPDATER = "pipeline.training.updater:UpdaterBase"
 
 # What the network stage gives an updater, as far as its constructor names it.
-OFFERED = ("model", "brain", "optim_schedulers", "loader")
+UPDATER_ARGUMENTS = ("model", "brain", "optim_schedulers", "loader")
 
 
 def check_updater(updater: Setting) -> None:
@@ -251,18 +253,18 @@ def check_updater(updater: Setting) -> None:
         return
     own = {}
     for name, argument in arguments.entries():
-        if name in OFFERED:
+        if name in UPDATER_ARGUMENTS:
             argument.fault(f"an updater is given '{name}' where its constructor names it; take it out", of_key=True)
         else:
             own[name] = argument.node
-    arguments.with_keys(own).check_call(definition, path.origin, OFFERED)
+    arguments.with_keys(own).check_call(definition, path.origin, UPDATER_ARGUMENTS)
 
 
 # What the runner calls on a metric.
 METRIC = ("update", "compute", "reset")
 
 # What a phase takes from the phase whose model it shares.
-OF_THE_MODEL = ("model", "model_args", "modules", "loss", "optim_schedulers")
+MODEL_KEYS = ("model", "model_args", "modules", "loss", "optim_schedulers")
 
 # Key of a dataset that needs ``num_workers`` -> what becomes of it without.
 _WITH_WORKERS = {"multiprocessing_context": "nothing is started", "timeout": "no worker is waited for"}
@@ -324,24 +326,24 @@ class PhaseCheck:
             shared.fault(f"phase '{other}' is not run by runner '{self.runner.name}'; {remedy}")
         elif (first := self.phases[other]["model_of"].value) is not None:
             shared.fault(f"'{other}' has the model of '{first}'; name '{first}' itself")
-        for key in OF_THE_MODEL:
+        for key in MODEL_KEYS:
             if phase[key].is_written and phase[key].value not in (None, {}):
                 message = f"would be ignored: the model is that of phase '{other}'; remove it, or model_of"
                 phase[key].fault(message, of_key=True)
 
     def optim_schedulers(self, phase: Setting) -> None:
         """Check the optimizers of a phase; they receive validation numbers from each phase that shares the model."""
-        around = Around(
-            judged=self.judged(phase),
+        situation = SchedulerSituation(
+            metrics=self.validation_metrics(phase),
             losses=loss_names(self.runner, phase) if self.trains else None,
             stepped=self.trains and is_stepped(self.runner, phase),
             batches=self.batches(),
             runner=self.runner,
         )
         for _, scheduler in phase["optim_schedulers"].entries():
-            check_optim_scheduler(scheduler, around)
+            check_optim_scheduler(scheduler, situation)
 
-    def judged(self, phase: Setting) -> str | set[str] | None:
+    def validation_metrics(self, phase: Setting) -> str | set[str] | None:
         """The numbers that a validation reports to the optimizers; as a text, what to do to have one; None: unknown."""
         sharing = [phase, *(each for each in self.phases.values() if each["model_of"].value == phase.name)]
         validated = [each for each in sharing if each["valid_dataset_name"].value is not None]
@@ -352,7 +354,7 @@ class PhaseCheck:
             return "give the runner a valid_interval"
         if not has_default_runner(self.runner) or may_report(validated):
             return None
-        return set.intersection(*map(reported, validated))
+        return set.intersection(*map(reported_names, validated))
 
     def batches(self) -> int | None:
         """How many batches the only phase of a runner trains on, if the runner's keys decide it."""

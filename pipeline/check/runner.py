@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from pipeline.check.data_flow import DataFlow, StageFlow, is_untouched
 from pipeline.check.inspection import Setting, plain
-from pipeline.check.phase import is_brain, may_report, reported
+from pipeline.check.phase import is_brain, may_report, reported_names
 from pipeline.check.stage import EXPERIMENT, is_experiment
 from pipeline.config.keys import fields
 from pipeline.config.load import BEST, LAST
@@ -27,7 +27,7 @@ def _check_inference(runner: Setting, phases: dict[str, Setting], *, whole: bool
         whole: whether network and runner are the defaults themselves, so that it is known what is exported.
     """
     if runner["save_inference_interval"].value in (None, []):
-        _refuse_idle(runner, dict.fromkeys(_UNREAD[1:], "save_inference_interval is null; set it, or remove this"))
+        _refuse_idle(runner, dict.fromkeys(_EXPORT_KEYS[1:], "save_inference_interval is null; set it, or remove this"))
     elif whole and runner["save_inference_export"].value is True:
         for name, phase in phases.items():
             if model := is_brain(phase) and phase["model"].find_class("Model"):
@@ -47,7 +47,7 @@ TRAINING = (
 SWITCHES = ("debug", "compile", "jit")
 
 # What a train runner has no use for without validation.
-JUDGED = ("valid_interval", "eval_precision", "keep_best")
+VALIDATION_KEYS = ("valid_interval", "eval_precision", "keep_best")
 
 
 def runners_of_mode(tree: Node) -> dict[str, Node]:
@@ -57,7 +57,7 @@ def runners_of_mode(tree: Node) -> dict[str, Node]:
     return {name: runners[name] for name in named if isinstance(name, str) and name in runners}
 
 
-def is_asked(runner: Setting, key: str) -> bool:
+def is_set(runner: Setting, key: str) -> bool:
     """Whether a key is set to something else than its default."""
     return runner[key].is_written and runner[key].value not in (None, False, fields(RunnerSchema)[key].default)
 
@@ -99,7 +99,7 @@ def _check_debug(runner: Setting) -> None:
     runners = runners_of_mode(runner.inspection.tree)
     for key in ("debug", "debug_persistently"):
         off = [name for name, node in runners.items() if plain(node, key) is not True]
-        if off and is_asked(runner, key):
+        if off and is_set(runner, key):
             both = "both" if len(runners) == 2 else "all"
             why = "all runners share one run directory, and that of a debug run is temporary"
             runner[key].fault(f"is on here, and off for {', '.join(off)}; set it for {both}: {why}")
@@ -138,14 +138,14 @@ def _check_length(runner: Setting, *keys: str) -> None:
 def _refuse_idle(runner: Setting, idle: dict[str, str]) -> None:
     """Report keys without an effect: key -> why, and what to do."""
     for key, reason in idle.items():
-        if is_asked(runner, key):
+        if is_set(runner, key):
             runner[key].fault(f"would be ignored: {reason}")
 
 
 def _check_contradictions(runner: Setting) -> None:
     """Report keys that contradict each other."""
     limit = runner["limit_batches"].value
-    if limit and is_asked(runner, "overfit_batches"):
+    if limit and is_set(runner, "overfit_batches"):
         runner["overfit_batches"].fault(f"contradicts limit_batches: {limit}; keep one of the two")
     if runner["compile"].value is True and runner["jit"].value is True:
         compiled, scripted = (_names(runner[f"{way}_module_keys"]) for way in ("compile", "jit"))
@@ -166,11 +166,11 @@ def _check_validation(runner: Setting, validated: list[Setting], *, whole: bool)
     interval, metric = runner["valid_interval"], runner["keep_best"]["metric"]
     if not validated:
         reason = "no phase of this runner has valid_dataset_name; add one, or remove this"
-        _refuse_idle(runner, dict.fromkeys(JUDGED, reason))
+        _refuse_idle(runner, dict.fromkeys(VALIDATION_KEYS, reason))
     elif interval.node and interval.value in (None, []):
-        _refuse_idle(runner, dict.fromkeys(JUDGED[1:], "valid_interval is null; set it, or remove this"))
+        _refuse_idle(runner, dict.fromkeys(VALIDATION_KEYS[1:], "valid_interval is null; set it, or remove this"))
     elif whole and isinstance(metric.value, str):
-        known = set().union(*map(reported, validated))
+        known = set().union(*map(reported_names, validated))
         if metric.value not in known and not may_report(validated):
             metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, known)}")
 
@@ -179,10 +179,10 @@ def _check_validation(runner: Setting, validated: list[Setting], *, whole: bool)
 WRITES = ("model", "current_epoch", "metrics")
 
 # Key of ``config.training`` -> the key of the runner that says it.
-_SAID = {"valid_interval": "valid_interval", "save_interval": "save_interval", "max_iteration": "max_steps"}
+_TRAINING_KEYS = {"valid_interval": "valid_interval", "save_interval": "save_interval", "max_iteration": "max_steps"}
 
 # Keys of the runner that only the default runner stage reads.
-_UNREAD = ("save_inference_interval", "save_inference_path", "save_inference_export")
+_EXPORT_KEYS = ("save_inference_interval", "save_inference_path", "save_inference_export")
 
 
 def experiment_of(runner: Setting, definition: source.Definition | None) -> str | None:
@@ -207,9 +207,11 @@ def _check_experiment(name: str, runner: Setting) -> None:
         runner.fault_at("class", f"is infer, and {name} is an experiment, which trains; write train")
     elif kind(runner) == "train":
         _check_length(runner, "epochs", "max_steps")
-    _refuse_idle(runner, dict.fromkeys(_UNREAD, f"{name} is an experiment, which saves its weights itself; remove it"))
+    _refuse_idle(
+        runner, dict.fromkeys(_EXPORT_KEYS, f"{name} is an experiment, which saves its weights itself; remove it")
+    )
     training = runner.inspection.setting("hyper_parameters")["training"]
-    for key, ours in _SAID.items():
+    for key, ours in _TRAINING_KEYS.items():
         if training[key].node:
             training[key].fault(f"would be ignored: the runner's `{ours}` says it; write it there", of_key=True)
 
@@ -251,7 +253,7 @@ def kind(runner: Setting) -> str:
     return str(runner["class"].value).lower().removeprefix("single_")
 
 
-def absent(runner: Node) -> str:
+def missing_checkpoint(runner: Node) -> str:
     """The message for an ``init_model_path`` that does not exist and that no stage may create; else ``""``."""
     path = plain(runner, "init_model_path")
     # Of os.path, which says of a name too long that nothing is there.

@@ -25,20 +25,20 @@ def is_experiment(definition: source.Definition) -> bool:
     return classes.is_subclass(definition, EXPERIMENT) is True
 
 
-def given_first(definition: source.Definition) -> tuple[str, ...]:
+def positional_arguments(definition: source.Definition) -> tuple[str, ...]:
     """The positional arguments of a stage's constructor."""
     return ("config", "args") if is_experiment(definition) else ("context",)
 
 
-def parameters_given(definition: source.Definition) -> dict[str, str]:
+def positional_parameters(definition: source.Definition) -> dict[str, str]:
     """The parameters of a stage's constructor that get positional arguments, and which."""
-    taken, given = classes.parameters(definition), given_first(definition)
+    taken, given = classes.parameters(definition), positional_arguments(definition)
     return dict(zip(taken.names[: taken.positional], given, strict=False)) if taken else {}
 
 
 def check_arguments(definition: source.Definition, arguments: Setting) -> None:
     """Check the keyword arguments of a stage's constructor."""
-    first = parameters_given(definition)
+    first = positional_parameters(definition)
     for name, what in first.items():
         if name != what and arguments[name].node:
             message = f"{definition.name}'s parameter '{name}' is given the {what}"
@@ -67,7 +67,7 @@ def _constructor(definition: source.Definition) -> Iterator[str]:
     """Check that the constructor takes its positional arguments."""
     for each in classes.ancestry(definition)[0]:
         if node := classes.methods(each).get("__init__"):
-            given = given_first(definition)
+            given = positional_arguments(definition)
             if not node.decorator_list and not node.args.vararg and _positional(node.args) <= len(given):
                 place = f"{each.name}.__init__ ({each.module.file.name}:{node.lineno})"
                 takes = f"takes ({ast.unparse(node.args)}), and is called with {' and '.join(given)}"
@@ -172,7 +172,7 @@ def uncalled_methods(definition: source.Definition, stage: str, files: Iterable[
     )
     own = {name for each in users for name in classes.methods(each)}
     public = [name for name in known - own if not name.startswith("_")]
-    mentioned = {name for module in modules for name in _mentioned(module)}
+    mentioned = {name for module in modules for name in _words(module)}
     for each in users if complete else ():
         if each.module.file.parent != definition.module.file.parent:  # code elsewhere may have other users
             continue
@@ -184,7 +184,7 @@ def uncalled_methods(definition: source.Definition, stage: str, files: Iterable[
 
 
 @once
-def _mentioned(module: source.Module) -> frozenset[str]:
+def _words(module: source.Module) -> frozenset[str]:
     """The words of a module: a method may be looked up by name; ``*``: any method."""
     by_name = _BY_NAME.search(module.file.read_text(encoding="utf-8", errors="replace")) or not module.complete
     return frozenset([*source.words(module.body), *(["*"] if by_name else [])])
@@ -248,7 +248,7 @@ def _arguments(definition: source.Definition) -> str:
     taken = classes.parameters(definition)
     if taken is None:
         return ""
-    free = taken.without(list(parameters_given(definition)))
+    free = taken.without(list(positional_parameters(definition)))
     names = [name if name in free.required else f"{name} (optional)" for name in free.names]
     return ", ".join([*names, *(["any other"] if free.any_name else [])])
 

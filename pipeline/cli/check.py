@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.check.checker import checked
+from pipeline.check.checker import check_or_raise
 from pipeline.check.phase import notes
 from pipeline.cli import COMMANDS
 from pipeline.cli.options import config_and_overrides, print_traceback, refuse, split
@@ -49,7 +49,7 @@ def command(
     """Exit 0 if there are no faults, else 2."""
     path, overrides = split(config, words, options)
     try:
-        resolved = checked(path, overrides)
+        resolved = check_or_raise(path, overrides)
     except ConfigError as error:
         sys.exit(_refuse(error.faults, form))
     if form == "text":

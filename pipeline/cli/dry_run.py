@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
-from pipeline.check.checker import checked
+from pipeline.check.checker import check_or_raise
 from pipeline.cli.options import size_in_words
 from pipeline.config.load import Config
 from pipeline.config.schema import PhaseSchema, RunnerSchema
@@ -121,7 +121,7 @@ class Problems:
         if isinstance(error, PipelineError):
             problem = self._our_problem(error, address, origin)
         else:
-            message = f"{failing}: {type(error).__name__}: {error}{self._place(error)}; {remedy}"
+            message = f"{failing}: {type(error).__name__}: {error}{self._user_location(error)}; {remedy}"
             frames = user_traceback(error.__traceback__) or error.__traceback__
             problem = Problem(origin.fault(address, message), error.with_traceback(frames))
         if problem.fault not in [other.fault for other in self.entries]:
@@ -137,7 +137,7 @@ class Problems:
             address, message = addressed.groups()
         return Problem(origin.fault(address, message), error.user_error if isinstance(error, ClassPathError) else None)
 
-    def _place(self, error: BaseException) -> str:
+    def _user_location(self, error: BaseException) -> str:
         """The last line of user code in a traceback."""
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if Path(frame.filename) in self.config.sources]
@@ -429,7 +429,7 @@ def _short(config: Config, overrides: Sequence[str], steps: int) -> Config:
     # Nothing of a trial is kept, and so nothing goes elsewhere.
     keys = ("save_checkpoint_path", "save_inference_path")
     paths = [f"runner.{runner.name}.{key}=null" for runner in config.runners for key in keys if getattr(runner, key)]
-    short = checked(config.path, [*overrides, *limits, *paths])
+    short = check_or_raise(config.path, [*overrides, *limits, *paths])
     plugins = short.tree.child("plugins")
     assert plugins, "every key has its default"
     plugins.value.append(from_plain({describe(FirstBatches): {"count": steps}}, DEFAULT))

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from pipeline import hookspecs
-from pipeline.check.data_flow import GIVEN
+from pipeline.check.data_flow import TRAINER_KEYS
 from pipeline.cli import COMMANDS
 from pipeline.context import KEYS, ContextKey
 from pipeline.errors import one_of
@@ -136,7 +136,7 @@ def no_stage(name: str) -> str:
 def keys_at(stage: str) -> list[ContextKey]:
     """The context keys that the trainer and the default stages have written when ``stage`` begins."""
     earlier = list(METHODS)[: list(METHODS).index(stage)]
-    return [key for key in KEYS if key.name in GIVEN or key.writer in earlier]
+    return [key for key in KEYS if key.name in TRAINER_KEYS or key.writer in earlier]
 
 
 def first_line(text: str | None) -> str:

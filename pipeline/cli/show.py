@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pipeline.check.checker import checked
+from pipeline.check.checker import check_or_raise
 from pipeline.cli import COMMANDS
 from pipeline.cli.options import config_and_overrides, split
 from pipeline.config import yaml_tree
@@ -20,7 +20,7 @@ from pipeline.user_code.class_path import describe
 def command(config: str | None, words: Sequence[str], options: Sequence[str]) -> None:
     """The whole config as YAML on stdout; the comments say where each value was set."""
     path, overrides = split(config, words, options)
-    lines = list(_lines(checked(path, overrides).tree, 0))
+    lines = list(_lines(check_or_raise(path, overrides).tree, 0))
     width = min(max(len(text) for text, _ in lines), 80)
     for text, origin in lines:
         click.echo(f"{text:<{width}}  # {origin}" if origin else text)

@@ -103,7 +103,7 @@ def _use_our_words(runner: dict[str, Node], address: str) -> Iterator[Fault]:
         if present is None:
             runner[canonical] = node
         elif canonical in ADDING:
-            both = [*_each(present), *_each(node)]
+            both = [*_as_list(present), *_as_list(node)]
             runner[canonical] = Node(both or None, node.origin, node.key, earlier=(*present.earlier, present))
         else:
             message = f"means the same as '{canonical}', which is set too; keep one"
@@ -117,6 +117,6 @@ def _use_our_words(runner: dict[str, Node], address: str) -> Iterator[Fault]:
         yield kind.origin.fault(f"{address}.class", message)
 
 
-def _each(node: Node) -> list[Node]:
+def _as_list(node: Node) -> list[Node]:
     """The items of a list; null is none."""
     return node.value if isinstance(node.value, list) else [] if node.value is None else [node]

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from pipeline.config import aliases, schema, yaml_tree
 from pipeline.config.interpolation import References
 from pipeline.config.usage import UsageTracker
-from pipeline.config.yaml_tree import DEFAULT, MAX_DEPTH, Node, Origin, each_once, from_plain, refusal, resolved
+from pipeline.config.yaml_tree import DEFAULT, MAX_DEPTH, Node, Origin, from_plain, refusal, resolve_path, unique_nodes
 from pipeline.errors import ConfigError, Fault, nearest, one_of
 
 # A placeholder at the beginning, known or misspelt, which YAML would take for the brace of a mapping.
@@ -118,7 +118,7 @@ def _base(item: Node, path: Path, faults: list[Fault], chain: tuple[Path, ...], 
         raise ConfigError([item.origin.fault("_base_", f"is {item.plain()!r}; name a file, or a list of files")])
     base = path.parent / item.value
     try:
-        file = resolved(base)
+        file = resolve_path(base)
     except OSError as error:
         message = f"'{item.value}' can be no file: {error.strerror}; check the path"
         raise ConfigError([item.origin.fault("_base_", message)]) from error
@@ -175,7 +175,7 @@ def merge(base: Node, over: Node, faults: list[Fault], address: str = "") -> Nod
             for part, child in over.children()
         }
         merged = children if isinstance(over.value, dict) else list(children.values())
-        return Node(merged, over.origin, over.key, earlier=each_once(*base.earlier, base, *over.earlier))
+        return Node(merged, over.origin, over.key, earlier=unique_nodes(*base.earlier, base, *over.earlier))
     if _refines(base, over):
         return base
     return _unmarked(over, faults).take_place_of(base)
@@ -320,7 +320,7 @@ class Config:
                 node.value = links[path]
         return config
 
-    def followed(self) -> dict[str, str]:
+    def link_targets(self) -> dict[str, str]:
         """Each path with links -> the path without."""
         return {path: str(node.value) for address, path in self.links.items() if (node := self.tree.find(address))}
 
@@ -353,8 +353,8 @@ class ConfigBuilder:
         self._resolve(self.tree)
         settings, faults = schema.validate(self.tree)
         # A value that could not be made out, such as a reference to nothing, is wrong in no other way.
-        places = {_place(fault) for fault in self.faults}
-        self.faults += [fault for fault in faults if _place(fault) not in places]
+        places = {_sort_key(fault) for fault in self.faults}
+        self.faults += [fault for fault in faults if _sort_key(fault) not in places]
         if settings and not self.faults:
             self.config = Config(
                 self.tree, settings, self.path, self.workspace, overrides=list(overrides), links=self.links
@@ -398,7 +398,7 @@ class ConfigBuilder:
             self.faults.append(node.origin.fault(address, _RELATIVE.format(path)))
             return
         with suppress(OSError):  # where no file can be, which is told when it is needed
-            node.value = str(resolved(Path(path)))
+            node.value = str(resolve_path(Path(path)))
         if node.value != path:
             self.links[f"{address.rpartition('.')[0]}.{aliases.names_of(address)[0]}"] = path
 
@@ -410,7 +410,7 @@ class ConfigBuilder:
             self.faults.append(workspace.origin.fault("workspace", _RELATIVE.format(workspace.value)))
             return None
         try:
-            folder = resolved((workspace.origin.folder or Path()) / workspace.value)
+            folder = resolve_path((workspace.origin.folder or Path()) / workspace.value)
         except OSError as error:
             message = f"'{workspace.value}' can be no folder: {error.strerror}; check the path"
             self.faults.append(workspace.origin.fault("workspace", message))
@@ -443,7 +443,7 @@ class ConfigBuilder:
                 item.value = _class_file(item.value, item.origin)
 
 
-def _place(fault: Fault) -> tuple[str, int, int, str]:
+def _sort_key(fault: Fault) -> tuple[str, int, int, str]:
     return fault.where, fault.line, fault.column, "" if fault.line else fault.address
 
 

@@ -36,14 +36,14 @@ class Interval(NamedTuple):
         return cls(int(match[1]), match[2] or unit)
 
 
-def parsed(intervals: int | str | list[int | str] | None, unit: str = "iteration") -> list[Interval]:
+def parse_intervals(intervals: int | str | list[int | str] | None, unit: str = "iteration") -> list[Interval]:
     """The intervals of a value of kind :data:`Intervals`, a bare number in ``unit``; null has none."""
     values = intervals if isinstance(intervals, list) else [intervals]
     return [Interval.parse(value, unit) for value in values if value is not None]
 
 
 def _intervals(value: Any) -> Any:
-    parsed(value)
+    parse_intervals(value)
     return value
 
 
@@ -379,17 +379,17 @@ class RunnerSchema(_Section):
     @property
     def intervals(self) -> list[Interval]:
         """``save_interval`` as a list."""
-        return parsed(self.save_interval)
+        return parse_intervals(self.save_interval)
 
     @property
     def valid_intervals(self) -> list[Interval]:
         """``valid_interval`` as a list."""
-        return parsed(self.valid_interval)
+        return parse_intervals(self.valid_interval)
 
     @property
     def inference_intervals(self) -> list[Interval]:
         """``save_inference_interval`` as a list."""
-        return parsed(self.save_inference_interval, "epoch")
+        return parse_intervals(self.save_inference_interval, "epoch")
 
 
 class ConfigSchema(_Section):

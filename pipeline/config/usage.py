@@ -62,7 +62,7 @@ class UsageTracker:
         for section, items in sections.items():
             for name, item in items:
                 unread = self._lines(item, f"{section}.{name}")
-                is_whole = len(unread) == len(_written(item, f"{section}.{name}"))
+                is_whole = len(unread) == len(_user_values(item, f"{section}.{name}"))
                 if section == "runner":
                     lines += unread.values() if name in runners else []
                 elif not is_whole:
@@ -74,7 +74,7 @@ class UsageTracker:
     def _lines(self, node: Node | None, address: str, what: str = _NEVER) -> dict[str, str]:
         # A key that is there, by default too, is not what another was meant to be.
         names = [missing.rpartition(".")[2] for missing in self.missing if missing.rpartition(".")[0] == address]
-        written = _written(node, address).items()
+        written = _user_values(node, address).items()
         return {
             name: f"{child.key or child.origin}: {address}.{name}: {what}{nearest(name, names) or _REMEDY}"
             for name, child in written
@@ -137,7 +137,7 @@ class TrackedDict(dict[str, Any]):
         return dict, (dict(self),)
 
 
-def _written(node: Node | None, address: str) -> dict[str, Node]:
+def _user_values(node: Node | None, address: str) -> dict[str, Node]:
     """The value at an address, unless it is the default."""
     written = {}
     for name, child in node.children() if node else ():

@@ -126,7 +126,7 @@ class Node:
 
     def take_place_of(self, other: Node) -> Node:
         """This node in the place of ``other``, which it remembers; so does each value in it that was there too."""
-        self.earlier = each_once(*other.earlier, other, *self.earlier)
+        self.earlier = unique_nodes(*other.earlier, other, *self.earlier)
         children = dict(other.children())
         for part, child in self.children():
             if part in children:
@@ -134,7 +134,7 @@ class Node:
         return self
 
 
-def each_once(*nodes: Node) -> tuple[Node, ...]:
+def unique_nodes(*nodes: Node) -> tuple[Node, ...]:
     """The nodes, without repeated ones: several bases may share a base."""
     first: dict[Origin, Node] = {}
     for node in nodes:
@@ -172,11 +172,11 @@ class Builder:
         self.faults: list[Fault] = []
         self.count = 0
 
-    def place(self, node: yaml.Node) -> Origin:
+    def origin_of(self, node: yaml.Node) -> Origin:
         """The place where a node begins."""
         if not self.origin.folder or self.origin.where.startswith("override '"):
             return self.origin
-        return _place(self.origin, node.start_mark, self.lines)
+        return _origin_at(self.origin, node.start_mark, self.lines)
 
     def build(self, node: yaml.Node, depth: int, key: Origin | None = None) -> Node:
         """Our node of a YAML node, with its children.
@@ -184,7 +184,7 @@ class Builder:
         Raises:
             ConfigError: it is too large or too deep, the values of its aliases counted each time.
         """
-        place = self.place(node)
+        place = self.origin_of(node)
         self.count += 1
         if self.count > MAX_NODES or depth > MAX_DEPTH:
             limit = f"{MAX_NODES} values" if self.count > MAX_NODES else f"{MAX_DEPTH} levels"
@@ -209,7 +209,7 @@ class Builder:
         values: dict[str, Node] = {}
         merged: dict[str, Node] = {}
         for key_node, value_node in node.value:
-            place = self.place(key_node)
+            place = self.origin_of(key_node)
             if key_node.tag == TAG + "merge":
                 merged |= self.merge(value_node, depth)
                 continue
@@ -433,7 +433,7 @@ def _by_name(value: Any) -> Any:
 
 def _syntax(error: yaml.MarkedYAMLError, text: str, origin: Origin) -> Fault:
     assert error.problem_mark, "every error of the scanner, the parser and the composer has one"
-    place, line = _place(origin, error.problem_mark, text.splitlines()), error.problem_mark.line
+    place, line = _origin_at(origin, error.problem_mark, text.splitlines()), error.problem_mark.line
     remedy = "indent with spaces, not tabs" if "\t" in place.text else "mend the YAML"
     problem = error.problem or ""
     if "single document" in (error.context or ""):
@@ -443,13 +443,13 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, origin: Origin) -> Fault:
     return place.fault("", f"{problem}; {remedy}")
 
 
-def _place(origin: Origin, mark: yaml.Mark, lines: list[str]) -> Origin:
+def _origin_at(origin: Origin, mark: yaml.Mark, lines: list[str]) -> Origin:
     """The place of a mark of PyYAML's in a text of these lines."""
     text = lines[mark.line] if mark.line < len(lines) else ""
     return replace(origin, line=mark.line + 1, column=mark.column + 1, text=text)
 
 
-def resolved(path: Path) -> Path:
+def resolve_path(path: Path) -> Path:
     """The path with its links resolved; it need not exist.
 
     Raises:

@@ -69,7 +69,7 @@ class Provenance:
                 "name": config.settings.name or "",
                 "workspace": str(workspace),
                 "overrides": json.dumps(config.overrides),
-                "links": json.dumps(config.followed()),
+                "links": json.dumps(config.link_targets()),
             },
             {
                 "time": now(),

@@ -124,7 +124,7 @@ def with_original_links(config: Config, previous: PreviousRun) -> Config:
     except (ValueError, RecursionError):
         links = {}
     original = {path: led for path, led in links.items() if isinstance(led, str)} if isinstance(links, dict) else {}
-    for path, leads in config.followed().items():
+    for path, leads in config.link_targets().items():
         if leads != original.get(path, leads):
             logger.info(f"{path} leads to {leads} now; the run goes on with {original[path]}, to which it led")
     return config.leading(original)

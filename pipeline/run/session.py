@@ -15,7 +15,7 @@ import torch
 from loguru import logger
 
 from pipeline import workspaces
-from pipeline.check.runner import absent
+from pipeline.check.runner import missing_checkpoint
 from pipeline.checkpoint import store
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.config.load import Config
@@ -160,7 +160,7 @@ def _check_initial_weights(config: Config, previous: PreviousRun | None) -> None
     for runner in config.runners:
         address, node = f"runner.{runner.name}.init_model_path", config.tree.find(f"runner.{runner.name}")
         needed = previous is None or previous.directory.begins_anew(runner.name)
-        if node and needed and (message := absent(node)):
+        if node and needed and (message := missing_checkpoint(node)):
             faults.append(config.origin(address).fault(address, message))
     if faults:
         raise ConfigError(faults)

@@ -20,7 +20,7 @@ from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
-from pipeline.config.schema import parsed
+from pipeline.config.schema import parse_intervals
 from pipeline.context import TRAIN_STATE, Context
 from pipeline.data.batch import count_samples, to_device
 from pipeline.data.loader import SeededLoader, length, position_of, random_sampler_of, remaining_batches, set_epoch
@@ -483,7 +483,7 @@ class ExperimentBase(ExperimentSetup):
         self._refuse_overwriting(self.iteration + 1)
         self._plan()
         every = None if self.alone else experiment_config.runner_value(self.context, "print_interval")
-        self._printing = Trigger(parsed(every), self.iteration)
+        self._printing = Trigger(parse_intervals(every), self.iteration)
         self._ended = 0
         if self.alone and self.iteration >= self._limit:
             logger.info(f"nothing is left to train: config.training.max_iteration is {self._limit}")

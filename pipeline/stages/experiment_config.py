@@ -15,7 +15,7 @@ from loguru import logger
 from torch import Tensor
 
 from pipeline.checkpoint.storage import finite
-from pipeline.config.schema import Interval, parsed
+from pipeline.config.schema import Interval, parse_intervals
 from pipeline.context import Context
 from pipeline.errors import ConfigError, one_of
 from pipeline.training.meters import Meters
@@ -241,7 +241,7 @@ def intervals(config: Any, name: str) -> list[Interval]:
     """
     value = setting(config, f"config.training.{name}")
     try:
-        return parsed(value)
+        return parse_intervals(value)
     except ValueError as error:
         raise ConfigError(f"config.training.{name}: {error}") from error
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from pipeline.config.yaml_tree import resolved
+from pipeline.config.yaml_tree import resolve_path
 from pipeline.errors import ClassPathError, nearest, one_of
 from pipeline.user_code import source
 from pipeline.user_code.imports import no_python, wrong_imports
@@ -81,7 +81,7 @@ def _parse_file(text: str, path: str, name: str, folder: Path | None, workspace:
             f"'{text}': a relative path needs a config file or a workspace; give the config a 'workspace', or an absolute path"
         )
     try:
-        file = resolved((folder or Path()) / path)
+        file = resolve_path((folder or Path()) / path)
     except OSError as error:
         raise ClassPathError(f"'{text}' can be no file: {error.strerror}; check the path") from error
     if file.is_dir():

@@ -11,7 +11,7 @@ from typing import Literal
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.check.data_flow import GIVEN, DataFlow, Missing, StageFlow
+from pipeline.check.data_flow import TRAINER_KEYS, DataFlow, MissingKey, StageFlow
 from pipeline.errors import Fault
 from pipeline.user_code.context_flow import Flow, Use
 
@@ -124,7 +124,7 @@ def _writers(key: str, reader: str, flow: DataFlow) -> list[str]:
 
 
 def _box(
-    stage: StageFlow, flow: DataFlow, edges: Sequence[Edge], missing: Sequence[Missing], faults: Sequence[str]
+    stage: StageFlow, flow: DataFlow, edges: Sequence[Edge], missing: Sequence[MissingKey], faults: Sequence[str]
 ) -> Box:
     """A stage, with the keys that no edge shows."""
     plugins = [plugin for plugin in flow.plugins if plugin]
@@ -150,7 +150,7 @@ def _by_owner(word: str, keys: Iterable[str], drawn: Collection[str], of_plugins
     groups: Keys = {}
     for key in keys:
         if key not in drawn:
-            owner = "the trainer" if key in GIVEN else "plugins" if key in of_plugins else "nobody known"
+            owner = "the trainer" if key in TRAINER_KEYS else "plugins" if key in of_plugins else "nobody known"
             groups.setdefault(f"{word} {owner}", []).append(key)
     return groups
 

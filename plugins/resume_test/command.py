@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from pipeline.check.checker import checked
+from pipeline.check.checker import check_or_raise
 from pipeline.cli.options import config_and_overrides, split
 from pipeline.errors import ConfigError, ExitCode
 from pipeline.run import log
@@ -51,7 +51,7 @@ def command(
     log.to_stderr("WARNING")
     try:
         with _folder(keep) as folder:
-            same = _report(Runs(checked(path, overrides), folder), sorted(set(kills)))
+            same = _report(Runs(check_or_raise(path, overrides), folder), sorted(set(kills)))
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
     sys.exit(ExitCode.DONE if same else ExitCode.FAILED)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.check.checker import checked
+from pipeline.check.checker import check_or_raise
 from pipeline.cli import dry_run
 from pipeline.cli.dry_run import META, Build, PhaseBuild
 
@@ -35,7 +35,7 @@ BATCH = "train_data (inputs [4, 1], target [4, 1])"
 
 
 def build(config: Path, *overrides: str) -> Build:
-    done = Build(checked(config, overrides))
+    done = Build(check_or_raise(config, overrides))
     done.all()
     return done
 
@@ -83,7 +83,7 @@ def test_a_phase_is_told_with_its_size_and_what_becomes_of_a_batch(linear: Path)
 
 def test_the_size_is_that_of_the_model_that_a_run_builds(linear: Path) -> None:
     init = "self.more = nn.Sequential(nn.Embedding(7, 3), nn.BatchNorm1d(3), nn.LSTM(3, 5).requires_grad_(False))"
-    config = checked(linear, own_model(linear, init=init))
+    config = check_or_raise(linear, own_model(linear, init=init))
     built = PhaseBuild(config.settings.phase[0], config.runners[0], config)
     built.entry(META)
     more = nn.Sequential(nn.Embedding(7, 3), nn.BatchNorm1d(3), nn.LSTM(3, 5).requires_grad_(False))
@@ -239,7 +239,7 @@ def test_a_lazy_module_takes_its_size_from_the_batch(linear: Path) -> None:
 
 def test_a_constructor_that_loads_weights_says_nothing_of_the_meta_device(linear: Path) -> None:
     copies = "m = nn.Linear(2, 2); m.load_state_dict({n: torch.empty(v.shape, device='cpu') for n, v in m.state_dict().items()})"
-    config = checked(linear, own_model(linear, init=copies))
+    config = check_or_raise(linear, own_model(linear, init=copies))
     # A warning would be an error here.
     assert PhaseBuild(config.settings.phase[0], config.runners[0], config).entry(META)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pipeline.check.checker import checked
+from pipeline.check.checker import check_or_raise
 from pipeline.config import yaml_tree
 from pipeline.config.yaml_tree import Origin
 
@@ -40,7 +40,7 @@ def comments(text: str) -> dict[str, str]:
 def test_what_is_shown_is_read_back_as_the_resolved_config(pipeline: Call, linear: Path) -> None:
     done = pipeline("show", linear, "runner.train_runner.epochs=3")
     assert (done.exit_code, done.stderr) == (0, "")
-    assert read_back(done.stdout) == checked(linear, ["runner.train_runner.epochs=3"]).plain()
+    assert read_back(done.stdout) == check_or_raise(linear, ["runner.train_runner.epochs=3"]).plain()
 
 
 def test_awkward_values_are_read_back_too_and_secrets_stay_unexpanded(
@@ -57,7 +57,7 @@ def test_awkward_values_are_read_back_too_and_secrets_stay_unexpanded(
     ]
     done = pipeline("show", linear, *overrides)
     shown = read_back(done.stdout)
-    assert shown == checked(linear, overrides).plain(expanded=False)
+    assert shown == check_or_raise(linear, overrides).plain(expanded=False)
     assert "hidden" not in done.stdout
 
 

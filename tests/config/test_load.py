@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.check.checker import check, checked
+from pipeline.check.checker import check, check_or_raise
 from pipeline.config.load import Config, ConfigBuilder
 
 Configs = Callable[..., Config]
@@ -234,7 +234,7 @@ def test_a_runner_that_mode_leaves_out_needs_no_classes(linear: Path) -> None:
         "runner:\n", "runner:\n  - {name: idle, class: train, startup_class_path: nope.py}\n"
     )
     linear.write_text(text)
-    assert checked(linear, ["mode=train_runner"]).runners[0].name == "train_runner"
+    assert check_or_raise(linear, ["mode=train_runner"]).runners[0].name == "train_runner"
 
 
 def test_an_override_may_begin_with_the_workspace(linear: Path) -> None:
@@ -242,7 +242,7 @@ def test_an_override_may_begin_with_the_workspace(linear: Path) -> None:
         "from pipeline import stages\n\nclass Startup(stages.Startup):\n    pass\n"
     )
     override = "runner.train_runner.startup_class_path={workspace}/startup.py"
-    assert checked(linear, [override]).settings.runner[0].startup_class_path == str(linear.parent / "startup.py")
+    assert check_or_raise(linear, [override]).settings.runner[0].startup_class_path == str(linear.parent / "startup.py")
 
 
 def test_a_dict_without_a_folder_has_no_relative_weights() -> None:
@@ -273,7 +273,7 @@ def test_an_override_replaces_a_key_under_its_other_name(
 
 
 def test_the_learning_rate_may_be_overridden_under_its_other_name(linear: Path) -> None:
-    found = checked(linear, ["hyper_parameters.optimizer.lr=0.5"])
+    found = check_or_raise(linear, ["hyper_parameters.optimizer.lr=0.5"])
     assert found.get("hyper_parameters.optimizer") == {"class": "SGD", "lr": 0.5}
 
 

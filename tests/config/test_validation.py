@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.check.checker import check, checked
+from pipeline.check.checker import check, check_or_raise
 from pipeline.errors import ConfigError, Fault
 
 SEED = """\
@@ -103,7 +103,7 @@ def test_all_faults_are_reported_at_once_in_the_order_of_the_file(
 def test_the_error_of_a_config_holds_all_faults(workspace: Callable[..., Path]) -> None:
     path = workspace({"config.yaml": MANY}) / "config.yaml"
     with pytest.raises(ConfigError) as raised:
-        checked(path)
+        check_or_raise(path)
     assert [str(fault) for fault in raised.value.faults] == [str(fault) for fault in check(path)]
     assert str(raised.value) == "\n".join(map(str, check(path)))
 
