@@ -132,7 +132,7 @@ class Checkpointer:
         """
         self.wait()
         if training is not None:
-            recoverables = {name: each.state_dict() for name, each in self.recoverables.items()}
+            recoverables = {name: recoverable.state_dict() for name, recoverable in self.recoverables.items()}
             changes = self.initial.changes(models) if self.initial else {}
             training = {**training, "recoverables": recoverables, **changes}
         final = self.path_of(train_state["iteration"])

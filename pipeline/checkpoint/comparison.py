@@ -75,13 +75,13 @@ def _of_sequences(one: Sequence[Any], other: Sequence[Any], place: str) -> Itera
     if len(one) != len(other):
         yield Difference(place, f"{len(one)} items and {len(other)} items")
         return
-    if len(one) > _FEW and all(type(each) in {int, float} for each in (*one, *other)):
-        count = sum(not _same(each, its) for each, its in zip(one, other, strict=True))
+    if len(one) > _FEW and all(type(number) in {int, float} for number in (*one, *other)):
+        count = sum(not _same(item, its) for item, its in zip(one, other, strict=True))
         if count:
             yield Difference(place, f"{count} of {len(one)} numbers", count, len(one))
         return
-    for index, (each, its) in enumerate(zip(one, other, strict=True)):
-        yield from differences(each, its, f"{place}[{index}]")
+    for index, (item, its) in enumerate(zip(one, other, strict=True)):
+        yield from differences(item, its, f"{place}[{index}]")
 
 
 def _of_tensors(one: Tensor, other: Tensor, place: str) -> Iterator[Difference]:

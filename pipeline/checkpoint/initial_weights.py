@@ -41,11 +41,11 @@ class TrainRunner:
             NoCheckpointError: it has saved some, and none is valid.
             CheckpointError: it has saved none.
         """
-        found = store.newest_valid(CheckpointWriter(self.folder), with_training)
-        if found is None:
+        checkpoint = store.newest_valid(CheckpointWriter(self.folder), with_training)
+        if checkpoint is None:
             none = f"{self.folder}: the runner '{self.name}' saved no checkpoint"
             raise CheckpointError(f"{none}; let its runner stage save one, or set init_model_path")
-        return found
+        return checkpoint
 
     def best(self) -> LoadedCheckpoint:
         """The best valid checkpoint; without a record of what ``keep_best`` kept, the one with the best number.
@@ -83,11 +83,11 @@ def first_valid(paths: Sequence[Path]) -> LoadedCheckpoint:
     Raises:
         NoCheckpointError: none is.
     """
-    found = next((each for each in map(read_or_skip, paths) if each), None)
-    if found is None:
-        where = f"{paths[0].parent}: none of {', '.join(each.name for each in paths[:5])}{', …' if paths[5:] else ''} is valid"
+    newest = next((checkpoint for checkpoint in map(read_or_skip, paths) if checkpoint), None)
+    if newest is None:
+        where = f"{paths[0].parent}: none of {', '.join(path.name for path in paths[:5])}{', …' if paths[5:] else ''} is valid"
         raise NoCheckpointError(f"{where}; bring one back from a copy, or name another in init_model_path")
-    return found
+    return newest
 
 
 def resolve(path: Path) -> list[Path]:
@@ -100,16 +100,16 @@ def resolve(path: Path) -> list[Path]:
     """
     if not path.is_dir() or layout.step_of(path) is not None or os.path.lexists(path / layout.MANIFEST):
         return [path]
-    folders = [each for each in (path, path / FOLDER) if layout.committed_checkpoints(each)][:1]
-    folders = folders or sorted(each for each in path.glob(f"*/{FOLDER}") if layout.committed_checkpoints(each))
+    folders = [folder for folder in (path, path / FOLDER) if layout.committed_checkpoints(folder)][:1]
+    folders = folders or sorted(folder for folder in path.glob(f"*/{FOLDER}") if layout.committed_checkpoints(folder))
     if not folders:
         remedy = "name a step-… folder, a folder of them, or a file of weights"
         raise CheckpointError(f"{path}: holds no checkpoint; {remedy}")
     if len(folders) > 1:
-        which = ", ".join(each.parent.name for each in folders)
+        which = ", ".join(folder.parent.name for folder in folders)
         raise CheckpointError(f"{path}: holds checkpoints of several runners ({which}); name the folder of one of them")
     # One that was about to take the place of another of its step counts only where that is gone.
-    by_step = {layout.step_of(each): each for each in reversed(layout.committed_checkpoints(folders[0]))}
+    by_step = {layout.step_of(path): path for path in reversed(layout.committed_checkpoints(folders[0]))}
     return list(reversed(by_step.values()))
 
 
@@ -141,8 +141,8 @@ def load_initial(config: Config, runner_name: str, run_dir: Path, models: Models
     """
     runner, initial = config.runner(runner_name), Initial({}, {})
     if runner.init_model_path and models and not _is_needless(runner, runner.init_model_path, run_dir):
-        paths, found = _found(config, runner, runner.init_model_path, run_dir)
-        initial = _give(runner, paths, found, models)
+        paths, checkpoint = _find(config, runner, runner.init_model_path, run_dir)
+        initial = _give(runner, paths, checkpoint, models)
     if runner.freeze and models:
         frozen = weights.freeze(models, runner.freeze, f"runner.{runner_name}.freeze")
         logger.info(f"not trained: {weights.abbreviate(frozen)}")
@@ -156,8 +156,8 @@ def load_last(config: Config, runner_name: str, run_dir: Path, models: Models) -
         CheckpointError: there is none, or it does not fit.
     """
     runner = config.runner(runner_name)
-    found = _runner_before(config, runner, run_dir, "add init_model_path").newest()
-    return _give(runner, [found.path], found, models)
+    checkpoint = _runner_before(config, runner, run_dir, "add init_model_path").newest()
+    return _give(runner, [checkpoint.path], checkpoint, models)
 
 
 def load_next(path: Path, models: Models) -> dict[str, int] | None:
@@ -169,11 +169,11 @@ def load_next(path: Path, models: Models) -> dict[str, int] | None:
     Raises:
         CheckpointError: it does not fit.
     """
-    found = read_or_skip(path)
-    if found is None:
+    checkpoint = read_or_skip(path)
+    if checkpoint is None:
         return None
-    _fit(found, models)
-    return found.train_state
+    _fit(checkpoint, models)
+    return checkpoint.train_state
 
 
 def _is_needless(runner: RunnerSchema, path: str, run_dir: Path) -> bool:
@@ -194,38 +194,38 @@ def _runner_before(config: Config, runner: RunnerSchema, run_dir: Path, remedy: 
     raise CheckpointError(f"runner.{runner.name}: no train runner before it has weights to take; {remedy}")
 
 
-def _found(config: Config, runner: RunnerSchema, path: str, run_dir: Path) -> tuple[list[Path], LoadedCheckpoint]:
+def _find(config: Config, runner: RunnerSchema, path: str, run_dir: Path) -> tuple[list[Path], LoadedCheckpoint]:
     """The checkpoints that ``init_model_path`` names, and the first one that is loaded."""
     if path in (BEST, LAST):
         before = _runner_before(config, runner, run_dir, "name a checkpoint in init_model_path")
-        found = before.best() if path == BEST else before.newest()
-        return [found.path], found
+        checkpoint = before.best() if path == BEST else before.newest()
+        return [checkpoint.path], checkpoint
     paths = resolve(Path(path))
     if paths == [Path(path)]:
         return paths, foreign.read_weights(Path(path))
     if runner.kind == "train":
-        found = first_valid(paths[::-1])
-        return [found.path], found
-    found = first_valid(paths)
-    return paths[paths.index(found.path) :], found
+        checkpoint = first_valid(paths[::-1])
+        return [checkpoint.path], checkpoint
+    checkpoint = first_valid(paths)
+    return paths[paths.index(checkpoint.path) :], checkpoint
 
 
-def _give(runner: RunnerSchema, paths: list[Path], found: LoadedCheckpoint, models: Models) -> Initial:
+def _give(runner: RunnerSchema, paths: list[Path], checkpoint: LoadedCheckpoint, models: Models) -> Initial:
     """Load the first one, as a whole or the part that ``init_modules`` names."""
     only = runner.init_modules
     if only is None:
-        _fit(found, models)
+        _fit(checkpoint, models)
     elif len(paths) > 1:
         what = f"runner.{runner.name}.init_modules: would take a part of {len(paths)} checkpoints"
         raise ConfigError(f"{what}, and what one lacks would be left of the one before; name one in init_model_path")
     else:
-        report = weights.load_part(found.weights, models, str(found.path), only)
-        logger.info(f"{found.path}: {report}")
+        report = weights.load_part(checkpoint.weights, models, str(checkpoint.path), only)
+        logger.info(f"{checkpoint.path}: {report}")
     if runner.kind == "train":
         return Initial({}, {})
-    return Initial({path: {} for path in paths if path.is_dir()}, found.train_state)
+    return Initial({path: {} for path in paths if path.is_dir()}, checkpoint.train_state)
 
 
-def _fit(found: LoadedCheckpoint, models: Models) -> None:
-    weights.load_weights(found.weights, models, str(found.path))
-    logger.info(f"weights of {', '.join(models)} loaded from {found.path}")
+def _fit(checkpoint: LoadedCheckpoint, models: Models) -> None:
+    weights.load_weights(checkpoint.weights, models, str(checkpoint.path))
+    logger.info(f"weights of {', '.join(models)} loaded from {checkpoint.path}")

@@ -33,8 +33,8 @@ def checkpoint_name(iteration: int) -> str:
 
 def step_of(path: Path) -> int | None:
     """The iteration that a folder is named after; None for anything else."""
-    found = _STEP.fullmatch(path.name)
-    return int(found[1]) if found else None
+    match = _STEP.fullmatch(path.name)
+    return int(match[1]) if match else None
 
 
 def temporary_name(path: Path, kind: str) -> Path:
@@ -44,8 +44,8 @@ def temporary_name(path: Path, kind: str) -> Path:
 
 def committed_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, by step; a new one comes after the one that it will replace."""
-    found = [path for path in _entries(folder) if _STEP.fullmatch(path.name)]
-    return sorted(found, key=lambda path: (step_of(path), path.name))
+    paths = [path for path in _entries(folder) if _STEP.fullmatch(path.name)]
+    return sorted(paths, key=lambda path: (step_of(path), path.name))
 
 
 def leftovers(folder: Path) -> list[Path]:

@@ -38,11 +38,11 @@ def flatten(state: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
     Raises:
         CheckpointError: something in it cannot be saved.
     """
-    found: dict[str, Tensor] = {}
-    structure = json.dumps(_flatten(state, "state", found), allow_nan=False, separators=(",", ":"))
+    tensors: dict[str, Tensor] = {}
+    structure = json.dumps(_flatten(state, "state", tensors), allow_nan=False, separators=(",", ":"))
     if _count(structure) > MAX_VALUES:
         raise CheckpointError(f"state: has more than {MAX_VALUES} plain values; keep long lists in tensors")
-    return found, {"state_format": FORMAT, "state": structure}
+    return tensors, {"state_format": FORMAT, "state": structure}
 
 
 def check(state: Any, where: str) -> None:
@@ -79,35 +79,35 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.layout is not torch.sparse_coo or value.is_meta)
 
 
-def join(found: dict[str, Tensor], metadata: dict[str, str]) -> dict[str, Any]:
+def join(tensors: dict[str, Tensor], metadata: dict[str, str]) -> dict[str, Any]:
     """The reverse of ``split``; for weights of other programs, the tensors.
 
     Raises:
         CheckpointError: these are damaged.
     """
     if metadata.get("state_format") != FORMAT:
-        return dict(found)
-    plain = {name: value for name, value in found.items() if not name.startswith("state[")}
-    rest = unflatten({name: value for name, value in found.items() if name not in plain}, metadata)
+        return dict(tensors)
+    plain = {name: value for name, value in tensors.items() if not name.startswith("state[")}
+    rest = unflatten({name: value for name, value in tensors.items() if name not in plain}, metadata)
     if not isinstance(rest, dict):
         raise CheckpointError("is damaged: its structure is no state of a module; use another")
     return {**plain, **rest}
 
 
-def unflatten(found: dict[str, Tensor], metadata: dict[str, str]) -> Any:
+def unflatten(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Any:
     """The reverse of ``flatten``.
 
     Raises:
         CheckpointError: these are damaged, or something else made them.
     """
-    left = dict(found)
+    unused = dict(tensors)
     structure = _structure(metadata)
     try:
-        state = _restore(structure, left)
+        state = _restore(structure, unused)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         raise CheckpointError(f"is damaged: its structure makes no sense ({error}); use another") from error
-    if left:
-        raise CheckpointError(f"is damaged: nothing in it uses the tensor {min(left)}; use another")
+    if unused:
+        raise CheckpointError(f"is damaged: nothing in it uses the tensor {min(unused)}; use another")
     return state
 
 
@@ -131,8 +131,8 @@ def _count(structure: str) -> int:
     return sum(map(structure.count, "[{,"))
 
 
-def _flatten(value: Any, where: str, found: dict[str, Tensor], depth: int = 0) -> Any:
-    """A value as JSON; each tensor in it is put into ``found`` under its place."""
+def _flatten(value: Any, where: str, tensors: dict[str, Tensor], depth: int = 0) -> Any:
+    """A value as JSON; each tensor in it is put into ``tensors`` under its place."""
     if depth > MAX_DEPTH:
         raise CheckpointError(f"{where[:60]}…: more than {MAX_DEPTH} levels, or a value that holds itself; save less")
     kind = type(value)
@@ -148,33 +148,33 @@ def _flatten(value: Any, where: str, found: dict[str, Tensor], depth: int = 0) -
         tensor = value.detach()
         parts = {"indices": tensor._indices(), "values": tensor._values()}
         parts |= {"shape": list(tensor.shape), "is_coalesced": tensor.is_coalesced()}
-        return {"sparse": [_flatten(part, f"{where}.{name}", found, depth + 1) for name, part in parts.items()]}
+        return {"sparse": [_flatten(part, f"{where}.{name}", tensors, depth + 1) for name, part in parts.items()]}
     if kind in {Tensor, nn.Parameter}:
-        found[where] = value
+        tensors[where] = value
         return {"tensor": where}
     if kind in {list, tuple}:
-        items = [_flatten(each, f"{where}[{index}]", found, depth + 1) for index, each in enumerate(value)]
+        items = [_flatten(item, f"{where}[{index}]", tensors, depth + 1) for index, item in enumerate(value)]
         return items if kind is list else {"tuple": items}
     if kind in _KINDS:
-        return _flatten_mapping(value, where, found, depth)
+        return _flatten_mapping(value, where, tensors, depth)
     raise CheckpointError(f"{where}: is {_named(kind)}, which cannot be saved; keep the state in {_PLAIN}")
 
 
-def _flatten_mapping(value: dict[Any, Any], where: str, found: dict[str, Tensor], depth: int) -> dict[str, Any]:
+def _flatten_mapping(value: dict[Any, Any], where: str, tensors: dict[str, Tensor], depth: int) -> dict[str, Any]:
     for key in value:
         if type(key) not in {str, int}:
             what = f"has the key {key!r}, {_named(type(key))}, which cannot be saved"
             raise CheckpointError(f"{where}: {what}; use strings and integers as keys")
     items = [
-        [_flatten(key, where, found), _flatten(each, f"{where}[{key!r}]", found, depth + 1)]
-        for key, each in value.items()
+        [_flatten(key, where, tensors), _flatten(item, f"{where}[{key!r}]", tensors, depth + 1)]
+        for key, item in value.items()
     ]
     attributes = getattr(value, "__dict__", {})
     if not attributes:
         return {_KINDS[type(value)]: items}
     if attributes.keys() != {"_metadata"}:
         raise CheckpointError(f"{where}: has attributes ({', '.join(attributes)}), which cannot be saved; use a dict")
-    return {"state_dict": [items, _flatten(attributes["_metadata"], f"{where}._metadata", found, depth + 1)]}
+    return {"state_dict": [items, _flatten(attributes["_metadata"], f"{where}._metadata", tensors, depth + 1)]}
 
 
 def _named(kind: type) -> str:
@@ -189,30 +189,30 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def _restore(saved: Any, found: dict[str, Tensor]) -> Any:
-    """The reverse of ``_flatten``; tensors are taken from ``found``."""
+def _restore(saved: Any, tensors: dict[str, Tensor]) -> Any:
+    """The reverse of ``_flatten``; tensors are taken from ``tensors``."""
     if isinstance(saved, list):
-        return [_restore(each, found) for each in saved]
+        return [_restore(item, tensors) for item in saved]
     if not isinstance(saved, dict):
         return saved
     [(kind, content)] = saved.items()
     if kind == "tensor":
-        return found.pop(content)
+        return tensors.pop(content)
     if kind == "tuple":
-        return tuple(_restore(each, found) for each in content)
+        return tuple(_restore(item, tensors) for item in content)
     if kind in _SCALARS:
         return _SCALARS[kind](content)
     if kind == "sparse":
-        indices, values, shape, is_coalesced = (_restore(each, found) for each in content)
+        indices, values, shape, is_coalesced = (_restore(item, tensors) for item in content)
         # Whatever a file says: indices beyond the shape would be memory of others.
         return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=is_coalesced, check_invariants=True)
     if kind == "state_dict":
         # What torch's modules put beside their tensors: the version of each, from which older states are converted.
         items, metadata = content
-        value: Any = _restore({"OrderedDict": items}, found)
-        value._metadata = _restore(metadata, found)
+        value: Any = _restore({"OrderedDict": items}, tensors)
+        value._metadata = _restore(metadata, tensors)
         return value
-    return _MAPPINGS[kind]({_restore(key, found): _restore(each, found) for key, each in content})
+    return _MAPPINGS[kind]({_restore(key, tensors): _restore(item, tensors) for key, item in content})
 
 
 def save_state(path: str | Path, state: Any) -> None:

@@ -22,7 +22,9 @@ Iterations = Mapping[str, Mapping[str, int]]
 
 def iterations_at(metrics: Mapping[str, Any], iteration: int) -> Iterations:
     """All numbers are of one iteration."""
-    return {phase: dict.fromkeys(each, iteration) for phase, each in metrics.items() if isinstance(each, Mapping)}
+    return {
+        phase: dict.fromkeys(numbers, iteration) for phase, numbers in metrics.items() if isinstance(numbers, Mapping)
+    }
 
 
 def best_by_metric(paths: Iterable[Path], metric: str, mode: str) -> Path | None:
@@ -45,7 +47,7 @@ def best_by_metric(paths: Iterable[Path], metric: str, mode: str) -> Path | None
     path = None
     for path in paths:
         metrics, own = _of(path, before)
-        names.update(name for each in metrics.values() for name in each)
+        names.update(name for numbers in metrics.values() for name in numbers)
         if isinstance(own.get(metric), int | float):
             known[path] = own[metric]
         before = metrics

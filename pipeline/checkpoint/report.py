@@ -26,56 +26,56 @@ def describe(path: Path) -> dict[str, Any]:
         StorageError: the storage refuses for a reason that may pass.
     """
     files = layout.listed_files(path)
-    found = listing.describe_checkpoint(path)
-    if found.problem:
-        raise CheckpointError(found.problem)
+    described = listing.describe_checkpoint(path)
+    if described.problem:
+        raise CheckpointError(described.problem)
     headers = {name: listing.read_header(path / name) for name in files if name.endswith(SUFFIX)}
     weights = {name.removesuffix(SUFFIX): _tensors(path / name, headers[name]) for name in headers if name != TRAINING}
     return {
         "checkpoint": str(path),
-        "counters": found.counters,
-        "metrics": found.metrics,
-        "iterations": found.iterations,
+        "counters": described.counters,
+        "metrics": described.metrics,
+        "iterations": described.iterations,
         "bytes": {name: entry.size for name, entry in files.items()},
         "weights": weights,
         "training": _training(path / TRAINING, headers[TRAINING]) if TRAINING in headers else None,
     }
 
 
-def _tensors(path: Path, found: Header) -> dict[str, str]:
+def _tensors(path: Path, header: Header) -> dict[str, str]:
     """Name -> ``F32 [64, 3]``."""
     with storage.at_path(path):
-        pairs = safetensors_io.complex_names(found.metadata)
+        pairs = safetensors_io.complex_names(header.metadata)
     return {
         name: f"C128 {list(entry.shape[:-1])}" if name in pairs else f"{entry.dtype} {list(entry.shape)}"
-        for name, entry in sorted(found.entries.items())
+        for name, entry in sorted(header.entries.items())
     }
 
 
-def _training(path: Path, found: Header) -> dict[str, Any]:
+def _training(path: Path, header: Header) -> dict[str, Any]:
     """The parts of the training state, with their amounts."""
     # Where the tensors would be, there are the entries of the header.
-    entries: dict[str, Any] = dict(found.entries)
+    entries: dict[str, Any] = dict(header.entries)
     with storage.at_path(path):
-        state = pytree.unflatten(entries, found.metadata)
+        state = pytree.unflatten(entries, header.metadata)
     try:
         schedulers = {
             phase: {name: f"{one['class']}, {_amount(one['state'])}" for name, one in some.items()}
             for phase, some in state.get("optim_schedulers", {}).items()
         }
-        return {**{name: _part(each) for name, each in state.items()}, "optim_schedulers": schedulers}
+        return {**{name: _part(part) for name, part in state.items()}, "optim_schedulers": schedulers}
     except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: is no training state ({error}); use another checkpoint") from error
 
 
 def _part(value: Any) -> Any:
-    return {str(name): _amount(each) for name, each in value.items()} if isinstance(value, Mapping) else _amount(value)
+    return {str(name): _amount(item) for name, item in value.items()} if isinstance(value, Mapping) else _amount(value)
 
 
 def _amount(value: Any) -> str:
     """``2 tensors, 14 values``."""
     leaves = list(_leaves(value))
-    tensors = sum(isinstance(each, Entry) for each in leaves)
+    tensors = sum(isinstance(leaf, Entry) for leaf in leaves)
     counts = {"tensor": tensors, "value": len(leaves) - tensors}
     return ", ".join(f"{count} {what}{'s' * (count > 1)}" for what, count in counts.items() if count) or "nothing"
 
@@ -85,8 +85,8 @@ def _leaves(value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple) and not isinstance(value, Entry):
-        for each in value:
-            yield from _leaves(each)
+        for item in value:
+            yield from _leaves(item)
     elif value is not None:
         yield value
 
@@ -113,23 +113,23 @@ def export(checkpoint: Path, target: Path, phase: str | None = None, *, force: b
         raise ConfigError(f"{target}: {what}; name a file that ends with {SUFFIX}")
     if os.path.lexists(target) and not force:
         raise ConfigError(f"{target}: is there already; name another file, or replace it with --force")
-    found = reader.read_checkpoint(checkpoint, with_training=False)
-    tensors = _tensors_of(found, phase)
+    loaded = reader.read_checkpoint(checkpoint, with_training=False)
+    tensors = _tensors_of(loaded, phase)
     # "format" is what others ask for; the step tells whence the weights are.
-    metadata = {"format": "pt", "step": str(found.train_state["iteration"])}
+    metadata = {"format": "pt", "step": str(loaded.train_state["iteration"])}
     content = safetensors_io.encode_tensors(*pytree.split(tensors, metadata))
     with storage.storing(target, "use another path"):
         storage.replace_durably(target, content)
     return list(tensors)
 
 
-def _tensors_of(found: LoadedCheckpoint, phase: str | None) -> dict[str, Tensor]:
+def _tensors_of(loaded: LoadedCheckpoint, phase: str | None) -> dict[str, Tensor]:
     """The tensors by their names in the exported file."""
-    if phase is not None and phase not in found.weights:
-        raise CheckpointError(f"{found.path}: has no weights of phase '{phase}'{one_of(phase, found.weights)}")
-    if phase is None and len(found.weights) > 1:
-        return {f"{name}.{each}": value for name, some in found.weights.items() for each, value in some.items()}
-    return found.weights[phase] if phase is not None else next(iter(found.weights.values()), {})
+    if phase is not None and phase not in loaded.weights:
+        raise CheckpointError(f"{loaded.path}: has no weights of phase '{phase}'{one_of(phase, loaded.weights)}")
+    if phase is None and len(loaded.weights) > 1:
+        return {f"{name}.{key}": value for name, some in loaded.weights.items() for key, value in some.items()}
+    return loaded.weights[phase] if phase is not None else next(iter(loaded.weights.values()), {})
 
 
 def checkpoint_differences(one: LoadedCheckpoint, other: LoadedCheckpoint) -> Iterator[Difference]:
@@ -142,5 +142,5 @@ def checkpoint_differences(one: LoadedCheckpoint, other: LoadedCheckpoint) -> It
 
 
 def _of_parts(part: str, one: Any, other: Any) -> Iterator[Difference]:
-    for each in differences(one, other):
-        yield replace(each, place=f"{part}: {each.place}" if each.place else part)
+    for difference in differences(one, other):
+        yield replace(difference, place=f"{part}: {difference.place}" if difference.place else part)

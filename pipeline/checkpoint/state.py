@@ -53,8 +53,8 @@ def random_state() -> dict[str, Any]:
 def restore_random_state(state: Mapping[str, Any]) -> None:
     """Restore the generators; those of missing GPUs are skipped."""
     restore_cpu_random_state(state)
-    for device, each in enumerate(state["cuda"][: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(each, device)
+    for device, generator_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(generator_state, device)
 
 
 # Under which the state of an optimizer keeps the options that the config gave it.
@@ -141,12 +141,12 @@ _MOST = 100
 def parts_of(models: Models) -> dict[str, Any]:
     """The parts by their place, such as ``phase.line.updater.optimizer``; without weights and schedulers, which are saved elsewhere."""
     elsewhere = {id(part) for entry in models.values() for part in _saved_elsewhere(entry)}
-    shown = {_memory(value) for entry in models.values() for value in module_of(entry).state_dict().values()}
+    storages = {_memory(value) for entry in models.values() for value in module_of(entry).state_dict().values()}
     parts: dict[str, Any] = {}
     for phase, entry in models.items():
         for role in ("brain", "updater"):
             for name, part in _attributes(entry.get(role)):
-                if id(part) not in elsewhere and not (isinstance(part, nn.Module) and _shows(part, shown)):
+                if id(part) not in elsewhere and not (isinstance(part, nn.Module) and _shows(part, storages)):
                     elsewhere.add(id(part))
                     parts[f"phase.{phase}.{role}.{name}"] = part
     return parts
@@ -200,18 +200,18 @@ def _saved_elsewhere(entry: Mapping[str, Any]) -> Iterator[Any]:
 
 def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
     """The objects with a state in the attributes of an object, also within lists, dicts and the user's objects."""
-    seen = {id(owner)}
+    visited = {id(owner)}
     for name, value in getattr(owner, "__dict__", {}).items():
-        yield from _within(value, name, seen)
+        yield from _within(value, name, visited)
 
 
-def _within(value: Any, place: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _within(value: Any, place: str, visited: set[int]) -> Iterator[tuple[str, Any]]:
     if _has_state(value):
         yield place, value
-    elif id(value) not in seen:
-        seen.add(id(value))
+    elif id(value) not in visited:
+        visited.add(id(value))
         for key, item in _items(value):
-            yield from _within(item, f"{place}.{key}", seen)
+            yield from _within(item, f"{place}.{key}", visited)
 
 
 def _items(value: Any) -> Iterable[tuple[Any, Any]]:
@@ -253,9 +253,9 @@ def _load(part: Any, state: Any, configured: Options | None) -> None:
         part.load_state_dict(state)
 
 
-def _shows(module: nn.Module, shown: set[tuple[int, int]]) -> bool:
+def _shows(module: nn.Module, storages: set[tuple[int, int]]) -> bool:
     """Whether everything in a module is among the weights, as for a wrapper around a part of the model."""
-    return shown.issuperset(map(_memory, module.state_dict().values()))
+    return storages.issuperset(map(_memory, module.state_dict().values()))
 
 
 def _tensors(state: Any) -> Iterator[Tensor]:

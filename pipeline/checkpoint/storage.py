@@ -42,9 +42,9 @@ def finite(value: Any, where: str = "") -> Any:
     if kind in _PLAIN:
         return value
     if isinstance(value, dict):
-        return {name: finite(each, where and f"{where}[{name!r}]") for name, each in value.items()}
+        return {name: finite(item, where and f"{where}[{name!r}]") for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(each, where) for each in value]
+        return [finite(item, where) for item in value]
     try:
         number = as_number(value, where)
     except StageError:

@@ -243,7 +243,7 @@ class CheckpointWriter:
             StorageError: the storage refuses; what was saved before is there still.
         """
         final = self.folder / name
-        parts = {each: make() for each, make in contents.items()}
+        parts = {name: make() for name, make in contents.items()}
         with storage.storing(final, ""):
             if not self._tidy:
                 self.recover()

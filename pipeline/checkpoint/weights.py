@@ -212,10 +212,10 @@ def clear_buffers(module: nn.Module, names: Sequence[str]) -> None:
             module.get_submodule(place)._buffers[own] = None
 
 
-def _compared(asked: list[str], saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> LoadReport:
+def _compared(names: list[str], saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> LoadReport:
     """Which of the named tensors can be loaded, and why the others cannot."""
     report = LoadReport()
-    for name in asked:
+    for name in names:
         if name not in saved:
             report.missing.append(name)
         elif name not in own:
@@ -230,7 +230,9 @@ def _compared(asked: list[str], saved: Mapping[str, Tensor], own: Mapping[str, T
 def _joined(tensors: Weights, several: bool) -> dict[str, Tensor]:
     """The tensors of all phases by name; with several phases, ``phase.name``."""
     return {
-        f"{phase}.{name}" if several else name: value for phase, each in tensors.items() for name, value in each.items()
+        f"{phase}.{name}" if several else name: value
+        for phase, named_tensors in tensors.items()
+        for name, value in named_tensors.items()
     }
 
 
@@ -282,7 +284,7 @@ def _room(module: nn.Module) -> set[str]:
 def _make_room(module: nn.Module, weights: Mapping[str, Any]) -> None:
     """Give buffers the shape and memory that tensors can be copied into."""
     own = module.state_dict(keep_vars=True)
-    device = next((each.device for each in own.values() if isinstance(each, Tensor)), torch.device("cpu"))
+    device = next((tensor.device for tensor in own.values() if isinstance(tensor, Tensor)), torch.device("cpu"))
     for name in _room(module) & weights.keys():
         place, _, buffer = name.rpartition(".")
         made = torch.empty_like(weights[name], device=own[name].device if name in own else device)

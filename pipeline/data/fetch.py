@@ -25,7 +25,7 @@ from torch.utils.data import (
 )
 
 from pipeline.data.batch import MAX_LISTED, shape_of
-from pipeline.data.rng import seeded
+from pipeline.data.rng import seeding
 from pipeline.errors import DataError
 from pipeline.user_code.tracebacks import user_traceback
 
@@ -132,7 +132,7 @@ def in_worker() -> str:
     return f", in worker {info.id}" if info else ""
 
 
-def collated(collate: Callable[[Any], Any], samples: Any, where: str, which: object) -> Any:
+def collate_samples(collate: Callable[[Any], Any], samples: Any, where: str, which: object) -> Any:
     """A batch of samples.
 
     Args:
@@ -255,9 +255,9 @@ class FetchedDataset(Dataset[Any]):
         """The batch, or a WorkerFailure; the generators of this process are afterwards as they were."""
         try:
             if self.seed is None:
-                return collated(self.collate, self._samples(request), self.where, request)
-            with seeded(self.seed, request.epoch, "batch", request.position):
-                return collated(self.collate, self._samples(request), self.where, request)
+                return collate_samples(self.collate, self._samples(request), self.where, request)
+            with seeding(self.seed, request.epoch, "batch", request.position):
+                return collate_samples(self.collate, self._samples(request), self.where, request)
         except Exception as error:
             return WorkerFailure.or_raise(error)
 

@@ -106,7 +106,7 @@ def set_states(states: tuple[Any, ...]) -> None:
 
 
 @contextmanager
-def seeded(seed: int | None, epoch: int, *parts: int | str) -> Iterator[None]:
+def seeding(seed: int | None, epoch: int, *parts: int | str) -> Iterator[None]:
     """Seed the generators from the arguments until the block ends; then restore them.
 
     Args:
@@ -146,7 +146,7 @@ class RngStream:
     @contextmanager
     def drawing(self) -> Iterator[None]:
         """One block; after it the generators are restored."""
-        with seeded(self.seed, self.epoch, *self.parts):
+        with seeding(self.seed, self.epoch, *self.parts):
             if self.states:
                 set_states(self.states)
             yield

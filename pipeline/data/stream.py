@@ -17,8 +17,8 @@ from torch.utils.data._utils import worker as torch_worker
 
 from pipeline.checkpoint import pytree
 from pipeline.checkpoint.state import cpu_random_state, restore_cpu_random_state
-from pipeline.data.fetch import Progress, WorkerFailure, add_note, collated
-from pipeline.data.rng import RngStream, seeded
+from pipeline.data.fetch import Progress, WorkerFailure, add_note, collate_samples
+from pipeline.data.rng import RngStream, seeding
 from pipeline.errors import CheckpointError, DataError
 
 _pin_memory: Callable[[Any], Any] = torch_pin_memory.pin_memory
@@ -145,8 +145,8 @@ class Shard:
                 if len(fetched) < (size if stream.drop_last else 1):
                     return
                 items = fetched if stream.batch_size else fetched[0]
-                with seeded(self.seed, stream.epoch, "collate", self.number, number):
-                    batch = collated(stream.collate, items, stream.where, self._describe(number))
+                with seeding(self.seed, stream.epoch, "collate", self.number, number):
+                    batch = collate_samples(stream.collate, items, stream.where, self._describe(number))
             except Exception as error:
                 yield WorkerFailure.or_raise(error)
                 return
@@ -176,7 +176,7 @@ class Shard:
         stream, number, count = self.stream, self.number, self.count
         has_own = count > 1 and has_shard(self.dataset)
         if has_own:
-            with seeded(self.seed, stream.epoch, "shard"):
+            with seeding(self.seed, stream.epoch, "shard"):
                 self.dataset = self.dataset.shard(rank=number, count=count)
             if self.dataset is None:
                 what = f"{type(stream.dataset).__name__}.shard(rank={number}, count={count}) returned None"

@@ -154,7 +154,7 @@ class Workers:
 
 
 @contextmanager
-def supervised(batches: object = None) -> Iterator[None]:
+def supervise_workers(batches: object = None) -> Iterator[None]:
     """In the block, torch's report of a dead worker becomes a DataError; a run that ends kills all workers.
 
     Args:

@@ -20,13 +20,13 @@ def resolve_device(name: str) -> torch.device:
     """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    found = torch.device("cuda" if name in {"auto", "gpu"} else name)
+    device = torch.device("cuda" if name in {"auto", "gpu"} else name)
     count = torch.cuda.device_count()
-    if (found.index or 0) >= count:
+    if (device.index or 0) >= count:
         raise ConfigError(
             f"is '{name}', and this machine has {count} GPU{'' if count == 1 else 's'}; write cpu or auto"
         )
-    return found
+    return device
 
 
 def describe_hardware() -> dict[str, Any]:

@@ -72,7 +72,7 @@ class Batches:
         if self.count and not self.over():
             self._iterator()
 
-    def place(self) -> Mapping[str, Any] | None:
+    def position(self) -> Mapping[str, Any] | None:
         """The position in the data; None if the number of batches is enough."""
         # Another loader that has a state has that of the batch that was read ahead.
         if self._reading is None or not isinstance(self.loader, SeededLoader):
@@ -379,7 +379,7 @@ class ExperimentBase(ExperimentSetup):
         metrics = dict.get(self.context, "metrics") or {}
         counters = {**self.train_state, **self.state_dict()}
         own: dict[str, Any] = {
-            "data": self._batches.place(),
+            "data": self._batches.position(),
             "in_epoch": self._in_epoch,
             "validated": self._validated,
             "numbers": self._numbers.state_dict(),

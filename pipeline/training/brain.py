@@ -88,8 +88,8 @@ class Brain(BatchBrain):
             valid = self._loader_of(valid_set, Stage.VALID, valid_loader_kwargs, "valid_loader_kwargs")
         with self._fit_checkpoints():
             self.on_fit_start()
-            shown = False if self._run_options.noprogressbar and progressbar is None else progressbar
-            Fit(self, train, valid, shown).run(epoch_counter)
+            show_progress = False if self._run_options.noprogressbar and progressbar is None else progressbar
+            Fit(self, train, valid, show_progress).run(epoch_counter)
 
     def evaluate(
         self,
@@ -118,8 +118,8 @@ class Brain(BatchBrain):
         self._place_modules()
         with self._checkpoints_in(self._debug_folder):
             self.on_evaluate_start(max_key, min_key)
-        shown = False if self._run_options.noprogressbar and progressbar is None else progressbar
-        with pass_progress("test", length(loader), shown) as bar:
+        show_progress = False if self._run_options.noprogressbar and progressbar is None else progressbar
+        with pass_progress("test", length(loader), show_progress) as bar:
             batches: Iterable[Any] = on_device(loader, self.device)
             if not bar.disable:
                 batches = bar.track(batches, task_id=bar.task_ids[0])

@@ -14,7 +14,7 @@ from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.batch import on_device, shape_of
-from pipeline.data.workers import supervised
+from pipeline.data.workers import supervise_workers
 from pipeline.errors import DataError, one_of
 from pipeline.signals import SHUTDOWN
 from pipeline.training.batch_brain import BatchBrain, Stage
@@ -124,7 +124,7 @@ def evaluate_with_hooks(
     batches: Iterable[Any] = on_device(loader, context["device"])
     if getattr(loader, "num_workers", 0):
         batches = SHUTDOWN.interruptible(batches)
-    with supervised(batches):
+    with supervise_workers(batches):
         numbers = evaluate(brain, batches, stage, metrics, observe, epoch)
     hooks.after_validation(context=context, phase=phase, metrics=numbers)
     return {name: as_number(value, f"metrics['{name}'] of phase '{phase}'") for name, value in numbers.items()}

@@ -32,13 +32,13 @@ EVERY = 50
 
 
 @contextmanager
-def pass_progress(title: str, batches: int | None, shown: bool | None) -> Iterator[Progress]:
-    """A progress bar on stderr until the block ends; ``disable`` says that it is not shown.
+def pass_progress(title: str, batches: int | None, show: bool | None) -> Iterator[Progress]:
+    """A progress bar on stderr until the block ends; ``disable`` says that it is not show.
 
     Args:
         title: what stands before it.
         batches: how many there will be; None: that isn't known.
-        shown: whether it is; None: where stderr is a terminal.
+        show: whether it is; None: where stderr is a terminal.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -47,7 +47,7 @@ def pass_progress(title: str, batches: int | None, shown: bool | None) -> Iterat
         TimeRemainingColumn(),
         TextColumn("{task.fields[loss]}"),
     )
-    hidden = not (on_terminal() if shown is None else shown)
+    hidden = not (on_terminal() if show is None else show)
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as bar:
         bar.add_task(title, total=batches, loss="")
         yield bar
@@ -64,7 +64,7 @@ class Fit:
         brain: what is trained; its ``on_fit_start`` has been called.
         train: the training batches.
         valid: those that it is validated on after each epoch; None: it is not.
-        shown: whether progress is; None: where stderr is a terminal.
+        show: whether progress is; None: where stderr is a terminal.
 
     Attributes:
         epochs: the numbers of the epochs that are done, those of earlier fits first.
@@ -76,11 +76,9 @@ class Fit:
         CheckpointError: the checkpoints are not of this Brain.
     """
 
-    def __init__(
-        self, brain: BatchBrain, train: Iterable[Any], valid: Iterable[Any] | None, shown: bool | None
-    ) -> None:
+    def __init__(self, brain: BatchBrain, train: Iterable[Any], valid: Iterable[Any] | None, show: bool | None) -> None:
         options = brain._run_options
-        self.brain, self.options, self.shown = brain, options, shown
+        self.brain, self.options, self.show = brain, options, show
         max_batches = options.debug_batches if options.debug else None
         self.train = LimitedLoader(train, max_batches) if max_batches else train
         self.valid = LimitedLoader(valid, max_batches) if max_batches and valid is not None else valid
@@ -156,7 +154,7 @@ class Fit:
     def epoch(self, epoch: int) -> None:
         """Train on everything, then validate."""
         brain, iteration = self.brain, self.brain._train_state["iteration"]
-        with pass_progress(f"epoch {epoch}", length(self.train), self.shown) as bar:
+        with pass_progress(f"epoch {epoch}", length(self.train), self.show) as bar:
             on_due = partial(self.on_due, bar)
             self.metrics = train_epoch(brain, self.updater, self.train, epoch, self._next_check(iteration, bar), on_due)
         if self.valid is not None:

@@ -108,7 +108,7 @@ class NonFiniteGuard:
         return torch.maximum(infinite, losses)
 
     def _name(self, parameter: Tensor) -> str:
-        return next((name for name, named in self.names.items() if named is parameter), "?")
+        return next((name for name, candidate in self.names.items() if candidate is parameter), "?")
 
     def _optimizer_skips(self) -> bool:
         """Whether the optimizer's kernel skips the step where ``found_inf`` says so.

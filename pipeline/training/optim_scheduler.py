@@ -552,12 +552,12 @@ def _missing(name: str, losses: Mapping[str, Tensor]) -> NoReturn:
 
 def _refuse_shared_parameters(optim_schedulers: Sequence[OptimScheduler]) -> None:
     """Raise if two schedulers train the same parameter: the first step would clear the gradients of the second."""
-    seen: set[Tensor] = set()
+    trained: set[Tensor] = set()
     for scheduler in optim_schedulers:
-        if shared := seen.intersection(scheduler.parameters):
+        if shared := trained.intersection(scheduler.parameters):
             name = next((name for name, parameter in scheduler.guard.names.items() if parameter in shared), "?")
             raise ConfigError(f"two OptimSchedulers train '{name}'; confine each to other modules with updated_modules")
-        seen.update(scheduler.parameters)
+        trained.update(scheduler.parameters)
 
 
 def _refuse(loss: Tensor, name: str) -> NoReturn:

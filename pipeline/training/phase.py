@@ -181,12 +181,12 @@ def _steps_needed(
         return 0
     in_epoch, max_steps = sum(batches.values()), runner.max_steps or NEVER
     whole = min(epochs, max_steps // in_epoch)
-    left = max_steps - whole * in_epoch if whole < epochs else 0
+    remaining = max_steps - whole * in_epoch if whole < epochs else 0
     passes, windows = {}, {}
     for name, count in batches.items():
         # The last epoch may be cut short.
-        last = min(count, left)
-        left -= last
+        last = min(count, remaining)
+        remaining -= last
         passes[name] = whole + bool(last)
         windows[name] = whole * -(-count // schedule.accum_grad) + -(-last // schedule.accum_grad)
     return max(passes[name] for name in sharing) if schedule.per == "epoch" else sum(windows[name] for name in sharing)

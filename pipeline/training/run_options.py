@@ -146,7 +146,7 @@ def refuse_unknown(name: str, where: str) -> None:
         raise ConfigError(f"{where}: there is no option '{name}'{one_of(name, NAMES)}")
 
 
-def checked(options: Mapping[str, Any], where: str) -> dict[str, Any]:
+def check_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
     """``values_of`` the options: nothing deprecated among them, flags that agree with their keys.
 
     Raises:
@@ -234,7 +234,7 @@ class RunOptions(OptionValues):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**checked(options, "RunOptions"))
+        super().__init__(**check_options(options, "RunOptions"))
         for name in ("precision", "eval_precision"):
             if self.device == "cpu" and getattr(self, name) == "fp16":
                 what = f"{name} is fp16, which needs a GPU, and device is cpu"
@@ -269,8 +269,8 @@ class RunOptions(OptionValues):
         if isinstance(run_opts, RunOptions):
             run_opts = {name: getattr(run_opts, name) for name in run_opts.model_fields_set}
         known = {*NAMES, *NOT_TAKEN}
-        below = checked({name: value for name, value in (hparams or {}).items() if name in known}, "hparams")
-        options = below | checked(run_opts or {}, "run_opts")
+        below = check_options({name: value for name, value in (hparams or {}).items() if name in known}, "hparams")
+        options = below | check_options(run_opts or {}, "run_opts")
         try:
             options["device"] = str(resolve_device(options.get("device") or _own_device()))
         except ConfigError as error:

@@ -82,7 +82,7 @@ class _Warmup(OptimScheduler):
             raise ConfigError(f"{type(self).__name__}: {lengths}; the rise must end before the total")
         self.total_steps, self.warmup_steps, self.final = total_steps, warmup_steps, final
 
-    def left(self, share: float) -> float:
+    def remaining(self, share: float) -> float:
         """How much of the fall is left when ``share`` of it is over."""
         raise NotImplementedError
 
@@ -91,13 +91,13 @@ class _Warmup(OptimScheduler):
         if real_step < self.warmup_steps:
             return self.base_lr * real_step / self.warmup_steps
         over = min((real_step - self.warmup_steps) / (self.total_steps - self.warmup_steps), 1.0)
-        return self.base_lr * (self.final + (1 - self.final) * self.left(over))
+        return self.base_lr * (self.final + (1 - self.final) * self.remaining(over))
 
 
 class WarmupLinear(_Warmup):
     """A linear rise, then a linear fall. Arguments: ``total_steps``, ``warmup_steps``, ``final``."""
 
-    def left(self, share: float) -> float:
+    def remaining(self, share: float) -> float:
         """``1 - share``."""
         return 1 - share
 
@@ -105,7 +105,7 @@ class WarmupLinear(_Warmup):
 class WarmupCosine(_Warmup):
     """A linear rise, then half a cosine (Loshchilov and Hutter 2017). Arguments: ``total_steps``, ``warmup_steps``, ``final``."""
 
-    def left(self, share: float) -> float:
+    def remaining(self, share: float) -> float:
         """``(1 + cos(pi * share)) / 2``."""
         return (1 + math.cos(math.pi * share)) / 2
 

@@ -10,7 +10,7 @@ from pipeline.context import Context
 from pipeline.data.batch import on_device
 from pipeline.data.loader import length, random_sampler_of, remaining_batches, set_epoch
 from pipeline.data.stream import has_state
-from pipeline.data.workers import supervised
+from pipeline.data.workers import supervise_workers
 from pipeline.errors import DataError
 from pipeline.signals import SHUTDOWN, exit_requested
 from pipeline.training.batch_brain import BatchBrain, Stage
@@ -125,7 +125,7 @@ def train_epoch(
     next_due = NextDue(first_due, {} if context is None else context)
     if context is not None:
         context.wake = next_due.wake
-    with SHUTDOWN.defer(next_due.wake), supervised(batches):
+    with SHUTDOWN.defer(next_due.wake), supervise_workers(batches):
         following = on_due(first_iteration) if pass_state else first_due
         if following:
             next_due.set(following)

@@ -34,9 +34,9 @@ class Clock:
         due = now - self.fired_at >= self.seconds
         if due:
             self.fired_at = now
-        left, elapsed = self.fired_at + self.seconds - now, now - self.checked_at
-        # Half of the iterations that seem left, since later ones may be slower.
-        likely = left * (iteration - self.iteration) / elapsed / 2 if elapsed > 0 else 1
+        remaining, elapsed = self.fired_at + self.seconds - now, now - self.checked_at
+        # Half of the iterations that seem remaining, since later ones may be slower.
+        likely = remaining * (iteration - self.iteration) / elapsed / 2 if elapsed > 0 else 1
         self.stride = max(1, min(LONGEST_STRIDE, int(likely)))
         self.checked_at, self.iteration = now, iteration
         return due

@@ -25,7 +25,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from pipeline.config.schema import DatasetSchema
 from pipeline.data.loader import EpochSampler, build_loader, make_loader, set_epoch
-from pipeline.data.rng import mix, sample_generator, seed_generators, seeded
+from pipeline.data.rng import mix, sample_generator, seed_generators, seeding
 from pipeline.errors import ConfigError, DataError
 
 pytestmark = [
@@ -50,7 +50,7 @@ def by_hand(noisy: ModuleType, epoch: int, *, size: int = 10, batch_size: int = 
     order.set_epoch(epoch)
     indices, batches, dataset = list(order), [], noisy.Noisy(size)
     for position in range(0, size, batch_size):
-        with seeded(3, epoch, "batch", position):
+        with seeding(3, epoch, "batch", position):
             batches.append(noisy.noisy_collate([dataset[index] for index in indices[position : position + batch_size]]))
     return batches
 
@@ -157,7 +157,7 @@ def test_slices_of_tensors_are_fetched_with_the_generators_as_they_are(dataset: 
 def test_what_may_draw_is_fetched_with_the_generators_seeded(arguments: dict[str, Any]) -> None:
     with Watch() as watch:
         list(make_loader(**arguments, seed=0, batch_size=2))
-    with seeded(0, 0, "batch", 0):
+    with seeding(0, 0, "batch", 0):
         assert random.getstate() in watch.states
 
 
@@ -183,7 +183,7 @@ def test_samples_that_a_dataset_gives_many_at_once_are_asked_for_so() -> None:
             return [("at once", index, torch.rand(()).item()) for index in indices]
 
     batch = next(iter(make_loader(AtOnce(torch.zeros(3)), seed=0, batch_size=3, collate_fn=list)))
-    with seeded(0, 0, "batch", 0):
+    with seeding(0, 0, "batch", 0):
         assert batch == [("at once", index, torch.rand(()).item()) for index in range(3)]
 
 
@@ -191,7 +191,7 @@ def test_samples_that_a_dataset_gives_many_at_once_are_asked_for_so() -> None:
 def test_without_a_batch_size_each_sample_is_seeded_by_its_position(noisy: ModuleType, workers: int) -> None:
     given = list(make_loader(noisy.Noisy(3), seed=0, batch_size=None, num_workers=workers))
     for position, sample in enumerate(given):
-        with seeded(0, 0, "batch", position):
+        with seeding(0, 0, "batch", position):
             assert sample == [position, *noisy.draws()]
 
 
@@ -205,7 +205,7 @@ def test_a_sampler_of_the_users_own_decides_the_order_and_the_draws_are_seeded_a
     assert loader.sampler is weighted
     expected = list(WeightedRandomSampler([1.0] * 10, 6, generator=torch.Generator().manual_seed(4)))
     assert [index for batch in given for index, *_ in batch[:-1]] == expected
-    with seeded(3, 0, "batch", 4):
+    with seeding(3, 0, "batch", 4):
         assert given[1][0][1:] == noisy.draws()
 
 
@@ -222,7 +222,7 @@ def test_a_batch_sampler_of_the_users_own_decides_the_batches(noisy: ModuleType)
     own = [[5, 1], [2], [0, 3, 4]]
     given = list(make_loader(noisy.Noisy(6), seed=0, batch_sampler=own, collate_fn=list))
     assert [[sample[0] for sample in batch] for batch in given] == own
-    with seeded(0, 0, "batch", 3):
+    with seeding(0, 0, "batch", 3):
         assert given[2][0] == (0, *noisy.draws())
 
 

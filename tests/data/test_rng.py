@@ -12,14 +12,7 @@ import pytest
 import torch
 
 from pipeline.checkpoint.state import cpu_random_state, restore_cpu_random_state
-from pipeline.data.rng import (
-    RngStream,
-    get_states,
-    mix,
-    sample_generator,
-    seed_generators,
-    seeded,
-)
+from pipeline.data.rng import RngStream, get_states, mix, sample_generator, seed_generators, seeding
 from pipeline.errors import DataError
 
 
@@ -57,7 +50,7 @@ def test_mixed_seeds_of_neighbours_differ_and_fit_in_63_bits() -> None:
 
 
 def test_in_a_block_the_generators_draw_from_all_of_its_arguments() -> None:
-    with seeded(3, 5, "batch", 8):
+    with seeding(3, 5, "batch", 8):
         assert draw() == by_hand("3:5:batch:8")
 
 
@@ -66,14 +59,14 @@ def test_after_a_block_the_generators_go_on_as_if_it_had_not_been() -> None:
     expected = [draw(), draw()]
     seed_generators(1)
     first = draw()
-    with seeded(3, 5):
+    with seeding(3, 5):
         draw()
     assert [first, draw()] == expected
 
 
 def test_a_block_that_raises_gives_the_generators_back_too() -> None:
     seed_generators(1)
-    with pytest.raises(KeyError), seeded(3, 5):
+    with pytest.raises(KeyError), seeding(3, 5):
         raise KeyError
     assert draw() == by_hand("1")
     with pytest.raises(DataError, match=r"no loader with a seed is fetching"):
@@ -88,7 +81,7 @@ def test_numpy_draws_in_a_block_from_a_seed_of_its_own_and_after_it_as_if_it_had
     # Normals come in pairs: after an odd number of them one is kept, apart from the generator's state.
     alone, block = numpy.random.RandomState(1), numpy.random.RandomState(numpy_seed("3:5"))
     assert numpy.random.standard_normal(outside).tolist() == alone.standard_normal(outside).tolist()
-    with seeded(3, 5):
+    with seeding(3, 5):
         assert numpy.random.standard_normal(inside).tolist() == block.standard_normal(inside).tolist()
     assert numpy.random.standard_normal(3).tolist() == alone.standard_normal(3).tolist()
 
@@ -109,21 +102,21 @@ def test_numpy_draws_on_from_block_to_block_and_from_what_a_checkpoint_holds(num
 
 def test_numpy_is_not_imported_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "numpy", raising=False)
-    with seeded(3, 5):
+    with seeding(3, 5):
         assert get_states()[2] is None
     assert "numpy" not in sys.modules
 
 
 def test_without_a_seed_a_block_draws_from_the_generators_as_they_are() -> None:
     seed_generators(1)
-    with seeded(None, 5):
+    with seeding(None, 5):
         assert draw() == by_hand("1")
     with RngStream(None, 5).drawing():
         assert draw() != by_hand("1")
 
 
 def test_draws_go_on_from_block_to_block_whatever_is_drawn_between() -> None:
-    with seeded(3, 5, "stream"):
+    with seeding(3, 5, "stream"):
         expected = [draw(), draw(), draw()]
     draws, drawn = RngStream(3, 5, "stream"), []
     for _ in range(3):
@@ -134,9 +127,9 @@ def test_draws_go_on_from_block_to_block_whatever_is_drawn_between() -> None:
 
 
 def test_a_sample_has_a_generator_of_its_own_whatever_is_drawn_for_others() -> None:
-    with seeded(3, 5, "batch", 0):
+    with seeding(3, 5, "batch", 0):
         first = torch.rand(2, generator=sample_generator(7))
-    with seeded(3, 5, "batch", 40):
+    with seeding(3, 5, "batch", 40):
         draw()
         torch.rand(2, generator=sample_generator(6))
         assert torch.equal(torch.rand(2, generator=sample_generator(7)), first)
@@ -145,7 +138,7 @@ def test_a_sample_has_a_generator_of_its_own_whatever_is_drawn_for_others() -> N
 def test_generators_of_samples_differ_by_sample_epoch_and_seed() -> None:
     drawn = set()
     for seed, epoch in [(0, 0), (0, 1), (1, 0)]:
-        with seeded(seed, epoch):
+        with seeding(seed, epoch):
             drawn |= {torch.rand((), generator=sample_generator(index)).item() for index in range(3)}
     assert len(drawn) == 9
 

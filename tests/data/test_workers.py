@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from pipeline.data.fetch import WorkerTracebackError
 from pipeline.data.loader import make_loader
-from pipeline.data.workers import supervised
+from pipeline.data.workers import supervise_workers
 from pipeline.errors import ConfigError, DataError
 
 pytestmark = [
@@ -117,7 +117,7 @@ def test_a_worker_that_dies_before_it_comes_to_a_sample_is_told_so() -> None:
 
 def begin_and_linger(loader: Any) -> None:
     batches = iter(loader)
-    with supervised():
+    with supervise_workers():
         next(batches)
         while True:
             time.sleep(0.01)
@@ -130,7 +130,7 @@ def test_a_worker_that_dies_during_a_step_is_told_as_well() -> None:
 
 
 def test_what_else_goes_wrong_in_a_step_stays_as_it_is() -> None:
-    with pytest.raises(RuntimeError, match=r"^out of memory$") as raised, supervised():
+    with pytest.raises(RuntimeError, match=r"^out of memory$") as raised, supervise_workers():
         raise RuntimeError("out of memory")
     assert not isinstance(raised.value, DataError)
 

@@ -84,7 +84,7 @@ def test_a_stream_with_a_state_goes_on_from_the_place_of_what_was_taken(looked: 
     assert [batches.take(), batches.take()] == [0, 1]
     assert not (looked and batches.over())
     others = Batches(make_loader(Resumable(), seed=0, batch_size=None), 1, 2)
-    others.open(batches.place())
+    others.open(batches.position())
     assert rest(others) == [2, 3, 4]
     assert log_lines == []
 

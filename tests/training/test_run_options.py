@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from pipeline import RunOptions
 from pipeline.errors import ConfigError
-from pipeline.training.run_options import NOT_TAKEN, checked, values_of
+from pipeline.training.run_options import NOT_TAKEN, check_options, values_of
 
 DEFAULTS = {
     "test_only": False, "debug": False, "debug_batches": 2, "debug_epochs": 2, "debug_persistently": False,
@@ -252,7 +252,7 @@ WRONG = {
 @pytest.mark.parametrize(("name", "value", "remedy"), [(*wrong, remedy) for wrong, remedy in WRONG.items()])
 def test_a_wrong_value_is_refused_with_the_value_and_what_to_write(name: str, value: Any, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        checked({name: value}, "run_opts")
+        check_options({name: value}, "run_opts")
     assert str(caught.value).startswith(f"run_opts: {name} is {value!r}")
     assert str(caught.value).endswith(remedy)
 
@@ -260,32 +260,32 @@ def test_a_wrong_value_is_refused_with_the_value_and_what_to_write(name: str, va
 @pytest.mark.parametrize(("names", "remedy"), [([], "is empty; name at least one"), (["a", "a"], "names a twice")])
 def test_names_of_modules_are_some_and_differ(names: list[str], remedy: str) -> None:
     with pytest.raises(ConfigError, match=f"x: jit_module_keys {remedy}"):
-        checked({"jit_module_keys": names}, "x")
+        check_options({"jit_module_keys": names}, "x")
 
 
 @pytest.mark.parametrize("name", ["max_grad_norm", "ckpt_interval_minutes"])
 def test_nan_is_no_number(name: str) -> None:
     with pytest.raises(ConfigError, match=f"x: {name} is nan; "):
-        checked({name: math.nan}, "x")
+        check_options({name: math.nan}, "x")
 
 
 def test_all_wrong_values_are_reported_at_once() -> None:
     with pytest.raises(
         ConfigError, match=r"x: debug is 3, a whole number; .*\nx: debug_epochs is 'two', a string; write"
     ):
-        checked({"debug_epochs": "two", "debug": 3}, "x")
+        check_options({"debug_epochs": "two", "debug": 3}, "x")
 
 
 @pytest.mark.parametrize(("name", "reason"), NOT_TAKEN.items())
 def test_what_speechbrain_has_beside_is_refused_with_the_reason(name: str, reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        checked({name: False}, "hparams")
+        check_options({name: False}, "hparams")
     assert str(caught.value) == f"hparams: {name} is an option that is not taken: {reason}"
 
 
 def test_a_misspelt_option_is_told_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"run_opts: there is no option 'devise'; did you mean 'device'\?"):
-        checked({"devise": "cpu"}, "run_opts")
+        check_options({"devise": "cpu"}, "run_opts")
 
 
 @pytest.mark.parametrize("flag", ["jit", "compile"])
@@ -293,4 +293,4 @@ def test_keys_with_a_flag_that_says_no_are_refused(flag: str) -> None:
     with pytest.raises(
         ConfigError, match=f"x: {flag}_module_keys names a, b, and {flag} is False; leave one of them out"
     ):
-        checked({f"{flag}_module_keys": ["a", "b"], flag: False}, "x")
+        check_options({f"{flag}_module_keys": ["a", "b"], flag: False}, "x")

@@ -181,5 +181,5 @@ class RecallAtK(MeanMetric):
         """How many relevant items are among the k best, [samples]."""
         last = scores.topk(self.k).values[:, -1:]
         above, level = scores > last, scores == last
-        left = (self.k - above.sum(-1)).to(wide(scores.device))
-        return (above & relevant).sum(-1) + (level & relevant).sum(-1) * left / level.sum(-1)
+        remaining = (self.k - above.sum(-1)).to(wide(scores.device))
+        return (above & relevant).sum(-1) + (level & relevant).sum(-1) * remaining / level.sum(-1)
