@@ -162,8 +162,8 @@ class StorageError(PipelineError):
 def nearest(name: str, candidates: Iterable[str]) -> str:
     """`` did you mean 'x'?`` for the candidate nearest to ``name``, with its leading ``;``, or ``""`` if none is near."""
     known = {candidate.lower(): candidate for candidate in candidates}
-    found = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
-    return f"; did you mean '{known[found[0]]}'?" if found else ""
+    matches = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+    return f"; did you mean '{known[matches[0]]}'?" if matches else ""
 
 
 def one_of(name: str, candidates: Iterable[str]) -> str:

@@ -104,13 +104,13 @@ def flow_of_plugin(
         sure: whether the hooks certainly run, one after the other.
     """
     visitor = ContextVisitor(definition, "", {})
-    with visitor.perhaps():
+    with visitor.uncertain_block():
         _call(visitor, "__init__", _constant_arguments(arguments))
         # From one hook to the next, it may keep anything.
         visitor.owner.escaped = True
         visitor.sure = sure
         for hook in hooks:
-            _call(visitor, hook, Arguments(named={"context": Ref()}))
+            _call(visitor, hook, Arguments(keywords={"context": Ref()}))
     return visitor.flow()
 
 

@@ -55,16 +55,18 @@ def parse(
     Raises:
         ClassPathError: it has none of the forms, or there is no such file.
     """
-    if left := re.search(r"\{(\w*)\}", text):
-        raise ClassPathError(f"'{text}': unknown placeholder '{left[0]}'{one_of(left[1], ['workspace', 'run_dir'])}")
+    if placeholder := re.search(r"\{(\w*)\}", text):
+        raise ClassPathError(
+            f"'{text}': unknown placeholder '{placeholder[0]}'{one_of(placeholder[1], ['workspace', 'run_dir'])}"
+        )
     if "\\" in text:
         raise ClassPathError(f"'{text}': write folders with '/', on every system: '{text.replace(chr(92), '/')}'")
     folders, slash, last = text.rpartition("/")
     last, colon, attribute = last.partition(":")
     path = folders + slash + last
     if path.endswith(".py") or slash:
-        found = _parse_file(text, path, attribute if colon else name, folder, workspace)
-        return found if colon else replace(found, implied=True)
+        class_path = _parse_file(text, path, attribute if colon else name, folder, workspace)
+        return class_path if colon else replace(class_path, implied=True)
     if not colon:
         path, _, attribute = path.rpartition(".")
     path = path or module
@@ -104,9 +106,9 @@ def _parse_file(text: str, path: str, name: str, folder: Path | None, workspace:
         raise ClassPathError(
             f"'{text}': Python cannot import '{file.name}' for the dot in its name or folder; rename it"
         )
-    for each in file.parents[: len(file.parent.relative_to(root).parts)]:
-        if each.with_name(f"{each.name}.py").is_file() and not (each / "__init__.py").is_file():
-            hidden = f"Python finds '{each.name}.py' instead of the folder '{each.name}' beside it"
+    for ancestor in file.parents[: len(file.parent.relative_to(root).parts)]:
+        if ancestor.with_name(f"{ancestor.name}.py").is_file() and not (ancestor / "__init__.py").is_file():
+            hidden = f"Python finds '{ancestor.name}.py' instead of the folder '{ancestor.name}' beside it"
             raise ClassPathError(f"'{text}': {hidden}; rename one of them")
     return ClassPath(text, ".".join([package_name(root), *parts]), name, file)
 
@@ -117,7 +119,7 @@ def _python_files(folder: Path) -> list[str]:
 
 def examine(path: ClassPath) -> tuple[source.Definition | None, list[str]]:
     """The source of the class or function, and the certain faults of its path and imports."""
-    wrong = [f"'{path.text}': {each}" for each in wrong_imports(path.module)] if path.file else []
+    wrong = [f"'{path.text}': {message}" for message in wrong_imports(path.module)] if path.file else []
     try:
         return define(path), wrong
     except ClassPathError as error:
@@ -142,7 +144,7 @@ def define(path: ClassPath) -> source.Definition | None:
     except OSError as error:
         raise ClassPathError(f"'{path.text}': {error.filename} cannot be read: {error.strerror}; check it") from error
     try:
-        found = source.define(module, path.name) if module else None
+        definition = source.define(module, path.name) if module else None
     except source.NotDefinedError as error:
         raise ClassPathError(_no_name(path, module, error.args[0])) from error
     if module and path.implied and (heirs := source.heirs(module, path.name)):
@@ -150,7 +152,7 @@ def define(path: ClassPath) -> source.Definition | None:
         what = f"{path.file and path.file.name} only imports '{path.name}', and derives {', '.join(heirs)} from it"
         remedy = f"write ':{heirs[0]}' after the file, or ':{path.name}' if the import is meant"
         raise ClassPathError(f"'{path.text}': {what}; {remedy}")
-    return found
+    return definition
 
 
 def _no_name(path: ClassPath, module: source.Module | None, home: source.Module) -> str:
@@ -199,17 +201,17 @@ def load_class(path: ClassPath | type, base: type) -> type:
     Raises:
         ClassPathError: it is no class, derives from something else, or leaves a method abstract.
     """
-    found = load(path) if isinstance(path, ClassPath) else path
+    cls = load(path) if isinstance(path, ClassPath) else path
     text = path.text if isinstance(path, ClassPath) else describe(path)
-    if not isinstance(found, type):
+    if not isinstance(cls, type):
         raise ClassPathError(
-            f"'{text}' is of type {type(found).__name__}, not a class; name a subclass of {describe(base)}"
+            f"'{text}' is of type {type(cls).__name__}, not a class; name a subclass of {describe(base)}"
         )
-    if not issubclass(found, base):
-        raise ClassPathError(wrong_base(text, found.__name__, describe(base)))
-    if inspect.isabstract(found):
-        raise ClassPathError(missing_methods(text, found.__name__, sorted(getattr(found, "__abstractmethods__", ()))))
-    return found
+    if not issubclass(cls, base):
+        raise ClassPathError(wrong_base(text, cls.__name__, describe(base)))
+    if inspect.isabstract(cls):
+        raise ClassPathError(missing_methods(text, cls.__name__, sorted(getattr(cls, "__abstractmethods__", ()))))
+    return cls
 
 
 def describe(cls: type | FunctionType) -> str:

@@ -77,9 +77,9 @@ def annotation(parameter: ast.arg, default: ast.expr | None, module: source.Modu
 
 def defaults(arguments: ast.arguments) -> dict[str, ast.expr]:
     """Parameter -> its default."""
-    positional = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+    positional = [parameter.arg for parameter in (*arguments.posonlyargs, *arguments.args)]
     last = dict(zip(reversed(positional), reversed(arguments.defaults), strict=False))
-    keywords = zip((each.arg for each in arguments.kwonlyargs), arguments.kw_defaults, strict=True)
+    keywords = zip((parameter.arg for parameter in arguments.kwonlyargs), arguments.kw_defaults, strict=True)
     return {**last, **{name: value for name, value in keywords if value}}
 
 
@@ -103,7 +103,7 @@ def _types(node: ast.expr, module: source.Module) -> dict[str, None]:
             name = _name(node, module)
             return {name: None} if name in _TYPES else {}
     types = [_types(part, module) for part in parts]
-    return {name: None for each in types for name in each} if all(types) else {}
+    return {name: None for part_types in types for name in part_types} if all(types) else {}
 
 
 def _parse_annotation(text: str) -> list[ast.expr]:
@@ -134,33 +134,33 @@ class Parameters:
     positional: int = 0
     annotations: Mapping[str, Annotation] = field(default_factory=dict)
 
-    def argument_faults(self, given: Mapping[str, Any], what: str) -> dict[str, str]:
+    def argument_faults(self, arguments: Mapping[str, Any], what: str) -> dict[str, str]:
         """The faults of keyword arguments: argument -> message; missing ones are under ``""``.
 
         Args:
-            given: the arguments as plain values of a config.
+            arguments: the arguments as plain values of a config.
             what: who takes them, for the messages.
         """
         faults = {}
-        for name, value in given.items():
+        for name, value in arguments.items():
             if name in self.annotations:
                 if refused := self.annotations[name].refuses(value):
                     faults[name] = f"{what}'s argument {name} {refused}"
             elif name not in self.names and not self.any_name:
                 accepted = one_of(name, self.names) if self.names else "; it takes no arguments"
                 faults[name] = f"{what} has no argument '{name}'{accepted}"
-        if missing := [name for name in self.required if name not in given]:
-            named = f"the argument{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
-            faults[""] = f"{what} needs {named}; add {'them' if len(missing) > 1 else 'it'}"
+        if missing := [name for name in self.required if name not in arguments]:
+            listing = f"the argument{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+            faults[""] = f"{what} needs {listing}; add {'them' if len(missing) > 1 else 'it'}"
         return faults
 
-    def without(self, given: Sequence[str]) -> Parameters:
+    def without(self, names: Sequence[str]) -> Parameters:
         """The same without parameters that the caller passes anyway."""
         return Parameters(
-            tuple(name for name in self.names if name not in given),
-            tuple(name for name in self.required if name not in given),
+            tuple(name for name in self.names if name not in names),
+            tuple(name for name in self.required if name not in names),
             self.any_name,
-            annotations={name: each for name, each in self.annotations.items() if name not in given},
+            annotations={name: hint for name, hint in self.annotations.items() if name not in names},
         )
 
     def without_first(self) -> Parameters:
@@ -197,13 +197,13 @@ def ancestry(
 
 def _merge_orders(orders: list[list[source.Definition]]) -> list[source.Definition]:
     """Merge the orders of several bases into one, as Python's method resolution does."""
-    found: list[source.Definition] = []
+    linearization: list[source.Definition] = []
     while orders := [order for order in orders if order]:
         # Where none can be first, Python refuses the class.
-        first = next((each[0] for each in orders if not any(each[0] in other[1:] for other in orders)), orders[0][0])
-        found.append(first)
-        orders = [[each for each in order if each != first] for order in orders]
-    return found
+        first = next((order[0] for order in orders if not any(order[0] in other[1:] for other in orders)), orders[0][0])
+        linearization.append(first)
+        orders = [[definition for definition in order if definition != first] for order in orders]
+    return linearization
 
 
 def _adds_nothing(module: source.Module, name: str) -> bool:
@@ -222,7 +222,7 @@ def _parent(module: source.Module, name: str) -> source.Definition | None:
 def is_subclass(definition: source.Definition, base: str) -> bool | None:
     """Whether a class derives from ``module:Name``; None: unknown, as for a function."""
     above, complete = ancestry(definition)
-    if any(f"{each.module.name}:{each.name}" == base for each in above):
+    if any(f"{cls.module.name}:{cls.name}" == base for cls in above):
         return True
     return False if complete else None
 
@@ -250,28 +250,28 @@ def member(definition: source.Definition, name: str, after: source.Definition | 
     Where that depends on a condition, the statement is a ``pass``.
     """
     above, _ = ancestry(definition)
-    for each in above[above.index(after) + 1 if after in above else 0 :]:
-        found = [pair for pair in source.top_level(each.node.body) if name in source.bound_names(pair[0])]
-        if found:
-            statement, sometimes = found[-1]
-            return ast.Pass() if sometimes else statement, each
+    for cls in above[above.index(after) + 1 if after in above else 0 :]:
+        bindings = [pair for pair in source.top_level(cls.node.body) if name in source.bound_names(pair[0])]
+        if bindings:
+            statement, sometimes = bindings[-1]
+            return ast.Pass() if sometimes else statement, cls
     return None
 
 
 def declared_keys(definition: source.Definition, attribute: str, method: str) -> tuple[str, ...]:
     """The literal ``reads`` or ``writes`` of a class, or of a base whose method it does not override."""
-    found, home = member(definition, attribute), member(definition, method)
+    declaration, home = member(definition, attribute), member(definition, method)
     above = ancestry(definition)[0]
-    held = found and home and above.index(found[1]) <= above.index(home[1])
-    return own_declaration(found[1], attribute) if found and held else ()
+    applies = declaration and home and above.index(declaration[1]) <= above.index(home[1])
+    return own_declaration(declaration[1], attribute) if declaration and applies else ()
 
 
 def own_declaration(definition: source.Definition, attribute: str) -> tuple[str, ...]:
     """The literal ``reads`` or ``writes`` of the class itself; empty where there is none to see."""
-    found = member(definition, attribute)
-    value = found[0].value if found and isinstance(found[0], ast.Assign | ast.AnnAssign) else None
+    declaration = member(definition, attribute)
+    value = declaration[0].value if declaration and isinstance(declaration[0], ast.Assign | ast.AnnAssign) else None
     try:
-        keys = ast.literal_eval(value) if value and found and found[1] == definition else ()
+        keys = ast.literal_eval(value) if value and declaration and declaration[1] == definition else ()
     except (ValueError, TypeError, SyntaxError, RecursionError):
         return ()
     return tuple(map(str, keys)) if isinstance(keys, tuple | list) else ()
@@ -287,21 +287,23 @@ _MARKS = {
 
 def decoration(node: source.FunctionNode) -> str:
     """What decorators make of a function: ``""``, ``property``, ``staticmethod``, ``classmethod``, or ``?`` for anything else."""
-    names = [ast.unparse(each).partition("(")[0].rpartition(".")[2] for each in node.decorator_list]
-    left = ["property" if name == "cached_property" else name for name in names if name not in _MARKS]
+    names = [ast.unparse(decorator).partition("(")[0].rpartition(".")[2] for decorator in node.decorator_list]
+    kinds = ["property" if name == "cached_property" else name for name in names if name not in _MARKS]
     if (
-        len(left) == 1
-        and left[0] in _KINDS
+        len(kinds) == 1
+        and kinds[0] in _KINDS
         and "." not in ast.unparse(node.decorator_list[-1]).replace("functools.", "")
     ):
-        return left[0]
-    return "?" if left else ""
+        return kinds[0]
+    return "?" if kinds else ""
 
 
 @once
 def assigned_attributes(module: source.Module) -> frozenset[str]:
     """The names of attributes that a module, or one that it imports relatively, assigns to whatever object."""
-    nodes = (node for each in source.neighbours(module) for statement in each.body for node in ast.walk(statement))
+    nodes = (
+        node for neighbour in source.neighbours(module) for statement in neighbour.body for node in ast.walk(statement)
+    )
     return frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
 
 
@@ -310,14 +312,14 @@ def abstract_methods(definition: source.Definition) -> list[str]:
     above, complete = ancestry(definition)
     if not complete:
         return []
-    left: list[str] = []
-    for each in reversed(above):
-        own = own_names(each)
-        left = [name for name in left if name not in own]
-        for name, node in methods(each).items():
+    abstract: list[str] = []
+    for cls in reversed(above):
+        own = own_names(cls)
+        abstract = [name for name in abstract if name not in own]
+        for name, node in methods(cls).items():
             if any("abstractmethod" in ast.unparse(decorator) for decorator in node.decorator_list):
-                left.append(name)
-    return left
+                abstract.append(name)
+    return abstract
 
 
 def undefined_methods(definition: source.Definition, names: Sequence[str], base: str = "") -> list[str]:
@@ -325,15 +327,15 @@ def undefined_methods(definition: source.Definition, names: Sequence[str], base:
     above, complete = ancestry(definition)
     if not complete:
         return []
-    bases = [each for each in above if f"{each.module.name}:{each.name}" == base]
-    inherited = [each for found in bases for each in ancestry(found)[0]]
-    own = [each for each in above if each not in inherited]
-    text = "".join(each.module.file.read_text(encoding="utf-8", errors="replace") for each in own)
+    bases = [cls for cls in above if f"{cls.module.name}:{cls.name}" == base]
+    inherited = [cls for base_class in bases for cls in ancestry(base_class)[0]]
+    own = [cls for cls in above if cls not in inherited]
+    text = "".join(cls.module.file.read_text(encoding="utf-8", errors="replace") for cls in own)
     if re.search(r"setattr|__getattr|__dict__|vars\(", text):
         return []
-    left = [name for name in names if not any(name in own_names(each) for each in own)]
+    missing = [name for name in names if not any(name in own_names(cls) for cls in own)]
     # `self.compute = …` defines it as well.
-    return [name for name in left if not re.search(rf"\.{name}\b(?!\s*\()", text)]
+    return [name for name in missing if not re.search(rf"\.{name}\b(?!\s*\()", text)]
 
 
 def parameters(definition: source.Definition) -> Parameters | None:
@@ -341,15 +343,15 @@ def parameters(definition: source.Definition) -> Parameters | None:
     if not isinstance(definition.node, ast.ClassDef):
         return None if definition.node.decorator_list else _parameters(definition.node, definition.module, skip=0)
     above, complete = ancestry(definition)
-    for each in above:
-        node = each.node
-        if isinstance(node, ast.ClassDef) and (node.decorator_list or node.keywords or "__new__" in methods(each)):
+    for cls in above:
+        node = cls.node
+        if isinstance(node, ast.ClassDef) and (node.decorator_list or node.keywords or "__new__" in methods(cls)):
             return None
-        constructor = methods(each).get("__init__")
+        constructor = methods(cls).get("__init__")
         if constructor:
-            return None if constructor.decorator_list else _parameters(constructor, each.module, skip=1)
+            return None if constructor.decorator_list else _parameters(constructor, cls.module, skip=1)
         # A base that cannot be read may come before the next.
-        if not complete or "__init__" in own_names(each):
+        if not complete or "__init__" in own_names(cls):
             return None
     return Parameters((), (), any_name=False)
 
@@ -357,10 +359,10 @@ def parameters(definition: source.Definition) -> Parameters | None:
 def method_parameters(definition: source.Definition, name: str) -> Parameters | None:
     """The parameters of a method; None: unknown."""
     above, complete = ancestry(definition)
-    for each in above:
-        method = methods(each).get(name)
+    for cls in above:
+        method = methods(cls).get(name)
         if method:
-            return None if method.decorator_list or not complete else _parameters(method, each.module, skip=1)
+            return None if method.decorator_list or not complete else _parameters(method, cls.module, skip=1)
     return None
 
 
@@ -389,8 +391,8 @@ _LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 def supers(node: ast.AST, home: source.Definition) -> Iterator[ast.Attribute]:
     """Each ``super().m`` that is evaluated whenever a method of the class ``home`` runs, at least where its loops run."""
     match node:
-        case ast.Attribute(value=ast.Call(func=ast.Name("super"), args=given), ctx=ast.Load()):
-            own = not given or (len(given) == 2 and ast.unparse(given[0]) == home.name)
+        case ast.Attribute(value=ast.Call(func=ast.Name("super"), args=arguments), ctx=ast.Load()):
+            own = not arguments or (len(arguments) == 2 and ast.unparse(arguments[0]) == home.name)
             if own and "super" not in home.module.bindings:
                 yield node
     for child in ast.iter_child_nodes(node):

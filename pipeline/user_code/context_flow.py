@@ -77,10 +77,10 @@ class Flow:
         """The keys that are certainly gone afterwards."""
         last = {use.key: use for use in self.uses if use.action != "read"}
         # What is not sure to be written where it stands may be written later.
-        perhaps = {use.key for use in self.uses if use.action == "write" and not use.sure}
+        uncertain = {use.key for use in self.uses if use.action == "write" and not use.sure}
         return (
             {key for key, use in last.items() if use.action == "delete" and use.sure}
-            - perhaps
+            - uncertain
             - set(self.declared_writes)
         )
 
@@ -92,7 +92,7 @@ def check_reads(stage: PipelineStage, method: str, place: str, context: Context)
         ContextError: a key is missing.
     """
     written = list(context)
-    missing = [key for key in _held_to(stage, method, "reads") if key not in written]
+    missing = [key for key in _declared_keys(stage, method, "reads") if key not in written]
     if missing:
         key = missing[0]
         hint = nearest(key, written) or "; write it in an earlier stage, or take it out of `reads`"
@@ -108,20 +108,20 @@ def check_writes(stage: PipelineStage, method: str, place: str, context: Context
         ContextError: a key is missing.
     """
     written = list(context)
-    missing = [key for key in _held_to(stage, method, "writes") if key not in written]
+    missing = [key for key in _declared_keys(stage, method, "writes") if key not in written]
     if missing:
         raise ContextError(
             f"{place} declares that it writes context['{missing[0]}'] but did not; write it, or take it out of `writes`"
         )
 
 
-def _held_to(stage: PipelineStage, method: str, attribute: str) -> tuple[str, ...]:
+def _declared_keys(stage: PipelineStage, method: str, attribute: str) -> tuple[str, ...]:
     """The declaration of the stage, or of a base whose method it certainly calls."""
-    for each in (stage, *type(stage).__mro__):
-        if attribute in vars(each):
-            keys: tuple[str, ...] = vars(each)[attribute]
+    for owner in (stage, *type(stage).__mro__):
+        if attribute in vars(owner):
+            keys: tuple[str, ...] = vars(owner)[attribute]
             return keys
-        if method in vars(each) and not _calls_super(each, method):
+        if method in vars(owner) and not _calls_super(owner, method):
             break
     return ()
 

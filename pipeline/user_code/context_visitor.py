@@ -55,7 +55,7 @@ class Function:
         names: the local names, and those of functions around it.
         owner: the object whose method it is.
         home: the class whose method it is.
-        returned: what it may return.
+        return_values: what it may return.
     """
 
     node: FunctionNode
@@ -63,7 +63,7 @@ class Function:
     names: dict[str, Value] = field(default_factory=dict)
     owner: Instance | None = None
     home: source.Definition | None = None
-    returned: list[Value] = field(default_factory=list)
+    return_values: list[Value] = field(default_factory=list)
 
 
 # What an expression holds; None: anything but the context.
@@ -74,11 +74,11 @@ class Arguments(NamedTuple):
     """The arguments of a call."""
 
     values: Sequence[Value] = ()
-    named: Mapping[str, Value] = {}
+    keywords: Mapping[str, Value] = {}
 
     def all(self) -> list[Value]:
         """Every argument."""
-        return [*self.values, *self.named.values()]
+        return [*self.values, *self.keywords.values()]
 
 
 # Functions of Python's that change nothing in what they are given.
@@ -154,7 +154,7 @@ class ContextVisitor(ast.NodeVisitor):
         sure = sure and self.sure and not self.unknown and not (action == "read" and written)
         self.uses.setdefault(Use(key, action, self.location(node), sure, item))
 
-    def note_declared(self, home: source.Definition) -> None:
+    def note_declaration(self, home: source.Definition) -> None:
         """What a class declares, whose method runs."""
         self.declared_writes |= dict.fromkeys(classes.own_declaration(home, "writes"))
         if source.is_ours(home.module):
@@ -164,7 +164,7 @@ class ContextVisitor(ast.NodeVisitor):
                 self.note("write", key, home.node)
 
     @contextmanager
-    def perhaps(self) -> Iterator[None]:
+    def uncertain_block(self) -> Iterator[None]:
         """A block of which it isn't certain that it runs to its end."""
         before, self.sure = self.sure, False
         yield
@@ -183,7 +183,7 @@ class ContextVisitor(ast.NodeVisitor):
                     self.escape(node, *value.attributes.values())
                 case Function():
                     self.escape(node, value.owner)
-                    with self.perhaps():
+                    with self.uncertain_block():
                         self.follow(value, Arguments(), node)
 
     # Statements
@@ -215,7 +215,7 @@ class ContextVisitor(ast.NodeVisitor):
 
     def branch(self, body: Sequence[ast.stmt]) -> None:
         """Statements that may not run."""
-        with self.perhaps():
+        with self.uncertain_block():
             self.block(body)
 
     def visit_Expr(self, node: ast.Expr | ast.FormattedValue) -> Value:
@@ -249,9 +249,13 @@ class ContextVisitor(ast.NodeVisitor):
     def assign(self, target: ast.expr, value: ast.expr) -> None:
         """An assignment, pair by pair where both sides are tuples."""
         parts, values = getattr(target, "elts", []), getattr(value, "elts", [])
-        if parts and len(parts) == len(values) and not any(isinstance(each, ast.Starred) for each in (*parts, *values)):
-            for part, each in zip(parts, values, strict=True):
-                self.assign(part, each)
+        if (
+            parts
+            and len(parts) == len(values)
+            and not any(isinstance(element, ast.Starred) for element in (*parts, *values))
+        ):
+            for part, element in zip(parts, values, strict=True):
+                self.assign(part, element)
         else:
             self.bind(target, self.visit(value))
 
@@ -320,9 +324,9 @@ class ContextVisitor(ast.NodeVisitor):
 
     def visit_BoolOp(self, node: ast.BoolOp | ast.IfExp) -> None:
         """``a and b``, ``a if b else c``: only the first part certainly runs."""
-        first, *others = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
+        first, *others = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
         self.escape(node, self.visit(first))
-        with self.perhaps():
+        with self.uncertain_block():
             self.escape(node, *map(self.visit, others))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Value:
@@ -333,7 +337,7 @@ class ContextVisitor(ast.NodeVisitor):
     def visit_Compare(self, node: ast.Compare) -> None:
         """``"a" in context``."""
         left, right, *_ = map(self.visit, (node.left, *node.comparators))
-        with self.perhaps():
+        with self.uncertain_block():
             self.read(right if right == Ref() else None, left, node)
 
     def visit_For(self, node: ast.For) -> None:
@@ -354,13 +358,13 @@ class ContextVisitor(ast.NodeVisitor):
         """The elements over which a loop goes, where they are written out."""
         elements: Sequence[ast.expr] = []
         match node:
-            case ast.Call(func=ast.Attribute(value=ast.Dict() as made, attr="items")):
-                elements = [ast.Tuple([key, value]) for key, value in _pairs(made) or () if key]
+            case ast.Call(func=ast.Attribute(value=ast.Dict() as mapping, attr="items")):
+                elements = [ast.Tuple([key, value]) for key, value in _pairs(mapping) or () if key]
             case ast.Tuple(elts=elements) | ast.List(elts=elements):
                 pass
             case ast.Name(id=name) if name not in self.frame.names:
-                written = source.literal(self.frame.module, name)
-                elements = written.elts if isinstance(written, ast.Tuple) else []
+                literal = source.literal(self.frame.module, name)
+                elements = literal.elts if isinstance(literal, ast.Tuple) else []
         return [] if any(isinstance(element, ast.Starred) for element in elements) else elements
 
     def visit_While(self, node: ast.While) -> None:
@@ -406,12 +410,12 @@ class ContextVisitor(ast.NodeVisitor):
 
     def visit_match_case(self, node: ast.match_case) -> None:
         """Any of the cases may be the one."""
-        with self.perhaps():
+        with self.uncertain_block():
             self.generic_visit(node)
 
     def visit_Return(self, node: ast.Return) -> None:
         """The caller continues with the value."""
-        self.frame.returned.append(self.visit(node.value) if node.value else Const(None))
+        self.frame.return_values.append(self.visit(node.value) if node.value else Const(None))
 
     def visit_Global(self, node: ast.Global) -> None:
         """Other code sees what such a name holds."""
@@ -433,7 +437,7 @@ class ContextVisitor(ast.NodeVisitor):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         """A class within a function is not followed."""
-        self.escape(node, *(self.visit(each) for each in ast.walk(node) if isinstance(each, ast.Name)))
+        self.escape(node, *(self.visit(part) for part in ast.walk(node) if isinstance(part, ast.Name)))
 
     # Expressions
 
@@ -443,12 +447,12 @@ class ContextVisitor(ast.NodeVisitor):
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> Value:
         """``f"{name}_loader"``."""
-        parts = [_text(self.visit(each)) for each in node.values]
+        parts = [_text(self.visit(value)) for value in node.values]
         return None if None in parts else Const("".join(map(str, parts)))
 
     def visit_Name(self, node: ast.Name) -> Value:
         """A local name, or one of the module."""
-        return self.frame.names[node.id] if node.id in self.frame.names else self.defined(node.id, node)
+        return self.frame.names[node.id] if node.id in self.frame.names else self.module_value(node.id, node)
 
     def visit_Attribute(self, node: ast.Attribute) -> Value:
         """``self.context``, ``super().run``, ``Keys.MODEL``, ``neighbour.function``."""
@@ -460,14 +464,14 @@ class ContextVisitor(ast.NodeVisitor):
     def attribute(self, owner: Value, node: ast.Attribute) -> Value:
         """What an object, a class, or a module has under a name."""
         match owner:
-            case Instance(attributes=held) if node.attr in held:
-                return None if owner.escaped and isinstance(held[node.attr], Const) else held[node.attr]
+            case Instance(attributes=attributes) if node.attr in attributes:
+                return None if owner.escaped and isinstance(attributes[node.attr], Const) else attributes[node.attr]
             case Instance(definition=definition):
                 return self.member(owner, classes.member(definition, node.attr), node)
             case source.Definition() if self.is_plain(owner):
                 return self.member(None, classes.member(owner, node.attr), node)
             case None if isinstance(node.value, ast.Name | ast.Attribute):
-                return self.defined(ast.unparse(node), node)
+                return self.module_value(ast.unparse(node), node)
         self.escape(node, owner)
         return None
 
@@ -499,36 +503,36 @@ class ContextVisitor(ast.NodeVisitor):
             callee = self.attribute(owner, function)
         else:
             callee = self.visit(function)
-        given = self.arguments(node)
+        arguments = self.arguments(node)
         if isinstance(callee, Function):
-            return self.follow(callee, given, node)
+            return self.follow(callee, arguments, node)
         if isinstance(callee, source.Definition):
-            return self.construct(callee, given, node)
+            return self.construct(callee, arguments, node)
         if ast.unparse(function) not in _HARMLESS:
-            self.escape(node, callee, *given.all())
+            self.escape(node, callee, *arguments.all())
         return None
 
     def arguments(self, node: ast.Call) -> Arguments:
         """The arguments of a call; those of one with stars are not followed."""
-        values = [self.visit(each) for each in node.args]
-        named = {each.arg or ANY: self.visit(each.value) for each in node.keywords}
-        if ANY not in named and not any(isinstance(each, ast.Starred) for each in node.args):
-            return Arguments(values, named)
-        self.escape(node, *values, *named.values())
+        values = [self.visit(argument) for argument in node.args]
+        keywords = {keyword.arg or ANY: self.visit(keyword.value) for keyword in node.keywords}
+        if ANY not in keywords and not any(isinstance(argument, ast.Starred) for argument in node.args):
+            return Arguments(values, keywords)
+        self.escape(node, *values, *keywords.values())
         return Arguments()
 
     def call_other(self, owner: Ref, node: ast.Call) -> None:
         """Any other method of the context, or of what lies in it."""
-        name, given = getattr(node.func, "attr", ""), self.arguments(node)
+        name, arguments = getattr(node.func, "attr", ""), self.arguments(node)
         ours = not owner.path or owner.path[0] in _OURS or name == "bind"
-        self.escape(node, *(value for value in given.all() if not (ours and value == Ref())))
+        self.escape(node, *(value for value in arguments.all() if not (ours and value == Ref())))
         if name not in _READ_ONLY and hasattr(dict, name):
             self.escape(node, owner)
 
     def call_get(self, owner: Ref, node: ast.Call) -> None:
         """``context.get("a")``."""
         key, *_ = [*self.arguments(node).values, None]
-        with self.perhaps():
+        with self.uncertain_block():
             self.read(owner, key, node)
 
     def call_pop(self, owner: Ref, node: ast.Call) -> None:
@@ -539,7 +543,7 @@ class ContextVisitor(ast.NodeVisitor):
     def call_setdefault(self, owner: Ref, node: ast.Call) -> None:
         """``context.setdefault("a", [])``, and ``context.__setitem__("a", [])``."""
         key, value, *_ = [*self.arguments(node).values, None, None]
-        with self.perhaps():
+        with self.uncertain_block():
             self.read(owner, key, node)
         self.write(owner, key, value, node)
 
@@ -567,11 +571,11 @@ class ContextVisitor(ast.NodeVisitor):
     def is_plain(self, definition: source.Definition) -> bool:
         """Whether the objects of a class are made, and their attributes found, as usual."""
         above, complete = classes.ancestry(definition)
-        names = {name for each in above if not source.is_ours(each.module) for name in classes.own_names(each)}
+        names = {name for cls in above if not source.is_ours(cls.module) for name in classes.own_names(cls)}
         special = {name for name in names if name.startswith("__") or name == "from_context"}
-        return complete and special <= _PLAIN and all(self.is_followed(each.module.name) for each in above)
+        return complete and special <= _PLAIN and all(self.is_followed(cls.module.name) for cls in above)
 
-    def defined(self, dotted: str, node: ast.AST) -> Value:
+    def module_value(self, dotted: str, node: ast.AST) -> Value:
         """What a name of the module is: a class, a function, a plain value; ``neighbour.name`` too."""
         module, first = self.frame.module, dotted.partition(".")[0]
         if dotted in _BY_CODE:
@@ -579,23 +583,22 @@ class ContextVisitor(ast.NodeVisitor):
         binding = module.bindings.get(first)
         home = module.absolute(binding) if isinstance(binding, ast.ImportFrom) else module.name
         # What of ours is not followed does nothing to the context; the user's code has to be told that it is ours.
-        told = self.is_followed(home) or (home.startswith("pipeline") and not source.is_ours(module))
-        if first in self.frame.names or isinstance(binding, ast.Import) or not told:
+        is_known = self.is_followed(home) or (home.startswith("pipeline") and not source.is_ours(module))
+        if first in self.frame.names or isinstance(binding, ast.Import) or not is_known:
             return None
-        if found := source.find(module, dotted):
-            return found if isinstance(found.node, ast.ClassDef) else Function(found.node, found.module)
+        if target := source.find(module, dotted):
+            return target if isinstance(target.node, ast.ClassDef) else Function(target.node, target.module)
         return self.plain_value(source.literal(module, dotted), dotted, module)
 
     def plain_value(self, written: ast.expr | None, dotted: str, module: source.Module) -> Value:
         """The value of a name or an attribute to which no file assigns another."""
-        told = isinstance(written, ast.Constant) and dotted.rpartition(".")[2] not in classes.assigned_attributes(
-            module
-        )
-        return self.visit(written) if written and told else None
+        name = dotted.rpartition(".")[2]
+        is_constant = isinstance(written, ast.Constant) and name not in classes.assigned_attributes(module)
+        return self.visit(written) if written and is_constant else None
 
-    def member(self, owner: Instance | None, found: classes.Member | None, node: ast.AST) -> Value:
+    def member(self, owner: Instance | None, binding: classes.Member | None, node: ast.AST) -> Value:
         """A method, bound to its object if there is one; what a property returns; a plain value."""
-        statement, home = found or (None, None)
+        statement, home = binding or (None, None)
         if home and isinstance(statement, ast.Assign | ast.AnnAssign):
             return self.plain_value(statement.value, getattr(node, "attr", ""), home.module)
         if home and isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -606,45 +609,58 @@ class ContextVisitor(ast.NodeVisitor):
         self.escape(node, owner if statement else None)
         return None
 
-    def construct(self, definition: source.Definition, given: Arguments, node: ast.AST) -> Value:
+    def construct(self, definition: source.Definition, arguments: Arguments, node: ast.AST) -> Value:
         """An object of a class that can be followed, its constructor called."""
-        made = Instance(definition) if self.is_followed(definition.module.name) and self.is_plain(definition) else None
-        constructor = self.member(made, classes.member(definition, "__init__"), node) if made else None
+        instance = (
+            Instance(definition) if self.is_followed(definition.module.name) and self.is_plain(definition) else None
+        )
+        constructor = self.member(instance, classes.member(definition, "__init__"), node) if instance else None
         if isinstance(constructor, Function):
-            self.follow(constructor, given, node)
+            self.follow(constructor, arguments, node)
         else:
-            self.hand_over(given, definition.module, node)
-        return made
+            self.hand_over(arguments, definition.module, node)
+        return instance
 
-    def hand_over(self, given: Arguments, module: source.Module, node: ast.AST) -> None:
+    def hand_over(self, arguments: Arguments, module: source.Module, node: ast.AST) -> None:
         """Give values to code that is not followed; ours does nothing to the context."""
-        self.escape(node, *(each for each in given.all() if not (isinstance(each, Ref) and source.is_ours(module))))
+        self.escape(
+            node, *(value for value in arguments.all() if not (isinstance(value, Ref) and source.is_ours(module)))
+        )
 
-    def follow(self, function: Function, given: Arguments, node: ast.AST) -> Value:
+    def follow(self, function: Function, arguments: Arguments, node: ast.AST) -> Value:
         """Call a function."""
-        given = given._replace(values=[function.owner, *given.values]) if function.owner else given
+        arguments = arguments._replace(values=[function.owner, *arguments.values]) if function.owner else arguments
         if not self.is_followed(function.module.name) or function.node in self.active or len(self.active) == _DEEPEST:
-            self.hand_over(given, function.module, node)
+            self.hand_over(arguments, function.module, node)
             return None
-        owner = next((each for each in given.values[:1] if isinstance(each, Instance) and function.home), None)
-        names = {**function.names, **self.parameters(function.node.args, given, node)}
+        owner = next((value for value in arguments.values[:1] if isinstance(value, Instance) and function.home), None)
+        names = {**function.names, **self.parameters(function.node.args, arguments, node)}
         outer, before = self.frame, self.sure
-        self.frame = replace(function, names=names, owner=owner, returned=[])
+        self.frame = replace(function, names=names, owner=owner, return_values=[])
         self.active.append(function.node)
         value = self.run(function.node)
         self.active.pop()
         self.frame, self.sure = outer, before
         return value
 
-    def parameters(self, taken: ast.arguments, given: Arguments, node: ast.AST) -> dict[str, Value]:
+    def parameters(self, signature: ast.arguments, arguments: Arguments, node: ast.AST) -> dict[str, Value]:
         """What each parameter holds; what goes into ``*args`` or ``**kwargs`` is not followed."""
-        positional = [each.arg for each in (*taken.posonlyargs, *taken.args)]
-        held: dict[str, Value] = {each.arg: None for each in ast.walk(taken) if isinstance(each, ast.arg)}
-        held |= {name: self.visit(each) for name, each in defaults(taken).items() if isinstance(each, ast.Constant)}
-        lost = [*given.values[len(positional) :], *(value for name, value in given.named.items() if name not in held)]
-        self.escape(node, *lost)
-        held |= zip(positional, given.values, strict=False)
-        return held | {name: value for name, value in given.named.items() if name in held}
+        positional = [parameter.arg for parameter in (*signature.posonlyargs, *signature.args)]
+        values: dict[str, Value] = {
+            parameter.arg: None for parameter in ast.walk(signature) if isinstance(parameter, ast.arg)
+        }
+        values |= {
+            name: self.visit(default)
+            for name, default in defaults(signature).items()
+            if isinstance(default, ast.Constant)
+        }
+        extra = [
+            *arguments.values[len(positional) :],
+            *(value for name, value in arguments.keywords.items() if name not in values),
+        ]
+        self.escape(node, *extra)
+        values |= zip(positional, arguments.values, strict=False)
+        return values | {name: value for name, value in arguments.keywords.items() if name in values}
 
     def run(self, body: FunctionNode) -> Value:
         """The statements of a function; the value is what it returns, one of several."""
@@ -653,14 +669,14 @@ class ContextVisitor(ast.NodeVisitor):
         lazy = isinstance(body, ast.AsyncFunctionDef) or _within(ast.Module(body.body, []), (ast.Yield, ast.YieldFrom))
         self.sure = self.sure and not lazy
         if self.frame.home and body.name == self.method:
-            self.note_declared(self.frame.home)
+            self.note_declaration(self.frame.home)
             if self.sure and not self.unknown and source.is_ours(self.frame.module):
                 self.runs.add(f"{self.frame.home.name}.{body.name}")
         self.block(body.body)
-        returned = self.frame.returned
-        if len(returned) == 1 and isinstance(body.body[-1], ast.Return):
-            return returned[0]
-        self.escape(body, *returned)
+        return_values = self.frame.return_values
+        if len(return_values) == 1 and isinstance(body.body[-1], ast.Return):
+            return return_values[0]
+        self.escape(body, *return_values)
         return None
 
 
@@ -671,11 +687,11 @@ def _text(value: Value) -> str | None:
 def _written_out(node: ast.expr, function: ast.AST) -> ast.expr:
     """An expression; for a name that is used just for this, what it holds."""
     names = [
-        each for each in ast.walk(function) if isinstance(each, ast.Name) and ast.unparse(each) == ast.unparse(node)
+        name for name in ast.walk(function) if isinstance(name, ast.Name) and ast.unparse(name) == ast.unparse(node)
     ]
-    for each in ast.walk(function) if len(names) == 2 else ():
-        if isinstance(each, ast.Assign) and each.targets == names[:1]:
-            return each.value
+    for statement in ast.walk(function) if len(names) == 2 else ():
+        if isinstance(statement, ast.Assign) and statement.targets == names[:1]:
+            return statement.value
     return node
 
 
@@ -684,10 +700,10 @@ def _pairs(node: ast.expr) -> Sequence[tuple[ast.expr | None, ast.expr]] | None:
     match node:
         case ast.Dict(keys=keys, values=values):
             return list(zip(keys, values, strict=True))
-        case ast.Call(func=ast.Name("dict"), args=[], keywords=named):
-            return [(ast.Constant(each.arg), each.value) for each in named]
-        case ast.List(elts=elements) if all(isinstance(each, ast.Tuple) for each in elements):
-            return [(each.elts[0], each.elts[-1]) for each in elements if isinstance(each, ast.Tuple)]
+        case ast.Call(func=ast.Name("dict"), args=[], keywords=keywords):
+            return [(ast.Constant(keyword.arg), keyword.value) for keyword in keywords]
+        case ast.List(elts=elements) if all(isinstance(pair, ast.Tuple) for pair in elements):
+            return [(pair.elts[0], pair.elts[-1]) for pair in elements if isinstance(pair, ast.Tuple)]
     return None
 
 

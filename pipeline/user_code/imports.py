@@ -76,10 +76,10 @@ def no_package(place: str, name: str) -> str:
 def extra_of(name: str) -> str | None:
     """The extra of ours that brings a package, by the name under which it is imported."""
     try:
-        needed = requires(DISTRIBUTION) or []
+        requirements = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
         return None
-    for requirement in needed:
+    for requirement in requirements:
         extra = re.match(r"([\w.-]+).*;.*\bextra == ['\"]([\w.-]+)['\"]", requirement)
         if extra and _normalize(extra[1]) == _normalize(name):
             return extra[2]

@@ -51,7 +51,7 @@ class _Method:
             return [f"{self.where}: there is no hook '{self.name}'{one_of(self.name, HOOKS)}"]
         known = HOOKS[self.name].parameters
         wrong = [argument for argument in self.arguments if argument not in known]
-        return [f"{self.where}: the hook has no argument '{each}'{one_of(each, known)}" for each in wrong]
+        return [f"{self.where}: the hook has no argument '{argument}'{one_of(argument, known)}" for argument in wrong]
 
 
 def faults_of_source(definition: source.Definition) -> list[str]:
@@ -59,8 +59,8 @@ def faults_of_source(definition: source.Definition) -> list[str]:
     if not isinstance(definition.node, source.ClassNode):
         return [f"{definition.name} ({definition.location}) is a function, not a class; name a class with hooks"]
     above, complete = classes.ancestry(definition)
-    methods = {name: node for each in reversed(above) for name, node in classes.methods(each).items()}
-    found = []
+    methods = {name: node for cls in reversed(above) for name, node in classes.methods(cls).items()}
+    candidates = []
     for name, node in methods.items():
         marked = any("hookimpl" in ast.unparse(mark) for mark in node.decorator_list)
         if node.decorator_list and not marked:
@@ -68,25 +68,25 @@ def faults_of_source(definition: source.Definition) -> list[str]:
             complete = False
             continue
         where = f"{definition.name}.{name} ({definition.module.file.name}:{node.lineno})"
-        found.append(_Method(name, where, [argument.arg for argument in node.args.args[1:]], marked))
-    return _faults(found, f"{definition.name} ({definition.location})", complete=complete)
+        candidates.append(_Method(name, where, [argument.arg for argument in node.args.args[1:]], marked))
+    return _faults(candidates, f"{definition.name} ({definition.location})", complete=complete)
 
 
 def faults_of_class(cls: type) -> list[str]:
     """The faults of an imported plugin's hooks."""
-    found = []
+    candidates = []
     for name, function in inspect.getmembers(cls, inspect.isfunction):
         file, line = Path(function.__code__.co_filename).name, function.__code__.co_firstlineno
         arguments = list(inspect.signature(function).parameters)[1:]
-        found.append(
+        candidates.append(
             _Method(name, f"{cls.__name__}.{name} ({file}:{line})", arguments, hasattr(function, "pipeline_impl"))
         )
-    return _faults(found, cls.__name__, complete=True)
+    return _faults(candidates, cls.__name__, complete=True)
 
 
 def _faults(methods: Sequence[_Method], who: str, *, complete: bool) -> list[str]:
-    messages = [message for each in methods for message in each.faults()]
-    if complete and not messages and not any(each.marked for each in methods):
+    messages = [message for method in methods for message in method.faults()]
+    if complete and not messages and not any(method.marked for method in methods):
         return [f"{who} has no hook; mark a method such as before_epoch with @hookimpl (from pipeline import hookimpl)"]
     return messages
 
@@ -128,33 +128,33 @@ def configured_plugins(tree: Node, workspace: Path | None) -> tuple[list[Plugin]
         except ClassPathError as error:
             faults.append(origin.fault("plugins", str(error)))
             continue
-        there = plugins.get(plugin.name)
-        if args is False and there:
+        previous = plugins.get(plugin.name)
+        if args is False and previous:
             del plugins[plugin.name]
         elif args is False:
             nothing = f"'{text}: false' removes a plugin that is not there{one_of(plugin.name, plugins)}"
             faults.append(origin.fault("plugins", nothing))
-        elif there and (there.origin is not DEFAULT or there.target != plugin.target):
-            faults.append(origin.fault("plugins", _name_conflict(plugin, there)))
+        elif previous and (previous.origin is not DEFAULT or previous.target != plugin.target):
+            faults.append(origin.fault("plugins", _name_conflict(plugin, previous)))
         else:
             plugins[plugin.name] = plugin
     return list(plugins.values()), faults
 
 
-def _name_conflict(plugin: Plugin, there: Plugin) -> str:
-    by = "a default plugin" if there.origin is DEFAULT else f"the one of {there.origin}"
+def _name_conflict(plugin: Plugin, previous: Plugin) -> str:
+    by = "a default plugin" if previous.origin is DEFAULT else f"the one of {previous.origin}"
     return f"the name '{plugin.name}' is taken by {by}; name each plugin once, or rename the file or class"
 
 
 def _items(tree: Node) -> list[tuple[Any, Any, Origin]]:
     node = tree.child("plugins")
-    found: list[tuple[Any, Any, Origin]] = []
+    items: list[tuple[Any, Any, Origin]] = []
     for item in node.value if node and isinstance(node.value, list) else ():
         if isinstance(item.value, dict):
-            found += [(name, child.plain(), child.key or child.origin) for name, child in item.value.items()]
+            items += [(name, child.plain(), child.key or child.origin) for name, child in item.value.items()]
         elif isinstance(item.value, str | type):  # else the schema says so
-            found.append((item.value, None, item.origin))
-    return found
+            items.append((item.value, None, item.origin))
+    return items
 
 
 def _plugin(text: Any, args: Any, origin: Origin, workspace: Path | None) -> Plugin:
@@ -178,9 +178,9 @@ def plugin_faults(plugin: Plugin) -> list[Fault]:
         return []
     definition, messages = class_path.examine(plugin.target)
     messages += faults_of_source(definition) if definition else []
-    taken = classes.parameters(definition) if definition else None
-    if taken:
-        messages += taken.argument_faults(plugin.args, f"plugin '{plugin.name}'").values()
+    parameters = classes.parameters(definition) if definition else None
+    if parameters:
+        messages += parameters.argument_faults(plugin.args, f"plugin '{plugin.name}'").values()
     return [plugin.origin.fault("plugins", message) for message in messages]
 
 
@@ -206,10 +206,10 @@ def load_plugins(tree: Node, workspace: Path | None) -> list[Plugin]:
 
 def register_plugins(plugins: Sequence[Plugin], into: pluggy.PluginManager) -> None:
     """Build loaded plugins, so that they are called in the given order."""
-    built = [(_build(plugin), plugin.name) for plugin in plugins]
+    instances = [(_build(plugin), plugin.name) for plugin in plugins]
     # pluggy calls the one registered last first.
-    for each, name in reversed(built):
-        into.register(each, name)
+    for instance, name in reversed(instances):
+        into.register(instance, name)
 
 
 def _build(plugin: Plugin) -> object:
@@ -229,7 +229,7 @@ def load_plugin_class(plugin: Plugin) -> type:
     except ClassPathError as error:
         raise ClassPathError(f"{plugin.origin}: plugins: {error}", error.user_error) from error
     if messages := faults_of_class(cls):
-        raise PluginError("\n".join(f"{plugin.origin}: plugin '{plugin.name}': {each}" for each in messages))
+        raise PluginError("\n".join(f"{plugin.origin}: plugin '{plugin.name}': {message}" for message in messages))
     try:
         inspect.signature(cls).bind(**plugin.args)
     except TypeError as error:
@@ -249,9 +249,9 @@ def failing_plugin(manager: pluggy.PluginManager, error: BaseException) -> str |
     if building := running.get(_build.__code__):
         plugin: Plugin = building.f_locals["plugin"]
         return f"plugin '{plugin.name}' ({plugin.origin}), when it was built,"
-    for name, each in manager.list_name_plugin():
+    for name, instance in manager.list_name_plugin():
         for method in ("state_dict", "load_state_dict"):
-            if getattr(getattr(type(each), method, None), "__code__", None) in running:
+            if getattr(getattr(type(instance), method, None), "__code__", None) in running:
                 return f"plugin '{name}', {method}"
     for hook in HOOKS:
         for implementation in getattr(manager.hook, hook).get_hookimpls():

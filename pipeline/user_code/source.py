@@ -39,7 +39,7 @@ def once(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """A function whose results depend only on files."""
 
     @wraps(function)
-    def asked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         known = _KNOWN.get()
         if known is None:
             return function(*args, **kwargs)
@@ -49,7 +49,7 @@ def once(function: Callable[_P, _T]) -> Callable[_P, _T]:
         answer: _T = known[question]
         return answer
 
-    return asked
+    return wrapper
 
 
 @once
@@ -171,8 +171,8 @@ def _parse(name: str, file: Path, is_package: bool, _modified: int) -> Module:
     for statement, sometimes in top_level(tree.body):
         if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
             stars.append(module.absolute(statement))
-        for each in bound_names(statement):
-            bindings[each] = ast.Pass() if sometimes and each in bindings else statement
+        for bound_name in bound_names(statement):
+            bindings[bound_name] = ast.Pass() if sometimes and bound_name in bindings else statement
     complete = "__getattr__" not in bindings and not _BY_CODE.search(text)
     return Module(name, file, is_package, bindings, tuple(stars), complete, tuple(tree.body))
 
@@ -233,14 +233,14 @@ def heirs(module: Module, name: str) -> list[str]:
     """The classes of the file that derive from a name which the file imports."""
     if not isinstance(module.bindings.get(name), ast.ImportFrom):
         return []
-    defined = {each: node for each, node in module.bindings.items() if isinstance(node, ast.ClassDef)}
-    return [each for each, node in defined.items() if name in map(base_name, node.bases)]
+    classes = {class_name: node for class_name, node in module.bindings.items() if isinstance(node, ast.ClassDef)}
+    return [class_name for class_name, node in classes.items() if name in map(base_name, node.bases)]
 
 
 def outer_class(module: Module, name: str) -> str | None:
     """The class within which the file defines another class of this name."""
-    found = [each for each in module.body if isinstance(each, ast.ClassDef)]
-    return next((each.name for each in found if any(getattr(below, "name", "") == name for below in each.body)), None)
+    classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
+    return next((node.name for node in classes if any(getattr(below, "name", "") == name for below in node.body)), None)
 
 
 def base_name(base: ast.expr) -> str:
@@ -250,8 +250,8 @@ def base_name(base: ast.expr) -> str:
 
 def names(module: Module) -> list[str]:
     """The names that a module has, as far as they are known: its own, and those of its star imports."""
-    stars = [each for star in module.stars if (each := quiet_read(star))]
-    return [*module.bindings, *(name for each in stars for name in each.bindings)]
+    stars = [origin for star in module.stars if (origin := quiet_read(star))]
+    return [*module.bindings, *(name for origin in stars for name in origin.bindings)]
 
 
 def define(module: Module, name: str, depth: int = 0) -> Definition | None:
@@ -366,7 +366,7 @@ def package(name: str) -> str:
 
 def neighbours(module: Module) -> Iterator[Module]:
     """The module and the files from which it imports relatively, as a script does those beside it; and theirs."""
-    seen, waiting = {module.file}, [module]
+    files, waiting = {module.file}, [module]
     while waiting:
         current = waiting.pop()
         yield current
@@ -375,7 +375,7 @@ def neighbours(module: Module) -> Iterator[Module]:
             beside = current.file.with_name(f"{home.partition('.')[0]}.py")
             if isinstance(statement, ast.ImportFrom) and (statement.level or beside.is_file()):
                 for name in [home, *(f"{home}.{alias.name}" for alias in statement.names)]:
-                    found = quiet_read(name)
-                    if found and found.file not in seen:
-                        seen.add(found.file)
-                        waiting.append(found)
+                    neighbour = quiet_read(name)
+                    if neighbour and neighbour.file not in files:
+                        files.add(neighbour.file)
+                        waiting.append(neighbour)

@@ -53,12 +53,12 @@ def import_failed(text: str, module: str, file: Path | None, error: BaseExceptio
 
 def _shorten_messages(error: BaseException) -> BaseException:
     """The error and its causes, without the internal names of workspace packages."""
-    each: BaseException | None = error
-    while each:
-        each.args = tuple(_shorten(part) if isinstance(part, str) else part for part in each.args)
-        if isinstance(each, ImportError):
-            each.msg = _shorten(each.msg)
-        each = each.__cause__ or each.__context__
+    current: BaseException | None = error
+    while current:
+        current.args = tuple(_shorten(part) if isinstance(part, str) else part for part in current.args)
+        if isinstance(current, ImportError):
+            current.msg = _shorten(current.msg)
+        current = current.__cause__ or current.__context__
     return error
 
 
@@ -100,18 +100,18 @@ def user_traceback(trace: TracebackType | None, *, only: bool = False) -> Traceb
         if not trace.tb_frame.f_code.co_filename.startswith(_LOADING):
             frames.append(trace)
         trace = trace.tb_next
-    theirs = [each for each in frames if not _is_ours(each)]
+    theirs = [frame for frame in frames if not _is_ours(frame)]
     if theirs and not only and _is_ours(frames[-1]):
         theirs = frames[frames.index(theirs[0]) :]
-    shown: TracebackType | None = None
-    for each in reversed(theirs):
-        shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return shown
+    result: TracebackType | None = None
+    for frame in reversed(theirs):
+        result = TracebackType(result, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return result
 
 
 def _is_ours(trace: TracebackType) -> bool:
     file = trace.tb_frame.f_code.co_filename
-    return file.startswith(_OURS) or any(each in file for each in ("/importlib/", "/pluggy/"))
+    return file.startswith(_OURS) or any(folder in file for folder in ("/importlib/", "/pluggy/"))
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def renew() -> list[Path]:
     """
     changed = {_root(name) for name, (file, text) in _IMPORTED.items() if _read(file) != text}
     folders = [folder_of(package) for package in changed]
-    current = [each for each in folders if each and package_name(each) in changed]
+    current = [folder for folder in folders if folder and package_name(folder) in changed]
     for folder in current:
         _COUNTS[folder] = _COUNTS.get(folder, 0) + 1
     return current
