@@ -66,10 +66,10 @@ def check_or_raise(
     Raises:
         ConfigError: it has faults; all of them.
     """
-    found = inspect(config, overrides, in_order=in_order, resumes=resumes)
-    if found.config is None:
-        raise ConfigError(found.faults)
-    return found.config
+    result = inspect(config, overrides, in_order=in_order, resumes=resumes)
+    if result.config is None:
+        raise ConfigError(result.faults)
+    return result.config
 
 
 @file_cache()
@@ -77,36 +77,36 @@ def inspect(
     config: Source, overrides: Sequence[str] = (), *, in_order: bool = True, resumes: bool = False
 ) -> CheckResult:
     """Check a config file or dict and everything that it names; the arguments are those of ``check_or_raise``."""
-    draft = ConfigBuilder(config, overrides)
-    if draft.tree is None:
-        return CheckResult(draft.faults)
-    inspection = Inspection(draft.tree, draft.workspace, draft.faults)
+    builder = ConfigBuilder(config, overrides)
+    if builder.tree is None:
+        return CheckResult(builder.faults)
+    inspection = Inspection(builder.tree, builder.workspace, builder.faults)
     # What could not be made out may be what is referred to.
-    sound = not any(not fault.address or fault.address.startswith("hyper_parameters") for fault in draft.faults)
+    sound = not any(not fault.address or fault.address.startswith("hyper_parameters") for fault in builder.faults)
     plugins = _check_plugins(inspection)
     runners = _runners(inspection)
     _check_folders(inspection, runners)
     checks = []
     # Another class than infer is a misspelt one.
-    trained: dict[str, Setting] = {}
+    train_runners: dict[str, Setting] = {}
     for name, runner in runners.items():
-        checks.append(_RunnerCheck(runner, [flow for _, flow in plugins], dict(trained), in_order=in_order))
+        checks.append(_RunnerCheck(runner, [flow for _, flow in plugins], dict(train_runners), in_order=in_order))
         if kind(runner) != "infer":
-            trained[name] = runner
+            train_runners[name] = runner
         if runner.node and not resumes and (message := missing_checkpoint(runner.node)):
             runner.fault_at("init_model_path", message)
     flows = {check.runner.name: check.flow for check in checks}
     if in_order and not any(check.is_open() for check in checks):
         inspection.faults += faults_of_hooks(plugins, list(flows.values()))
     certain = sound and in_order and not isinstance(config, Mapping)
-    suspects = HyperParameterCheck(inspection, draft.used).all(certain=certain)
+    suspects = HyperParameterCheck(inspection, builder.used).all(certain=certain)
     # Two runners that share a phase share its faults.
-    faults = sorted(dict.fromkeys(draft.faults), key=lambda fault: (fault.where, fault.line, fault.column))
-    if draft.config:
-        draft.config.sources = inspection.files
-        draft.config.swaps = swap_report(flows)
-        draft.config.reads.suspects = suspects
-    return CheckResult(faults, None if faults else draft.config, flows, inspection.files)
+    faults = sorted(dict.fromkeys(builder.faults), key=lambda fault: (fault.where, fault.line, fault.column))
+    if builder.config:
+        builder.config.sources = inspection.files
+        builder.config.swaps = swap_report(flows)
+        builder.config.reads.suspects = suspects
+    return CheckResult(faults, None if faults else builder.config, flows, inspection.files)
 
 
 def _check_plugins(inspection: Inspection) -> list[tuple[Plugin, Flow | None]]:
@@ -160,7 +160,7 @@ class _RunnerCheck:
     Args:
         runner: the runner.
         plugins: what each plugin may do with the context.
-        trained: name -> runner, for the train runners that precede this one.
+        train_runners: name -> runner, for the train runners that precede this one.
         in_order: whether the stages follow each other as the default trainer's do.
 
     Attributes:
@@ -168,7 +168,7 @@ class _RunnerCheck:
     """
 
     def __init__(
-        self, runner: Setting, plugins: Sequence[Flow | None], trained: Mapping[str, Setting], *, in_order: bool
+        self, runner: Setting, plugins: Sequence[Flow | None], train_runners: Mapping[str, Setting], *, in_order: bool
     ) -> None:
         self.runner = runner
         self.inspection = runner.inspection
@@ -188,7 +188,7 @@ class _RunnerCheck:
         if names.value is not None:
             phases = {name: phases[name] for name in names.references("phase")}
         experiment = experiment_of(runner, definitions["runner"])
-        check_runner(runner, phases, trained, default, experiment)
+        check_runner(runner, phases, train_runners, default, experiment)
         if "network" in default:
             PhaseCheck(runner, phases, trains=kind(runner) == "train").all()
         flow_check = FlowCheck(runner, phases)

@@ -29,9 +29,9 @@ _DECLARE_IT = "; if a stage writes it where check cannot see it, declare it in t
 
 def default_definition(stage: str) -> source.Definition:
     """The class of the default stage."""
-    found = class_path.define(class_path.parse(RunnerSchema.model_fields[f"{stage}_class_path"].default))
-    assert found, "our own stages stand in files that can be read"
-    return found
+    definition = class_path.define(class_path.parse(RunnerSchema.model_fields[f"{stage}_class_path"].default))
+    assert definition, "our own stages stand in files that can be read"
+    return definition
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,16 @@ def flow_of_stage(
     _call(visitor, "__init__", _constant_arguments(arguments or {}, Ref()))
     _call(visitor, method, Arguments([Ref()]))
     flow = visitor.flow()
-    promised = tuple(dict.fromkeys((*classes.declared_keys(definition, "writes", method), *flow.declared_writes)))
+    declared_writes = tuple(
+        dict.fromkeys((*classes.declared_keys(definition, "writes", method), *flow.declared_writes))
+    )
     # A key that it declares to write, and whose write cannot be seen, may be there at any time.
-    hidden = set(promised) - {use.key for use in flow.uses if use.action == "write"}
+    hidden = set(declared_writes) - {use.key for use in flow.uses if use.action == "write"}
     uses = [replace(use, sure=use.sure and use.key not in hidden) for use in flow.uses]
-    shown = {use.key for use in flow.demands()}
-    needed = [key for key in classes.declared_keys(definition, "reads", method) if key not in shown]
+    visible_reads = {use.key for use in flow.demands()}
+    needed = [key for key in classes.declared_keys(definition, "reads", method) if key not in visible_reads]
     uses = [*(Use(key, "read", definition.location, sure=True) for key in needed), *uses]
-    return replace(flow, uses=tuple(uses), declared_writes=promised)
+    return replace(flow, uses=tuple(uses), declared_writes=declared_writes)
 
 
 def flow_of_plugin(
@@ -114,14 +116,14 @@ def flow_of_plugin(
     return visitor.flow()
 
 
-def _call(visitor: ContextVisitor, name: str, given: Arguments) -> None:
+def _call(visitor: ContextVisitor, name: str, arguments: Arguments) -> None:
     """Call a method of the object itself, if its class has one; where it is too much to follow, nothing is certain."""
     node = visitor.definition.node
     member = classes.member(visitor.definition, name)
     try:
         method = visitor.member(visitor.owner, member, node)
         if isinstance(method, Function):
-            visitor.follow(method, given, node)
+            visitor.follow(method, arguments, node)
         elif member:
             visitor.mark_unknown(node)
     except RecursionError:
@@ -169,27 +171,27 @@ class DataFlow:
         if len(plugins) < len(self.plugins):
             return []
         # A plugin may write at any time.
-        added = {key for plugin in plugins for key in plugin.writes()}
-        changed = added.union(*(plugin.opaque for plugin in plugins))
-        keys = {*TRAINER_KEYS, *added}
+        plugin_writes = {key for plugin in plugins for key in plugin.writes()}
+        changed = plugin_writes.union(*(plugin.opaque for plugin in plugins))
+        keys = {*TRAINER_KEYS, *plugin_writes}
         items: dict[str, Collection[str]] = {"train_state": TRAIN_STATE}
-        found: list[MissingKey] = []
-        entered: list[StageFlow] = []
+        missing: list[MissingKey] = []
+        earlier_stages: list[StageFlow] = []
         stage: str | None = next(iter(self.stages), None)
-        while stage and (reader := self.stages[stage]) and reader not in entered:
+        while stage and (reader := self.stages[stage]) and reader not in earlier_stages:
             flow = reader.flow
             items = _drop_changed(items, changed | flow.opaque | set(flow.writes()))
             for use in flow.demands():
                 if use.key not in keys and not use.item:
-                    found.append(self._missing(reader, use, keys, entered))
+                    missing.append(self._missing(reader, use, keys, earlier_stages))
                 elif use.item and use.item not in items.get(use.key, (use.item,)):
-                    found.append(self._missing_item(reader, use, items[use.key], entered))
-            entered.append(reader)
+                    missing.append(self._missing_item(reader, use, items[use.key], earlier_stages))
+            earlier_stages.append(reader)
             stage = self._next_stage(stage, flow)
-            keys = (keys - flow.removed_keys()) | set(flow.writes()) | added
+            keys = (keys - flow.removed_keys()) | set(flow.writes()) | plugin_writes
             items |= reader.items
-            found += _misspelt_declarations(reader)
-        return [*found, *self._slips({(each.reader.stage, each.use.key) for each in found})]
+            missing += _misspelt_declarations(reader)
+        return [*missing, *self._slips({(fault.reader.stage, fault.use.key) for fault in missing})]
 
     def _slips(self, known: set[tuple[str, str]]) -> Iterator[MissingKey]:
         """The other misspelt keys; none if something may write any key."""
@@ -219,54 +221,56 @@ class DataFlow:
     def _next_stage(self, stage: str, flow: Flow) -> str | None:
         """The stage that certainly comes after one; None if unknown or if there is none."""
         order = [*self.stages, None]
-        following = order[order.index(stage) + 1]
-        statuses = flow.statuses - {status for status, each in STATUSES.items() if each == following}
+        successor = order[order.index(stage) + 1]
+        statuses = flow.statuses - {status for status, target in STATUSES.items() if target == successor}
         if not statuses and not flow.unknown:
-            return following
+            return successor
         sure = any(use.key in {"status", "is_exit"} and use.action == "write" and use.sure for use in flow.uses)
         certain = sure and len(flow.statuses) == 1 and not _steers(replace(flow, statuses=frozenset()))
         return STATUSES.get(next(iter(flow.statuses))) if certain else None
 
-    def _missing(self, reader: StageFlow, use: Use, keys: set[str], entered: list[StageFlow]) -> MissingKey:
+    def _missing(self, reader: StageFlow, use: Use, keys: set[str], earlier_stages: list[StageFlow]) -> MissingKey:
         reads = f"{reader.stage} ({use.place}) reads context['{use.key}']"
-        for each in reversed(entered):
-            if use.key in each.flow.removed_keys():
+        for stage in reversed(earlier_stages):
+            if use.key in stage.flow.removed_keys():
                 return MissingKey(
-                    reader, use, f"{reads}, which {each.location} removes; leave it there, or write it again"
+                    reader, use, f"{reads}, which {stage.location} removes; leave it there, or write it again"
                 )
         own = sorted(keys - set(TRAINER_KEYS))
-        because, owner = self._cause(reader, use, own, entered)
+        because, owner = self._cause(reader, use, own, earlier_stages)
         remedy = (
             nearest(use.key, keys) or f"; written by then: {', '.join(own) or 'nothing but what the trainer writes'}"
         )
         return MissingKey(reader, use, f"{reads}; no earlier stage writes it{because or remedy}{_DECLARE_IT}", owner)
 
     def _cause(
-        self, reader: StageFlow, use: Use, own: list[str], entered: list[StageFlow]
+        self, reader: StageFlow, use: Use, own: list[str], earlier_stages: list[StageFlow]
     ) -> tuple[str, StageFlow | None]:
         """Why a key is missing, what to do, and whose fault it is."""
         for similar in difflib.get_close_matches(use.key, own, n=1, cutoff=0.8):
-            return nearest(use.key, own), next((each for each in entered if similar in each.flow.writes()), None)
-        for each in self.stages.values():
-            if each and each is not reader and each not in entered and use.key in each.flow.writes():
+            return nearest(use.key, own), next(
+                (stage for stage in earlier_stages if similar in stage.flow.writes()), None
+            )
+        for stage in self.stages.values():
+            if stage and stage is not reader and stage not in earlier_stages and use.key in stage.flow.writes():
                 return (
-                    f". {each.location} writes it, but comes later or not at all: write it before, or read it there",
+                    f". {stage.location} writes it, but comes later or not at all: write it before, or read it there",
                     None,
                 )
-        replaced = [each for each in entered if each.custom]
-        for each in replaced:
-            if use.key in each.default_flow.writes():
-                return f". {_describe_default(each)} writes it: write it there too", each
-        for each in replaced:
-            if near := _nearest_write(use.key, each.default_flow.writes()):
-                remedy = f"write context['{use.key}'] in {each.definition.module.file.name}, or read what there is"
-                return f". {_describe_default(each)} writes {near}: {remedy}", each
+        replaced = [stage for stage in earlier_stages if stage.custom]
+        for stage in replaced:
+            if use.key in stage.default_flow.writes():
+                return f". {_describe_default(stage)} writes it: write it there too", stage
+        for stage in replaced:
+            if near := _nearest_write(use.key, stage.default_flow.writes()):
+                remedy = f"write context['{use.key}'] in {stage.definition.module.file.name}, or read what there is"
+                return f". {_describe_default(stage)} writes {near}: {remedy}", stage
         return "", None
 
     def _missing_item(
-        self, reader: StageFlow, use: Use, names: Collection[str], entered: list[StageFlow]
+        self, reader: StageFlow, use: Use, names: Collection[str], earlier_stages: list[StageFlow]
     ) -> MissingKey:
-        writers = [each.location for each in entered if use.key in each.flow.writes()]
+        writers = [stage.location for stage in earlier_stages if use.key in stage.flow.writes()]
         what = f"{reader.stage} ({use.place}) reads context['{use.key}']['{use.item}']"
         without = f"{(writers or ['the trainer'])[-1]} writes context['{use.key}'] without it"
         hint = nearest(use.item, names) or f"; it has {', '.join(sorted(names))}"
@@ -285,9 +289,9 @@ def _drop_changed(items: Mapping[str, Collection[str]], changed: Collection[str]
 
 def _misspelt_declarations(stage: StageFlow) -> Iterator[MissingKey]:
     """Keys that a stage declares to write, of which its source shows just similar ones."""
-    shown = {use.key for use in stage.flow.uses if use.action == "write"}
-    for key in set(stage.flow.declared_writes) - shown if not stage.flow.unknown else ():
-        for near in (near for near in shown - set(stage.flow.declared_writes) if _is_slip(near, key)):
+    visible_writes = {use.key for use in stage.flow.uses if use.action == "write"}
+    for key in set(stage.flow.declared_writes) - visible_writes if not stage.flow.unknown else ():
+        for near in (near for near in visible_writes - set(stage.flow.declared_writes) if _is_slip(near, key)):
             what = f"{stage.location} declares that it writes context['{key}'], and writes context['{near}']"
             use = Use(key, "write", stage.definition.location, sure=True)
             yield MissingKey(stage, use, f"{what}; write one name in both places, or declare both")
@@ -313,8 +317,8 @@ def _describe_default(swapped: StageFlow) -> str:
 
 def _nearest_write(key: str, keys: Collection[str]) -> str:
     names = {name: f"model[…]['{name}']" for name in _ENTRY if "model" in keys} | {name: name for name in sorted(keys)}
-    found = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    return names[found[0]] if found else ""
+    matches = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    return names[matches[0]] if matches else ""
 
 
 class FlowCheck:
@@ -342,9 +346,9 @@ class FlowCheck:
             plugins: what each plugin may do with the context; None where that cannot be told.
             facts: keys of the context whose value is known before anything runs.
         """
-        stages = {stage: self.stage(stage, each, facts) for stage, each in definitions.items()}
-        flows = [*plugins, *(each.flow for each in stages.values() if each)]
-        if facts and any(each is None or set(facts) & set(each.writes()) for each in flows):
+        stages = {stage: self.stage(stage, definition, facts) for stage, definition in definitions.items()}
+        flows = [*plugins, *(stage.flow for stage in stages.values() if stage)]
+        if facts and any(flow is None or set(facts) & set(flow.writes()) for flow in flows):
             return self.flow(definitions, plugins, {})
         return DataFlow(stages, plugins)
 
@@ -353,24 +357,24 @@ class FlowCheck:
         if definition is None:
             return None
         arguments = self.runner[f"{stage}_args"].value
-        found = flow_of_stage(definition, stage, arguments if isinstance(arguments, dict) else {}, facts)
+        flow = flow_of_stage(definition, stage, arguments if isinstance(arguments, dict) else {}, facts)
         custom = not is_untouched(self.runner.node, stage)
-        return StageFlow(stage, definition, found, custom, {} if custom or stage != "network" else self.items(facts))
+        return StageFlow(stage, definition, flow, custom, {} if custom or stage != "network" else self.items(facts))
 
     def items(self, facts: Mapping[str, bool]) -> dict[str, Sequence[str]]:
         """The names of the phases and datasets that the default network builds."""
-        chosen, section = self.runner["phases"].value, self.runner.inspection.tree.section("dataset")
-        wanted = {each for name in self.phases if facts for each in self.datasets(name, facts)}
+        phase_names, section = self.runner["phases"].value, self.runner.inspection.tree.section("dataset")
+        datasets = {dataset for name in self.phases if facts for dataset in self.datasets(name, facts)}
         # Where a name stands for nothing, the config says so.
-        if not facts or not wanted <= set(section) or chosen not in (None, *self.phases, list(self.phases)):
+        if not facts or not datasets <= set(section) or phase_names not in (None, *self.phases, list(self.phases)):
             return {}
-        return {"model": list(self.phases), "dataset": sorted(wanted)}
+        return {"model": list(self.phases), "dataset": sorted(datasets)}
 
     def datasets(self, phase: str, facts: Mapping[str, bool]) -> list[str]:
         """The names of the datasets that the default network builds for a phase."""
         data = ("valid_dataset_name", "dataset_name")
-        named = [each for key in data if isinstance(each := self.phases[phase][key].value, str)]
-        return named[:1] if facts["is_infer"] else named
+        names = [name for key in data if isinstance(name := self.phases[phase][key].value, str)]
+        return names[:1] if facts["is_infer"] else names
 
     def faults(self, flow: DataFlow) -> None:
         """The faults: a missing key belongs to the stage that reads it, or to the one that should have written it.
@@ -382,13 +386,13 @@ class FlowCheck:
         missing = flow.missing()
         # What else may write is looked for only where it matters.
         if missing and not self.is_reached(flow):
-            for each in missing:
-                owner = each.reader if each.reader.custom or each.owner is None else each.owner
-                self.runner.fault_at(f"{owner.stage}_class_path", each.message)
+            for fault in missing:
+                owner = fault.reader if fault.reader.custom or fault.owner is None else fault.owner
+                self.runner.fault_at(f"{owner.stage}_class_path", fault.message)
 
     def is_reached(self, flow: DataFlow) -> bool:
         """Whether a Brain may use the context, which the runner stage passes to it."""
-        modules = [each.definition.module for each in flow.stages.values() if each]
+        modules = [stage.definition.module for stage in flow.stages.values() if stage]
         modules += self.runner.inspection.modules.values()
         for phase in self.phases.values():
             paths = {"Updater": phase["updater"]["class_path"], "Model": phase["model"]}
@@ -396,12 +400,12 @@ class FlowCheck:
                 definition = path.find_class(implied)
                 if definition is None and path.value is not None:
                     return True
-                modules += [each.module for each in classes.ancestry(definition)[0]] if definition else []
+                modules += [base.module for base in classes.ancestry(definition)[0]] if definition else []
         return any(_uses_run_context(module) for module in _with_neighbours(modules))
 
 
 def _with_neighbours(modules: Iterable[source.Module]) -> set[source.Module]:
-    return {each for module in modules if not source.is_ours(module) for each in source.neighbours(module)}
+    return {neighbour for module in modules if not source.is_ours(module) for neighbour in source.neighbours(module)}
 
 
 def _uses_run_context(module: source.Module) -> bool:

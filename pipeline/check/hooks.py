@@ -20,13 +20,16 @@ def faults_of_hooks(plugins: Sequence[tuple[Plugin, Flow | None]], flows: Sequen
         plugins: each with what it may do with the context; None where that cannot be told.
         flows: what the stages of each runner do with it.
     """
-    found = [*(flow for _, flow in plugins), *(each and each.flow for flow in flows for each in flow.stages.values())]
-    known = [each for each in found if each and not each.unknown]
-    if len(known) < len(found):
+    all_flows = [
+        *(flow for _, flow in plugins),
+        *(stage and stage.flow for flow in flows for stage in flow.stages.values()),
+    ]
+    known_flows = [flow for flow in all_flows if flow and not flow.unknown]
+    if len(known_flows) < len(all_flows):
         return []
-    written = {*(key.name for key in KEYS), *(key for each in known for key in each.writes())}
-    named = [plugin for plugin, _ in plugins if plugin.origin is not DEFAULT]
-    return [fault for plugin in named for fault in _missing(plugin, written)]
+    written = {*(key.name for key in KEYS), *(key for flow in known_flows for key in flow.writes())}
+    configured_plugins = [plugin for plugin, _ in plugins if plugin.origin is not DEFAULT]
+    return [fault for plugin in configured_plugins for fault in _missing(plugin, written)]
 
 
 def _missing(plugin: Plugin, written: set[str]) -> Iterator[Fault]:
@@ -44,7 +47,7 @@ def _missing(plugin: Plugin, written: set[str]) -> Iterator[Fault]:
 def definition_of(plugin: Plugin) -> source.Definition | None:
     """The source of a plugin's class; None if it cannot be read."""
     try:
-        found = class_path.define(plugin.target) if isinstance(plugin.target, class_path.ClassPath) else None
+        definition = class_path.define(plugin.target) if isinstance(plugin.target, class_path.ClassPath) else None
     except ClassPathError:  # a fault already
         return None
-    return found if found and isinstance(found.node, source.ClassNode) else None
+    return definition if definition and isinstance(definition.node, source.ClassNode) else None

@@ -42,7 +42,7 @@ class HyperParameterCheck:
         self.models = [
             self.define(phase.child("model"), "Model") for phase in inspection.tree.section("phase").values()
         ]
-        self.parameters = [classes.parameters(each) if each else None for each in self.models]
+        self.parameters = [classes.parameters(model) if model else None for model in self.models]
 
     def define(self, path: Node | None, implied: str, module: str = "") -> source.Definition | None:
         """The class that a path names; None: unknown. Its faults are reported elsewhere."""
@@ -63,27 +63,27 @@ class HyperParameterCheck:
             certain: whether the trainer is the default, and the config stands in a file.
         """
         section = self.inspection.tree.child("hyper_parameters")
-        names = {name for each in self.parameters if each for name in each.names} | {"optimizer"}
+        names = {name for parameters in self.parameters if parameters for name in parameters.names} | {"optimizer"}
         written = section.children() if section and isinstance(section.value, dict) else ()
-        left = {name: node for name, node in written if node.origin is not DEFAULT and name not in names}
-        left = {name: node for name, node in left.items() if not is_within(f"hyper_parameters.{name}", self.used)}
-        named = _user_files(self.inspection.tree, self.inspection.workspace) if left else []
-        words = _words(named)
-        left = {name: node for name, node in left.items() if name not in words}
-        if left and certain and self.is_default(named):
+        unread = {name: node for name, node in written if node.origin is not DEFAULT and name not in names}
+        unread = {name: node for name, node in unread.items() if not is_within(f"hyper_parameters.{name}", self.used)}
+        files = _user_files(self.inspection.tree, self.inspection.workspace) if unread else []
+        words = _words(files)
+        unread = {name: node for name, node in unread.items() if name not in words}
+        if unread and certain and self.is_default(files):
             words |= _words(self.files())
-            for name, node in left.items():
+            for name, node in unread.items():
                 if self.is_own(node) and name not in words and not words & _WHOLE:
                     message = f"nobody reads it: no model takes it, and nothing refers to it{self.hint(name)}"
                     fault = (node.key or node.origin).fault(f"hyper_parameters.{name}", message)
                     self.inspection.faults.append(fault)
-        return set(left)
+        return set(unread)
 
     def is_own(self, node: Node) -> bool:
         """Whether a value belongs to this config alone: it is not from a base, and no YAML alias repeats it."""
-        place = node.key or node.origin
-        texts = [each.origin.text for each in (node, *(below for _, below in node.walk()))]
-        here = place.where == self.inspection.tree.origin.where or place.where.startswith("override '")
+        origin = node.key or node.origin
+        texts = [value.origin.text for value in (node, *(below for _, below in node.walk()))]
+        here = origin.where == self.inspection.tree.origin.where or origin.where.startswith("override '")
         return here and not any(re.search(r"(^|[\s{\[,])&\w", text) for text in texts)
 
     def is_default(self, files: Collection[Path]) -> bool:
@@ -92,12 +92,12 @@ class HyperParameterCheck:
             if not runs_in_order(runner) or not all(is_untouched(runner, stage) for stage in STAGES):
                 return False
         phases = self.inspection.tree.section("phase").values()
-        updaters = [self.define(path, "Updater") for each in phases if (path := each.find("updater.class_path"))]
+        updaters = [self.define(path, "Updater") for phase in phases if (path := phase.find("updater.class_path"))]
         plugins, _ = configured_plugins(self.inspection.tree, self.inspection.workspace)
         return (
-            not any(each is None or each.any_name for each in self.parameters)
-            and all(each and _is_looked_at(each, files) for each in (*self.models, *updaters))
-            and all(isinstance(each.target, class_path.ClassPath) and _is_known(each.target) for each in plugins)
+            not any(parameters is None or parameters.any_name for parameters in self.parameters)
+            and all(definition and _is_looked_at(definition, files) for definition in (*self.models, *updaters))
+            and all(isinstance(plugin.target, class_path.ClassPath) and _is_known(plugin.target) for plugin in plugins)
         )
 
     def files(self) -> Iterator[Path]:
@@ -109,10 +109,12 @@ class HyperParameterCheck:
         """The nearest parameter of a model or of the optimizer; else all of the models'."""
         optimizer = self.inspection.tree.find("hyper_parameters.optimizer.class")
         path = optimizer and Node(optimizer_name(optimizer.value), optimizer.origin)
-        made = self.define(path, "Optimizer", OPTIMIZERS)
-        rates = classes.parameters(made) if made else None
-        known = {each: f"optimizer.{each}" for each in (*(rates.names[1:] if rates else ()), "learning_rate")}
-        free = {each: each for parameters in self.parameters if parameters for each in parameters.names}
+        definition = self.define(path, "Optimizer", OPTIMIZERS)
+        rates = classes.parameters(definition) if definition else None
+        known = {
+            parameter: f"optimizer.{parameter}" for parameter in (*(rates.names[1:] if rates else ()), "learning_rate")
+        }
+        free = {parameter: parameter for parameters in self.parameters if parameters for parameter in parameters.names}
         near = difflib.get_close_matches(name.lower(), [*free, *known, "optimizer"], n=1, cutoff=0.6)
         nearest = (known | free).get(near[0], near[0]) if near else ""
         return f"; did you mean '{nearest}'?" if near else one_of(name, free)
@@ -124,7 +126,7 @@ def _is_looked_at(definition: source.Definition, files: Collection[Path]) -> boo
     if is_class and classes.is_subclass(definition, BRAIN) is False and classes.is_subclass(definition, MODULE):
         return True
     above, complete = classes.ancestry(definition) if is_class else ([definition], True)
-    return complete and all(source.is_ours(each.module) or each.module.file in files for each in above)
+    return complete and all(source.is_ours(base.module) or base.module.file in files for base in above)
 
 
 def _is_known(plugin: class_path.ClassPath) -> bool:
@@ -133,25 +135,25 @@ def _is_known(plugin: class_path.ClassPath) -> bool:
 
 def _code(folder: Path, skipped: str) -> Iterator[Path]:
     """The Python files below a folder, except installed, kept and hidden ones."""
-    for place, folders, files in os.walk(folder):
-        folders[:] = [each for each in folders if not each.startswith((".", "__")) and each != skipped]
+    for root, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith((".", "__")) and name != skipped]
         if "pyvenv.cfg" in files:
             folders.clear()
-        yield from (Path(place, each) for each in files if each.endswith((".py", ".ipynb", ".sh")))
+        yield from (Path(root, name) for name in files if name.endswith((".py", ".ipynb", ".sh")))
 
 
 def _words(files: Iterable[Path]) -> set[str]:
     """The words in the code of some files, without docstrings and comments; every word if there are too many files."""
-    found: set[str] = set()
+    words: set[str] = set()
     for count, file in enumerate(dict.fromkeys(files)):
         if count == _MOST:
-            return found | _WHOLE
+            return words | _WHOLE
         try:
             text = file.read_text(encoding="utf-8", errors="replace")
-            found |= set(source.words([ast.parse(text)]) if file.suffix == ".py" else re.findall(r"\w+", text))
+            words |= set(source.words([ast.parse(text)]) if file.suffix == ".py" else re.findall(r"\w+", text))
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-            return found | _WHOLE
-    return found
+            return words | _WHOLE
+    return words
 
 
 def _user_files(tree: Node, workspace: Path | None) -> list[Path]:

@@ -33,7 +33,7 @@ class Inspection:
     @property
     def files(self) -> list[Path]:
         """The workspace files that were read, and those that they import relatively."""
-        return sorted({each.file for module in self.modules.values() for each in source.neighbours(module)})
+        return sorted({neighbour.file for module in self.modules.values() for neighbour in source.neighbours(module)})
 
     def settings(self, section: str) -> dict[str, Setting]:
         """Name -> item of ``runner``, ``dataset`` or ``phase``, with its address."""
@@ -173,19 +173,21 @@ class Setting:
         if self.node and not self.is_mapping and "${" not in str(self.node.value):
             self.fault(f"is {describe_value(self.value)}; write a mapping")
 
-    def check_arguments(self, taken: classes.Parameters | None, what: str) -> None:
+    def check_arguments(self, parameters: classes.Parameters | None, what: str) -> None:
         """Check arguments by name against a signature; None: unknown."""
-        for name, message in taken.argument_faults(self.value, what).items() if taken and self.is_mapping else ():
+        for name, message in (
+            parameters.argument_faults(self.value, what).items() if parameters and self.is_mapping else ()
+        ):
             (self[name] if name else self).fault(message, of_key=bool(name))
 
-    def check_call(self, definition: source.Definition | None, origin: Origin, given: Sequence[str] = ()) -> None:
+    def check_call(self, definition: source.Definition | None, origin: Origin, implicit: Sequence[str] = ()) -> None:
         """Check these arguments against the signature of a class, without those that our code passes.
 
         Where none are written, faults are noted at ``origin``, where the class is named.
         """
-        taken = classes.parameters(definition) if definition else None
-        if definition and taken:
-            self.or_empty(origin).check_arguments(taken.without(given), definition.name)
+        parameters = classes.parameters(definition) if definition else None
+        if definition and parameters:
+            self.or_empty(origin).check_arguments(parameters.without(implicit), definition.name)
 
     def class_of(self, example: str) -> Setting:
         """The class of ``{class, args}``; reports a missing class, wrong arguments, and other keys."""
@@ -202,8 +204,10 @@ def _wrong_class(text: str, definition: source.Definition, base: str) -> str | N
         return f"'{text}' is a function, not a class; name a subclass of {base}"
     if classes.is_subclass(definition, base) is False:
         return class_path.wrong_base(text, definition.name, base)
-    if left := classes.abstract_methods(definition):
-        return class_path.missing_methods(text, definition.name, left) + nearest(left[0], classes.methods(definition))
+    if abstract_names := classes.abstract_methods(definition):
+        return class_path.missing_methods(text, definition.name, abstract_names) + nearest(
+            abstract_names[0], classes.methods(definition)
+        )
     return None
 
 

@@ -34,21 +34,21 @@ def check_short_form(runner: Setting, *, needed: bool, stepped: bool) -> None:
         check_optimizer(optimizer, optimizer["class"], stepped=stepped)
 
 
-def check_optimizer(settings: Setting, named: Setting, *, stepped: bool) -> None:
+def check_optimizer(settings: Setting, optimizer: Setting, *, stepped: bool) -> None:
     """An optimizer's class, and its own keys; ``stepped``: certainly by ours."""
     if settings["learning_rate"].node and settings["lr"].node:
         settings["lr"].fault("means the same as 'learning_rate', which is set too; keep one", of_key=True)
-    path = replace(named.with_spelling(optimizer_name), address=f"{settings.address}.class")
+    path = replace(optimizer.with_spelling(optimizer_name), address=f"{settings.address}.class")
     definition = path.find_class("Optimizer", module=OPTIMIZERS)
-    taken = classes.parameters(definition) if definition else None
-    if taken and definition:
+    parameters = classes.parameters(definition) if definition else None
+    if parameters and definition:
         names = {"learning_rate": "lr"}
-        given = {names.get(key, key): each.node for key, each in settings.entries() if key != "class"}
+        arguments = {names.get(key, key): setting.node for key, setting in settings.entries() if key != "class"}
         # The first are the parameters to optimize, which the network stage gives.
-        free = taken.without_first()
+        free = parameters.without_first()
         if "lr" in free.names:
             free = replace(free, names=(*free.names, "learning_rate"))
-        settings.with_keys(given).check_arguments(free, definition.name)
+        settings.with_keys(arguments).check_arguments(free, definition.name)
     if definition and stepped and (argument := _step_needs(definition)):
         remedy = "write an updater or a Runner of your own, or name another optimizer"
         path.fault(f"{definition.name}.step needs a {argument}, and nobody gives it one; {remedy}")
@@ -59,7 +59,7 @@ def check_optimizer(settings: Setting, named: Setting, *, stepped: bool) -> None
 def _step_needs(definition: source.Definition) -> str:
     """The argument that the optimizer's step needs: the closure of LBFGS; ``""`` for none."""
     above, _ = classes.ancestry(definition)
-    step = next((step for each in above if (step := classes.methods(each).get("step"))), None)
+    step = next((step for base in above if (step := classes.methods(base).get("step"))), None)
     required = step.args.args[1 : len(step.args.args) - len(step.args.defaults)] if step else []
     return required[0].arg if required else ""
 
@@ -102,12 +102,12 @@ def check_optim_scheduler(scheduler: Setting, situation: SchedulerSituation) -> 
         scheduler: what is written there.
         situation: the run that it is part of.
     """
-    written = scheduler.class_of("{class: noam, args: {optim_type: Adam, …}}")
-    if written.node is None:
+    class_setting = scheduler.class_of("{class: noam, args: {optim_type: Adam, …}}")
+    if class_setting.node is None:
         return
-    path = written.with_spelling(schedule_name)
+    path = class_setting.with_spelling(schedule_name)
     definition = path.find_class("OptimScheduler", OPTIM_SCHEDULER, SCHEDULES)
-    arguments = scheduler["args"].or_empty(written.origin)
+    arguments = scheduler["args"].or_empty(class_setting.origin)
     if not definition or not arguments.is_mapping:
         return
     arguments.check_arguments(_scheduler_parameters(definition), definition.name)
@@ -124,9 +124,11 @@ def check_optim_scheduler(scheduler: Setting, situation: SchedulerSituation) -> 
     elif (definition.module.name, definition.name) == (SCHEDULES, "TorchSchedule"):
         # Its optimizer, the first parameter, is ours.
         schedule = arguments["schedule"].find_class("Schedule", f"{LR_SCHEDULERS}:LRScheduler", LR_SCHEDULERS)
-        taken = classes.parameters(schedule) if schedule else None
-        if schedule and taken:
-            arguments["args"].or_empty(arguments.origin).check_arguments(taken.without_first(), schedule.name)
+        schedule_parameters = classes.parameters(schedule) if schedule else None
+        if schedule and schedule_parameters:
+            arguments["args"].or_empty(arguments.origin).check_arguments(
+                schedule_parameters.without_first(), schedule.name
+            )
         _check_length(arguments, situation)
 
 
@@ -161,10 +163,10 @@ def _scheduler_parameters(definition: source.Definition) -> Parameters | None:
     if general is None or special is None:
         return None
     own = special.names if not special.any_name else ()
-    taken = general.without(["model"])
+    parameters = general.without(["model"])
     return Parameters(
-        (*taken.names, *own),
-        (*taken.required, *special.required),
+        (*parameters.names, *own),
+        (*parameters.required, *special.required),
         any_name=special.any_name,
-        annotations={**taken.annotations, **special.annotations},
+        annotations={**parameters.annotations, **special.annotations},
     )

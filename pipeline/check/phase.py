@@ -75,34 +75,36 @@ def _check_uncalled(runner: Setting, phase: Setting, definition: source.Definiti
 
 def _check_arguments(phase: Setting, definition: source.Definition) -> None:
     """The model's parameters: from ``modules`` and ``model_args``, else by name from ``hyper_parameters``."""
-    taken, model = classes.parameters(definition), phase["model"]
-    written = phase["model_args"].or_empty(model.origin)
-    if taken is None or not written.is_mapping:
+    parameters, model = classes.parameters(definition), phase["model"]
+    arguments = phase["model_args"].or_empty(model.origin)
+    if parameters is None or not arguments.is_mapping:
         return
     if phase["modules"].value:
-        _check_modules(phase, definition, taken, written)
-        taken = taken.without(["modules"])
+        _check_modules(phase, definition, parameters, arguments)
+        parameters = parameters.without(["modules"])
     hyper_parameters = phase.inspection.setting("hyper_parameters")
-    values = {name: setting.node for name, setting in hyper_parameters.entries() if name in taken.names}
-    filled = {name: node for name, node in values.items() if name not in written.value}
+    values = {name: setting.node for name, setting in hyper_parameters.entries() if name in parameters.names}
+    filled = {name: node for name, node in values.items() if name not in arguments.value}
     # What hyper_parameters fill need not be given, but may be.
-    written.check_arguments(replace(taken, required=taken.without(list(filled)).required), definition.name)
+    arguments.check_arguments(replace(parameters, required=parameters.without(list(filled)).required), definition.name)
     filling = replace(hyper_parameters, node=Node(filled, model.origin))
-    filling.check_arguments(replace(taken, required=()), definition.name)
+    filling.check_arguments(replace(parameters, required=()), definition.name)
 
 
-def _check_modules(phase: Setting, definition: source.Definition, taken: classes.Parameters, written: Setting) -> None:
+def _check_modules(
+    phase: Setting, definition: source.Definition, parameters: classes.Parameters, arguments: Setting
+) -> None:
     """Check that modules of the config go to a Brain whose constructor takes ``modules``."""
     name, modules = definition.name, phase["modules"]
     if classes.is_subclass(definition, BRAIN) is False:
         remedy = f"write `class {name}(Brain)`, or remove them"
         modules.fault(f"are given to a Brain, and {name} is none; {remedy}", of_key=True)
-    elif "modules" not in taken.names and not taken.any_name:
+    elif "modules" not in parameters.names and not parameters.any_name:
         remedy = f"write `def __init__(self, modules)` in {definition.module.file.name}, or remove them"
         modules.fault(f"are given to {name} as `modules`, which it does not take; {remedy}", of_key=True)
-    elif "modules" in written.value:
+    elif "modules" in arguments.value:
         message = f"{name} is given the phase's own `modules`; keep one of the two"
-        written["modules"].fault(message, of_key=True)
+        arguments["modules"].fault(message, of_key=True)
 
 
 def _check_loss(phase: Setting, definition: source.Definition) -> None:
@@ -120,27 +122,27 @@ def _check_loss(phase: Setting, definition: source.Definition) -> None:
 
 def _check_brain(runner: Setting, model: Setting, definition: source.Definition) -> None:
     """Check that a Brain defines what it computes, and that its constructor calls ``super().__init__``."""
-    left = classes.undefined_methods(definition, (*_COMPUTING, *_STEPPING), BRAIN)
-    if set(_STEPPING) <= set(left):
-        refuse_undefined(runner, model, definition, [name for name in _COMPUTING if name in left])
+    undefined = classes.undefined_methods(definition, (*_COMPUTING, *_STEPPING), BRAIN)
+    if set(_STEPPING) <= set(undefined):
+        refuse_undefined(runner, model, definition, [name for name in _COMPUTING if name in undefined])
     above, complete = classes.ancestry(definition)
-    for each in above if complete else ():
-        constructor, text = classes.methods(each).get("__init__"), ast.unparse(each.node)
-        if f"{each.module.name}:{each.name}" == BRAIN:
+    for base in above if complete else ():
+        constructor, text = classes.methods(base).get("__init__"), ast.unparse(base.node)
+        if f"{base.module.name}:{base.name}" == BRAIN:
             return
         if constructor and "super" not in text:
             if ".__init__" not in text:
-                place = f"{each.name}.__init__ ({each.module.file.name}:{constructor.lineno})"
+                place = f"{base.name}.__init__ ({base.module.file.name}:{constructor.lineno})"
                 remedy = "call it first, with the modules: super().__init__({'net': net})"
                 model.fault(f"{place} does not call super().__init__(); {remedy}")
             return
 
 
-def refuse_undefined(runner: Setting, path: Setting, definition: source.Definition, left: list[str]) -> None:
+def refuse_undefined(runner: Setting, path: Setting, definition: source.Definition, methods: list[str]) -> None:
     """Report methods that the default runner calls and nothing defines."""
-    if left and has_default_runner(runner):
-        hint = nearest(left[0], classes.methods(definition))
-        path.fault(class_path.missing_methods(str(path.value), definition.name, left) + hint)
+    if methods and has_default_runner(runner):
+        hint = nearest(methods[0], classes.methods(definition))
+        path.fault(class_path.missing_methods(str(path.value), definition.name, methods) + hint)
 
 
 def has_default_runner(runner: Setting) -> bool:
@@ -162,7 +164,7 @@ def loss_names(runner: Setting, phase: Setting) -> set[str] | None:
     if not classes.is_subclass(definition, BRAIN):
         return {"loss"} if _is_torchs(phase["loss"]) else None
     above, complete = classes.ancestry(definition)
-    methods = [each for each in map(classes.methods, above) if "compute_objectives" in each]
+    methods = [functions for functions in map(classes.methods, above) if "compute_objectives" in functions]
     return _returned_keys(methods[0]["compute_objectives"]) if methods and complete else None
 
 
@@ -185,11 +187,11 @@ def _returned_keys(function: source.FunctionNode) -> set[str] | None:
 
 
 def _returned_values(node: ast.AST) -> Iterator[ast.expr | None]:
-    for each in ast.iter_child_nodes(node):
-        if isinstance(each, ast.Return):
-            yield each.value
-        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            yield from _returned_values(each)
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Return):
+            yield child.value
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield from _returned_values(child)
 
 
 def may_report(phases: Collection[Setting]) -> bool:
@@ -220,7 +222,7 @@ def reported_names(phase: Setting) -> set[str]:
 
 def notes(config: Config) -> list[str]:
     """Notes on what is no fault but perhaps not meant: two phases with a model each from one file."""
-    found = []
+    messages = []
     for runner in config.runners:
         first: dict[tuple[str, str], str] = {}
         for phase in config.phases(runner):
@@ -230,10 +232,10 @@ def notes(config: Config) -> list[str]:
                 if path.file and other != phase.name:
                     address = f"phase.{phase.name}.model"
                     what = f"'{path.file.name}' is the model of phase '{other}' too, and each gets one of its own"
-                    found.append(
+                    messages.append(
                         f"{config.origin(address)}: {address}: {what}; to share one, write `model_of: {other}`"
                     )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(messages))
 
 
 UPDATER = "pipeline.training.updater:UpdaterBase"
@@ -320,7 +322,9 @@ class PhaseCheck:
         if other == name:
             shared.fault(f"'{other}' is this phase itself; name another, or a `model`")
         elif other not in phase.inspection.tree.section("phase"):
-            shared.fault(f"there is no phase '{other}'{one_of(other, [each for each in self.phases if each != name])}")
+            shared.fault(
+                f"there is no phase '{other}'{one_of(other, [candidate for candidate in self.phases if candidate != name])}"
+            )
         elif other not in self.phases:
             remedy = "add it to the runner's `phases`, or name one of those"
             shared.fault(f"phase '{other}' is not run by runner '{self.runner.name}'; {remedy}")
@@ -345,8 +349,8 @@ class PhaseCheck:
 
     def validation_metrics(self, phase: Setting) -> str | set[str] | None:
         """The numbers that a validation reports to the optimizers; as a text, what to do to have one; None: unknown."""
-        sharing = [phase, *(each for each in self.phases.values() if each["model_of"].value == phase.name)]
-        validated = [each for each in sharing if each["valid_dataset_name"].value is not None]
+        sharing = [phase, *(other for other in self.phases.values() if other["model_of"].value == phase.name)]
+        validated = [other for other in sharing if other["valid_dataset_name"].value is not None]
         interval = self.runner["valid_interval"]
         if not validated:
             return "add valid_dataset_name to the phase"

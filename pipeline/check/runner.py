@@ -53,8 +53,8 @@ VALIDATION_KEYS = ("valid_interval", "eval_precision", "keep_best")
 def runners_of_mode(tree: Node) -> dict[str, Node]:
     """Name -> runner, for those that ``mode`` names, in its order; unknown names are left out."""
     runners, mode = tree.section("runner"), plain(tree, "mode")
-    named = [mode] if isinstance(mode, str) else mode if isinstance(mode, list) else list(runners)
-    return {name: runners[name] for name in named if isinstance(name, str) and name in runners}
+    names = [mode] if isinstance(mode, str) else mode if isinstance(mode, list) else list(runners)
+    return {name: runners[name] for name in names if isinstance(name, str) and name in runners}
 
 
 def is_set(runner: Setting, key: str) -> bool:
@@ -65,7 +65,7 @@ def is_set(runner: Setting, key: str) -> bool:
 def check_runner(
     runner: Setting,
     phases: dict[str, Setting],
-    trained: Mapping[str, Setting],
+    train_runners: Mapping[str, Setting],
     default: Collection[str],
     experiment: str | None,
 ) -> None:
@@ -74,7 +74,7 @@ def check_runner(
     Args:
         runner: the runner.
         phases: name -> phase, those that it runs.
-        trained: name -> runner, for the train runners before it, in order.
+        train_runners: name -> runner, for the train runners before it, in order.
         default: the stages that are the default, or derive from it.
         experiment: the name of the experiment that is the runner stage; ``""``: it is none; None: cannot tell.
     """
@@ -88,7 +88,7 @@ def check_runner(
         need = f"{' and '.join(needy)} need{'s' if len(needy) == 1 else ''}"
         runner.fault(f"the default {need} a phase; add `phase:`, or replace network and runner")
     if "startup" in default:
-        _check_init(runner, trained, experiment, builds="network" in default)
+        _check_init(runner, train_runners, experiment, builds="network" in default)
 
 
 def _check_debug(runner: Setting) -> None:
@@ -194,11 +194,11 @@ def experiment_of(runner: Setting, definition: source.Definition | None) -> str 
     """
     if definition:
         return definition.name if is_experiment(definition) else ""
-    given = runner["runner_class_path"].value
-    if not isinstance(given, type):
+    runner_class = runner["runner_class_path"].value
+    if not isinstance(runner_class, type):
         return None
-    above = {f"{each.__module__}:{each.__qualname__}" for each in given.__mro__}
-    return given.__name__ if EXPERIMENT in above else ""
+    above = {f"{base.__module__}:{base.__qualname__}" for base in runner_class.__mro__}
+    return runner_class.__name__ if EXPERIMENT in above else ""
 
 
 def _check_experiment(name: str, runner: Setting) -> None:
@@ -224,7 +224,7 @@ def with_experiment(flow: DataFlow, definition: source.Definition) -> DataFlow:
     return DataFlow({**flow.stages, "runner": runs}, flow.plugins)
 
 
-def _check_init(runner: Setting, trained: Mapping[str, Setting], experiment: str | None, *, builds: bool) -> None:
+def _check_init(runner: Setting, train_runners: Mapping[str, Setting], experiment: str | None, *, builds: bool) -> None:
     """What a runner says of its first weights; ``builds``: its network stage is the default."""
     path = runner["init_model_path"].value
     if experiment:
@@ -235,14 +235,14 @@ def _check_init(runner: Setting, trained: Mapping[str, Setting], experiment: str
             message = f"is '{path}', and {experiment} is an experiment; name a checkpoint or a file"
             runner.fault_at("init_model_path", message)
     elif path in (BEST, LAST):
-        name, before = list(trained.items())[-1] if trained else ("", None)
-        if before is None:
+        name, previous = list(train_runners.items())[-1] if train_runners else ("", None)
+        if previous is None:
             remedy = "name a checkpoint, or a train runner before it in `mode`"
             runner["init_model_path"].fault(f"is '{path}', and no train runner comes before this one; {remedy}")
-        elif path == BEST and before["keep_best"].value is None:
+        elif path == BEST and previous["keep_best"].value is None:
             remedy = f"add `keep_best: {{metric: valid_loss, mode: min}}` to {name}, or name `{LAST}`"
             runner["init_model_path"].fault(f"is '{BEST}', and {name} keeps no best checkpoint; {remedy}")
-    elif builds and not trained and not path and kind(runner) == "infer":
+    elif builds and not train_runners and not path and kind(runner) == "infer":
         runner.fault("has no weights to evaluate; add `init_model_path:`, or name a train runner before it in `mode`")
     if not path:
         _refuse_idle(runner, {"init_modules": "there is no init_model_path; add it, or remove this"})
@@ -257,7 +257,7 @@ def missing_checkpoint(runner: Node) -> str:
     """The message for an ``init_model_path`` that does not exist and that no stage may create; else ``""``."""
     path = plain(runner, "init_model_path")
     # Of os.path, which says of a name too long that nothing is there.
-    there = not isinstance(path, str) or not os.path.isabs(path) or os.path.exists(path)
-    if there or not all(is_untouched(runner, stage) for stage in ("instance", "startup")):
+    may_exist = not isinstance(path, str) or not os.path.isabs(path) or os.path.exists(path)
+    if may_exist or not all(is_untouched(runner, stage) for stage in ("instance", "startup")):
         return ""
     return f"no such checkpoint: {path}; check the path"

@@ -32,8 +32,8 @@ def positional_arguments(definition: source.Definition) -> tuple[str, ...]:
 
 def positional_parameters(definition: source.Definition) -> dict[str, str]:
     """The parameters of a stage's constructor that get positional arguments, and which."""
-    taken, given = classes.parameters(definition), positional_arguments(definition)
-    return dict(zip(taken.names[: taken.positional], given, strict=False)) if taken else {}
+    parameters, arguments = classes.parameters(definition), positional_arguments(definition)
+    return dict(zip(parameters.names[: parameters.positional], arguments, strict=False)) if parameters else {}
 
 
 def check_arguments(definition: source.Definition, arguments: Setting) -> None:
@@ -52,26 +52,26 @@ def stage_faults(definition: source.Definition, stage: str) -> Iterator[str]:
     """What makes a class unfit, each as a message."""
     called = {STAGES[stage]: ("context",)} | (dict.fromkeys(STEPS, ()) if is_experiment(definition) else {})
     above = classes.ancestry(definition)[0]
-    for each in above:
-        for node in each.node.body:
-            yield from _declaration(node, each)
+    for base in above:
+        for node in base.node.body:
+            yield from _declaration(node, base)
     yield from _constructor(definition)
-    for name, given in called.items():
-        home = next((each for each in above if name in classes.methods(each)), None)
+    for name, arguments in called.items():
+        home = next((base for base in above if name in classes.methods(base)), None)
         if home:
-            found = classes.methods(home)[name]
-            yield from _method(found, f"{home.name}.{name} ({home.module.file.name}:{found.lineno})", given)
+            method = classes.methods(home)[name]
+            yield from _method(method, f"{home.name}.{name} ({home.module.file.name}:{method.lineno})", arguments)
 
 
 def _constructor(definition: source.Definition) -> Iterator[str]:
     """Check that the constructor takes its positional arguments."""
-    for each in classes.ancestry(definition)[0]:
-        if node := classes.methods(each).get("__init__"):
-            given = positional_arguments(definition)
-            if not node.decorator_list and not node.args.vararg and _positional(node.args) <= len(given):
-                place = f"{each.name}.__init__ ({each.module.file.name}:{node.lineno})"
-                takes = f"takes ({ast.unparse(node.args)}), and is called with {' and '.join(given)}"
-                yield f"{place} {takes}; write `def __init__(self, {', '.join(given)}, …)`"
+    for base in classes.ancestry(definition)[0]:
+        if node := classes.methods(base).get("__init__"):
+            arguments = positional_arguments(definition)
+            if not node.decorator_list and not node.args.vararg and _positional(node.args) <= len(arguments):
+                place = f"{base.name}.__init__ ({base.module.file.name}:{node.lineno})"
+                takes = f"takes ({ast.unparse(node.args)}), and is called with {' and '.join(arguments)}"
+                yield f"{place} {takes}; write `def __init__(self, {', '.join(arguments)}, …)`"
             return
 
 
@@ -83,21 +83,21 @@ def _declaration(node: ast.stmt, definition: source.Definition) -> Iterator[str]
             yield f"{place}: `{name}` is '{text}', a string; write {name} = (\"{text}\",)"
 
 
-def _method(node: source.FunctionNode, place: str, given: tuple[str, ...]) -> Iterator[str]:
+def _method(node: source.FunctionNode, place: str, arguments: tuple[str, ...]) -> Iterator[str]:
     """Check that a method can be called with its arguments, and does something."""
-    name, call = node.name, f"{node.name}({', '.join(given)})"
+    name, call = node.name, f"{node.name}({', '.join(arguments)})"
     marks = [ast.unparse(mark) for mark in node.decorator_list]
     own = () if (static := marks == ["staticmethod"]) else ("self",)
-    signature = f"`def {name}({', '.join((*own, *given))})`"
+    signature = f"`def {name}({', '.join((*own, *arguments))})`"
     if "property" in marks:
-        caller = "the trainer calls" if given else "it is called as"
+        caller = "the trainer calls" if arguments else "it is called as"
         yield f"{place} is a property; take @property away: {caller} {call} on the stage"
     elif isinstance(node, ast.AsyncFunctionDef):
         yield f"{place} is async, and nobody would await it: it would do nothing; write {signature}"
     elif not marks and _yields(node):
         yield f"{place} has a yield: called, it would do nothing; take the yield out"
-    elif (static or not marks) and not _takes(node.args, len(own) + len(given)):
-        with_what = "with the context alone" if given else "without arguments"
+    elif (static or not marks) and not _takes(node.args, len(own) + len(arguments)):
+        with_what = "with the context alone" if arguments else "without arguments"
         yield f"{place} takes ({ast.unparse(node.args)}), and is called {with_what}; write {signature}"
 
 
@@ -125,7 +125,7 @@ def _yields(node: ast.AST) -> bool:
 _OPTIONAL = {"terminal": {"abort"}}
 
 # Methods that other trainers have, near which nobody calls one; and what to write instead.
-_ELSEWHERE, _INSTEAD = {"runner": ("train",)}, {"runner": "; the trainer calls run(context)"}
+_FOREIGN_METHODS, _REMEDIES = {"runner": ("train",)}, {"runner": "; the trainer calls run(context)"}
 
 # Ways to reach methods that the source does not name.
 _BY_NAME = re.compile(r"getattr|__(dict|class|mro|bases|subclasses)__|methodcaller|attrgetter|\b(vars|dir)\(|inspect")
@@ -134,20 +134,20 @@ _BY_NAME = re.compile(r"getattr|__(dict|class|mro|bases|subclasses)__|methodcall
 def wrong_supers(definition: source.Definition) -> Iterator[str]:
     """Each ``super().m`` that is certainly reached, of a method that no class after it in the order of bases has."""
     above, complete = classes.ancestry(definition)
-    users = [each for each in above if not source.is_ours(each.module)]
+    users = [base for base in above if not source.is_ours(base.module)]
     if not complete:
         return
-    for index, each in enumerate(above):
+    for index, base in enumerate(above):
         known = {name for other in above[index + 1 :] for name in classes.own_names(other)} | set(dir(object))
-        for name, method in classes.methods(each).items() if each in users else ():
+        for name, method in classes.methods(base).items() if base in users else ():
             if classes.decoration(method) == "?" or any(_hides(lower, name) for lower in above[:index]):
                 continue
-            for asked in supers(method, each):
-                if asked.attr not in known:
-                    place = f"{each.name}.{name} ({each.module.file.name}:{asked.lineno})"
-                    there = {name for other in above[index + 1 :] for name in classes.methods(other)}
-                    hint = one_of(asked.attr, (name for name in there if not name.startswith("_")))
-                    yield f"{place} calls super().{asked.attr}, which no class after {each.name} has{hint}"
+            for call in supers(method, base):
+                if call.attr not in known:
+                    place = f"{base.name}.{name} ({base.module.file.name}:{call.lineno})"
+                    method_names = {name for other in above[index + 1 :] for name in classes.methods(other)}
+                    hint = one_of(call.attr, (name for name in method_names if not name.startswith("_")))
+                    yield f"{place} calls super().{call.attr}, which no class after {base.name} has{hint}"
 
 
 def _hides(definition: source.Definition, name: str) -> bool:
@@ -165,22 +165,22 @@ def uncalled_methods(definition: source.Definition, stage: str, files: Iterable[
         files: the files of the workspace.
     """
     above, complete = classes.ancestry(definition)
-    users = [each for each in above if not source.is_ours(each.module)]
-    modules = {near for each in (*files, *(each.module for each in users)) for near in source.neighbours(each)}
-    known = {name for each in above if each not in users for name in classes.methods(each)} | _OPTIONAL.get(
+    users = [base for base in above if not source.is_ours(base.module)]
+    modules = {near for module in (*files, *(base.module for base in users)) for near in source.neighbours(module)}
+    known = {name for base in above if base not in users for name in classes.methods(base)} | _OPTIONAL.get(
         stage, set()
     )
-    own = {name for each in users for name in classes.methods(each)}
+    own = {name for base in users for name in classes.methods(base)}
     public = [name for name in known - own if not name.startswith("_")]
     mentioned = {name for module in modules for name in _words(module)}
-    for each in users if complete else ():
-        if each.module.file.parent != definition.module.file.parent:  # code elsewhere may have other users
+    for base in users if complete else ():
+        if base.module.file.parent != definition.module.file.parent:  # code elsewhere may have other users
             continue
-        for name, method in classes.methods(each).items():
-            hint = nearest(name, public) or (_INSTEAD[stage] if nearest(name, _ELSEWHERE.get(stage, ())) else "")
+        for name, method in classes.methods(base).items():
+            hint = nearest(name, public) or (_REMEDIES[stage] if nearest(name, _FOREIGN_METHODS.get(stage, ())) else "")
             plain = not name.startswith("_") and not method.decorator_list and name not in known
             if hint and plain and not mentioned & {name, "*"}:
-                yield f"{each.name}.{name} ({each.module.file.name}:{method.lineno}) is called by nobody{hint}"
+                yield f"{base.name}.{name} ({base.module.file.name}:{method.lineno}) is called by nobody{hint}"
 
 
 @once
@@ -236,19 +236,19 @@ def _with_readers(keys: Iterable[str], stage: StageFlow, flow: DataFlow) -> str:
 
 def _readers(key: str, stage: StageFlow, flow: DataFlow) -> str:
     order = list(flow.stages)
-    after = [each for name in order[order.index(stage.stage) + 1 :] if (each := flow.stages[name])]
-    need = [each.stage for each in after if any(use.key == key for use in each.flow.demands())]
-    may = [each.stage for each in after if key in each.flow.reads() and each.stage not in need]
+    after = [reader for name in order[order.index(stage.stage) + 1 :] if (reader := flow.stages[name])]
+    need = [reader.stage for reader in after if any(use.key == key for use in reader.flow.demands())]
+    may = [reader.stage for reader in after if key in reader.flow.reads() and reader.stage not in need]
     said = [f"{how} by {' and '.join(stages)}" for how, stages in (("needed", need), ("may be read", may)) if stages]
     ours = any(known.name == key and known.writer == "trainer" for known in KEYS)
     return ", ".join(said) or ("read by the trainer" if ours else "read by no later stage")
 
 
 def _arguments(definition: source.Definition) -> str:
-    taken = classes.parameters(definition)
-    if taken is None:
+    parameters = classes.parameters(definition)
+    if parameters is None:
         return ""
-    free = taken.without(list(positional_parameters(definition)))
+    free = parameters.without(list(positional_parameters(definition)))
     names = [name if name in free.required else f"{name} (optional)" for name in free.names]
     return ", ".join([*names, *(["any other"] if free.any_name else [])])
 
@@ -258,10 +258,10 @@ def _methods(stage: StageFlow) -> Iterator[str]:
     method, default = STAGES[stage.stage], default_definition(stage.stage)
     inherits = classes.is_subclass(stage.definition, f"{default.module.name}:{default.name}")
     above, _ = classes.ancestry(stage.definition)
-    users = [each for each in above if not each.module.name.startswith("pipeline.stages.")]
-    own = {name: node for each in reversed(users) for name, node in classes.methods(each).items()}
-    there = {name for each in above for name in classes.methods(each)}
-    expected = {name for each in classes.ancestry(default)[0] for name in classes.methods(each)}
+    users = [base for base in above if not base.module.name.startswith("pipeline.stages.")]
+    own = {name: node for base in reversed(users) for name, node in classes.methods(base).items()}
+    method_names = {name for base in above for name in classes.methods(base)}
+    expected = {name for base in classes.ancestry(default)[0] for name in classes.methods(base)}
     if inherits and method in own:
         if f"{default.name}.{method}" in stage.flow.runs:
             yield f"calls super().{method}()"
@@ -272,11 +272,11 @@ def _methods(stage: StageFlow) -> Iterator[str]:
         else:
             yield f"does not call super().{method}(): what the default does there is left out"
     if inherits is False:
-        left = ", ".join(sorted(name for name in expected - there if not name.startswith("_")))
-        yield f"derives from the base, not from the default{': does not have ' if left else ''}{left}"
+        missing = ", ".join(sorted(name for name in expected - method_names if not name.startswith("_")))
+        yield f"derives from the base, not from the default{': does not have ' if missing else ''}{missing}"
 
 
 def _calls_super(node: source.FunctionNode, method: str) -> bool:
     """Whether it contains ``super().method(…)`` or ``Base.method(self, …)``."""
-    calls = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
+    calls = [child.func for child in ast.walk(node) if isinstance(child, ast.Call)]
     return any(isinstance(call, ast.Attribute) and call.attr == method for call in calls)

@@ -132,13 +132,13 @@ def annotation(fault: Fault) -> str:
     message = f"{fault.address}: {fault.message}" if fault.address else fault.message
     file, cwd = Path(fault.where), Path.cwd()
     if file.is_file():
-        shown = file.resolve()
-        shown = shown.relative_to(cwd) if shown.is_relative_to(cwd) else shown
+        path = file.resolve()
+        path = path.relative_to(cwd) if path.is_relative_to(cwd) else path
         numbers = {"line": fault.line, "col": fault.column}
-        place = f"file={_escaped(str(shown), _PROPERTY)}," + "".join(f"{key}={n}," for key, n in numbers.items() if n)
+        location = f"file={_escaped(str(path), _PROPERTY)}," + "".join(f"{key}={n}," for key, n in numbers.items() if n)
     else:
-        place, message = "", f"{fault.where}: {message}"
-    return f"::error {place}title=pipeline check::{_escaped(message, _DATA)}"
+        location, message = "", f"{fault.where}: {message}"
+    return f"::error {location}title=pipeline check::{_escaped(message, _DATA)}"
 
 
 def _escaped(text: str, characters: str) -> str:

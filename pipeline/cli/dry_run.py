@@ -253,9 +253,9 @@ def _shapes(value: Any) -> str:
     if isinstance(value, Tensor):
         return str(list(value.shape))
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name} {_shapes(each)}' for name, each in value.items())}}}"
+        return f"{{{', '.join(f'{name} {_shapes(item)}' for name, item in value.items())}}}"
     if isinstance(value, list | tuple) and len(value) <= 8:
-        return f"({', '.join(_shapes(each) for each in value)})"
+        return f"({', '.join(_shapes(item) for item in value)})"
     return shape_of(value)
 
 

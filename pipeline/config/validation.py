@@ -64,21 +64,21 @@ def _fault(detail: dict[str, Any], tree: Node, schema: type[BaseModel], sections
 def message(detail: Mapping[str, Any], value: Any) -> str:
     """What one of pydantic's errors says of a value, in our words."""
     kind, context = detail["type"], detail.get("ctx", {})
-    shown = repr(value) if len(repr(value)) < 60 else f"{repr(value)[:57]}…"
+    text = repr(value) if len(repr(value)) < 60 else f"{repr(value)[:57]}…"
     if kind == "value_error":
         return str(context["error"])
     if kind in _EXPECTED:
-        return f"is {shown}, a {_kind(value)}; write {_EXPECTED[kind]}"
+        return f"is {text}, a {_kind(value)}; write {_EXPECTED[kind]}"
     if kind == "literal_error":
         allowed = [word.strip("' ") for word in str(context["expected"]).replace(" or ", ",").split(",")]
-        return f"is {shown}{one_of(str(value), allowed)}"
+        return f"is {text}{one_of(str(value), allowed)}"
     if kind in _BOUNDS:
-        return f"is {shown}; it must be {_BOUNDS[kind]} {next(iter(context.values())):.12g}"
+        return f"is {text}; it must be {_BOUNDS[kind]} {next(iter(context.values())):.12g}"
     if kind == "string_pattern_mismatch":
-        return f"is {shown}; use letters, digits, '_' and '-' only"
+        return f"is {text}; use letters, digits, '_' and '-' only"
     if kind == "too_short":
         return "is empty; add at least one item"
-    return f"is {shown}: {detail['msg']}; change it"
+    return f"is {text}: {detail['msg']}; change it"
 
 
 def _kind(value: Any) -> str:
