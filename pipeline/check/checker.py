@@ -127,8 +127,8 @@ def _runners(inspection: Inspection) -> dict[str, Setting]:
     """Name -> runner, for the runners of ``mode`` in its order; a name that isn't there is a fault."""
     runners, mode = inspection.settings("runner"), inspection.setting("mode")
     names = mode.references("runner")
-    whole = len(mode.value) if isinstance(mode.value, list) else 1
-    return {name: runners[name] for name in names} if names and len(names) == whole else runners
+    count = len(mode.value) if isinstance(mode.value, list) else 1
+    return {name: runners[name] for name in names} if names and len(names) == count else runners
 
 
 def _check_folders(inspection: Inspection, runners: Mapping[str, Setting]) -> None:

@@ -86,11 +86,11 @@ def flow_of_stage(
         dict.fromkeys((*classes.declared_keys(definition, "writes", method), *flow.declared_writes))
     )
     # A key that it declares to write, and whose write cannot be seen, may be there at any time.
-    hidden = set(declared_writes) - {use.key for use in flow.uses if use.action == "write"}
-    uses = [replace(use, sure=use.sure and use.key not in hidden) for use in flow.uses]
+    hidden_writes = set(declared_writes) - {use.key for use in flow.uses if use.action == "write"}
+    uses = [replace(use, sure=use.sure and use.key not in hidden_writes) for use in flow.uses]
     visible_reads = {use.key for use in flow.demands()}
-    needed = [key for key in classes.declared_keys(definition, "reads", method) if key not in visible_reads]
-    uses = [*(Use(key, "read", definition.location, sure=True) for key in needed), *uses]
+    hidden_reads = [key for key in classes.declared_keys(definition, "reads", method) if key not in visible_reads]
+    uses = [*(Use(key, "read", definition.location, sure=True) for key in hidden_reads), *uses]
     return replace(flow, uses=tuple(uses), declared_writes=declared_writes)
 
 
@@ -172,7 +172,7 @@ class DataFlow:
             return []
         # A plugin may write at any time.
         plugin_writes = {key for plugin in plugins for key in plugin.writes()}
-        changed = plugin_writes.union(*(plugin.opaque for plugin in plugins))
+        uncertain_keys = plugin_writes.union(*(plugin.opaque for plugin in plugins))
         keys = {*TRAINER_KEYS, *plugin_writes}
         items: dict[str, Collection[str]] = {"train_state": TRAIN_STATE}
         missing: list[MissingKey] = []
@@ -180,7 +180,7 @@ class DataFlow:
         stage: str | None = next(iter(self.stages), None)
         while stage and (reader := self.stages[stage]) and reader not in earlier_stages:
             flow = reader.flow
-            items = _drop_changed(items, changed | flow.opaque | set(flow.writes()))
+            items = _drop_changed(items, uncertain_keys | flow.opaque | set(flow.writes()))
             for use in flow.demands():
                 if use.key not in keys and not use.item:
                     missing.append(self._missing(reader, use, keys, earlier_stages))
@@ -193,16 +193,16 @@ class DataFlow:
             missing += _misspelt_declarations(reader)
         return [*missing, *self._slips({(fault.reader.stage, fault.use.key) for fault in missing})]
 
-    def _slips(self, known: set[tuple[str, str]]) -> Iterator[MissingKey]:
+    def _slips(self, known_keys: set[tuple[str, str]]) -> Iterator[MissingKey]:
         """The other misspelt keys; none if something may write any key."""
         stages = [stage for stage in self.stages.values() if stage]
         flows = [*(stage.flow for stage in stages), *(plugin for plugin in self.plugins if plugin)]
         if len(flows) < len(self.stages) + len(self.plugins) or any(flow.unknown for flow in flows):
             return
-        written = {key for flow in flows for key in flow.writes()} | set(TRAINER_KEYS)
+        written_keys = {key for flow in flows for key in flow.writes()} | set(TRAINER_KEYS)
         for stage in stages:
-            for key, (use, right) in slips(stage.flow, written).items():
-                if (stage.stage, key) not in known:
+            for key, (use, right) in slips(stage.flow, written_keys).items():
+                if (stage.stage, key) not in known_keys:
                     what = f"{stage.stage} ({use.place}) reads context['{key}'], which nobody writes"
                     yield MissingKey(stage, use, f"{what}; did you mean '{right}'?{_DECLARE_IT}")
 
@@ -236,19 +236,20 @@ class DataFlow:
                 return MissingKey(
                     reader, use, f"{reads}, which {stage.location} removes; leave it there, or write it again"
                 )
-        own = sorted(keys - set(TRAINER_KEYS))
-        because, owner = self._cause(reader, use, own, earlier_stages)
+        stage_keys = sorted(keys - set(TRAINER_KEYS))
+        cause, owner = self._cause(reader, use, stage_keys, earlier_stages)
         remedy = (
-            nearest(use.key, keys) or f"; written by then: {', '.join(own) or 'nothing but what the trainer writes'}"
+            nearest(use.key, keys)
+            or f"; written by then: {', '.join(stage_keys) or 'nothing but what the trainer writes'}"
         )
-        return MissingKey(reader, use, f"{reads}; no earlier stage writes it{because or remedy}{_DECLARE_IT}", owner)
+        return MissingKey(reader, use, f"{reads}; no earlier stage writes it{cause or remedy}{_DECLARE_IT}", owner)
 
     def _cause(
-        self, reader: StageFlow, use: Use, own: list[str], earlier_stages: list[StageFlow]
+        self, reader: StageFlow, use: Use, stage_keys: list[str], earlier_stages: list[StageFlow]
     ) -> tuple[str, StageFlow | None]:
         """Why a key is missing, what to do, and whose fault it is."""
-        for similar in difflib.get_close_matches(use.key, own, n=1, cutoff=0.8):
-            return nearest(use.key, own), next(
+        for similar in difflib.get_close_matches(use.key, stage_keys, n=1, cutoff=0.8):
+            return nearest(use.key, stage_keys), next(
                 (stage for stage in earlier_stages if similar in stage.flow.writes()), None
             )
         for stage in self.stages.values():
@@ -257,11 +258,11 @@ class DataFlow:
                     f". {stage.location} writes it, but comes later or not at all: write it before, or read it there",
                     None,
                 )
-        replaced = [stage for stage in earlier_stages if stage.custom]
-        for stage in replaced:
+        custom_stages = [stage for stage in earlier_stages if stage.custom]
+        for stage in custom_stages:
             if use.key in stage.default_flow.writes():
                 return f". {_describe_default(stage)} writes it: write it there too", stage
-        for stage in replaced:
+        for stage in custom_stages:
             if near := _nearest_write(use.key, stage.default_flow.writes()):
                 remedy = f"write context['{use.key}'] in {stage.definition.module.file.name}, or read what there is"
                 return f". {_describe_default(stage)} writes {near}: {remedy}", stage
@@ -307,12 +308,12 @@ def slips(flow: Flow, written: Collection[str]) -> dict[str, tuple[Use, str]]:
 def _is_slip(wrong: str, right: str) -> bool:
     """Whether a name is another with one letter changed, or two swapped."""
     letters = sum(one != other for one, other in zip(wrong, right, strict=False))
-    swapped = letters == 2 and sorted(wrong) == sorted(right)
-    return len(wrong) == len(right) > 3 and (letters == 1 or swapped)
+    is_swap = letters == 2 and sorted(wrong) == sorted(right)
+    return len(wrong) == len(right) > 3 and (letters == 1 or is_swap)
 
 
-def _describe_default(swapped: StageFlow) -> str:
-    return f"The default {swapped.stage}, which {swapped.definition.module.file.name} replaces,"
+def _describe_default(stage: StageFlow) -> str:
+    return f"The default {stage.stage}, which {stage.definition.module.file.name} replaces,"
 
 
 def _nearest_write(key: str, keys: Collection[str]) -> str:

@@ -27,20 +27,20 @@ def faults_of_hooks(plugins: Sequence[tuple[Plugin, Flow | None]], flows: Sequen
     known_flows = [flow for flow in all_flows if flow and not flow.unknown]
     if len(known_flows) < len(all_flows):
         return []
-    written = {*(key.name for key in KEYS), *(key for flow in known_flows for key in flow.writes())}
+    written_keys = {*(key.name for key in KEYS), *(key for flow in known_flows for key in flow.writes())}
     configured_plugins = [plugin for plugin, _ in plugins if plugin.origin is not DEFAULT]
-    return [fault for plugin in configured_plugins for fault in _missing(plugin, written)]
+    return [fault for plugin in configured_plugins for fault in _missing(plugin, written_keys)]
 
 
-def _missing(plugin: Plugin, written: set[str]) -> Iterator[Fault]:
+def _missing(plugin: Plugin, written_keys: set[str]) -> Iterator[Fault]:
     definition = definition_of(plugin)
     for hook in HOOKS:
         if definition and classes.member(definition, hook):
             flow = flow_of_plugin(definition, [hook], plugin.args, sure=True)
-            reads = [use for use in flow.demands() if not use.item and use.key not in written]
-            for use in dict.fromkeys([*reads, *(use for use, _ in slips(flow, written).values())]):
+            reads = [use for use in flow.demands() if not use.item and use.key not in written_keys]
+            for use in dict.fromkeys([*reads, *(use for use, _ in slips(flow, written_keys).values())]):
                 where = f"plugin '{plugin.name}', hook {hook} ({use.place})"
-                remedy = nearest(use.key, written) or "; write it in a stage, or read it with context.get"
+                remedy = nearest(use.key, written_keys) or "; write it in a stage, or read it with context.get"
                 yield plugin.origin.fault("plugins", f"{where} reads context['{use.key}'], which nobody writes{remedy}")
 
 

@@ -64,8 +64,8 @@ class HyperParameterCheck:
         """
         section = self.inspection.tree.child("hyper_parameters")
         names = {name for parameters in self.parameters if parameters for name in parameters.names} | {"optimizer"}
-        written = section.children() if section and isinstance(section.value, dict) else ()
-        unread = {name: node for name, node in written if node.origin is not DEFAULT and name not in names}
+        children = section.children() if section and isinstance(section.value, dict) else ()
+        unread = {name: node for name, node in children if node.origin is not DEFAULT and name not in names}
         unread = {name: node for name, node in unread.items() if not is_within(f"hyper_parameters.{name}", self.used)}
         files = _user_files(self.inspection.tree, self.inspection.workspace) if unread else []
         words = _words(files)
@@ -83,8 +83,8 @@ class HyperParameterCheck:
         """Whether a value belongs to this config alone: it is not from a base, and no YAML alias repeats it."""
         origin = node.key or node.origin
         texts = [value.origin.text for value in (node, *(below for _, below in node.walk()))]
-        here = origin.where == self.inspection.tree.origin.where or origin.where.startswith("override '")
-        return here and not any(re.search(r"(^|[\s{\[,])&\w", text) for text in texts)
+        is_local = origin.where == self.inspection.tree.origin.where or origin.where.startswith("override '")
+        return is_local and not any(re.search(r"(^|[\s{\[,])&\w", text) for text in texts)
 
     def is_default(self, files: Collection[Path]) -> bool:
         """Whether only the defaults, and code in known files, can use the context."""
@@ -111,13 +111,17 @@ class HyperParameterCheck:
         path = optimizer and Node(optimizer_name(optimizer.value), optimizer.origin)
         definition = self.define(path, "Optimizer", OPTIMIZERS)
         rates = classes.parameters(definition) if definition else None
-        known = {
+        optimizer_parameters = {
             parameter: f"optimizer.{parameter}" for parameter in (*(rates.names[1:] if rates else ()), "learning_rate")
         }
-        free = {parameter: parameter for parameters in self.parameters if parameters for parameter in parameters.names}
-        near = difflib.get_close_matches(name.lower(), [*free, *known, "optimizer"], n=1, cutoff=0.6)
-        nearest = (known | free).get(near[0], near[0]) if near else ""
-        return f"; did you mean '{nearest}'?" if near else one_of(name, free)
+        model_parameters = {
+            parameter: parameter for parameters in self.parameters if parameters for parameter in parameters.names
+        }
+        matches = difflib.get_close_matches(
+            name.lower(), [*model_parameters, *optimizer_parameters, "optimizer"], n=1, cutoff=0.6
+        )
+        nearest = (optimizer_parameters | model_parameters).get(matches[0], matches[0]) if matches else ""
+        return f"; did you mean '{nearest}'?" if matches else one_of(name, model_parameters)
 
 
 def _is_looked_at(definition: source.Definition, files: Collection[Path]) -> bool:
@@ -125,8 +129,8 @@ def _is_looked_at(definition: source.Definition, files: Collection[Path]) -> boo
     is_class = isinstance(definition.node, source.ClassNode)
     if is_class and classes.is_subclass(definition, BRAIN) is False and classes.is_subclass(definition, MODULE):
         return True
-    above, complete = classes.ancestry(definition) if is_class else ([definition], True)
-    return complete and all(source.is_ours(base.module) or base.module.file in files for base in above)
+    ancestry, complete = classes.ancestry(definition) if is_class else ([definition], True)
+    return complete and all(source.is_ours(base.module) or base.module.file in files for base in ancestry)
 
 
 def _is_known(plugin: class_path.ClassPath) -> bool:

@@ -58,8 +58,8 @@ def check_optimizer(settings: Setting, optimizer: Setting, *, stepped: bool) -> 
 
 def _step_needs(definition: source.Definition) -> str:
     """The argument that the optimizer's step needs: the closure of LBFGS; ``""`` for none."""
-    above, _ = classes.ancestry(definition)
-    step = next((step for base in above if (step := classes.methods(base).get("step"))), None)
+    ancestry, _ = classes.ancestry(definition)
+    step = next((step for base in ancestry if (step := classes.methods(base).get("step"))), None)
     required = step.args.args[1 : len(step.args.args) - len(step.args.defaults)] if step else []
     return required[0].arg if required else ""
 
@@ -145,16 +145,18 @@ def _check_length(arguments: Setting, situation: SchedulerSituation) -> None:
     name, settings = arguments["schedule"].value, arguments["args"].value
     if not isinstance(name, str) or re.split("[.:]", name)[-1] != "OneCycleLR" or not isinstance(settings, dict):
         return
-    total, epochs, steps = (settings.get(key) for key in ("total_steps", "epochs", "steps_per_epoch"))
-    if total is None and isinstance(epochs, int) and isinstance(steps, int):
-        total = epochs * steps
+    schedule_steps, epochs, steps = (settings.get(key) for key in ("total_steps", "epochs", "steps_per_epoch"))
+    if schedule_steps is None and isinstance(epochs, int) and isinstance(steps, int):
+        schedule_steps = epochs * steps
     accum_grad = arguments["accum_grad"].value or situation.runner["accum_grad"].value or 1
     if per_epoch := arguments["per"].value == "epoch":
-        needed = situation.runner["epochs"].value if situation.runner["max_steps"].value is None else None
+        training_steps = situation.runner["epochs"].value if situation.runner["max_steps"].value is None else None
     else:
-        needed = -(-situation.batches // accum_grad) if situation.batches and isinstance(accum_grad, int) else None
-    if isinstance(needed, int) and isinstance(total, int) and needed > total:
-        arguments["args"].fault(too_short(name, total, needed, per_epoch=per_epoch))
+        training_steps = (
+            -(-situation.batches // accum_grad) if situation.batches and isinstance(accum_grad, int) else None
+        )
+    if isinstance(training_steps, int) and isinstance(schedule_steps, int) and training_steps > schedule_steps:
+        arguments["args"].fault(too_short(name, schedule_steps, training_steps, per_epoch=per_epoch))
 
 
 def _scheduler_parameters(definition: source.Definition) -> Parameters | None:

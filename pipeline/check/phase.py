@@ -84,10 +84,12 @@ def _check_arguments(phase: Setting, definition: source.Definition) -> None:
         parameters = parameters.without(["modules"])
     hyper_parameters = phase.inspection.setting("hyper_parameters")
     values = {name: setting.node for name, setting in hyper_parameters.entries() if name in parameters.names}
-    filled = {name: node for name, node in values.items() if name not in arguments.value}
+    fallbacks = {name: node for name, node in values.items() if name not in arguments.value}
     # What hyper_parameters fill need not be given, but may be.
-    arguments.check_arguments(replace(parameters, required=parameters.without(list(filled)).required), definition.name)
-    filling = replace(hyper_parameters, node=Node(filled, model.origin))
+    arguments.check_arguments(
+        replace(parameters, required=parameters.without(list(fallbacks)).required), definition.name
+    )
+    filling = replace(hyper_parameters, node=Node(fallbacks, model.origin))
     filling.check_arguments(replace(parameters, required=()), definition.name)
 
 
@@ -125,8 +127,8 @@ def _check_brain(runner: Setting, model: Setting, definition: source.Definition)
     undefined = classes.undefined_methods(definition, (*_COMPUTING, *_STEPPING), BRAIN)
     if set(_STEPPING) <= set(undefined):
         refuse_undefined(runner, model, definition, [name for name in _COMPUTING if name in undefined])
-    above, complete = classes.ancestry(definition)
-    for base in above if complete else ():
+    ancestry, complete = classes.ancestry(definition)
+    for base in ancestry if complete else ():
         constructor, text = classes.methods(base).get("__init__"), ast.unparse(base.node)
         if f"{base.module.name}:{base.name}" == BRAIN:
             return
@@ -163,8 +165,8 @@ def loss_names(runner: Setting, phase: Setting) -> set[str] | None:
         return None
     if not classes.is_subclass(definition, BRAIN):
         return {"loss"} if _is_torchs(phase["loss"]) else None
-    above, complete = classes.ancestry(definition)
-    methods = [functions for functions in map(classes.methods, above) if "compute_objectives" in functions]
+    ancestry, complete = classes.ancestry(definition)
+    methods = [functions for functions in map(classes.methods, ancestry) if "compute_objectives" in functions]
     return _returned_keys(methods[0]["compute_objectives"]) if methods and complete else None
 
 
@@ -253,13 +255,13 @@ def check_updater(updater: Setting) -> None:
     arguments = updater["args"].or_empty(path.origin)
     if path.node is None or not arguments.is_mapping:  # the schema says so
         return
-    own = {}
+    own_arguments = {}
     for name, argument in arguments.entries():
         if name in UPDATER_ARGUMENTS:
             argument.fault(f"an updater is given '{name}' where its constructor names it; take it out", of_key=True)
         else:
-            own[name] = argument.node
-    arguments.with_keys(own).check_call(definition, path.origin, UPDATER_ARGUMENTS)
+            own_arguments[name] = argument.node
+    arguments.with_keys(own_arguments).check_call(definition, path.origin, UPDATER_ARGUMENTS)
 
 
 # What the runner calls on a metric.
@@ -290,9 +292,9 @@ class PhaseCheck:
         """Check the phases of the runner, and the optimizer if it trains."""
         for phase in self.phases.values():
             self.phase(phase)
-        own = [phase for phase in self.phases.values() if phase["model_of"].value is None]
-        if own and self.trains:
-            without = [phase for phase in own if not phase["optim_schedulers"].value]
+        own_phases = [phase for phase in self.phases.values() if phase["model_of"].value is None]
+        if own_phases and self.trains:
+            without = [phase for phase in own_phases if not phase["optim_schedulers"].value]
             stepped = any(is_stepped(self.runner, phase) for phase in without)
             check_short_form(self.runner, needed=bool(without), stepped=stepped)
 
@@ -315,21 +317,21 @@ class PhaseCheck:
 
     def sharing(self, phase: Setting) -> None:
         """Check a phase with ``model_of``."""
-        shared, name = phase["model_of"], phase.name
-        other = shared.value
+        model_of, name = phase["model_of"], phase.name
+        other = model_of.value
         if not isinstance(other, str):  # the schema says so
             return
         if other == name:
-            shared.fault(f"'{other}' is this phase itself; name another, or a `model`")
+            model_of.fault(f"'{other}' is this phase itself; name another, or a `model`")
         elif other not in phase.inspection.tree.section("phase"):
-            shared.fault(
+            model_of.fault(
                 f"there is no phase '{other}'{one_of(other, [candidate for candidate in self.phases if candidate != name])}"
             )
         elif other not in self.phases:
             remedy = "add it to the runner's `phases`, or name one of those"
-            shared.fault(f"phase '{other}' is not run by runner '{self.runner.name}'; {remedy}")
+            model_of.fault(f"phase '{other}' is not run by runner '{self.runner.name}'; {remedy}")
         elif (first := self.phases[other]["model_of"].value) is not None:
-            shared.fault(f"'{other}' has the model of '{first}'; name '{first}' itself")
+            model_of.fault(f"'{other}' has the model of '{first}'; name '{first}' itself")
         for key in MODEL_KEYS:
             if phase[key].is_written and phase[key].value not in (None, {}):
                 message = f"would be ignored: the model is that of phase '{other}'; remove it, or model_of"
@@ -365,8 +367,8 @@ class PhaseCheck:
         keys = ("epochs", "optimizer_step_limit", "debug")
         if len(self.phases) > 1 or not has_default_runner(self.runner) or any(self.runner[key].value for key in keys):
             return None
-        most = self.runner["max_steps"].value
-        return most if isinstance(most, int) else None
+        limit = self.runner["max_steps"].value
+        return limit if isinstance(limit, int) else None
 
     def metric(self, name: str, metric: Setting) -> None:
         """One metric: ``{class, args}``."""

@@ -79,14 +79,14 @@ def check_runner(
         experiment: the name of the experiment that is the runner stage; ``""``: it is none; None: cannot tell.
     """
     _check_debug(runner)
-    needy = [stage for stage in ("network", "runner") if stage in default]
+    stages = [stage for stage in ("network", "runner") if stage in default]
     if "runner" in default and kind(runner) in {"train", "infer"}:
         _check_keys(runner, phases)
     if experiment:
         _check_experiment(experiment, runner)
-    elif experiment == "" and needy and not phases and runner["phases"].value is None:
-        need = f"{' and '.join(needy)} need{'s' if len(needy) == 1 else ''}"
-        runner.fault(f"the default {need} a phase; add `phase:`, or replace network and runner")
+    elif experiment == "" and stages and not phases and runner["phases"].value is None:
+        subject = f"{' and '.join(stages)} need{'s' if len(stages) == 1 else ''}"
+        runner.fault(f"the default {subject} a phase; add `phase:`, or replace network and runner")
     if "startup" in default:
         _check_init(runner, train_runners, experiment, builds="network" in default)
 
@@ -148,11 +148,13 @@ def _check_contradictions(runner: Setting) -> None:
     if limit and is_set(runner, "overfit_batches"):
         runner["overfit_batches"].fault(f"contradicts limit_batches: {limit}; keep one of the two")
     if runner["compile"].value is True and runner["jit"].value is True:
-        compiled, scripted = (_names(runner[f"{way}_module_keys"]) for way in ("compile", "jit"))
-        both = compiled & scripted if compiled and scripted else compiled or scripted or {"all modules"}
-        if both:
+        compile_names, jit_names = (_names(runner[f"{way}_module_keys"]) for way in ("compile", "jit"))
+        overlap = (
+            compile_names & jit_names if compile_names and jit_names else compile_names or jit_names or {"all modules"}
+        )
+        if overlap:
             remedy = "name others in jit_module_keys than in compile_module_keys, or turn one of them off"
-            runner.fault_at("jit", f"is on for {', '.join(sorted(both))}, and so is compile; {remedy}")
+            runner.fault_at("jit", f"is on for {', '.join(sorted(overlap))}, and so is compile; {remedy}")
 
 
 def _names(keys: Setting) -> set[str]:
@@ -170,9 +172,9 @@ def _check_validation(runner: Setting, validated: list[Setting], *, whole: bool)
     elif interval.node and interval.value in (None, []):
         _refuse_idle(runner, dict.fromkeys(VALIDATION_KEYS[1:], "valid_interval is null; set it, or remove this"))
     elif whole and isinstance(metric.value, str):
-        known = set().union(*map(reported_names, validated))
-        if metric.value not in known and not may_report(validated):
-            metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, known)}")
+        metric_names = set().union(*map(reported_names, validated))
+        if metric.value not in metric_names and not may_report(validated):
+            metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, metric_names)}")
 
 
 # The keys that every experiment writes.
@@ -197,8 +199,8 @@ def experiment_of(runner: Setting, definition: source.Definition | None) -> str 
     runner_class = runner["runner_class_path"].value
     if not isinstance(runner_class, type):
         return None
-    above = {f"{base.__module__}:{base.__qualname__}" for base in runner_class.__mro__}
-    return runner_class.__name__ if EXPERIMENT in above else ""
+    ancestry = {f"{base.__module__}:{base.__qualname__}" for base in runner_class.__mro__}
+    return runner_class.__name__ if EXPERIMENT in ancestry else ""
 
 
 def _check_experiment(name: str, runner: Setting) -> None:
@@ -257,7 +259,7 @@ def missing_checkpoint(runner: Node) -> str:
     """The message for an ``init_model_path`` that does not exist and that no stage may create; else ``""``."""
     path = plain(runner, "init_model_path")
     # Of os.path, which says of a name too long that nothing is there.
-    may_exist = not isinstance(path, str) or not os.path.isabs(path) or os.path.exists(path)
-    if may_exist or not all(is_untouched(runner, stage) for stage in ("instance", "startup")):
+    is_present = not isinstance(path, str) or not os.path.isabs(path) or os.path.exists(path)
+    if is_present or not all(is_untouched(runner, stage) for stage in ("instance", "startup")):
         return ""
     return f"no such checkpoint: {path}; check the path"

@@ -38,29 +38,29 @@ def positional_parameters(definition: source.Definition) -> dict[str, str]:
 
 def check_arguments(definition: source.Definition, arguments: Setting) -> None:
     """Check the keyword arguments of a stage's constructor."""
-    first = positional_parameters(definition)
-    for name, what in first.items():
-        if name != what and arguments[name].node:
-            message = f"{definition.name}'s parameter '{name}' is given the {what}"
-            remedy = f"write `def __init__(self, {', '.join(first.values())}, {name}, …)`"
+    parameters = positional_parameters(definition)
+    for name, argument in parameters.items():
+        if name != argument and arguments[name].node:
+            message = f"{definition.name}'s parameter '{name}' is given the {argument}"
+            remedy = f"write `def __init__(self, {', '.join(parameters.values())}, {name}, …)`"
             arguments[name].fault(f"{message}; {remedy}")
             return
-    arguments.check_call(definition, arguments.origin, list(first))
+    arguments.check_call(definition, arguments.origin, list(parameters))
 
 
 def stage_faults(definition: source.Definition, stage: str) -> Iterator[str]:
     """What makes a class unfit, each as a message."""
-    called = {STAGES[stage]: ("context",)} | (dict.fromkeys(STEPS, ()) if is_experiment(definition) else {})
-    above = classes.ancestry(definition)[0]
-    for base in above:
+    arguments_of = {STAGES[stage]: ("context",)} | (dict.fromkeys(STEPS, ()) if is_experiment(definition) else {})
+    ancestry = classes.ancestry(definition)[0]
+    for base in ancestry:
         for node in base.node.body:
             yield from _declaration(node, base)
     yield from _constructor(definition)
-    for name, arguments in called.items():
-        home = next((base for base in above if name in classes.methods(base)), None)
-        if home:
-            method = classes.methods(home)[name]
-            yield from _method(method, f"{home.name}.{name} ({home.module.file.name}:{method.lineno})", arguments)
+    for name, arguments in arguments_of.items():
+        owner = next((base for base in ancestry if name in classes.methods(base)), None)
+        if owner:
+            method = classes.methods(owner)[name]
+            yield from _method(method, f"{owner.name}.{name} ({owner.module.file.name}:{method.lineno})", arguments)
 
 
 def _constructor(definition: source.Definition) -> Iterator[str]:
@@ -117,8 +117,8 @@ def _takes(arguments: ast.arguments, count: int) -> bool:
 def _yields(node: ast.AST) -> bool:
     """Whether a function is a generator; what it defines within is another function."""
     inner = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
-    below = [child for child in ast.iter_child_nodes(node) if not isinstance(child, inner)]
-    return any(isinstance(child, ast.Yield | ast.YieldFrom) or _yields(child) for child in below)
+    children = [child for child in ast.iter_child_nodes(node) if not isinstance(child, inner)]
+    return any(isinstance(child, ast.Yield | ast.YieldFrom) or _yields(child) for child in children)
 
 
 # Methods that a stage may have without a base class having them.
@@ -133,19 +133,21 @@ _BY_NAME = re.compile(r"getattr|__(dict|class|mro|bases|subclasses)__|methodcall
 
 def wrong_supers(definition: source.Definition) -> Iterator[str]:
     """Each ``super().m`` that is certainly reached, of a method that no class after it in the order of bases has."""
-    above, complete = classes.ancestry(definition)
-    users = [base for base in above if not source.is_ours(base.module)]
+    ancestry, complete = classes.ancestry(definition)
+    users = [base for base in ancestry if not source.is_ours(base.module)]
     if not complete:
         return
-    for index, base in enumerate(above):
-        known = {name for other in above[index + 1 :] for name in classes.own_names(other)} | set(dir(object))
+    for index, base in enumerate(ancestry):
+        inherited_names = {name for other in ancestry[index + 1 :] for name in classes.own_names(other)} | set(
+            dir(object)
+        )
         for name, method in classes.methods(base).items() if base in users else ():
-            if classes.decoration(method) == "?" or any(_hides(lower, name) for lower in above[:index]):
+            if classes.decoration(method) == "?" or any(_hides(lower, name) for lower in ancestry[:index]):
                 continue
             for call in supers(method, base):
-                if call.attr not in known:
+                if call.attr not in inherited_names:
                     place = f"{base.name}.{name} ({base.module.file.name}:{call.lineno})"
-                    method_names = {name for other in above[index + 1 :] for name in classes.methods(other)}
+                    method_names = {name for other in ancestry[index + 1 :] for name in classes.methods(other)}
                     hint = one_of(call.attr, (name for name in method_names if not name.startswith("_")))
                     yield f"{place} calls super().{call.attr}, which no class after {base.name} has{hint}"
 
@@ -164,22 +166,22 @@ def uncalled_methods(definition: source.Definition, stage: str, files: Iterable[
         stage: which of the five it is.
         files: the files of the workspace.
     """
-    above, complete = classes.ancestry(definition)
-    users = [base for base in above if not source.is_ours(base.module)]
+    ancestry, complete = classes.ancestry(definition)
+    users = [base for base in ancestry if not source.is_ours(base.module)]
     modules = {near for module in (*files, *(base.module for base in users)) for near in source.neighbours(module)}
-    known = {name for base in above if base not in users for name in classes.methods(base)} | _OPTIONAL.get(
+    known_names = {name for base in ancestry if base not in users for name in classes.methods(base)} | _OPTIONAL.get(
         stage, set()
     )
-    own = {name for base in users for name in classes.methods(base)}
-    public = [name for name in known - own if not name.startswith("_")]
-    mentioned = {name for module in modules for name in _words(module)}
+    own_names = {name for base in users for name in classes.methods(base)}
+    public = [name for name in known_names - own_names if not name.startswith("_")]
+    words = {name for module in modules for name in _words(module)}
     for base in users if complete else ():
         if base.module.file.parent != definition.module.file.parent:  # code elsewhere may have other users
             continue
         for name, method in classes.methods(base).items():
             hint = nearest(name, public) or (_REMEDIES[stage] if nearest(name, _FOREIGN_METHODS.get(stage, ())) else "")
-            plain = not name.startswith("_") and not method.decorator_list and name not in known
-            if hint and plain and not mentioned & {name, "*"}:
+            plain = not name.startswith("_") and not method.decorator_list and name not in known_names
+            if hint and plain and not words & {name, "*"}:
                 yield f"{base.name}.{name} ({base.module.file.name}:{method.lineno}) is called by nobody{hint}"
 
 
@@ -237,11 +239,13 @@ def _with_readers(keys: Iterable[str], stage: StageFlow, flow: DataFlow) -> str:
 def _readers(key: str, stage: StageFlow, flow: DataFlow) -> str:
     order = list(flow.stages)
     after = [reader for name in order[order.index(stage.stage) + 1 :] if (reader := flow.stages[name])]
-    need = [reader.stage for reader in after if any(use.key == key for use in reader.flow.demands())]
-    may = [reader.stage for reader in after if key in reader.flow.reads() and reader.stage not in need]
-    said = [f"{how} by {' and '.join(stages)}" for how, stages in (("needed", need), ("may be read", may)) if stages]
+    needing = [reader.stage for reader in after if any(use.key == key for use in reader.flow.demands())]
+    reading = [reader.stage for reader in after if key in reader.flow.reads() and reader.stage not in needing]
+    descriptions = [
+        f"{how} by {' and '.join(stages)}" for how, stages in (("needed", needing), ("may be read", reading)) if stages
+    ]
     ours = any(known.name == key and known.writer == "trainer" for known in KEYS)
-    return ", ".join(said) or ("read by the trainer" if ours else "read by no later stage")
+    return ", ".join(descriptions) or ("read by the trainer" if ours else "read by no later stage")
 
 
 def _arguments(definition: source.Definition) -> str:
@@ -257,22 +261,22 @@ def _methods(stage: StageFlow) -> Iterator[str]:
     """How the class changes the methods of the default and of the base."""
     method, default = STAGES[stage.stage], default_definition(stage.stage)
     inherits = classes.is_subclass(stage.definition, f"{default.module.name}:{default.name}")
-    above, _ = classes.ancestry(stage.definition)
-    users = [base for base in above if not base.module.name.startswith("pipeline.stages.")]
-    own = {name: node for base in reversed(users) for name, node in classes.methods(base).items()}
-    method_names = {name for base in above for name in classes.methods(base)}
-    expected = {name for base in classes.ancestry(default)[0] for name in classes.methods(base)}
-    if inherits and method in own:
+    ancestry, _ = classes.ancestry(stage.definition)
+    users = [base for base in ancestry if not base.module.name.startswith("pipeline.stages.")]
+    own_methods = {name: node for base in reversed(users) for name, node in classes.methods(base).items()}
+    method_names = {name for base in ancestry for name in classes.methods(base)}
+    default_names = {name for base in classes.ancestry(default)[0] for name in classes.methods(base)}
+    if inherits and method in own_methods:
         if f"{default.name}.{method}" in stage.flow.runs:
             yield f"calls super().{method}()"
-        elif _calls_super(own[method], method):
+        elif _calls_super(own_methods[method], method):
             writes = ", ".join(stage.default_flow.writes())
             left_out = f"{', and with it the writing of ' if writes else ''}{writes}"
             yield f"may call super().{method}(): on some ways what the default does there is left out{left_out}"
         else:
             yield f"does not call super().{method}(): what the default does there is left out"
     if inherits is False:
-        missing = ", ".join(sorted(name for name in expected - method_names if not name.startswith("_")))
+        missing = ", ".join(sorted(name for name in default_names - method_names if not name.startswith("_")))
         yield f"derives from the base, not from the default{': does not have ' if missing else ''}{missing}"
 
 

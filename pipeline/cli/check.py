@@ -49,23 +49,23 @@ def command(
     """Exit 0 if there are no faults, else 2."""
     path, overrides = split(config, words, options)
     try:
-        resolved = check_or_raise(path, overrides)
+        run_config = check_or_raise(path, overrides)
     except ConfigError as error:
         sys.exit(_refuse(error.faults, form))
     if form == "text":
-        click.echo(resolved.swaps, nl=False)
-    for note in notes(resolved):
+        click.echo(run_config.swaps, nl=False)
+    for note in notes(run_config):
         click.echo(f"note: {note}", err=True)
     if build or steps:
         with _user_code():
-            problems, lines = _build(resolved)
+            problems, lines = _build(run_config)
         for line in lines:
             click.echo(line, err=form != "text")
         if problems:
             sys.exit(_refuse(_faults(problems), form))
     if steps:
         with _user_code():
-            problems = _run_steps(resolved, overrides, steps)
+            problems = _run_steps(run_config, overrides, steps)
         if problems:
             sys.exit(
                 _refuse(_faults(problems), form, f"{_count(steps)} did not go through, and nothing is kept of them")

@@ -96,8 +96,8 @@ def export(path: Path, output: Path, phase: str | None, force: bool) -> None:
     """Write the weights of a checkpoint, or of the newest in PATH, once they are verified."""
     from pipeline.checkpoint import report  # noqa: PLC0415 - it imports torch
 
-    written = report.export(_one(path), output, phase, force=force)
-    click.echo(f"{output}: {len(written)} tensors written", err=True)
+    tensors = report.export(_one(path), output, phase, force=force)
+    click.echo(f"{output}: {len(tensors)} tensors written", err=True)
 
 
 def _one(path: Path) -> Path:

@@ -59,10 +59,10 @@ def find_key(tree: Node, address: str) -> Node | None:
     names, section = aliases.names_of(address), tree.find(address.rpartition(".")[0])
     if section is None or not isinstance(section.value, dict):
         return tree.find(address)
-    written = [name for name in names if name in section.value]
-    if written and names[0] not in aliases.ADDING:
-        return section.child(written[0])
-    return tree.find(address) if written else default_of(address)
+    spellings = [name for name in names if name in section.value]
+    if spellings and names[0] not in aliases.ADDING:
+        return section.child(spellings[0])
+    return tree.find(address) if spellings else default_of(address)
 
 
 def default_of(address: str) -> Node | None:

@@ -444,18 +444,18 @@ def _fill_defaults(node: Node, settings: BaseModel) -> None:
     """Add missing values, marked as defaults."""
     for name, info in type(settings).model_fields.items():
         value, key = getattr(settings, name), info.alias or name
-        written = node.child(key)
-        if written is None:
+        child = node.child(key)
+        if child is None:
             node.value[key] = from_plain(value, DEFAULT)
         elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
-            for item, below in zip(written.value, value, strict=True):
+            for item, below in zip(child.value, value, strict=True):
                 _fill_defaults(item, below)
         elif isinstance(value, BaseModel):
-            _fill_defaults(written, value)
-        elif isinstance(value, list) and isinstance(written.value, str):
-            written.value = [Node(written.value, written.origin)]
-        elif isinstance(value, str) and isinstance(written.value, str):
-            written.value = value
+            _fill_defaults(child, value)
+        elif isinstance(value, list) and isinstance(child.value, str):
+            child.value = [Node(child.value, child.origin)]
+        elif isinstance(value, str) and isinstance(child.value, str):
+            child.value = value
 
 
 def too_short(name: str, total: int, needed: int, *, per_epoch: bool) -> str:

@@ -139,10 +139,10 @@ class TrackedDict(dict[str, Any]):
 
 def _user_values(node: Node | None, address: str) -> dict[str, Node]:
     """The value at an address, unless it is the default."""
-    written = {}
+    values = {}
     for name, child in node.children() if node else ():
-        known = keys.key_of(f"{address}.{name}")
-        usual = known and not known.inside and child.plain() == known.info.get_default(call_default_factory=True)
-        if child.origin is not DEFAULT and name != "name" and not usual:
-            written[name] = child
-    return written
+        key = keys.key_of(f"{address}.{name}")
+        is_default = key and not key.inside and child.plain() == key.info.get_default(call_default_factory=True)
+        if child.origin is not DEFAULT and name != "name" and not is_default:
+            values[name] = child
+    return values

@@ -201,8 +201,8 @@ class Builder:
 
     def tag(self, node: yaml.Node, place: Origin) -> None:
         """Refuse a tag."""
-        written = node.tag.replace(TAG, "!!")
-        self.faults.append(place.fault("", f"the tag '{written}' is not allowed; a config holds plain values only"))
+        tag = node.tag.replace(TAG, "!!")
+        self.faults.append(place.fault("", f"the tag '{tag}' is not allowed; a config holds plain values only"))
 
     def mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, Node]:
         """The values of a mapping; its own win over merged ones."""
