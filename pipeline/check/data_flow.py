@@ -82,9 +82,8 @@ def flow_of_stage(
     _call(visitor, "__init__", _constant_arguments(arguments or {}, Ref()))
     _call(visitor, method, Arguments([Ref()]))
     flow = visitor.flow()
-    declared_writes = tuple(
-        dict.fromkeys((*classes.declared_keys(definition, "writes", method), *flow.declared_writes))
-    )
+    declared = (*classes.declared_keys(definition, "writes", method), *flow.declared_writes)
+    declared_writes = tuple(dict.fromkeys(declared))
     # A key that it declares to write, and whose write cannot be seen, may be there at any time.
     hidden_writes = set(declared_writes) - {use.key for use in flow.uses if use.action == "write"}
     uses = [replace(use, sure=use.sure and use.key not in hidden_writes) for use in flow.uses]
@@ -233,15 +232,12 @@ class DataFlow:
         reads = f"{reader.stage} ({use.place}) reads context['{use.key}']"
         for stage in reversed(earlier_stages):
             if use.key in stage.flow.removed_keys():
-                return MissingKey(
-                    reader, use, f"{reads}, which {stage.location} removes; leave it there, or write it again"
-                )
+                why = f"which {stage.location} removes; leave it there, or write it again"
+                return MissingKey(reader, use, f"{reads}, {why}")
         stage_keys = sorted(keys - set(TRAINER_KEYS))
         cause, owner = self._cause(reader, use, stage_keys, earlier_stages)
-        remedy = (
-            nearest(use.key, keys)
-            or f"; written by then: {', '.join(stage_keys) or 'nothing but what the trainer writes'}"
-        )
+        written = ", ".join(stage_keys) or "nothing but what the trainer writes"
+        remedy = nearest(use.key, keys) or f"; written by then: {written}"
         return MissingKey(reader, use, f"{reads}; no earlier stage writes it{cause or remedy}{_DECLARE_IT}", owner)
 
     def _cause(
@@ -249,15 +245,12 @@ class DataFlow:
     ) -> tuple[str, StageFlow | None]:
         """Why a key is missing, what to do, and whose fault it is."""
         for similar in difflib.get_close_matches(use.key, stage_keys, n=1, cutoff=0.8):
-            return nearest(use.key, stage_keys), next(
-                (stage for stage in earlier_stages if similar in stage.flow.writes()), None
-            )
+            owners = (stage for stage in earlier_stages if similar in stage.flow.writes())
+            return nearest(use.key, stage_keys), next(owners, None)
         for stage in self.stages.values():
             if stage and stage is not reader and stage not in earlier_stages and use.key in stage.flow.writes():
-                return (
-                    f". {stage.location} writes it, but comes later or not at all: write it before, or read it there",
-                    None,
-                )
+                late = "comes later or not at all: write it before, or read it there"
+                return f". {stage.location} writes it, but {late}", None
         custom_stages = [stage for stage in earlier_stages if stage.custom]
         for stage in custom_stages:
             if use.key in stage.default_flow.writes():

@@ -39,9 +39,8 @@ class HyperParameterCheck:
     def __init__(self, inspection: Inspection, used: Collection[str]) -> None:
         self.inspection = inspection
         self.used = used
-        self.models = [
-            self.define(phase.child("model"), "Model") for phase in inspection.tree.section("phase").values()
-        ]
+        phases = inspection.tree.section("phase").values()
+        self.models = [self.define(phase.child("model"), "Model") for phase in phases]
         self.parameters = [classes.parameters(model) if model else None for model in self.models]
 
     def define(self, path: Node | None, implied: str, module: str = "") -> source.Definition | None:
@@ -114,12 +113,9 @@ class HyperParameterCheck:
         optimizer_parameters = {
             parameter: f"optimizer.{parameter}" for parameter in (*(rates.names[1:] if rates else ()), "learning_rate")
         }
-        model_parameters = {
-            parameter: parameter for parameters in self.parameters if parameters for parameter in parameters.names
-        }
-        matches = difflib.get_close_matches(
-            name.lower(), [*model_parameters, *optimizer_parameters, "optimizer"], n=1, cutoff=0.6
-        )
+        model_parameters = {name: name for parameters in self.parameters if parameters for name in parameters.names}
+        names = [*model_parameters, *optimizer_parameters, "optimizer"]
+        matches = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
         nearest = (optimizer_parameters | model_parameters).get(matches[0], matches[0]) if matches else ""
         return f"; did you mean '{nearest}'?" if matches else one_of(name, model_parameters)
 

@@ -86,9 +86,8 @@ def _check_arguments(phase: Setting, definition: source.Definition) -> None:
     values = {name: setting.node for name, setting in hyper_parameters.entries() if name in parameters.names}
     fallbacks = {name: node for name, node in values.items() if name not in arguments.value}
     # What hyper_parameters fill need not be given, but may be.
-    arguments.check_arguments(
-        replace(parameters, required=parameters.without(list(fallbacks)).required), definition.name
-    )
+    required = parameters.without(list(fallbacks)).required
+    arguments.check_arguments(replace(parameters, required=required), definition.name)
     filling = replace(hyper_parameters, node=Node(fallbacks, model.origin))
     filling.check_arguments(replace(parameters, required=()), definition.name)
 
@@ -234,9 +233,8 @@ def notes(config: Config) -> list[str]:
                 if path.file and other != phase.name:
                     address = f"phase.{phase.name}.model"
                     what = f"'{path.file.name}' is the model of phase '{other}' too, and each gets one of its own"
-                    messages.append(
-                        f"{config.origin(address)}: {address}: {what}; to share one, write `model_of: {other}`"
-                    )
+                    remedy = f"to share one, write `model_of: {other}`"
+                    messages.append(f"{config.origin(address)}: {address}: {what}; {remedy}")
     return list(dict.fromkeys(messages))
 
 

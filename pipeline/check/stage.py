@@ -138,9 +138,8 @@ def wrong_supers(definition: source.Definition) -> Iterator[str]:
     if not complete:
         return
     for index, base in enumerate(ancestry):
-        inherited_names = {name for other in ancestry[index + 1 :] for name in classes.own_names(other)} | set(
-            dir(object)
-        )
+        inherited_names = {name for other in ancestry[index + 1 :] for name in classes.own_names(other)}
+        inherited_names |= set(dir(object))
         for name, method in classes.methods(base).items() if base in users else ():
             if classes.decoration(method) == "?" or any(_hides(lower, name) for lower in ancestry[:index]):
                 continue
@@ -169,9 +168,8 @@ def uncalled_methods(definition: source.Definition, stage: str, files: Iterable[
     ancestry, complete = classes.ancestry(definition)
     users = [base for base in ancestry if not source.is_ours(base.module)]
     modules = {near for module in (*files, *(base.module for base in users)) for near in source.neighbours(module)}
-    known_names = {name for base in ancestry if base not in users for name in classes.methods(base)} | _OPTIONAL.get(
-        stage, set()
-    )
+    known_names = {name for base in ancestry if base not in users for name in classes.methods(base)}
+    known_names |= _OPTIONAL.get(stage, set())
     own_names = {name for base in users for name in classes.methods(base)}
     public = [name for name in known_names - own_names if not name.startswith("_")]
     words = {name for module in modules for name in _words(module)}

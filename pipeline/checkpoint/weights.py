@@ -177,9 +177,8 @@ def freeze(models: Models, patterns: Sequence[str], where: str) -> list[str]:
         ConfigError: a pattern names no parameter, or nothing is left to an OptimScheduler; then no model has changed.
     """
     models = unique_modules(models)
-    by_phase = {
-        phase: dict(module_of(entry).named_parameters(remove_duplicate=False)) for phase, entry in models.items()
-    }
+    modules = {phase: module_of(entry) for phase, entry in models.items()}
+    by_phase = {phase: dict(module.named_parameters(remove_duplicate=False)) for phase, module in modules.items()}
     parameters = _joined(by_phase, len(models) > 1)
     if wrong := unmatched_pattern(patterns, parameters):
         raise ConfigError(f"{where}: '{wrong}' names no parameter of the models{suggest_names(wrong, parameters)}")

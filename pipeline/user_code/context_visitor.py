@@ -249,11 +249,8 @@ class ContextVisitor(ast.NodeVisitor):
     def assign(self, target: ast.expr, value: ast.expr) -> None:
         """An assignment, pair by pair where both sides are tuples."""
         parts, values = getattr(target, "elts", []), getattr(value, "elts", [])
-        if (
-            parts
-            and len(parts) == len(values)
-            and not any(isinstance(element, ast.Starred) for element in (*parts, *values))
-        ):
+        starred = any(isinstance(element, ast.Starred) for element in (*parts, *values))
+        if parts and len(parts) == len(values) and not starred:
             for part, element in zip(parts, values, strict=True):
                 self.assign(part, element)
         else:
@@ -611,9 +608,8 @@ class ContextVisitor(ast.NodeVisitor):
 
     def construct(self, definition: source.Definition, arguments: Arguments, node: ast.AST) -> Value:
         """An object of a class that can be followed, its constructor called."""
-        instance = (
-            Instance(definition) if self.is_followed(definition.module.name) and self.is_plain(definition) else None
-        )
+        followed = self.is_followed(definition.module.name) and self.is_plain(definition)
+        instance = Instance(definition) if followed else None
         constructor = self.member(instance, classes.member(definition, "__init__"), node) if instance else None
         if isinstance(constructor, Function):
             self.follow(constructor, arguments, node)
@@ -623,9 +619,8 @@ class ContextVisitor(ast.NodeVisitor):
 
     def hand_over(self, arguments: Arguments, module: source.Module, node: ast.AST) -> None:
         """Give values to code that is not followed; ours does nothing to the context."""
-        self.escape(
-            node, *(value for value in arguments.all() if not (isinstance(value, Ref) and source.is_ours(module)))
-        )
+        ours = source.is_ours(module)
+        self.escape(node, *(value for value in arguments.all() if not (isinstance(value, Ref) and ours)))
 
     def follow(self, function: Function, arguments: Arguments, node: ast.AST) -> Value:
         """Call a function."""
@@ -646,14 +641,11 @@ class ContextVisitor(ast.NodeVisitor):
     def parameters(self, signature: ast.arguments, arguments: Arguments, node: ast.AST) -> dict[str, Value]:
         """What each parameter holds; what goes into ``*args`` or ``**kwargs`` is not followed."""
         positional = [parameter.arg for parameter in (*signature.posonlyargs, *signature.args)]
-        values: dict[str, Value] = {
-            parameter.arg: None for parameter in ast.walk(signature) if isinstance(parameter, ast.arg)
-        }
-        values |= {
-            name: self.visit(default)
-            for name, default in defaults(signature).items()
-            if isinstance(default, ast.Constant)
-        }
+        parameters = (node for node in ast.walk(signature) if isinstance(node, ast.arg))
+        values: dict[str, Value] = {parameter.arg: None for parameter in parameters}
+        for name, default in defaults(signature).items():
+            if isinstance(default, ast.Constant):
+                values[name] = self.visit(default)
         extra = [
             *arguments.values[len(positional) :],
             *(value for name, value in arguments.keywords.items() if name not in values),
