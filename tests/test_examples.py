@@ -175,6 +175,7 @@ def test_fine_tune_keeps_the_encoder_of_the_best_pretraining_and_trains_a_head_o
     assert second["train_state"]["iteration"] == 60 * 3
 
 
+@pytest.mark.slow
 def test_fine_tune_tells_notes_apart_far_better_than_a_training_from_scratch_on_the_same_samples(ran: Ran) -> None:
     none = [f"runner.fine_tune.{key}=null" for key in ("init_model_path", "init_modules", "freeze")]
     tuned, scratch = (

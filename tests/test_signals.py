@@ -78,6 +78,7 @@ def test_a_signal_lets_the_step_be_finished_and_saved(run: Run, name: str, code:
 
 
 @pytest.mark.parametrize(("at", "workers"), [(0, 0), (5, 2), (6, 0), (10, 2)])
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(run: Run, at: int, workers: int) -> None:
     loaders = f"dataset.train_data.num_workers={workers}"
     assert run(loaders, signals=["SIGTERM"], at=at, to_group=True).returncode == 75
@@ -194,6 +195,7 @@ def stopped_while_it_waits(zygote: Zygote, command: list[str], batches: int, num
 
 
 @pytest.mark.parametrize(("at", "batch"), [(1, 0), (13, 3)])
+@pytest.mark.slow
 def test_a_wait_for_workers_is_ended_by_a_signal_with_all_steps_saved(
     zygote: Zygote, process: Callable[..., Done], linear: Path, at: int, batch: int
 ) -> None:

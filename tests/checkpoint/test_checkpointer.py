@@ -456,6 +456,7 @@ if {asked}:
 
 
 @pytest.mark.parametrize("asked", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_failure_that_nobody_asks_for_is_logged_when_the_process_ends(tmp_path: Path, asked: bool) -> None:
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "faults")]
     code = UNASKED.format(folders=folders, folder=str(tmp_path / "c"), asked=asked)
@@ -482,6 +483,7 @@ Checkpointer(Path("checkpoints"), asynchronous=True, disk=Slow()).save(
 """
 
 
+@pytest.mark.slow
 def test_the_interpreter_ends_only_when_the_disk_has_what_was_saved() -> None:
     script = SCRIPT.format(faults=str(Path(__file__).parents[1] / "faults"))
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)

@@ -437,6 +437,7 @@ def leaves(config: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("braces", [None, False, True])
+@pytest.mark.slow
 def test_every_key_is_carried_or_noted(braces: bool | None) -> None:
     @settings(max_examples=20, derandomize=True, deadline=None)
     @given(CONFIGS)

@@ -305,6 +305,7 @@ def kill(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [2, 3, 5])
+@pytest.mark.slow
 def test_a_resumed_run_saves_what_one_that_was_not_interrupted_does(
     config: Config, run: Run, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,6 +150,7 @@ def test_workers_that_stay_draw_another_order_in_a_resumed_run_which_is_told(
 
 
 @pytest.mark.parametrize("name", ["shuffled", "shuffled, with a worker"])
+@pytest.mark.slow
 def test_a_signal_lets_the_epoch_be_finished_then(
     name: str, both: Callable[..., tuple[Context, Context]], log_lines: list[str]
 ) -> None:

@@ -474,6 +474,7 @@ def test_sparse_gradients_of_an_open_window_are_kept(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 @pytest.mark.parametrize("kind", ["NAdam", "ASGD", "Adam"])
+@pytest.mark.slow
 def test_the_state_of_an_optimizer_keeps_its_types(
     kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, at: int, chosen: dict[str, Any], res
 
 
 @pytest.mark.parametrize(("workers", "limit"), [(0, None), (1, None), (2, None), (3, None), (2, 5)])
+@pytest.mark.slow
 def test_a_stream_with_a_state_is_resumed_from_it_bit_for_bit(
     workers: int, limit: int | None, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
 ) -> None:

@@ -104,6 +104,7 @@ def test_a_default_plugin_that_is_named_takes_arguments_and_keeps_its_place(plug
     ]
 
 
+@pytest.mark.slow
 def test_pipeline_itself_imports_no_plugin(plugged: Plugged) -> None:
     config = plugged("[{progress_bar: false}, {metric_log: false}]")
     code = (

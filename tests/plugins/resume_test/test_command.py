@@ -129,12 +129,14 @@ def test_a_run_that_never_repeats_itself_is_not_blamed_on_resuming(pipeline: Cal
     assert "The run does not repeat itself, even where nothing has interrupted it." in done.stdout
 
 
+@pytest.mark.slow
 def test_an_iteration_that_no_runner_comes_to_is_refused(pipeline: Call, linear: Path) -> None:
     done = pipeline("resume-test", linear, "--at", 13)
     assert done.exit_code == 2
     assert "--at 13: train_runner ends after 12 iterations; choose one before that" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_by_itself_is_not_tested(pipeline: Call, linear: Path) -> None:
     broken = "phase.line.model_args={in_features: 2, out_features: 1}"
     done = pipeline("resume-test", linear, broken, "--at", 3)
