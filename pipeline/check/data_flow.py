@@ -60,7 +60,7 @@ class StageFlow:
     @property
     def default_flow(self) -> Flow:
         """What the default of this stage does."""
-        return _default_flow(self.stage)
+        return flow_of_stage(default_definition(self.stage), self.stage)
 
 
 def flow_of_stage(
@@ -77,9 +77,23 @@ def flow_of_stage(
         arguments: those that the config gives it.
         facts: keys of the context whose value is known before anything runs.
     """
+    if source.is_ours(definition.module) and not arguments:
+        return _flow_of_our_stage(definition, stage, frozenset((facts or {}).items()))
+    return _flow_of_stage(definition, stage, arguments or {}, facts or {})
+
+
+# Our own files do not change while a process runs, and most runners have four or five of our stages.
+@cache
+def _flow_of_our_stage(definition: source.Definition, stage: str, facts: frozenset[tuple[str, bool]]) -> Flow:
+    return _flow_of_stage(definition, stage, {}, dict(facts))
+
+
+def _flow_of_stage(
+    definition: source.Definition, stage: str, arguments: Mapping[str, object], facts: Mapping[str, bool]
+) -> Flow:
     method = STAGES[stage]
-    visitor = ContextVisitor(definition, method, facts or {})
-    _call(visitor, "__init__", _constant_arguments(arguments or {}, Ref()))
+    visitor = ContextVisitor(definition, method, facts)
+    _call(visitor, "__init__", _constant_arguments(arguments, Ref()))
     _call(visitor, method, Arguments([Ref()]))
     flow = visitor.flow()
     declared = (*classes.declared_keys(definition, "writes", method), *flow.declared_writes)
@@ -104,6 +118,19 @@ def flow_of_plugin(
         arguments: those that the config gives the constructor.
         sure: whether the hooks certainly run, one after the other.
     """
+    if source.is_ours(definition.module) and not arguments:
+        return _flow_of_our_plugin(definition, tuple(hooks), sure)
+    return _flow_of_plugin(definition, hooks, arguments, sure)
+
+
+@cache
+def _flow_of_our_plugin(definition: source.Definition, hooks: tuple[str, ...], sure: bool) -> Flow:
+    return _flow_of_plugin(definition, hooks, {}, sure)
+
+
+def _flow_of_plugin(
+    definition: source.Definition, hooks: Iterable[str], arguments: Mapping[str, object], sure: bool
+) -> Flow:
     visitor = ContextVisitor(definition, "", {})
     with visitor.uncertain_block():
         _call(visitor, "__init__", _constant_arguments(arguments))
@@ -132,11 +159,6 @@ def _call(visitor: ContextVisitor, name: str, arguments: Arguments) -> None:
 def _constant_arguments(arguments: Mapping[str, object], *values: Value) -> Arguments:
     constants = {name: Const(value) if isinstance(value, Scalar) else None for name, value in arguments.items()}
     return Arguments(values, constants)
-
-
-@cache
-def _default_flow(stage: str) -> Flow:
-    return flow_of_stage(default_definition(stage), stage)
 
 
 @dataclass(frozen=True)
