@@ -23,6 +23,9 @@ TRAINER_KEYS = tuple(key.name for key in KEYS if key.writer == "trainer" and key
 # What the default network writes for each phase.
 _ENTRY = ("model", "brain", "optim_schedulers", "updater")
 
+# Stage -> its class; None for one that cannot be told.
+Definitions = Mapping[str, source.Definition | None]
+
 # The way out of a fault that is none.
 _DECLARE_IT = "; if a stage writes it where check cannot see it, declare it in the `writes` of that stage"
 
@@ -349,16 +352,11 @@ class FlowCheck:
         self.runner = runner
         self.phases = phases
 
-    def flow(
-        self,
-        definitions: Mapping[str, source.Definition | None],
-        plugins: Sequence[Flow | None],
-        facts: Mapping[str, bool],
-    ) -> DataFlow:
+    def flow(self, definitions: Definitions, plugins: Sequence[Flow | None], facts: Mapping[str, bool]) -> DataFlow:
         """How the keys flow through the stages.
 
         Args:
-            definitions: stage -> its class; None for one that cannot be told.
+            definitions: stage -> its class.
             plugins: what each plugin may do with the context; None where that cannot be told.
             facts: keys of the context whose value is known before anything runs.
         """
