@@ -8,7 +8,6 @@ import math
 import os
 import shutil
 import stat
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -236,7 +235,9 @@ def replace_durably(path: Path, content: bytes) -> None:
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """A new name beside a file; what the block writes there takes the place of the file when the block ends."""
-    temporary = path.with_name(f".tmp-{uuid.uuid4().hex}")
+    # The next one takes the same name, so a killed process leaves nothing that stays.
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
     try:
         yield temporary
         DISK.rename(temporary, path)

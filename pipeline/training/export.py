@@ -64,7 +64,7 @@ class WeightExporter:
         with storage.storing(self.folder, ""):
             storage.make_folder(self.folder)
             # What a process that ended was writing.
-            for temporary in self.folder.glob(".tmp-*"):
+            for temporary in self.folder.glob(".*.tmp"):
                 temporary.unlink()
         for phase, entry in self.models.items() if self.runner.save_inference_export else ():
             self.calls[phase] = self._try(phase, entry)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,25 @@ def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it() -> None:
     for content in ("long content\n" * 100, "short\n"):
         write(Path("file.txt"), content)
     assert Path("file.txt").read_text() == "short\n"
+    assert os.listdir() == ["file.txt"]
+
+
+class Killing(str):
+    """A text whose encoding ends the process, while the file is open."""
+
+    def encode(self, *_: object, **__: object) -> bytes:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return b""
+
+
+def test_the_half_of_a_file_that_a_killed_process_leaves_goes_with_the_next_write() -> None:
+    for _ in range(2):
+        process = multiprocessing.get_context("fork").Process(target=write, args=[Path("file.txt"), Killing()])
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    assert len(os.listdir()) == 1
+    write(Path("file.txt"), "content")
     assert os.listdir() == ["file.txt"]
 
 

@@ -300,7 +300,7 @@ class KilledError(BaseException):
 
 
 def kill(folder: Path) -> None:
-    (folder / ".tmp-0123456789abcdef").write_text("half of a file")
+    (folder / ".net.safetensors.tmp").write_text("half of a file")
     raise KilledError
 
 
