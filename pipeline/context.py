@@ -190,6 +190,14 @@ class Context(dict[str, Any]):
         self._note((key,), "read")
         return super().get(key, default)
 
+    def peek(self, key: str, default: Any = None) -> Any:
+        """The value, or ``default``, as the trainer looks at what a stage has written: it counts as nobody's read."""
+        return super().get(key, default)
+
+    def put_back(self, key: str, value: Any) -> None:
+        """Undo what a stage has written: it counts as nobody's write."""
+        super().__setitem__(key, value)
+
     def __contains__(self, key: object) -> bool:
         """Whether the key is there; counts as a read."""
         self._note((str(key),), "read")

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from pipeline.context import Context
 from pipeline.errors import ExitCode
 
 _T = TypeVar("_T")
@@ -171,12 +172,9 @@ class GracefulShutdown:
 SHUTDOWN = GracefulShutdown()
 
 
-def exit_requested(context: dict[str, Any]) -> bool:
-    """Whether a signal or ``is_exit`` asks a training loop to end; the context does not record this read."""
-    if SHUTDOWN.requested is not None:
-        return True
-    is_exit: bool = dict.get(context, "is_exit", False)
-    return is_exit
+def exit_requested(context: Context | None) -> bool:
+    """Whether a signal, or ``is_exit`` of a run's context, asks a training loop to end."""
+    return SHUTDOWN.requested is not None or (context is not None and bool(context.peek("is_exit")))
 
 
 def _exit_code(number: int, otherwise: ExitCode) -> ExitCode:

@@ -90,9 +90,9 @@ class GeneralTrainer:
             except BaseException as error:
                 self.outcome = failures.exit_code(error)
                 raise
-            if dict.get(context, "is_exit"):
+            if context.peek("is_exit"):
                 break
-        run.finish(self.contexts)
+        run.finish()
         return context
 
     def run_runner(self, name: str, run: Run) -> Context:

@@ -387,8 +387,7 @@ class FirstBatches:
     @hookimpl
     def after_stage(self, name: str, context: Context) -> None:
         """Cut the loaders to their first batches; a network stage of the user may have left something else."""
-        # Not a read of the stage's own, and so not recorded as one.
-        loaders: Any = dict.get(context, "dataset") if name == "network" else None
+        loaders: Any = context.peek("dataset") if name == "network" else None
         for key, loader in list(loaders.items()) if isinstance(loaders, dict) else ():
             if isinstance(loader, DataLoader):
                 loaders[key] = LimitedLoader(loader, self.count)

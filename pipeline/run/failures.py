@@ -63,9 +63,8 @@ def handle_failure(error: BaseException, runner: RunnerSession, resources: ExitS
         _best_effort("closing the resources", resources.close)
         # Storage that has refused before refuses this as well, which is said once.
         level = "DEBUG" if isinstance(error, StorageError) else "ERROR"
-        _best_effort("context.json", run.write_accesses, context, level=level)
-        counters = dict.__getitem__(context, "train_state")
-        _best_effort("status.json", _write_status, error, headline, run.directory, counters, level=level)
+        _best_effort("context.json", run.write_accesses, level=level)
+        _best_effort("status.json", _write_status, error, headline, run.directory, runner.counters, level=level)
 
 
 def _write_status(error: BaseException, headline: str, directory: RunDirectory, counters: Mapping[str, int]) -> None:

@@ -31,8 +31,8 @@ class MidEpoch:
 
     def state_dict(self) -> dict[str, Any]:
         """What decides which samples come next, in later epochs too, and which gradients belong together."""
-        loaders: Mapping[str, Any] = dict.get(self.context, "dataset") or {}
-        accum_grad: dict[str, dict[str, int]] = {phase: {} for phase in dict.get(self.context, "model") or {}}
+        loaders: Mapping[str, Any] = self.context.peek("dataset") or {}
+        accum_grad: dict[str, dict[str, int]] = {phase: {} for phase in self.context.peek("model") or {}}
         for phase, name, scheduler in self._schedulers():
             accum_grad[phase][name] = scheduler.accum_grad
         return {
@@ -46,7 +46,7 @@ class MidEpoch:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep it for ``check``; an order that was drawn by chance stays that of the epoch."""
         self._loaded = state
-        for name, loader in (dict.get(self.context, "dataset") or {}).items():
+        for name, loader in (self.context.peek("dataset") or {}).items():
             sampler, order = order_of(loader), state["dataset"].get(name)
             if order and isinstance(sampler, EpochSampler) and loader.seed is None and order.get("seed") is not None:
                 sampler.seed = order["seed"]
@@ -87,7 +87,7 @@ class MidEpoch:
 
     def _schedulers(self) -> Iterator[tuple[str, str, Any]]:
         """(phase, name, OptimScheduler); a network stage of the user may have put anything there."""
-        for phase, entry in (dict.get(self.context, "model") or {}).items():
+        for phase, entry in (self.context.peek("model") or {}).items():
             schedulers = entry.get("optim_schedulers") if isinstance(entry, Mapping) else None
             for name, scheduler in (schedulers or {}).items():
                 if hasattr(scheduler, "accum_grad") and hasattr(scheduler, "batches"):

@@ -177,7 +177,7 @@ class Run:
         stage_classes: runner name -> stage -> class.
         devices: runner name -> device.
         resumed: whether the run continues an earlier one.
-        accesses: runner name -> the accesses of its context.
+        sessions: runner name -> its session, of those that have begun.
         failed: whether a runner has failed, and has reported it.
     """
 
@@ -187,7 +187,7 @@ class Run:
     stage_classes: dict[str, dict[str, type[PipelineStage]]]
     devices: dict[str, torch.device]
     resumed: bool
-    accesses: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    sessions: dict[str, RunnerSession] = field(default_factory=dict)
     failed: bool = False
 
     def is_done(self, name: str) -> bool:
@@ -199,45 +199,42 @@ class Run:
 
     def finish_runner(self, runner: RunnerSession) -> None:
         """Write ``context.json``, and mark the runner as done, unless ``is_exit`` has ended it."""
-        self.write_accesses(runner.context)
+        self.write_accesses()
         if not runner.exited:
-            self.directory.mark_done(runner.settings.name, dict.__getitem__(runner.context, "train_state"))
+            self.directory.mark_done(runner.settings.name, runner.counters)
 
-    def write_accesses(self, context: Context) -> None:
-        """Update ``context.json`` with a runner's accesses."""
-        self.accesses[str(dict.get(context, "runner_name"))] = context.record()
-        self.directory.write_json("context.json", self.accesses)
+    def write_accesses(self) -> None:
+        """Write ``context.json``: runner name -> who read and wrote which key."""
+        accesses = {name: runner.context.record() for name, runner in self.sessions.items()}
+        self.directory.write_json("context.json", accesses)
 
-    def finish(self, contexts: Mapping[str, Context]) -> None:
-        """Write the last ``status.json``: that all is done, or that ``is_exit`` has ended the run before its last runner.
-
-        Args:
-            contexts: runner name -> its context, of those that ran.
-        """
+    def finish(self) -> None:
+        """Write the last ``status.json``: that all is done, or that ``is_exit`` has ended the run before its last runner."""
         # An infer runner has the counters of the checkpoint that it evaluates, which may be another run's.
         trained = [runner.name for runner in self.config.runners if runner.kind == "train"]
         furthest = self.directory.furthest_counters(trained or list(self.trainers))
         unfinished = [name for name in self.trainers if not self.directory.is_done(name)]
-        last = list(contexts.values())[-1] if contexts else Context()
-        if dict.get(last, "is_exit") and unfinished:
-            counters = furthest if dict.get(last, "is_infer") else dict.__getitem__(last, "train_state")
+        last = next(reversed(self.sessions.values()), None)
+        if last and last.context.peek("is_exit") and unfinished:
+            counters = furthest if last.settings.kind == "infer" else last.counters
             self._write_stopped(last, unfinished, counters)
             return
-        if contexts:
+        if last:
             reads = self.config.reads
-            reads.everything |= any(map(env_was_read, contexts.values()))
+            reads.everything |= any(env_was_read(runner.context) for runner in self.sessions.values())
             # Settings without effect, or misspelt names.
-            for line in reads.unread(self.config.tree, list(contexts)):
+            for line in reads.unread(self.config.tree, list(self.sessions)):
                 logger.warning(line)
         elif self.directory.read_status().get("state") == "done":
             # Otherwise it was interrupted after its last runner, just before this.
             return
         self.directory.write_status("done", exit_code=ExitCode.DONE, resumable=False, train_state=furthest)
 
-    def _write_stopped(self, context: Context, unfinished: Sequence[str], counters: Mapping[str, int]) -> None:
+    def _write_stopped(self, last: RunnerSession, unfinished: Sequence[str], counters: Mapping[str, int]) -> None:
         """Say where ``is_exit`` was written, and which runners are left."""
-        written = [access for access in context.accesses if (access.key, access.action) == ("is_exit", "write")][-1]
-        where = f"{written.stage} ({written.where}) of {dict.get(context, 'runner_name')}"
+        accesses = last.context.accesses
+        written = [access for access in accesses if (access.key, access.action) == ("is_exit", "write")][-1]
+        where = f"{written.stage} ({written.where}) of {last.settings.name}"
         reason = f"context['is_exit'] was set in {where}"
         logger.info(f"{reason}; the run ends here, and a resumed one goes on with {', '.join(unfinished)}")
         self.directory.write_status("stopped", exit_code=ExitCode.DONE, reason=reason, train_state=counters)
@@ -277,7 +274,9 @@ def open_runner(name: str, run: Run, resources: ExitStack, begin_fit: BeginFit) 
         torch.set_num_threads(settings.threads)
     if settings.deterministic:
         resources.enter_context(deterministic())
-    return RunnerSession(run, config, settings, context, checkpointer, plugins, manager, begin_fit)
+    session = RunnerSession(run, config, settings, context, checkpointer, plugins, manager, begin_fit)
+    run.sessions[name] = session
+    return session
 
 
 def _new_context(config: Config, settings: RunnerSchema) -> Context:
@@ -390,7 +389,7 @@ class RunnerSession:
             CheckpointError: the run is not the one that saved it.
         """
         self.begin_fit(self.context, self.config.phases(self.settings), self.settings)
-        self.checkpointer.begin(dict.get(self.context, "model"))
+        self.checkpointer.begin(self.context.peek("model"))
         if not self.run.resumed:
             return
         self.checkpointer.restore(self.context)
@@ -401,7 +400,8 @@ class RunnerSession:
 
     def remember_protected(self) -> None:
         """Note the objects that no stage may replace."""
-        self._protected = {key: dict.__getitem__(self.context, key) for key in PROTECTED}
+        self._protected = {key: self.context.peek(key) for key in PROTECTED}
+        self.counters: dict[str, int] = self._protected["train_state"]
 
     def check_protected(self, description: str) -> None:
         """After a stage: it has replaced none of them, and the device is one.
@@ -412,15 +412,15 @@ class RunnerSession:
         if replaced := self.restore_protected():
             what = f"replaced context['{replaced[0]}'], with which the trainer goes on"
             raise ContextError(f"{description} {what}; change what is in it, or use a key of your own")
-        device = dict.get(self.context, "device")
+        device = self.context.peek("device")
         if not isinstance(device, torch.device):
             raise ContextError(f"{description} wrote context['device'] = {device!r}; write a torch.device")
 
     def restore_protected(self) -> list[str]:
         """Put back the objects that a stage has replaced; their keys."""
-        replaced = [key for key, value in self._protected.items() if dict.get(self.context, key) is not value]
+        replaced = [key for key, value in self._protected.items() if self.context.peek(key) is not value]
         for key in replaced:
-            dict.__setitem__(self.context, key, self._protected[key])
+            self.context.put_back(key, self._protected[key])
         return replaced
 
     def describe(self, stage: str) -> str:
@@ -433,4 +433,4 @@ class RunnerSession:
 
     def write_running(self) -> None:
         """Write into ``status.json`` that the runner is running."""
-        self.run.directory.write_status("running", train_state=dict.__getitem__(self.context, "train_state"))
+        self.run.directory.write_status("running", train_state=self.counters)

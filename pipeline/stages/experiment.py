@@ -249,7 +249,7 @@ class ExperimentSetup(RunnerBase):
         if not isinstance(model, nn.Module):
             kind = f"{type(self).__name__}.setup_model: self.model is a {type(model).__name__}, not an nn.Module"
             raise StageError(f"{kind}; set it to one, to an nn.ModuleDict where there are several")
-        models = dict.get(self.context, "model") or {}
+        models = self.context.peek("model") or {}
         self.context["model"] = {**models, PHASE: {"model": model}}
         optimizer = getattr(self, "optimizer", None)
         self._configured = state.options_of(optimizer) if isinstance(optimizer, Optimizer) else []
@@ -376,7 +376,7 @@ class ExperimentBase(ExperimentSetup):
             ConfigError: by hand, the output folder has checkpoints of another run, which would be overwritten.
         """
         self._refuse_overwriting(self.iteration)
-        metrics = dict.get(self.context, "metrics") or {}
+        metrics = self.context.peek("metrics") or {}
         counters = {**self.train_state, **self.state_dict()}
         own: dict[str, Any] = {
             "data": self._batches.position(),

@@ -100,14 +100,14 @@ def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSch
     Raises:
         ConfigError: the runner's options contradict each other, or the device cannot do them.
     """
-    models = dict.get(context, "model")
+    models = context.peek("model")
     entries = {phase.name: models.get(phase.name) for phase in phases} if isinstance(models, Mapping) else {}
     started = set[int]()
     for name, entry in entries.items():
         brain = entry.get("brain") if isinstance(entry, Mapping) else None
         if isinstance(entry, Mapping) and isinstance(brain, Brain) and id(brain) not in started:
             started.add(id(brain))
-            brain._apply_run_options(run_options_for(runner, dict.__getitem__(context, "device")))
+            brain._apply_run_options(run_options_for(runner, context.peek("device")))
             type(brain).bind(brain, name, entry.get("optim_schedulers") or {}, context, runner.nonfinite_patience)
             with error_context(f"phase.{name}"):
                 brain.on_fit_start()

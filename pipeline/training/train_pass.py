@@ -22,10 +22,10 @@ class NextDue:
 
     Attributes:
         iteration: that iteration.
-        context: the run's; empty for a Brain that trains by itself.
+        context: the run's; None for a Brain that trains by itself.
     """
 
-    def __init__(self, iteration: int, context: dict[str, Any]) -> None:
+    def __init__(self, iteration: int, context: Context | None) -> None:
         self.iteration = iteration
         self.context = context
 
@@ -122,7 +122,7 @@ def train_epoch(
     if pass_state:
         # Only now: the start of an iteration over the loader draws a number, as it did when the pass began.
         restore_random_state(pass_state["random"])
-    next_due = NextDue(first_due, {} if context is None else context)
+    next_due = NextDue(first_due, context)
     if context is not None:
         context.wake = next_due.wake
     with SHUTDOWN.defer(next_due.wake), supervise_workers(batches):
