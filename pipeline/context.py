@@ -74,6 +74,7 @@ KEYS: tuple[ContextKey, ...] = (
     ContextKey("config", "Config", "trainer", "the resolved config: `get(address, default)`"),
     ContextKey("env", "dict", "trainer", "the plain dict of the config; `env['phase']` holds the runner's phases"),
     ContextKey("runner_name", "str", "trainer", "name of the runner that is running"),
+    ContextKey("runner", "RunnerSchema", "trainer", 'the runner\'s settings, typed: `context["runner"].epochs`'),
     ContextKey("phases", "list[dict]", "trainer", "the phases of this runner, in order"),
     ContextKey("hyper_parameters", "dict", "trainer", "the config's `hyper_parameters`"),
     ContextKey("engine", "EngineMode", "trainer", "SINGLE, LOCAL_CLUSTER or CLUSTER"),

@@ -291,6 +291,7 @@ def _new_context(config: Config, settings: RunnerSchema) -> Context:
         config=config,
         env=env,
         runner_name=settings.name,
+        runner=settings,
         phases=[TrackedDict(copy.deepcopy(phase), f"phase.{phase['name']}", config.reads) for phase in env["phase"]],
         hyper_parameters=TrackedDict(copy.deepcopy(env["hyper_parameters"]), "hyper_parameters", config.reads),
         engine=EngineMode.SINGLE,
