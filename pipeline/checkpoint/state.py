@@ -8,10 +8,11 @@ import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from loguru import logger
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
@@ -25,6 +26,173 @@ from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.weights import Models, buffers_of, is_extra_state, module_of, unique_brains, unique_modules
 from pipeline.context import Context
 from pipeline.errors import CheckpointError
+
+
+class StateModel(BaseModel):
+    """A part of the training state: an unknown key, a missing one or one of another type is an error."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, populate_by_name=True)
+
+    def to_tree(self) -> dict[str, Any]:
+        """The same as nested dicts and lists; what others load stays as it is."""
+        fields = type(self).model_fields.items()
+        return {field.alias or name: _tree(getattr(self, name)) for name, field in fields}
+
+
+def _tree(value: Any) -> Any:
+    if isinstance(value, StateModel):
+        return value.to_tree()
+    if type(value) is dict:
+        return {key: _tree(item) for key, item in value.items()}
+    return [_tree(item) for item in value] if type(value) is list else value
+
+
+# What an object gives as its state, and takes again; only that object knows what is in it.
+OwnState = InstanceOf[Mapping[str, Any]]
+
+# Plugins may put other plain values beside the numbers.
+Numbers = dict[str, bool | int | float | str | None]
+
+
+class MeterState(StateModel):
+    """The sums of a ``Meter``."""
+
+    batches: int
+    samples: int
+    nonfinite: int
+    first: tuple[int, float] | None
+    total: float = Field(alias="_total")
+    count: int = Field(alias="_count")
+    recent_total: float = Field(alias="_recent_total")
+    recent_count: int = Field(alias="_recent_count")
+
+
+class PassState(StateModel):
+    """Where a pass of training is.
+
+    Attributes:
+        step: the ``step`` of the Brain.
+        taken: how many batches are done.
+        data: the position in the data; None where ``taken`` says it all.
+        began: the iteration before the pass.
+        train_loss: the training loss so far.
+        logged: what was logged so far, by name.
+        discarded: of each optimizer, how many windows were discarded for their gradients, and the first parameter
+            with such a gradient.
+    """
+
+    step: int
+    taken: int
+    data: OwnState | None
+    began: int
+    train_loss: MeterState
+    logged: dict[str, MeterState]
+    discarded: list[tuple[int, str]]
+
+
+class BestState(StateModel):
+    """The best number so far, the checkpoints that are kept for theirs, and which phase reports which number."""
+
+    value: float
+    iteration: int
+    kept: list[Annotated[tuple[float, int], Field(strict=False)]]
+    reported: dict[str, str]
+
+
+class ValidationState(StateModel):
+    """Phase -> the iteration in which it was last validated; whether a validation is not over; the best."""
+
+    validated: dict[str, int]
+    running: bool
+    best: BestState | None
+
+
+class EntryState(StateModel):
+    """A call of ``epochs``, ``batches`` or ``validate``.
+
+    Attributes:
+        kind: which of them.
+        phase: whose data; ``""`` for epochs.
+        over: whether it is over.
+        number: of the epoch, or of the pass over this phase.
+        repeat: whether the pass begins again at its end.
+        first: the epoch with which these epochs began.
+        numbers: what it gave: numbers by name; of a validation of all phases, by phase.
+        validated: whether the validation after the pass is done.
+        state: of a pass that is open.
+    """
+
+    kind: Literal["epochs", "pass", "validate"]
+    phase: str
+    over: bool
+    number: int
+    repeat: bool
+    first: int
+    numbers: dict[str, bool | int | float | str | dict[str, Any] | None]
+    validated: bool
+    state: PassState | None
+
+    @classmethod
+    def begun(cls, kind: Literal["epochs", "pass", "validate"], phase: str, number: int, **more: Any) -> EntryState:
+        """One that has just begun, but for ``more``."""
+        fields = {"over": False, "repeat": False, "first": 0, "numbers": {}, "validated": False, "state": None}
+        return cls(kind=kind, phase=phase, number=number, **{**fields, **more})
+
+
+class LoopState(StateModel):
+    """Where the loop is.
+
+    Attributes:
+        outer: the calls of the stage outside of epochs.
+        inner: those of the running epoch; None between two epochs.
+        leader: the place of the pass that leads in ``[*outer, *inner]``.
+        passes: phase -> how many passes over it were begun.
+        validation: of the runner.
+        iterations: phase -> name -> the iteration that a number is of.
+    """
+
+    outer: list[EntryState]
+    inner: list[EntryState] | None
+    leader: int | None
+    passes: dict[str, int]
+    validation: ValidationState
+    iterations: dict[str, dict[str, int]]
+
+
+class LoopState1(StateModel):
+    """Where the loop is, as version 1 had it; the counters say in which epoch, and in which phase of it."""
+
+    running: PassState | None = Field(alias="pass")
+    trained: bool
+    validation: ValidationState
+    iterations: dict[str, dict[str, int]]
+
+    def upgrade(self, epoch: int, index: int, phases: Sequence[str], metrics: Mapping[str, Numbers]) -> LoopState:
+        """The same as it is now.
+
+        Args:
+            epoch: the epochs that are over.
+            index: of the phase whose turn it is.
+            phases: their names, in order.
+            metrics: phase -> the numbers of the running epoch.
+        """
+        over = [
+            EntryState.begun(
+                "pass", phase, epoch, over=True, validated=number < index, numbers={**metrics.get(phase, {})}
+            )
+            for number, phase in enumerate(phases[: index + self.trained])
+        ]
+        leader = [EntryState.begun("pass", phases[index], epoch, state=self.running)] if self.running else []
+        inner = [*over, *leader]
+        begun = {entry.phase for entry in inner}
+        return LoopState(
+            outer=[EntryState.begun("epochs", "", epoch)],
+            inner=inner or None,
+            leader=len(inner) if leader else None,
+            passes={phase: epoch + (phase in begun) for phase in phases},
+            validation=self.validation,
+            iterations=self.iterations,
+        )
 
 
 def cpu_random_state() -> dict[str, Any]:
