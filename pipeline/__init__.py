@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pipeline.training.batch_brain import Stage as Stage
     from pipeline.training.brain import Brain as Brain
     from pipeline.training.optim_scheduler import OptimScheduler as OptimScheduler
+    from pipeline.training.optim_scheduler import optimize as optimize
     from pipeline.training.run_options import RunOptions as RunOptions
     from pipeline.training.script import create_experiment_directory as create_experiment_directory
     from pipeline.training.script import parse_arguments as parse_arguments
@@ -43,7 +44,7 @@ _HOMES = {
     "pipeline.trainer": ("GeneralTrainer",),
     "pipeline.training.batch_brain": ("Stage",),
     "pipeline.training.brain": ("Brain",),
-    "pipeline.training.optim_scheduler": ("OptimScheduler",),
+    "pipeline.training.optim_scheduler": ("OptimScheduler", "optimize"),
     "pipeline.training.run_options": ("RunOptions",),
     "pipeline.training.script": ("create_experiment_directory", "parse_arguments"),
     "pipeline.training.updater": ("Updater", "UpdaterBase", "UpdaterState"),

@@ -16,18 +16,20 @@ from torch.optim import Optimizer
 
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.context import Context
-from pipeline.data.batch import count_samples, raise_no_samples, shape_of, split
+from pipeline.data.batch import count_samples, raise_no_samples, split
 from pipeline.data.loader import position_of
 from pipeline.errors import ConfigError, DataError, StageError
 from pipeline.training.meters import MOST, Meter, Meters
 from pipeline.training.nonfinite import check_divergence
 from pipeline.training.optim_scheduler import (
+    Losses,
     OptimScheduler,
     autocast,
     autocast_enabled,
+    backward_and_step,
     close_windows,
+    losses_by_name,
     make_scaler,
-    optimize,
     without_autocast,
 )
 from pipeline.training.run_options import RunOptions
@@ -40,30 +42,6 @@ class Stage(Enum):
     TRAIN = auto()
     VALID = auto()
     TEST = auto()
-
-
-Losses = dict[str, Tensor]
-
-
-def losses_by_name(returned: Any, where: str) -> Losses:
-    """The losses that a method returned, by name; a single tensor is ``loss``.
-
-    Args:
-        returned: a scalar tensor, or a dict of them.
-        where: the method, for messages.
-
-    Raises:
-        DataError: it is something else.
-    """
-    losses = {"loss": returned} if isinstance(returned, Tensor) else returned
-    if not isinstance(losses, dict) or not losses or not all(isinstance(loss, Tensor) for loss in losses.values()):
-        remedy = "return a scalar tensor, or a dict of them with the names that the OptimSchedulers descend"
-        raise DataError(f"{where} returned {shape_of(returned)}; {remedy}, 'loss' by default")
-    for name, loss in losses.items():
-        if loss.ndim:
-            what = f"the loss '{name}' has shape {tuple(loss.shape)}"
-            raise DataError(f"{where}: {what}; return a scalar, e.g. its mean()")
-    return losses
 
 
 # Kept, since each look-up of an enum's member is a call.
@@ -283,7 +261,8 @@ class BatchBrain:
         # A scalar tensor is the usual case, checked without a call.
         plain = returned if type(returned) is Tensor and not returned.ndim else None
         losses = losses_by_name(returned, f"{self._where}compute_objectives") if plain is None else {"loss": plain}
-        finite, updated = optimize(losses, self._optim_schedulers, self._train_state["epoch"], samples, last=last)
+        epoch = self._train_state["epoch"]
+        finite, updated = backward_and_step(losses, self._optim_schedulers, epoch, samples, last=last)
         self._train_state["samples"] += samples
         self._train_state["update"] += updated
         loss = self._reported_loss(losses) if plain is None else plain.detach()

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from pipeline.checkpoint.state import load_optimizer, optimizer_state_of, options_of
 from pipeline.context import Context
+from pipeline.data.batch import shape_of
 from pipeline.errors import ConfigError, DataError, one_of
 from pipeline.training.nonfinite import NonFiniteGuard
 from pipeline.user_code import class_path
@@ -114,6 +115,28 @@ def make_scaler(precision: str, device: torch.device) -> GradScaler | None:
 
 
 Watcher: TypeAlias = Callable[..., Any]
+Losses: TypeAlias = dict[str, Tensor]
+
+
+def losses_by_name(returned: Any, where: str) -> Losses:
+    """The losses that a method returned, by name; a single tensor is ``loss``, and a shape of (1,) is a scalar's.
+
+    Args:
+        returned: a scalar tensor, or a mapping of them.
+        where: the method, for messages.
+
+    Raises:
+        DataError: it is something else.
+    """
+    losses = {"loss": returned} if isinstance(returned, Tensor) else returned
+    if not isinstance(losses, Mapping) or not losses or not all(isinstance(loss, Tensor) for loss in losses.values()):
+        remedy = "return a scalar tensor, or a dict of them with the names that the OptimSchedulers descend"
+        raise DataError(f"{where} returned {shape_of(returned)}; {remedy}, 'loss' by default")
+    for name, loss in losses.items():
+        if loss.ndim and loss.shape != (1,):
+            what = f"the loss '{name}' has shape {tuple(loss.shape)}"
+            raise DataError(f"{where}: {what}; return a scalar, e.g. its mean()")
+    return {name: loss.squeeze() if loss.ndim else loss for name, loss in losses.items()}
 
 
 class OptimScheduler(ABC):
@@ -145,7 +168,8 @@ class OptimScheduler(ABC):
             whoever knows the whole model may say so.
         real_step: how many windows are closed.
         batches, samples: how many of each are in the open window.
-        epoch, batch_samples: the epoch, from 0, and the samples of the batch that a run is at; for ``step``.
+        epoch, batch_samples: the epoch, from 0, and the samples of the batch that a run is at; for ``optimize`` by hand.
+        losses: those that ``optimize`` had last, detached, on the first scheduler that it had; who reads them sets None.
         scaler: scales the loss in fp16; None elsewhere.
         under_autocast: whether autocast may be around the update that it is used in, which ``optimize`` then leaves.
         stepped: whether the scaler has made a step that it has not yet adapted to.
@@ -194,6 +218,7 @@ class OptimScheduler(ABC):
         self.guarded = self.under_autocast = True
         self.real_step = self.batches = self.samples = self.epoch = 0
         self.batch_samples = 1
+        self.losses: Losses | None = None
         self.after_backward: Watcher | None = None
         self.before_update: Watcher | None = None
         self.after_update: Watcher | None = None
@@ -232,7 +257,7 @@ class OptimScheduler(ABC):
 
     def step(
         self,
-        losses: Mapping[str, Tensor],
+        losses: Tensor | Mapping[str, Tensor],
         time_func: Any = None,
         optim_name: str = "main",
         step_num: int | None = None,
@@ -241,6 +266,10 @@ class OptimScheduler(ABC):
         samples: int | None = None,
     ) -> bool:
         """Train on the losses of one batch, by hand: ``optimize(losses, [self])``.
+
+        Several OptimSchedulers may step on the losses of one forward, one after the other; so unless this one trains
+        all there is, the graph stays until the losses are dropped. Where one changes what another's gradient passes
+        through, ``optimize`` steps them at once.
 
         Args:
             losses: name -> scalar.
@@ -257,10 +286,9 @@ class OptimScheduler(ABC):
         """
         if step_num is not None:
             self.real_step, self.batches = divmod(step_num - 1, self.accum_grad)
-        epoch = self.epoch if epoch_num is None else epoch_num - 1
-        weight = self.batch_samples if samples is None else samples
+        epoch = None if epoch_num is None else epoch_num - 1
         with nullcontext() if time_func is None else time_func(["optim_time", optim_name]):
-            return optimize(losses, [self], epoch, weight)[0]
+            return optimize(losses, [self], epoch, samples, retain_graph=not self.owns_all)[0]
 
     def apply(self, epoch: int) -> bool:
         """Close the window: unscale, guard, clip, set the rate, step, clear the gradients; ``epoch`` counts from 0.
@@ -413,14 +441,55 @@ def _built(
 
 
 def optimize(
-    losses: Mapping[str, Tensor],
-    optim_schedulers: Sequence[OptimScheduler],
-    epoch: int,
-    samples: int = 1,
+    losses: Tensor | Mapping[str, Tensor],
+    optim_schedulers: Mapping[str, OptimScheduler] | Iterable[OptimScheduler],
+    epoch: int | None = None,
+    samples: int | None = None,
     *,
     last: bool = False,
+    retain_graph: bool = False,
 ) -> tuple[bool, bool]:
-    """Run one backward for each distinct loss, then step each scheduler whose window is full; outside of autocast.
+    """Train on the losses of one batch, by hand: the gradients of all come first, and then the schedulers step.
+
+    Args:
+        losses: as for ``backward_and_step``; a single tensor is ``loss``. Whoever counts the batch reports them.
+        optim_schedulers: those that the losses drive; no other parameter gets a gradient.
+        epoch: counted from 0; None: the one of the run, or the first.
+        samples: how many the batch has; None: those of the run's batch, or all batches alike.
+        last: as for ``backward_and_step``.
+        retain_graph: whether more is to go backward through the graph, as torch's ``backward`` has it.
+
+    Returns:
+        As ``backward_and_step``.
+
+    Raises:
+        DataError, ConfigError: as from ``backward_and_step``.
+    """
+    schedulers = [*(optim_schedulers.values() if isinstance(optim_schedulers, Mapping) else optim_schedulers)]
+    first, losses = schedulers[0], losses_by_name(losses, "optimize")
+    first.losses = {name: loss.detach() for name, loss in losses.items()}
+    epoch, samples = first.epoch if epoch is None else epoch, first.batch_samples if samples is None else samples
+    device = first.parameters[0].device
+    around = without_autocast(device) if first.under_autocast and autocast_enabled(device) else nullcontext()
+    try:
+        with around:
+            return backward_and_step(losses, schedulers, epoch, samples, last=last, retain_graph=retain_graph)
+    except RuntimeError as error:
+        if "through the graph a second time" in str(error) or "inplace operation" in str(error):
+            error.add_note("OptimSchedulers whose losses share a graph step at once: optimize(losses, [first, second])")
+        raise
+
+
+def backward_and_step(
+    losses: Losses,
+    optim_schedulers: Sequence[OptimScheduler],
+    epoch: int,
+    samples: int,
+    *,
+    last: bool = False,
+    retain_graph: bool | None = None,
+) -> tuple[bool, bool]:
+    """Run one backward for each distinct loss, then step each scheduler whose window is full.
 
     Args:
         losses: name -> scalar that is a mean over the samples of the batch; left as they are.
@@ -428,25 +497,24 @@ def optimize(
         epoch: counted from 0.
         samples: how many the batch has; with accumulation, losses are weighted by it.
         last: whether this is the last batch of a pass, which closes every window.
+        retain_graph: whether the last backward leaves the graph in place; None: nobody else goes through it, so a plain
+            backward will do where one scheduler ``owns_all``.
 
     Returns:
         (False where a loss is known not to be finite: on a GPU that is known later; whether a window was closed in which
         a scheduler acted).
 
     Raises:
-        DataError: a scheduler's loss is not there, no scalar, or has no gradient.
+        DataError: a scheduler's loss is not there, or has no gradient.
         ConfigError: two schedulers train the same parameter, or share a gradient scaler with windows of different lengths.
     """
     only, *others = optim_schedulers
-    if only.under_autocast and autocast_enabled(only.parameters[0].device):
-        with without_autocast(only.parameters[0].device):
-            return optimize(losses, optim_schedulers, epoch, samples, last=last)
-    if only.owns_all and not others:
+    if only.owns_all and not others and retain_graph is None:
         loss = losses[only.loss_name] if only.loss_name in losses else _missing(only.loss_name, losses)
         acts = only.step_per_update == 1 or only.acts()
         finite = not acts or _backward(loss, optim_schedulers, samples)
     else:
-        finite = _backward_by_loss(losses, optim_schedulers, samples)
+        finite = _backward_by_loss(losses, optim_schedulers, samples, retain_graph)
     if only.after_backward:
         only.after_backward(losses=losses)
     closed = stepped = False
@@ -490,8 +558,9 @@ def _backward(loss: Tensor, group: Sequence[OptimScheduler], samples: int, **arg
         arguments: of torch's backward, such as the parameters that get gradients; else all that the loss depends on.
     """
     first, weighted = group[0], False
-    if loss.ndim or not loss.requires_grad:
-        _refuse(loss, first.loss_name)
+    if not loss.requires_grad:
+        remedy = "compute it from the model's output, outside of torch.no_grad()"
+        raise DataError(f"the loss '{first.loss_name}' has no gradient; {remedy}")
     for scheduler in group:
         weighted = weighted or scheduler.accum_grad > 1
         if scheduler.guarded and not loss.is_cpu:
@@ -511,7 +580,9 @@ def _backward(loss: Tensor, group: Sequence[OptimScheduler], samples: int, **arg
     return True
 
 
-def _backward_by_loss(losses: Mapping[str, Tensor], optim_schedulers: Sequence[OptimScheduler], samples: int) -> bool:
+def _backward_by_loss(
+    losses: Losses, optim_schedulers: Sequence[OptimScheduler], samples: int, retain_graph: bool | None
+) -> bool:
     """Run one backward for each loss that an acting scheduler minimizes, into the parameters of these schedulers only."""
     if not optim_schedulers[0].real_step:
         _refuse_shared_parameters(optim_schedulers)
@@ -529,7 +600,7 @@ def _backward_by_loss(losses: Mapping[str, Tensor], optim_schedulers: Sequence[O
         # Losses may share a graph, which each but the last backward has to leave in place.
         own = [parameter for scheduler in group for parameter in scheduler.parameters if parameter.requires_grad]
         inputs = list(dict.fromkeys(own))
-        finite &= _backward(losses[name], group, samples, inputs=inputs, retain_graph=remaining > 0)
+        finite &= _backward(losses[name], group, samples, inputs=inputs, retain_graph=bool(retain_graph or remaining))
     return finite
 
 
@@ -558,10 +629,3 @@ def _refuse_shared_parameters(optim_schedulers: Sequence[OptimScheduler]) -> Non
             name = next((name for name, parameter in scheduler.guard.names.items() if parameter in shared), "?")
             raise ConfigError(f"two OptimSchedulers train '{name}'; confine each to other modules with updated_modules")
         trained.update(scheduler.parameters)
-
-
-def _refuse(loss: Tensor, name: str) -> NoReturn:
-    if loss.ndim:
-        raise DataError(f"the loss '{name}' has shape {tuple(loss.shape)}; return a scalar, e.g. its mean()")
-    remedy = "compute it from the model's output, outside of torch.no_grad()"
-    raise DataError(f"the loss '{name}' has no gradient; {remedy}")

@@ -13,9 +13,9 @@ from torch import Tensor
 from pipeline.checkpoint.pytree import load_state, save_state
 from pipeline.context import Context
 from pipeline.errors import CheckpointError
-from pipeline.training.batch_brain import BatchBrain, Losses, losses_by_name
+from pipeline.training.batch_brain import BatchBrain
 from pipeline.training.meters import MOST, Meters
-from pipeline.training.optim_scheduler import autocast
+from pipeline.training.optim_scheduler import Losses, autocast, losses_by_name
 from pipeline.user_code.plugins import hook_or_none
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from pipeline import Brain, Context, GeneralTrainer, Stage, hookspecs
 from pipeline.data.batch import split
 from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode, StageError
-from pipeline.training.batch_brain import losses_by_name
 from pipeline.training.brain import ModuleBrain
+from pipeline.training.optim_scheduler import losses_by_name
 from pipeline.training.schedules import Constant
 
 X, Y = torch.linspace(-1, 1, 8).view(4, 2), torch.linspace(0, 1, 4).view(4, 1)
@@ -325,6 +325,31 @@ def test_a_tensor_alone_is_the_loss_and_several_keep_their_names() -> None:
     assert losses_by_name({"a": ONE_BATCH, "b": TWO}, "here") == {"a": ONE_BATCH, "b": TWO}
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_loss_of_shape_1_is_a_scalar_in_training_and_in_evaluation(several: bool) -> None:
+    class Mine(Brain):
+        def compute_forward(self, batch: Any, stage: Stage) -> Tensor:
+            output: Tensor = self.modules.net(batch[0])
+            return output
+
+        def compute_objectives(self, predictions: Tensor, batch: Any, stage: Stage) -> Any:
+            loss = nn.functional.mse_loss(predictions, batch[1]).view(1)
+            return {"loss": loss, "double": loss * 2} if several else loss
+
+    torch.manual_seed(0)
+    net = nn.Linear(2, 1)
+    expected = nn.functional.mse_loss(net(X), Y)
+    (gradient,) = torch.autograd.grad(expected, [net.weight])
+    weight = net.weight.detach() - 0.1 * gradient
+    brain = Mine({"net": net})
+    brain.bind("mine", {"main": Constant("SGD", {"lr": 0.1}, net, grad_clip=None)})
+    evaluated = brain.evaluate_batch((X, Y), Stage.VALID)
+    trained = brain.fit_batch((X, Y))
+    assert evaluated.shape == trained.shape == ()
+    assert evaluated == trained == expected
+    torch.testing.assert_close(net.weight.detach(), weight)
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
@@ -337,7 +362,7 @@ def test_a_tensor_alone_is_the_loss_and_several_keep_their_names() -> None:
         ({}, "Mine.update returned a dict of 0; return a scalar tensor"),
         ({"a": ONE_BATCH, "b": 2.0}, "Mine.update returned a dict of 2; return a scalar tensor"),
         (torch.ones(3), r"Mine.update: the loss 'loss' has shape \(3,\); return a scalar, e.g. its mean\(\)"),
-        ({"a": ONE_BATCH, "b": torch.ones(1)}, r"Mine.update: the loss 'b' has shape \(1,\); return a scalar"),
+        ({"a": ONE_BATCH, "b": torch.ones(1, 1)}, r"Mine.update: the loss 'b' has shape \(1, 1\); return a scalar"),
     ],
 )
 def test_anything_else_is_refused_with_the_method_that_returned_it(returned: Any, message: str) -> None:

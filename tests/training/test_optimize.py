@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from pipeline import Brain, Stage
+from pipeline import Brain, Stage, optimize
 from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError, DivergedError, ExitCode
-from pipeline.training.optim_scheduler import OptimScheduler, close_windows, optimize
+from pipeline.training.optim_scheduler import OptimScheduler, close_windows
 from pipeline.training.schedules import Constant
 
 
@@ -673,3 +674,82 @@ def test_a_scaler_adapts_when_the_end_of_a_pass_closes_a_window() -> None:
         optimize({"loss": mse(model, inputs, target)}, [scheduler], 0, 3)
         assert close_windows([scheduler], 0) is True
     assert scaler.get_scale() == 32.0
+
+
+# Steps by hand on the losses of one forward.
+
+
+def two_steps(order: list[int]) -> tuple[list[Tensor], list[Tensor]]:
+    """The parameters after both have stepped on one loss, and where plain gradient descent leaves them."""
+    both = parts()
+    schedulers = [Constant("SGD", {"lr": 0.1}, part, grad_clip=None) for part in both]
+    parameters = [parameter for part in both for parameter in part.parameters()]
+    gradients = torch.autograd.grad(loss_of(*both), parameters)
+    descended = [p.detach() - 0.1 * gradient for p, gradient in zip(parameters, gradients, strict=True)]
+    loss = loss_of(*both)
+    for index in order:
+        schedulers[index].step(loss)
+    return parameters, descended
+
+
+def test_two_schedulers_step_one_after_the_other_on_the_loss_of_one_forward() -> None:
+    parameters, descended = two_steps([0, 1])
+    assert all(torch.equal(*pair) for pair in zip(parameters, descended, strict=True))
+
+
+def test_a_step_through_weights_that_another_has_changed_is_torchs_error_with_the_remedy() -> None:
+    with pytest.raises(RuntimeError, match="modified by an inplace operation") as caught:
+        two_steps([1, 0])
+    assert caught.value.__notes__ == [
+        "OptimSchedulers whose losses share a graph step at once: optimize(losses, [first, second])"
+    ]
+
+
+def test_optimize_takes_the_schedulers_of_a_phase_by_name_and_a_single_loss() -> None:
+    both = parts()
+    schedulers = {
+        name: Constant("SGD", {"lr": 0.1}, part, grad_clip=None) for name, part in zip("ab", both, strict=True)
+    }
+    gradients = torch.autograd.grad(loss_of(*both), [both[0].weight, both[1].weight])
+    descended = [part.weight.detach() - 0.1 * gradient for part, gradient in zip(both, gradients, strict=True)]
+    assert optimize(loss_of(*both).view(1), schedulers) == (True, True)
+    assert all(torch.equal(part.weight, weight) for part, weight in zip(both, descended, strict=True))
+
+
+def test_what_a_brain_owns_whole_gets_the_gradients_of_a_loss_by_hand_alone() -> None:
+    first, second = parts()
+    for name, part in (("first", first), ("second", second)):
+        brain, scheduler = Brain({"net": part}), Constant("SGD", {"lr": 0.1}, part)
+        brain.bind(name, {"main": scheduler})
+        scheduler.step(loss_of(first, second))
+        assert [other.weight.grad for other in (first, second)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("owns_all", "expectation"),
+    [(False, nullcontext()), (True, pytest.raises(RuntimeError, match="through the graph a second time"))],
+)
+def test_a_step_leaves_the_graph_to_others_unless_its_scheduler_owns_all(owns_all: bool, expectation: Any) -> None:
+    scheduler = Constant("SGD", {"lr": 0.1}, line())
+    scheduler.owns_all = owns_all
+    loss = torch.nn.functional.linear(torch.ones(4, 3, dtype=torch.double), *scheduler.parameters).square().mean()
+    scheduler.step(loss)
+    with expectation:
+        loss.backward()
+
+
+def test_optimize_notes_its_losses_without_their_graph_on_the_first_scheduler_and_fit_batch_notes_none() -> None:
+    both = parts()
+    schedulers = [Constant("SGD", {"lr": 0.1}, part) for part in both]
+    loss = loss_of(*both)
+    optimize({"loss": loss, "other": loss * 3}, schedulers)
+    noted = schedulers[0].losses
+    assert noted is not None
+    assert schedulers[1].losses is None
+    assert {name: (each.item(), each.requires_grad) for name, each in noted.items()} == {
+        "loss": (loss.item(), False), "other": (3 * loss.item(), False),
+    }  # fmt: skip
+    brain, scheduler = Line({"line": line()}), Constant("SGD", {"lr": 0.1}, line())
+    brain.bind("line", {"main": scheduler})
+    brain.fit_batch(batches([4])[0])
+    assert scheduler.losses is None
