@@ -25,6 +25,8 @@ class MetricLog:
     A number that is not finite is written as null.
     """
 
+    volatile = ("timing.jsonl",)
+
     def __init__(self) -> None:
         self.metrics: FileIO
         self.timing: FileIO

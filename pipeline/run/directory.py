@@ -126,7 +126,10 @@ class RunDirectory:
 
     Attributes:
         path: absolute; ``<output_dir>/<config name>/<UTC stamp>-<id>``.
+        volatile: what two equal runs need not have alike.
     """
+
+    volatile = ("lock", "log.txt", "context.json", "before-*")
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
@@ -47,7 +47,10 @@ class Provenance:
         swaps: what changes where a stage is not the default; ``swaps.txt``.
         sources: the place of a file of user code in the run directory -> the file; its neighbours in the workspace are
             under ``workspace/``, others under ``workspace/_elsewhere/``.
+        volatile: those of the files that name the time and the command line.
     """
+
+    volatile: ClassVar = ("command.txt", "environment.json")
 
     config: str
     command: dict[str, str]

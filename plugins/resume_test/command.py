@@ -15,7 +15,8 @@ from pipeline.cli.options import config_and_overrides, split
 from pipeline.errors import ConfigError, ExitCode
 from pipeline.run import log
 
-from .compare import BEFORE, Finding, compare
+from .compare import BEFORE, compare, compare_directories
+from .files import NOTHING, Finding
 from .runs import FinishedRun, Runs, iterations
 
 _NOT_REPEATABLE = """\
@@ -76,17 +77,22 @@ def _report(runs: Runs, kills: Sequence[int]) -> bool:
     """Run, compare, and print on stdout what came of it; whether all is the same."""
     straight = runs.straight()
     interrupted = runs.interrupted(_kills(runs, straight, kills))
-    differing: list[Finding] = []
+    findings: list[Finding] = []
     for runner in runs.runners:
-        findings = compare(straight, interrupted, runner)
-        differing += [finding for finding in findings if finding.differs]
         click.echo(runner)
-        for kill in interrupted.kills:
-            if kill.runner == runner:
-                click.echo(f"  {kill}")
-        for part, text, differs in findings:
-            click.echo(f"  {part:<18}  {'DIFFERS  ' if differs else ''}{text}")
-    return _conclude(differing)
+        own = [f"{kill}" for kill in interrupted.kills if kill.runner == runner]
+        for line in own or ["not killed: it does not come so far"]:
+            click.echo(f"  {line}")
+        findings += _print(compare(straight, interrupted, runner))
+    click.echo("run directory")
+    findings += _print(compare_directories(straight, interrupted, runs.runners))
+    return _conclude(findings)
+
+
+def _print(findings: Sequence[Finding]) -> Sequence[Finding]:
+    for part, text, differs in findings:
+        click.echo(f"  {part:<18}  {'DIFFERS  ' if differs else ''}{text}")
+    return findings
 
 
 def _kills(runs: Runs, straight: FinishedRun, kills: Sequence[int]) -> list[tuple[str, int]]:
@@ -96,6 +102,9 @@ def _kills(runs: Runs, straight: FinishedRun, kills: Sequence[int]) -> list[tupl
         ConfigError: none comes so far.
     """
     ends = {runner: iterations(straight.directory, runner) for runner in runs.runners}
+    if not any(ends.values()):
+        nothing = "makes no iteration, as one that only evaluates, so there is none after which it could be killed"
+        raise ConfigError(f"{', '.join(ends)}: {nothing}; send it a signal in a validation instead")
     for kill in kills:
         if kill > max(ends.values()):
             lengths = ", ".join(f"{runner} ends after {end} iterations" for runner, end in ends.items())
@@ -103,9 +112,12 @@ def _kills(runs: Runs, straight: FinishedRun, kills: Sequence[int]) -> list[tupl
     return [(runner, kill) for runner, end in ends.items() for kill in kills if kill <= end]
 
 
-def _conclude(differing: Sequence[Finding]) -> bool:
+def _conclude(findings: Sequence[Finding]) -> bool:
+    differing = [finding for finding in findings if finding.differs]
     if not differing:
-        click.echo("equal, bit for bit")
+        missing = [finding.part for finding in findings if finding.text.startswith(NOTHING)]
+        but = f", but for what was {NOTHING}: {', '.join(dict.fromkeys(missing))}" if missing else ""
+        click.echo(f"equal, bit for bit{but}")
         return True
     part, text, _ = differing[0]
     click.echo(f"NOT equal; first, in {part}: {text}")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
-from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from pipeline.checkpoint import layout, reader
 from pipeline.checkpoint.comparison import Difference
+from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.report import checkpoint_differences
 
+from .files import NOTHING, OURS, Finding, compare_files, file_difference, volatile_files
 from .recorder import Recording
 from .runs import FinishedRun
 
@@ -29,35 +29,37 @@ _PARTS = {
 """What is compared of the last checkpoint, and how its places begin; a place belongs to the first part that fits."""
 
 
-class Finding(NamedTuple):
-    """What came of comparing one part of the two runs.
-
-    Attributes:
-        part: what was compared.
-        text: that it is the same, or the first thing in it that differs.
-        differs: whether anything does.
-    """
-
-    part: str
-    text: str
-    differs: bool = False
-
-
 def compare(straight: FinishedRun, interrupted: FinishedRun, runner: str) -> list[Finding]:
     """Everything that is compared of one runner, what comes first in time before the rest.
 
     Raises:
         CheckpointError: the last checkpoint of one of them is damaged.
     """
-    folders = [run.directory / runner for run in (straight, interrupted)]
+    folders = (straight.directory / runner, interrupted.directory / runner)
+    recording, processes = _recordings(straight, runner)[0], _recordings(interrupted, runner)
+    volatile = [volatile_files(folder, recording.volatile) for folder in folders]
     return [
-        *_of_batches(
-            Recording.read(straight.recordings[0], runner),
-            [Recording.read(recording, runner) for recording in interrupted.recordings],
-        ),
-        _of_metrics(*(folder / "metrics.jsonl" for folder in folders)),
-        *_of_checkpoints(*(folder / "checkpoints" for folder in folders)),
+        *_of_batches(recording, processes),
+        _of_metrics(folders[0] / "metrics.jsonl", folders[1] / "metrics.jsonl"),
+        *_of_checkpoints(folders[0] / "checkpoints", folders[1] / "checkpoints"),
+        *compare_files(*folders, volatile, apart=("metrics.jsonl", "checkpoints")),
     ]
+
+
+def compare_directories(straight: FinishedRun, interrupted: FinishedRun, runners: Sequence[str]) -> list[Finding]:
+    """The files that are in no runner's folder."""
+    folders = (straight.directory, interrupted.directory)
+    volatile = [volatile_files(folder, OURS) for folder in folders]
+    for runner in runners:
+        # A plugin may write beside the folder of its runner, and name that ``../plot.png``.
+        patterns = _recordings(straight, runner)[0].volatile
+        for paths, folder in zip(volatile, folders, strict=True):
+            paths.update(volatile_files(folder / runner, patterns))
+    return list(compare_files(*folders, volatile, apart=runners))
+
+
+def _recordings(run: FinishedRun, runner: str) -> list[Recording]:
+    return [Recording.read(recording, runner) for recording in run.recordings]
 
 
 def first_difference(straight: Recording, other: Recording) -> str | None:
@@ -90,51 +92,76 @@ def _number(value: str | None) -> str:
 def _of_batches(straight: Recording, processes: Sequence[Recording]) -> Iterator[Finding]:
     whole = reduce(Recording.merge, processes)
     if not straight.batches and not whole.batches:
-        yield Finding("batches", "not looked at: this runner stage tells no plugin of them, as an experiment does not")
+        yield Finding("batches and losses", f"{NOTHING}: the runner stage calls no hook before_batch")
         return
     first = processes[0]
     if before := first_difference(straight.cut_to(first), first):
         yield Finding(BEFORE, before, differs=True)
     difference = first_difference(straight, whole)
+    losses = len(straight.losses)
     same = f"the same in {len(straight.batches)} iterations"
+    if losses < len(straight.batches):
+        same += f", of which {losses or 'none'} {'has' if losses < 2 else 'have'} a loss"
     yield Finding("batches and losses", difference or same, differs=bool(difference))
 
 
 def _of_metrics(straight: Path, interrupted: Path) -> Finding:
-    lines = [path.read_bytes().splitlines() if path.is_file() else [] for path in (straight, interrupted)]
-    if not any(lines):
-        return Finding("metrics.jsonl", "not looked at: there is none")
-    for number, (one, other) in enumerate(zip_longest(*lines, fillvalue=b""), 1):
-        if one != other:
-            return Finding("metrics.jsonl", f"line {number}: {_line_difference(one, other)}", differs=True)
-    return Finding("metrics.jsonl", f"the same {len(lines[0])} lines")
-
-
-def _line_difference(one: bytes, other: bytes) -> str:
-    """What is not the same in two lines."""
-    if not one or not other:
-        return f"only the {'straight' if one else 'interrupted'} run has it"
-    first, second = json.loads(one), json.loads(other)
-    differing = [name for name in first | second if first.get(name) != second.get(name)]
-    values = ", ".join(f"{name} {first.get(name)} and {second.get(name)}" for name in differing)
-    return f"{values}, at iteration {first.get('iteration')}"
+    if not any(path.is_file() and path.stat().st_size for path in (straight, interrupted)):
+        return Finding("metrics.jsonl", NOTHING)
+    difference = file_difference(straight, interrupted)
+    same = difference or f"the same {len(straight.read_bytes().splitlines())} lines"
+    return Finding("metrics.jsonl", same, differs=bool(difference))
 
 
 def _of_checkpoints(straight: Path, interrupted: Path) -> Iterator[Finding]:
-    newest = [layout.committed_checkpoints(folder)[-1:] for folder in (straight, interrupted)]
-    if not any(newest):
-        yield Finding("weights", "not looked at: this runner stage has saved no checkpoint")
+    paths = [_by_step(folder) for folder in (straight, interrupted)]
+    newest = [max(steps, default=None) for steps in paths]
+    if newest == [None, None]:
+        yield Finding("last checkpoint", NOTHING)
         return
-    steps = [layout.step_of(paths[0]) if paths else None for paths in newest]
-    if steps[0] != steps[1]:
-        yield Finding("last checkpoint", f"that of iteration {steps[0]} and {steps[1]}", differs=True)
+    if newest[0] != newest[1]:
+        yield Finding("last checkpoint", f"that of iteration {newest[0]} and {newest[1]}", differs=True)
         return
-    differences = checkpoint_differences(*(reader.read_checkpoint(path) for [path] in newest))
-    rest = [difference for difference in differences if difference.place != _CLOCK]
+    common = sorted(paths[0].keys() & paths[1].keys())
+    for step in common[:-1]:
+        _, differences = _read_both(paths[0][step], paths[1][step])
+        if differences:
+            yield _of_part(f"checkpoint {step}", differences)
+    held, rest = _read_both(paths[0][common[-1]], paths[1][common[-1]])
     for part, prefixes in _PARTS.items():
         of_part = [difference for difference in rest if difference.place.startswith(prefixes)]
         rest = [difference for difference in rest if difference not in of_part]
-        yield _of_part(part, of_part)
+        yield _of_part(part, of_part) if any(name.startswith(prefixes) for name in held) else Finding(part, NOTHING)
+    if single := sorted(paths[0].keys() ^ paths[1].keys()):
+        yield Finding("not compared", f"checkpoints of iteration {', '.join(map(str, single))}, which only one run has")
+
+
+def _by_step(folder: Path) -> dict[int, Path]:
+    """Iteration -> checkpoint."""
+    paths = layout.committed_checkpoints(folder)
+    return {step: path for path in paths if (step := layout.step_of(path)) is not None}
+
+
+def _read_both(straight: Path, interrupted: Path) -> tuple[list[str], list[Difference]]:
+    """What either of two checkpoints holds, by its place, and where they differ."""
+    one, other = reader.read_checkpoint(straight), reader.read_checkpoint(interrupted)
+    found = [difference for difference in checkpoint_differences(one, other) if difference.place != _CLOCK]
+    return [*_held(one), *_held(other)], found
+
+
+def _held(checkpoint: LoadedCheckpoint) -> list[str]:
+    """The places of a checkpoint that are not empty."""
+    parts: dict[str, Any] = {"counters": checkpoint.train_state, "metrics": checkpoint.metrics}
+    parts |= {f"weights {phase}": weights for phase, weights in checkpoint.weights.items()}
+    parts |= {f"training: {name}": value for name, value in (checkpoint.training or {}).items()}
+    return [place for place, value in parts.items() if not _is_empty(value)]
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a nested state has no value in it."""
+    if isinstance(value, Mapping):
+        return all(map(_is_empty, value.values()))
+    return value is None or (isinstance(value, list | tuple) and all(map(_is_empty, value)))
 
 
 def _of_part(part: str, differences: Sequence[Difference]) -> Finding:

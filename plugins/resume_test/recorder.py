@@ -16,9 +16,14 @@ from torch import Tensor
 
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.safetensors_io import bytes_of
+from pipeline.config.load import Config
 from pipeline.context import Context
+from pipeline.errors import PluginError
 from pipeline.hookspecs import hookimpl
 from pipeline.run.directory import MADE_BY
+from pipeline.run.session import load_stages
+from pipeline.user_code.class_path import describe
+from pipeline.user_code.plugins import load_plugins
 
 OPTIONS = "PIPELINE_RESUME_TEST"
 """The environment variable with the options as JSON: a config that named them would differ from one process to the next."""
@@ -54,6 +59,7 @@ class Recorder:
         path = Path(self.options.file)
         self.file = context["resources"].enter_context(path.open("a", buffering=1, encoding="utf-8"))
         self.runner = context["runner_name"]
+        self._write(volatile=volatile_patterns(context["config"], self.runner))
         if self.runner == self.options.kill_runner:
             iteration, checkpointer = self.options.kill_iteration, context["checkpointer"]
             context["train_state"] = Counters(context["train_state"], iteration, checkpointer)
@@ -71,7 +77,33 @@ class Recorder:
         self._record(context["train_state"]["iteration"], losses=exact)
 
     def _record(self, iteration: int, **values: Any) -> None:
-        self.file.write(json.dumps({"runner": self.runner, "iteration": iteration, **values}) + "\n")
+        self._write(iteration=iteration, **values)
+
+    def _write(self, **values: Any) -> None:
+        self.file.write(json.dumps({"runner": self.runner, **values}) + "\n")
+
+
+def volatile_patterns(config: Config, runner: str) -> dict[str, list[str]]:
+    """The name of a plugin's or stage's class -> its ``volatile``: the files in which two equal runs need not agree.
+
+    Raises:
+        PluginError: it is no tuple of names or patterns relative to the runner's folder.
+    """
+    plugins = [plugin.target for plugin in load_plugins(config.tree, config.workspace)]
+    stages = load_stages(config, config.runner(runner)).values()
+    patterns: dict[str, list[str]] = {}
+    for cls in (cls for cls in (*plugins, *stages) if isinstance(cls, type)):
+        names = getattr(cls, "volatile", ())
+        if not isinstance(names, tuple | list) or not all(map(_is_pattern, names)):
+            remedy = "write a tuple of file names or patterns relative to the runner's folder, as ('plot.png',)"
+            raise PluginError(f"{describe(cls)}: volatile is {names!r}; {remedy}")
+        if names:
+            patterns.setdefault(cls.__name__, []).extend(names)
+    return patterns
+
+
+def _is_pattern(name: object) -> bool:
+    return isinstance(name, str) and bool(name) and not name.startswith("/")
 
 
 class Counters(dict[str, int]):
@@ -105,10 +137,12 @@ class Recording:
     Attributes:
         batches: iteration -> the hash of its batch.
         losses: iteration -> name -> loss, as ``float.hex`` writes it.
+        volatile: class -> the files that it names volatile.
     """
 
     batches: dict[int, str] = field(default_factory=dict)
     losses: dict[int, dict[str, str]] = field(default_factory=dict)
+    volatile: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path, runner: str) -> Recording:
@@ -118,7 +152,9 @@ class Recording:
             entry: dict[str, Any] = json.loads(line)
             if entry["runner"] != runner:
                 continue
-            if "batch" in entry:
+            if "volatile" in entry:
+                recording.volatile = entry["volatile"]
+            elif "batch" in entry:
                 recording.batches[entry["iteration"]] = entry["batch"]
             else:
                 recording.losses[entry["iteration"]] = entry["losses"]

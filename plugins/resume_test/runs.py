@@ -15,7 +15,7 @@ from pipeline.checkpoint import layout
 from pipeline.config import yaml_tree
 from pipeline.config.load import Config
 from pipeline.errors import ConfigError, ExitCode, PipelineError
-from pipeline.run.directory import RunDirectory
+from pipeline.run.directory import DONE, RunDirectory
 from pipeline.run.resume import NEVER
 from pipeline.user_code.class_path import describe
 
@@ -164,8 +164,15 @@ class Runs:
 
 
 def iterations(directory: Path, runner: str) -> int:
-    """How many iterations a finished runner has made."""
-    return int(json.loads((directory / runner / "done.json").read_bytes())["iteration"])
+    """How many iterations a finished runner has made.
+
+    Raises:
+        RunError: ``is_exit`` has ended the run before.
+    """
+    done = directory / runner / DONE
+    if not done.is_file():
+        raise RunError(f"{runner}: context['is_exit'] ended the run before it was done; take that out to test it", 1)
+    return int(json.loads(done.read_bytes())["iteration"])
 
 
 def last_step(directory: Path, runner: str) -> int | None:

@@ -39,6 +39,27 @@ COUNTING = """
             self.seen += 1
             return torch.nn.functional.mse_loss(predictions, batch[1]) * self.seen
 """
+APPENDING = """
+    import time
+    from pipeline import hookimpl
+
+    class Plugin:
+        volatile = ("clock.txt",)
+
+        @hookimpl
+        def after_batch(self, context):
+            folder = context["run_dir"] / context["runner_name"]
+            with open(folder / "lines.txt", "a") as file:
+                file.write("a batch\\n")
+            (folder / "clock.txt").write_text(str(time.time()))
+"""
+EVALUATING = """
+    from pipeline import RunnerBase
+
+    class Runner(RunnerBase):
+        def run(self, context):
+            context["current_epoch"], context["metrics"] = 0, {}
+"""
 RANDOM = """
     import random, torch
     from torch.utils.data import Dataset
@@ -89,7 +110,8 @@ def test_a_run_that_can_be_resumed_is_equal_bit_for_bit(pipeline: Call, workspac
     assert second.startswith(
         "  killed after iteration 2, resumed after iteration 1\n  killed after iteration 5, resumed after iteration 4\n"
     )
-    assert [each.count("the same") for each in (first, second)] == [6, 6]
+    # Batches, metrics.jsonl, four parts of the checkpoint, the files; in the end those of the run directory.
+    assert [each.count("the same") for each in (first, second)] == [7, 8]
     assert second.endswith("\nequal, bit for bit\n")
     assert "measured" not in done.stdout
     assert Path("kept/straight/workspace/latest/second/checkpoints/step-000000000006").is_dir()
@@ -127,6 +149,26 @@ def test_a_run_that_never_repeats_itself_is_not_blamed_on_resuming(pipeline: Cal
     assert done.exit_code == 1, done.output
     assert "NOT equal; first, in before the kill: the batch of iteration 1\n" in done.stdout
     assert "The run does not repeat itself, even where nothing has interrupted it." in done.stdout
+
+
+@pytest.mark.slow
+def test_a_file_that_a_plugin_only_appends_to_is_found_and_a_volatile_one_listed(
+    pipeline: Call, linear: Path, workspace: Workspace
+) -> None:
+    workspace({"appending.py": APPENDING})
+    done = pipeline("resume-test", linear, 'plugins=["{workspace}/appending.py"]', "--at", 8)
+    assert done.exit_code == 1, done.output
+    assert parts(done)["lines.txt"] == "DIFFERS  from byte 96 on, in line 13"
+    assert "clock.txt (volatile in Plugin); timing.jsonl (volatile in MetricLog)" in done.stdout
+    assert done.stdout.count("DIFFERS") == 1
+
+
+@pytest.mark.slow
+def test_a_runner_that_makes_no_iteration_is_refused(pipeline: Call, linear: Path, workspace: Workspace) -> None:
+    workspace({"own.py": EVALUATING})
+    done = pipeline("resume-test", linear, "runner.train_runner.runner_class_path={workspace}/own.py", "--at", 1)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "train_runner: makes no iteration, as one that only evaluates, so there is none after which" in done.stderr
 
 
 @pytest.mark.slow

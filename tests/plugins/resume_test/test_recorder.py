@@ -1,4 +1,4 @@
-"""The counters that kill the process."""
+"""The counters that kill the process, and which files are volatile."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipeline_plugins.resume_test.recorder import Counters
+from pipeline_plugins.resume_test.recorder import Counters, volatile_patterns
 from torch import nn
 
+from pipeline.check.checker import check_or_raise
 from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.errors import PluginError
 
 
 def status(folder: Path, iteration: int) -> int:
@@ -42,3 +44,36 @@ def test_counters_that_are_restored_kill_nothing(tmp_path: Path) -> None:
     counters.update(iteration=5)
     counters["update"] = 5
     assert counters == {"iteration": 5, "update": 5}
+
+
+VOLATILE = """
+from pipeline import hookimpl, stages
+class Plugin:
+    volatile = {volatile}
+    @hookimpl
+    def before_epoch(self): pass
+class Terminal(stages.Terminal):
+    volatile = ["end.txt"]
+"""
+
+
+def patterns(linear: Path, volatile: str) -> dict[str, list[str]]:
+    """The volatile files of a config with a plugin and a terminal stage that name some."""
+    (linear.parent / "own.py").write_text(VOLATILE.replace("{volatile}", volatile), encoding="utf-8")
+    terminal = "runner.train_runner.terminal_class_path={workspace}/own.py"
+    return volatile_patterns(check_or_raise(linear, ['plugins=["{workspace}/own.py"]', terminal]), "train_runner")
+
+
+def test_plugins_and_stages_name_their_volatile_files(linear: Path) -> None:
+    expected = {"MetricLog": ["timing.jsonl"], "Plugin": ["a.png", "b/*"], "Terminal": ["end.txt"]}
+    assert patterns(linear, "('a.png', 'b/*')") == expected
+
+
+@pytest.mark.parametrize("volatile", ["'a.png'", "('/tmp/a.png',)", "(3,)", "('',)"])
+def test_volatile_files_are_names_relative_to_the_runners_folder(linear: Path, volatile: str) -> None:
+    what = (
+        f"own:Plugin: volatile is {volatile}; write a tuple of file names or patterns relative to the runner's folder"
+    )
+    with pytest.raises(PluginError) as error:
+        patterns(linear, volatile)
+    assert what in str(error.value)

@@ -60,8 +60,11 @@ def test_a_file_is_read_for_one_runner(tmp_path: Path) -> None:
     lines = [
         {"runner": "a", "iteration": 1, "batch": "x"},
         {"runner": "a", "iteration": 1, "losses": {"loss": "0x1.0p+0"}},
+        {"runner": "a", "volatile": {"Plot": ["plot.png"]}},
         {"runner": "b", "iteration": 1, "batch": "y"},
     ]
     (tmp_path / "recording").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    assert Recording.read(tmp_path / "recording", "a") == Recording({1: "x"}, {1: {"loss": "0x1.0p+0"}})
+    assert Recording.read(tmp_path / "recording", "a") == Recording(
+        {1: "x"}, {1: {"loss": "0x1.0p+0"}}, {"Plot": ["plot.png"]}
+    )
     assert Recording.read(tmp_path / "nothing", "a") == Recording()
