@@ -20,13 +20,13 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
+from pipeline_plugins.new.command import KINDS
 from pydantic import BaseModel
 from torch.utils.data import TensorDataset
 
 from pipeline import Brain, GeneralTrainer, OptimScheduler, RunOptions, hookspecs
 from pipeline.check.checker import check
 from pipeline.cli import group
-from pipeline.cli.new import KINDS
 from pipeline.config.aliases import RUNNER_ALIASES
 from pipeline.config.schema import DEFAULT_PLUGINS, ConfigSchema, DatasetSchema, Interval, PhaseSchema, RunnerSchema
 from pipeline.context import KEYS

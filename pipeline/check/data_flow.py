@@ -11,7 +11,7 @@ from functools import cache
 from pipeline.check.inspection import Setting, plain
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.yaml_tree import DEFAULT, Node
-from pipeline.context import KEYS, STAGES, STATUSES, TRAIN_STATE
+from pipeline.context import KEYS, STAGES, STATUSES, TRAIN_STATE, ContextKey
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import class_path, classes, source
 from pipeline.user_code.context_flow import ANY, Flow, Use
@@ -28,6 +28,12 @@ Definitions = Mapping[str, source.Definition | None]
 
 # The way out of a fault that is none.
 _DECLARE_IT = "; if a stage writes it where check cannot see it, declare it in the `writes` of that stage"
+
+
+def keys_at(stage: str) -> list[ContextKey]:
+    """The context keys that the trainer and the default stages have written when ``stage`` begins."""
+    earlier = list(STAGES)[: list(STAGES).index(stage)]
+    return [key for key in KEYS if key.name in TRAINER_KEYS or key.writer in earlier]
 
 
 def default_definition(stage: str) -> source.Definition:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from pipeline.checkpoint.reader import LoadedCheckpoint
 
 _LONGEST = 60
 
@@ -57,6 +59,20 @@ def differences(one: Any, other: Any, place: str = "") -> Iterator[Difference]:
         yield from _of_sequences(one, other, place)
     elif not _same(one, other):
         yield Difference(place, f"{_brief(one)} and {_brief(other)}")
+
+
+def checkpoint_differences(one: LoadedCheckpoint, other: LoadedCheckpoint) -> Iterator[Difference]:
+    """Where two checkpoints differ."""
+    yield from _of_parts("counters", one.train_state, other.train_state)
+    yield from _of_parts("metrics", one.metrics, other.metrics)
+    for phase in one.weights | other.weights:
+        yield from _of_parts(f"weights {phase}", one.weights.get(phase, {}), other.weights.get(phase, {}))
+    yield from _of_parts("training", one.training, other.training)
+
+
+def _of_parts(part: str, one: Any, other: Any) -> Iterator[Difference]:
+    for difference in differences(one, other):
+        yield replace(difference, place=f"{part}: {difference.place}" if difference.place else part)
 
 
 def _of_mappings(one: Mapping[Any, Any], other: Mapping[Any, Any], place: str) -> Iterator[Difference]:

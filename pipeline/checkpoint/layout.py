@@ -187,3 +187,21 @@ SUFFIX = ".safetensors"
 
 # Bytes of a ``state.json``.
 MAX_STATE = 16 * 2**20
+
+
+def parse_state(content: bytes, path: Path) -> dict[str, Any]:
+    """The counters and numbers of a ``state.json``.
+
+    Raises:
+        CheckpointError: it makes no sense.
+    """
+    try:
+        state: dict[str, Any] = json.loads(content)
+        counters, metrics = state["train_state"], state["metrics"]
+        phases = [*metrics.values(), *state.get("iterations", {}).values()]
+        whole = type(counters["iteration"]) is int and all(isinstance(numbers, dict) for numbers in phases)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: makes no sense ({error}); use another checkpoint") from error
+    if not whole:
+        raise CheckpointError(f"{path}: makes no sense; use another checkpoint")
+    return state

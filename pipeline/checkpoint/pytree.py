@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.checkpoint import safetensors_io, storage
-from pipeline.checkpoint.listing import METADATA
+from pipeline.checkpoint.header import METADATA
 from pipeline.errors import CheckpointError
 
 FORMAT = "1"

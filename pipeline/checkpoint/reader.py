@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeline.checkpoint import layout, listing, pytree, safetensors_io, storage
+from pipeline.checkpoint import layout, pytree, safetensors_io, storage
+from pipeline.checkpoint.header import read_header
 from pipeline.checkpoint.layout import MAX_STATE, STATE, SUFFIX, TRAINING
 from pipeline.checkpoint.safetensors_io import TensorFile
 from pipeline.errors import CheckpointError, one_of
@@ -62,7 +63,7 @@ def best_by_metric(paths: Iterable[Path], metric: str, mode: str) -> Path | None
 
 def _of(path: Path, before: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The numbers of a checkpoint that are of its own iteration; ``before``: the numbers of the checkpoint before it."""
-    state = listing.parse_state(storage.read_small(path / STATE, MAX_STATE), path / STATE)
+    state = layout.parse_state(storage.read_small(path / STATE, MAX_STATE), path / STATE)
     metrics, iteration = state["metrics"], state["train_state"]["iteration"]
     iterations = state.get("iterations", {} if metrics == before else iterations_at(metrics, iteration))
     own = {
@@ -160,7 +161,7 @@ def _without_state(path: Path) -> str:
 
 def _verify(path: Path, entry: layout.FileEntry) -> None:
     """Raise unless a file is as it was written; its header is checked first, which is quick."""
-    listing.read_header(path)
+    read_header(path)
     with storage.open_regular(path) as file:
         _compare_hash(path, hashlib.file_digest(file, "sha256").hexdigest(), entry)
 
@@ -184,7 +185,7 @@ def _state(path: Path, entry: layout.FileEntry) -> Mapping[str, Any]:
     file = path / STATE
     content = storage.read_small(file, MAX_STATE)
     _compare_hash(file, hashlib.sha256(content).hexdigest(), entry)
-    state = listing.parse_state(content, file)
+    state = layout.parse_state(content, file)
     iteration, step = state["train_state"]["iteration"], layout.step_of(path)
     if step is not None and iteration != step:
         raise CheckpointError(f"{file}: is of iteration {iteration}, and not of {path.name}; use another checkpoint")

@@ -13,8 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pipeline.checkpoint import listing
-from pipeline.checkpoint.listing import MAX_HEADER, MAX_TENSORS, METADATA
+from pipeline.checkpoint.header import MAX_HEADER, MAX_TENSORS, METADATA, read_header
 from pipeline.checkpoint.storage import at_path
 from pipeline.errors import CheckpointError
 
@@ -146,13 +145,13 @@ class TensorFile(NamedTuple):
 
 
 def read_tensors(path: Path) -> TensorFile:
-    """Read a whole safetensors file, after ``listing`` has checked its header more strictly than the library does.
+    """Read a whole safetensors file, after ``header`` has checked its header more strictly than the library does.
 
     Raises:
         CheckpointError: it is damaged, or something else.
         StorageError: the storage refuses for a reason that may pass.
     """
-    header = listing.read_header(path)
+    header = read_header(path)
     with at_path(path):
         try:
             check_memory(path.stat().st_size)

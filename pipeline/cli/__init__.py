@@ -40,8 +40,6 @@ from pipeline.errors import ClassPathError, ExitCode, PipelineError, one_of
 # Command -> what it does; each is in the module of its name, with ``_`` for ``-``.
 COMMANDS = {
     "check": "Name every mistake of a config, without running anything.",
-    "checkpoint": "List, show, verify, compare and export checkpoints.",
-    "new": "Write a workspace to edit, or a stage or plugin to add to one.",
     "resume": "Resume a run that was interrupted.",
     "run": "Run a config.",
     "show": "Print the resolved config, each value with where it came from.",

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint import layout, reader
-from pipeline.checkpoint.comparison import Difference
+from pipeline.checkpoint.comparison import Difference, checkpoint_differences
 from pipeline.checkpoint.reader import LoadedCheckpoint
-from pipeline.checkpoint.report import checkpoint_differences
 
 from .files import NOTHING, OURS, Finding, compare_files, file_difference, volatile_files
 from .recorder import Recording

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 import click
 from rich.table import Table
 
-from pipeline.check.data_flow import default_definition, flow_of_stage
-from pipeline.cli.new import first_line, keys_at, no_stage
+from pipeline.check.data_flow import default_definition, flow_of_stage, keys_at
 from pipeline.cli.options import print_tables
+from pipeline.errors import one_of
 from pipeline.stages.base import METHODS
 from pipeline.user_code import class_path, classes, source
 
@@ -23,7 +23,7 @@ def command(name: str | None) -> None:
     From source alone: one stage in full, or a line for each.
     """
     if name is not None and name not in METHODS:
-        raise click.UsageError(no_stage(name))
+        raise click.UsageError(f"there is no stage '{name}'{one_of(name, METHODS)}")
     print_tables(_one(name) if name else [_all()])
 
 
@@ -43,11 +43,11 @@ def _one(stage: str) -> Iterator[Table | str]:
     methods = _methods(default)
     reads, writes = _keys(default, stage)
     facts = {
-        "stage": f"{stage}: {first_line(base.__doc__)}",
+        "stage": f"{stage}: {_first_line(base.__doc__)}",
         "base class": class_path.describe(base),
         "method": _signature(methods.pop(method)),
         "config keys": f"{stage}_class_path, {stage}_args",
-        "default": f"{default.module.name}:{default.name}: {first_line(ast.get_docstring(default.node))}",
+        "default": f"{default.module.name}:{default.name}: {_first_line(ast.get_docstring(default.node))}",
         "arguments": _arguments(default) or "none",
         "reads": reads or "nothing",
         "writes": writes or "nothing",
@@ -55,7 +55,7 @@ def _one(stage: str) -> Iterator[Table | str]:
     yield _table(("", ""), facts.items())
     if methods:
         yield ""
-        rows = [(_signature(node), first_line(ast.get_docstring(node))) for node in methods.values()]
+        rows = [(_signature(node), _first_line(ast.get_docstring(node))) for node in methods.values()]
         yield _table(("methods to call or override", ""), rows)
     yield ""
     keys = [(key.name, key.type, key.writer, key.meaning) for key in keys_at(stage)]
@@ -67,6 +67,10 @@ def _methods(default: source.Definition) -> dict[str, source.FunctionNode]:
     above, _ = classes.ancestry(default)
     methods = {name: node for cls in reversed(above) for name, node in classes.methods(cls).items()}
     return {name: node for name, node in methods.items() if not name.startswith("_") and not node.decorator_list}
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").partition("\n")[0]
 
 
 def _arguments(default: source.Definition) -> str:

@@ -15,7 +15,7 @@ from pipeline.context import KEYS, STAGES
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "workspace_examples"
-TEMPLATES = REPOSITORY / "pipeline" / "cli" / "templates"
+TEMPLATES = REPOSITORY / "plugins" / "new" / "templates"
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 

@@ -14,7 +14,7 @@ import pytest
 from pipeline_plugins.metric_log import MetricLog
 
 from pipeline import Context, GeneralTrainer
-from pipeline.checkpoint import listing
+from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import StageError, StorageError
 
 
@@ -192,7 +192,7 @@ def test_a_tensor_with_one_number_that_a_plugin_reports_is_that_number(
     linear: Path, hook: str, line: str, name: str
 ) -> None:
     context = GeneralTrainer(reporting(linear, hook, line)).run()
-    (kept,) = {each.metrics["line"][name] for each in listing.list_checkpoints(context["checkpointer"].folder)}
+    (kept,) = {read_checkpoint(path).metrics["line"][name] for path in context["checkpointer"].all()}
     results = json.loads((context["run_dir"] / "train_runner" / "results.json").read_text(encoding="utf-8"))
     assert (results["metrics"]["line"][name], kept) == (1.5, 1.5)
 

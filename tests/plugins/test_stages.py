@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from pipeline import GeneralTrainer, stages
-from pipeline.cli.new import keys_at
+from pipeline.check.data_flow import keys_at
 from pipeline.run.session import RunnerSession
 from pipeline.stages.base import METHODS
 

@@ -1,21 +1,21 @@
-"""Checkpoints described, compared and exported."""
+"""Checkpoints described and exported."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from pipeline.checkpoint import layout, listing, pytree, reader, safetensors_io, storage
-from pipeline.checkpoint.comparison import Difference, differences
+from pipeline.checkpoint import layout, pytree, reader, safetensors_io, storage
+from pipeline.checkpoint.header import Entry, Header, read_header
 from pipeline.checkpoint.layout import SUFFIX, TRAINING
-from pipeline.checkpoint.listing import Entry, Header
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.errors import CheckpointError, ConfigError, one_of
+
+from .listing import describe_checkpoint
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -26,10 +26,10 @@ def describe(path: Path) -> dict[str, Any]:
         StorageError: the storage refuses for a reason that may pass.
     """
     files = layout.listed_files(path)
-    described = listing.describe_checkpoint(path)
+    described = describe_checkpoint(path)
     if described.problem:
         raise CheckpointError(described.problem)
-    headers = {name: listing.read_header(path / name) for name in files if name.endswith(SUFFIX)}
+    headers = {name: read_header(path / name) for name in files if name.endswith(SUFFIX)}
     weights = {name.removesuffix(SUFFIX): _tensors(path / name, headers[name]) for name in headers if name != TRAINING}
     return {
         "checkpoint": str(path),
@@ -130,17 +130,3 @@ def _tensors_of(loaded: LoadedCheckpoint, phase: str | None) -> dict[str, Tensor
     if phase is None and len(loaded.weights) > 1:
         return {f"{name}.{key}": value for name, some in loaded.weights.items() for key, value in some.items()}
     return loaded.weights[phase] if phase is not None else next(iter(loaded.weights.values()), {})
-
-
-def checkpoint_differences(one: LoadedCheckpoint, other: LoadedCheckpoint) -> Iterator[Difference]:
-    """Where two checkpoints differ."""
-    yield from _of_parts("counters", one.train_state, other.train_state)
-    yield from _of_parts("metrics", one.metrics, other.metrics)
-    for phase in one.weights | other.weights:
-        yield from _of_parts(f"weights {phase}", one.weights.get(phase, {}), other.weights.get(phase, {}))
-    yield from _of_parts("training", one.training, other.training)
-
-
-def _of_parts(part: str, one: Any, other: Any) -> Iterator[Difference]:
-    for difference in differences(one, other):
-        yield replace(difference, place=f"{part}: {difference.place}" if difference.place else part)

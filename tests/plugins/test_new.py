@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from pipeline_plugins.new.command import KINDS
 
 from pipeline.check.checker import check
-from pipeline.cli.new import KINDS, keys_at
+from pipeline.check.data_flow import keys_at
 from pipeline.context import KEYS
 from pipeline.stages.base import METHODS
 from pipeline.user_code.plugins import HOOKS
@@ -88,7 +89,7 @@ def test_everything_that_new_writes_is_typed(pipeline: Call, pytestconfig: pytes
 def test_without_a_kind_the_plain_one_is_written(pipeline: Call) -> None:
     Path("mine").mkdir()
     assert pipeline("new", "mine").stdout == pipeline("new", "other").stdout.replace("other", "mine")
-    template = REPOSITORY / "pipeline" / "cli" / "templates" / "plain"
+    template = REPOSITORY / "plugins" / "new" / "templates" / "plain"
     written = {path.name: path.read_bytes() for path in Path("mine").iterdir()}
     assert written == {path.name: path.read_bytes() for path in template.iterdir() if path.is_file()}
 

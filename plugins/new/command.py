@@ -12,8 +12,7 @@ from pathlib import Path
 import click
 
 from pipeline import hookspecs
-from pipeline.check.data_flow import TRAINER_KEYS
-from pipeline.cli import COMMANDS
+from pipeline.check.data_flow import keys_at
 from pipeline.context import KEYS, ContextKey
 from pipeline.errors import one_of
 from pipeline.stages.base import METHODS
@@ -26,19 +25,22 @@ KINDS = {
     "brain": "a Brain, with forward and losses of its own",
     "experiment": "a training written by hand, as one class",
 }
-_TEMPLATES = resources.files("pipeline.cli") / "templates"
+_TEMPLATES = resources.files(__package__) / "templates"
 
 
-@click.command("new", help=COMMANDS["new"])
+@click.command("new")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--kind", metavar="|".join(KINDS), help=f"The workspace: {'; '.join(map(': '.join, KINDS.items()))}.")
 @click.option("--stage", "stages", multiple=True, metavar="STAGE", help="Add a stage to DIR instead: startup, …")
 @click.option("--plugin", is_flag=True, help="Add a plugin to DIR instead.")
 def command(folder: Path, kind: str | None, stages: Sequence[str], plugin: bool) -> None:
-    """Without --stage and --plugin a whole workspace, into a folder that is new or empty."""
+    """Write a workspace to edit, or a stage or plugin to add to one.
+
+    Without --stage and --plugin a whole workspace, into a folder that is new or empty.
+    """
     for stage in stages:
         if stage not in METHODS:
-            raise click.UsageError(no_stage(stage))
+            raise click.UsageError(f"there is no stage '{stage}'{one_of(stage, METHODS)}")
     if not stages and not plugin:
         _workspace(folder, kind or "plain")
     elif kind:
@@ -96,17 +98,17 @@ def _stage(stage: str) -> str:
         .format(
             stage=stage,
             name=stage.capitalize(),
-            purpose=first_line(base.__doc__),
+            purpose=_first_line(base.__doc__),
             given=_described(keys_at(stage)),
             left=_described(key for key in KEYS if key.writer == stage),
             method=method,
-            does=first_line(getattr(base, method).__doc__),
+            does=_first_line(getattr(base, method).__doc__),
         )
     )
 
 
 def _plugin() -> str:
-    purposes = {name: first_line(getattr(hookspecs, name).__doc__) for name in HOOKS}
+    purposes = {name: _first_line(getattr(hookspecs, name).__doc__) for name in HOOKS}
     return (
         (_TEMPLATES / "parts" / "plugin.txt")
         .read_text(encoding="utf-8")
@@ -128,17 +130,6 @@ def _listed(entries: Iterable[str]) -> str:
     return "\n".join(textwrap.fill(entry, 118, initial_indent=" " * 8, subsequent_indent=" " * 12) for entry in entries)
 
 
-def no_stage(name: str) -> str:
-    """The message for a name that no stage has."""
-    return f"there is no stage '{name}'{one_of(name, METHODS)}"
-
-
-def keys_at(stage: str) -> list[ContextKey]:
-    """The context keys that the trainer and the default stages have written when ``stage`` begins."""
-    earlier = list(METHODS)[: list(METHODS).index(stage)]
-    return [key for key in KEYS if key.name in TRAINER_KEYS or key.writer in earlier]
-
-
-def first_line(text: str | None) -> str:
+def _first_line(text: str | None) -> str:
     """The first line of a docstring."""
     return (text or "").partition("\n")[0]

@@ -10,22 +10,26 @@ from pathlib import Path
 
 import click
 
-from pipeline.checkpoint import layout, listing
-from pipeline.checkpoint.listing import Checkpoint
+from pipeline.checkpoint import layout
 from pipeline.checkpoint.storage import finite
-from pipeline.cli import COMMANDS
 from pipeline.cli.options import size_in_words
 from pipeline.config import yaml_tree
 from pipeline.errors import ExitCode
+
+from . import listing
+from .listing import Checkpoint
 
 # Metrics that a line shows.
 _NUMBERS = 4
 _PATH = click.Path(path_type=Path)
 
 
-@click.group("checkpoint", help=COMMANDS["checkpoint"])
+@click.group("checkpoint")
 def command() -> None:
-    """Exit codes are those of a run, and 1 if something is damaged or different."""
+    """List, show, verify, compare and export checkpoints.
+
+    Exit codes are those of a run, and 1 if something is damaged or different.
+    """
 
 
 @command.command("ls", short_help="List checkpoints, as they describe themselves.")
@@ -51,7 +55,7 @@ def ls(path: Path, as_json: bool) -> None:
 @click.argument("path", type=_PATH)
 def show(path: Path) -> None:
     """Show, as YAML, the counters, numbers, files, tensors and training state of a checkpoint, or of the newest in PATH."""
-    from pipeline.checkpoint.report import describe  # noqa: PLC0415 - it imports torch
+    from .report import describe  # noqa: PLC0415 - it imports torch
 
     click.echo(yaml_tree.dump(describe(_one(path))), nl=False)
 
@@ -72,10 +76,10 @@ def verify(path: Path) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def diff(one: Path, other: Path, as_json: bool) -> None:
     """Compare weights, training state, counters and metrics bit for bit; exit 0 if they are equal, 1 if not."""
-    from pipeline.checkpoint import reader  # noqa: PLC0415 - it imports torch
-    from pipeline.checkpoint.report import checkpoint_differences  # noqa: PLC0415 - it imports torch
+    from pipeline.checkpoint.comparison import checkpoint_differences  # noqa: PLC0415 - it imports torch
+    from pipeline.checkpoint.reader import read_checkpoint  # noqa: PLC0415 - it imports torch
 
-    differences = list(checkpoint_differences(*(reader.read_checkpoint(_one(path)) for path in (one, other))))
+    differences = list(checkpoint_differences(*(read_checkpoint(_one(path)) for path in (one, other))))
     if as_json:
         click.echo(json.dumps(finite([asdict(difference) for difference in differences]), indent=2))
     else:
@@ -94,7 +98,7 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 def export(path: Path, output: Path, phase: str | None, force: bool) -> None:
     """Write the weights of a checkpoint, or of the newest in PATH, once they are verified."""
-    from pipeline.checkpoint import report  # noqa: PLC0415 - it imports torch
+    from . import report  # noqa: PLC0415 - it imports torch
 
     tensors = report.export(_one(path), output, phase, force=force)
     click.echo(f"{output}: {len(tensors)} tensors written", err=True)

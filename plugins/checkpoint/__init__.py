@@ -1,0 +1,1 @@
+"""``pipeline checkpoint``: checkpoints listed, shown, verified, compared and exported."""

@@ -1,0 +1,1 @@
+"""``pipeline new``: workspaces, stages and plugins to edit."""
