@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
 
@@ -97,8 +96,7 @@ class GeneralTrainer:
 
     def run_runner(self, name: str, run: Run) -> Context:
         """Run the stages of one runner; its resources are closed in any case, last opened first."""
-        resources = ExitStack()
-        runner = session.open_runner(name, run, resources, begin_fit)
+        runner = session.open_runner(name, run, begin_fit)
         try:
             runner.build_plugins()
             runner.hooks.before_pipeline(context=runner.context)
@@ -106,10 +104,10 @@ class GeneralTrainer:
             runner.context.enter("trainer")
             runner.completed = True
             runner.hooks.after_pipeline(context=runner.context)
-            resources.close()
+            runner.resources.close()
             run.finish_runner(runner)
         except BaseException as error:
-            failures.handle_failure(error, runner, resources, run)
+            failures.handle_failure(error, runner)
             raise
         return runner.context
 

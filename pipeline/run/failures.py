@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from loguru import logger
@@ -39,9 +39,9 @@ def reporting(run: Run) -> Iterator[None]:
         raise
 
 
-def handle_failure(error: BaseException, runner: RunnerSession, resources: ExitStack, run: Run) -> None:
+def handle_failure(error: BaseException, runner: RunnerSession) -> None:
     """Report the error, call ``abort``, and close the resources; an error on the way is logged beside the first."""
-    run.failed = True
+    runner.run.failed = True
     # A signal has to wait: the run is ending anyway, and nothing of that is left out.
     with SHUTDOWN.defer(lambda: None):
         context, stage = runner.context, runner.context.stage
@@ -60,11 +60,11 @@ def handle_failure(error: BaseException, runner: RunnerSession, resources: ExitS
             _best_effort("abort", _abort, runner, error)
         if not runner.completed:
             _best_effort("after_pipeline", lambda: runner.hooks.after_pipeline(context=context))
-        _best_effort("closing the resources", resources.close)
+        _best_effort("closing the resources", runner.resources.close)
         # Storage that has refused before refuses this as well, which is said once.
         level = "DEBUG" if isinstance(error, StorageError) else "ERROR"
-        _best_effort("context.json", run.write_accesses, level=level)
-        _best_effort("status.json", _write_status, error, headline, run.directory, runner.counters, level=level)
+        _best_effort("context.json", runner.run.write_accesses, level=level)
+        _best_effort("status.json", _write_status, error, headline, runner.run.directory, runner.counters, level=level)
 
 
 def _write_status(error: BaseException, headline: str, directory: RunDirectory, counters: Mapping[str, int]) -> None:

@@ -249,19 +249,18 @@ def env_was_read(context: Context) -> bool:
 BeginFit = Callable[[Context, list[PhaseSchema], RunnerSchema], None]
 
 
-def open_runner(name: str, run: Run, resources: ExitStack, begin_fit: BeginFit) -> RunnerSession:
+def open_runner(name: str, run: Run, begin_fit: BeginFit) -> RunnerSession:
     """Fill the context of a runner, and load its plugins.
 
     Args:
         name: of the runner.
         run: that it is part of.
-        resources: closed at its end, whatever happens.
         begin_fit: has the Brains begin their training.
     """
     # A config of its own: what a runner does to the arguments that it is given, the next does not see.
     config = run.config.in_run(run.directory.path)
     settings = config.runner(name)
-    manager, run_dir = plugin_manager(), run.directory.path
+    manager, run_dir, resources = plugin_manager(), run.directory.path, ExitStack()
     checkpointer = Checkpointer(run_dir / name / "checkpoints", keep_last=settings.keep_last, asynchronous=True)
     resources.callback(checkpointer.wait)
     context = _new_context(config, settings)
@@ -274,7 +273,7 @@ def open_runner(name: str, run: Run, resources: ExitStack, begin_fit: BeginFit) 
         torch.set_num_threads(settings.threads)
     if settings.deterministic:
         resources.enter_context(deterministic())
-    session = RunnerSession(run, config, settings, context, checkpointer, plugins, manager, begin_fit)
+    session = RunnerSession(run, config, settings, context, checkpointer, resources, plugins, manager, begin_fit)
     run.sessions[name] = session
     return session
 
@@ -320,9 +319,11 @@ class RunnerSession:
         settings: its part of the config.
         context: the context.
         checkpointer: saves and restores its checkpoints.
+        resources: closed at its end, whatever happens.
         plugins: its plugins, not yet built.
         manager: the plugins, once they are built.
         begin_fit: has the Brains begin their training.
+        counters: of the training, those of the context.
         mid_epoch: what may not change in the middle of an epoch.
         entered_runner: whether the runner stage was entered.
         exited: whether ``is_exit`` has ended it before its terminal stage: it is not done.
@@ -334,6 +335,7 @@ class RunnerSession:
     settings: RunnerSchema
     context: Context
     checkpointer: Checkpointer
+    resources: ExitStack
     plugins: list[Plugin]
     manager: pluggy.PluginManager
     begin_fit: BeginFit
