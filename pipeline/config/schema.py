@@ -117,30 +117,6 @@ _CLASS = {
     "additionalProperties": False,
 }
 
-_UPDATER = {
-    "type": "object",
-    "properties": {
-        "class_path": {**_STRING, "description": "a subclass of UpdaterBase"},
-        "args": {
-            "type": "object",
-            "description": "beside model, brain, optim_schedulers and loader, which it is given",
-        },
-    },
-    "required": ["class_path"],
-    "additionalProperties": False,
-}
-
-_BEST = {
-    "type": "object",
-    "properties": {
-        "metric": {**_STRING, "description": "`valid_loss`, or `valid_` and the name of one of the phase's metrics"},
-        "mode": {"enum": ["min", "max"], "description": "whether the smallest or the largest is the best"},
-        "count": {"type": "integer", "exclusiveMinimum": 0, "description": "how many are kept; 1 by default"},
-    },
-    "required": ["metric", "mode"],
-    "additionalProperties": False,
-}
-
 _OPTIMIZER = {
     "type": "object",
     "description": "the optimizer's class, and its arguments",
@@ -214,27 +190,31 @@ PluginValue = Annotated[
 ]
 
 
+# What is not known here is told by the check, which knows where each key was written.
+_INNER = ConfigDict(extra="allow", strict=True, title="mapping", json_schema_extra={"additionalProperties": False})
+
+
 class BestSettings(BaseModel):
     """Which checkpoint is the best: the one whose ``metric`` is the smallest or the largest."""
 
-    # What is not known here is told by the check, which knows where each key was written.
-    model_config = ConfigDict(extra="allow", strict=True)
-    metric: str
-    mode: Literal["min", "max"]
-    count: int = Field(1, gt=0)
+    model_config = _INNER
+    metric: str = Field(description="`valid_loss`, or `valid_` and the name of one of the phase's metrics")
+    mode: Literal["min", "max"] = Field(description="whether the smallest or the largest is the best")
+    count: int = Field(1, gt=0, description="how many are kept")
 
 
 class UpdaterSettings(BaseModel):
     """The class of an updater, and its own arguments."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
-    class_path: ClassPathValue
-    args: Arguments = Field(default_factory=dict)
+    model_config = _INNER
+    class_path: ClassPathValue = Field(description="a subclass of UpdaterBase")
+    args: Arguments = Field({}, description="beside model, brain, optim_schedulers and loader, which it is given")
 
 
-Best = Annotated[BestSettings, WithJsonSchema(_BEST)]
+# Written out in the schema of their section.
+Best = Annotated[BestSettings, WithJsonSchema(BestSettings.model_json_schema())]
 
-UpdaterValue = Annotated[UpdaterSettings, WithJsonSchema(_UPDATER)]
+UpdaterValue = Annotated[UpdaterSettings, WithJsonSchema(UpdaterSettings.model_json_schema())]
 
 
 def _stage(name: str) -> Any:

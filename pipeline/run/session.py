@@ -129,14 +129,7 @@ def load_class(config: Config, runner: RunnerSchema, key: str, name: str, base: 
     Raises:
         ClassPathError: it cannot be loaded; the message begins with where the config says so.
     """
-    path = getattr(runner, key)
-    try:
-        if isinstance(path, str):
-            path = class_path.parse(path, name=name, workspace=config.workspace)
-        return class_path.load_class(path, base)
-    except ClassPathError as error:
-        address = f"runner.{runner.name}.{key}"
-        raise ClassPathError(f"{config.origin(address)}: {address}: {error}", error.user_error) from error
+    return class_path.load_named(getattr(runner, key), f"runner.{runner.name}.{key}", name, config, base=base)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A class path of the config -> the class, and what it makes of its arguments; each error says where in the config."""
+"""What a class of the config makes of its arguments; each error says where in the config."""
 
 from __future__ import annotations
 
@@ -7,37 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline.config.load import Config
-from pipeline.errors import ClassPathError, ConfigError
-from pipeline.user_code import class_path
-
-
-def load(path: Any, address: str, name: str, config: Config, module: str = "", base: type | None = None) -> Any:
-    """What a class path of the config names; a class or function that a config in Python has is itself.
-
-    Args:
-        path: the class path.
-        address: its address.
-        name: the class meant where the path names only a file.
-        config: the config.
-        module: where a bare name is looked up.
-        base: what the class has to derive from; None where a function does as well.
-
-    Raises:
-        ClassPathError: it cannot be loaded; the message begins with where the config says so.
-    """
-    try:
-        if isinstance(path, str):
-            path = class_path.parse(path, name=name, workspace=config.workspace, module=module)
-        if base is not None:
-            return class_path.load_class(path, base)
-        return class_path.load(path) if isinstance(path, class_path.ClassPath) else path
-    except ClassPathError as error:
-        raise ClassPathError(f"{config.origin(address)}: {address}: {error}", error.user_error) from error
+from pipeline.errors import ConfigError
+from pipeline.user_code.class_path import load_named
 
 
 def load_optimizer(kind: Any, address: str, config: Config) -> Any:
     """The class that a class path of the config names; the name of one of torch's, or a class, stays as it is."""
-    return load(kind, address, "Optimizer", config) if isinstance(kind, str) and not kind.isidentifier() else kind
+    return load_named(kind, address, "Optimizer", config) if isinstance(kind, str) and not kind.isidentifier() else kind
 
 
 def make(cls: Callable[..., Any], arguments: Mapping[str, Any], address: str, place: str, *bases: type) -> Any:

@@ -13,12 +13,12 @@ from pipeline.context import Context
 from pipeline.data.loader import build_loader
 from pipeline.errors import ConfigError
 from pipeline.stages.base import NetworkBase
-from pipeline.stages.build import load, load_optimizer, make
+from pipeline.stages.build import load_optimizer, make
 from pipeline.training.brain import Brain, ModuleBrain
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.schedules import Constant
 from pipeline.training.updater import Updater, UpdaterBase
-from pipeline.user_code.class_path import MODULES, SCHEDULES, schedule_name
+from pipeline.user_code.class_path import MODULES, SCHEDULES, load_named, schedule_name
 from pipeline.user_code.tracebacks import error_context
 
 
@@ -56,10 +56,10 @@ class Network(NetworkBase):
     def build_dataset(self, settings: DatasetSchema, runner: RunnerSchema, context: Context) -> Any:
         """The loader of one item of ``dataset:``."""
         address, config = f"dataset.{settings.name}", context["config"]
-        dataset_class = load(settings.class_path, f"{address}.class_path", "Dataset", config)
+        dataset_class = load_named(settings.class_path, f"{address}.class_path", "Dataset", config)
         with error_context(address):
             dataset = dataset_class(**settings.args)
-        collate = settings.collate_fn and load(settings.collate_fn, f"{address}.collate_fn", "collate", config)
+        collate = settings.collate_fn and load_named(settings.collate_fn, f"{address}.collate_fn", "collate", config)
         with error_context(address):
             return build_loader(dataset, settings, runner.seed, context["device"], collate)
 
@@ -83,7 +83,7 @@ class Network(NetworkBase):
     def build_model(self, phase: PhaseSchema, context: Context) -> nn.Module | Brain:
         """The model, its parameters filled from ``modules`` and ``model_args``, else by name from ``hyper_parameters``."""
         address, hyper_parameters = f"phase.{phase.name}.model", context["hyper_parameters"]
-        model_class = load(phase.model, address, "Model", context["config"])
+        model_class = load_named(phase.model, address, "Model", context["config"])
         names = [name for name in inspect.signature(model_class).parameters if name in hyper_parameters]
         arguments = {name: hyper_parameters[name] for name in names} | phase.model_args
         bases: tuple[type, ...] = (nn.Module, Brain)
@@ -97,7 +97,7 @@ class Network(NetworkBase):
         modules = {}
         for name, settings in phase.modules.items():
             address = f"phase.{phase.name}.modules.{name}"
-            cls = load(settings["class"], f"{address}.class", "Module", context["config"], MODULES)
+            cls = load_named(settings["class"], f"{address}.class", "Module", context["config"], MODULES)
             modules[name] = make(cls, settings.get("args", {}), address, f"modules.{name}.args", nn.Module)
         return modules
 
@@ -115,7 +115,7 @@ class Network(NetworkBase):
             if phase.loss is None:
                 what = f"{address}.loss: {type(model).__name__} is a plain module and needs a loss"
                 raise ConfigError(f"{what}; add `loss:`")
-            loss = load(phase.loss, f"{address}.loss", "Loss", context["config"])
+            loss = load_named(phase.loss, f"{address}.loss", "Loss", context["config"])
             brain = ModuleBrain(model, loss() if isinstance(loss, type) else loss)
         what = f"{address}.model: {type(brain).__name__}"
         if ignored := brain._ignored_arguments():
@@ -150,7 +150,7 @@ class Network(NetworkBase):
         """One of ``optim_schedulers``; clipping and accumulation are the runner's where it says nothing."""
         settings, config = phase.optim_schedulers[name], context["config"]
         address = f"phase.{phase.name}.optim_schedulers.{name}"
-        cls = load(schedule_name(settings["class"]), f"{address}.class", "OptimScheduler", config, SCHEDULES)
+        cls = load_named(schedule_name(settings["class"]), f"{address}.class", "OptimScheduler", config, SCHEDULES)
         arguments = {"grad_clip": runner.grad_clip, "accum_grad": runner.accum_grad, **settings.get("args", {})}
         if "optim_type" in arguments:
             arguments["optim_type"] = load_optimizer(arguments["optim_type"], f"{address}.args.optim_type", config)
@@ -180,7 +180,9 @@ class Network(NetworkBase):
         if context["is_infer"] or phase.updater is None:
             return Updater(brain)
         address, loader = f"phase.{phase.name}.updater", context["dataset"][phase.dataset_name]
-        cls = load(phase.updater.class_path, f"{address}.class_path", "Updater", context["config"], base=UpdaterBase)
+        cls = load_named(
+            phase.updater.class_path, f"{address}.class_path", "Updater", context["config"], base=UpdaterBase
+        )
         ours = {"model": model, "brain": brain, "optim_schedulers": optim_schedulers, "loader": loader}
         names = inspect.signature(cls).parameters
         arguments = {**phase.updater.args, **{name: value for name, value in ours.items() if name in names}}

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.yaml_tree import resolve_path
 from pipeline.errors import ClassPathError, nearest, one_of
@@ -24,6 +24,9 @@ from pipeline.user_code.imports import no_python, wrong_imports
 from pipeline.user_code.source import find_spec
 from pipeline.user_code.tracebacks import import_failed, no_module
 from pipeline.workspaces import package_name
+
+if TYPE_CHECKING:  # a command of a package does not wait for pydantic
+    from pipeline.config.load import Config
 
 
 @dataclass(frozen=True)
@@ -212,6 +215,30 @@ def load_class(path: ClassPath | type, base: type) -> type:
     if inspect.isabstract(cls):
         raise ClassPathError(missing_methods(text, cls.__name__, sorted(getattr(cls, "__abstractmethods__", ()))))
     return cls
+
+
+def load_named(path: Any, address: str, name: str, config: Config, module: str = "", base: type | None = None) -> Any:
+    """What a class path of the config names; a class or function that a config in Python has is itself.
+
+    Args:
+        path: the class path.
+        address: its address.
+        name: the class meant where the path names only a file.
+        config: the config.
+        module: where a bare name is looked up.
+        base: what the class has to derive from; None where a function does as well.
+
+    Raises:
+        ClassPathError: it cannot be loaded; the message begins with where the config says so.
+    """
+    try:
+        if isinstance(path, str):
+            path = parse(path, name=name, workspace=config.workspace, module=module)
+        if base is not None:
+            return load_class(path, base)
+        return load(path) if isinstance(path, ClassPath) else path
+    except ClassPathError as error:
+        raise ClassPathError(f"{config.origin(address)}: {address}: {error}", error.user_error) from error
 
 
 def describe(cls: type | FunctionType) -> str:

@@ -85,7 +85,7 @@ def test_the_config_of_the_tests_is_not_marked(linear: Path) -> None:
         "hyper_parameters: {optimizer: {class: Adam, lr: 0.1, betas: [0.9, 0.99]}, any: {thing: [1]}}\n"
         + RUNNER.format("epochs: 1"),
         RUNNER.format(
-            "epochs: '${hyper_parameters.e}', print_interval: null, write_predictions: '${hyper_parameters.w}'"
+            "epochs: '${hyper_parameters.e}', print_interval: null, write_predictions: '${hyper_parameters.w}', on_save_error: '${hyper_parameters.o}'"
         ),
         RUNNER.format(
             "startup_args: '${hyper_parameters.args}', phases: '${hyper_parameters.p}', device: 'cuda:${env:N}'"
