@@ -199,33 +199,29 @@ class BatchRequests(Sampler[BatchRequest]):
 
     Args:
         indices: the sampler, any iterable.
-        epoch: of the next pass, from 0.
-        skip: how many of the first are left out.
         history: how many of the last are kept, to tell which of them a worker had.
 
     Attributes:
-        last: these.
+        epoch: of the next pass, from 0.
+        skip: how many of its first are left out.
+        last: the last ones.
     """
 
-    def __init__(self, indices: Any, epoch: int, skip: int = 0, history: int = 0) -> None:
-        self.indices, self.epoch, self.skip = indices, epoch, skip
+    def __init__(self, indices: Any, history: int) -> None:
+        self.indices, self.epoch, self.skip = indices, 0, 0
         self.last: deque[BatchRequest] = deque(maxlen=history)
 
     def __iter__(self) -> Iterator[BatchRequest]:
         """The requests of one epoch."""
-        epoch, position = self.epoch, 0
+        epoch, skip, position = self.epoch, self.skip, 0
         self.last.clear()
         for number, indices in enumerate(self.indices):
-            if number >= self.skip:
+            if number >= skip:
                 request = BatchRequest(epoch, position, indices)
                 if self.last.maxlen:
                     self.last.append(request)
                 yield request
             position += length_hint(indices, 1)
-
-    def __len__(self) -> int:
-        """How many they are."""
-        return max(0, len(self.indices) - self.skip)
 
 
 @dataclass(eq=False)

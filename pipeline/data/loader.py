@@ -6,7 +6,7 @@ import copy
 import inspect
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sized
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import torch
@@ -22,9 +22,10 @@ from torch.utils.data import (
 )
 
 from pipeline.config.schema import DatasetSchema
+from pipeline.config.yaml_tree import differences
 from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, draws_nothing
 from pipeline.data.rng import get_states, mix, set_states
-from pipeline.data.stream import Stream, StreamPosition, has_shard, has_state, state_of, unknown_position
+from pipeline.data.stream import Stream, StreamPosition, has_shard, has_state, state_of
 from pipeline.data.workers import IgnoreSignals, Workers, signals_blocked, without_death_reports
 from pipeline.errors import ConfigError, DataError, one_of
 from pipeline.signals import SHUTDOWN
@@ -165,6 +166,11 @@ class SeededLoader(DataLoader[Any]):
 
     Call ``loader.set_epoch(epoch)`` before each pass. In all else it is what torch makes of the arguments.
 
+    It has a state, as torchdata's StatefulDataLoader has: ``state_dict()`` is the place in the pass that began last, after
+    the batches that it has given so far, and the beginning of a pass where that one is over. After ``load_state_dict`` the
+    next pass has the batches behind that place, and the one after it is a whole one. What was done of a map-style dataset
+    is not fetched again, and a stream that has a state goes on from it; of any other stream it is read again, and dropped.
+
     Args:
         dataset: gives the samples.
         seed: None leaves the generators to chance, as torch does.
@@ -172,7 +178,6 @@ class SeededLoader(DataLoader[Any]):
         keywords: those of the DataLoader.
 
     Attributes:
-        position: of the pass that this loader is for; None where nobody asks. Only of a stream.
         requests: what its workers are asked for; only of a loader that fetches.
         progress: of its workers; only of a loader that fetches.
 
@@ -184,11 +189,15 @@ class SeededLoader(DataLoader[Any]):
         self.seed = seed
         self.where = where or type(dataset).__name__
         self.epoch = 0
-        self.position: StreamPosition | None = None
         self.requests: BatchRequests | None = None
         self.progress: Progress | None = None
         self._fetching: SeededLoader | None = None
+        # Of the pass that began last, until it is over: torch's iterator, how many batches are before it, the stream's place.
+        self._batches: Any = None
         self._skip = 0
+        self._position: StreamPosition | None = None
+        # At which the next pass begins; None: at its beginning.
+        self._start: dict[str, Any] | None = None
         if keywords.get("num_workers"):
             keywords["worker_init_fn"] = IgnoreSignals(keywords.get("worker_init_fn"))
         super().__init__(dataset, **keywords)
@@ -202,30 +211,119 @@ class SeededLoader(DataLoader[Any]):
             )
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch, from 0, also for the sampler and the dataset if they have ``set_epoch``."""
+        """Set the next epoch, from 0, also for the sampler and the dataset if they have ``set_epoch``.
+
+        The place in another epoch is forgotten.
+        """
+        if epoch != self.epoch:
+            self._batches = self._start = None
         self.epoch = epoch
-        if self.requests is not None:
-            self.requests.epoch = epoch
         _set_epoch_of_parts(self, epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the pass is after the batches that it has given, as plain data and tensors."""
+        if self._batches is not None:
+            return self.state_after(self._skip + self._batches._num_yielded)
+        return self._start or self.state_after(0)
+
+    def state_after(self, done: int) -> dict[str, Any]:
+        """The same after so many batches of the pass: all that it has given, or all but the last."""
+        state = {"epoch": self.epoch, "taken": done}
+        if not self.streams:
+            return {**state, "order": self.order()}
+        position = self._position or StreamPosition()
+        return {**state, "shares": self.shards, "batch_size": self.batch_size, **position.after(done)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin the next pass where ``state_dict`` says.
+
+        Raises:
+            DataError: it is no such state, or samples would come twice and others not at all.
+        """
+        if "taken" not in state:
+            keys = ", ".join(map(str, state)) or "no key"
+            raise DataError(f"{self.where}: a state has {keys} and not 'taken'; load what state_dict() has returned")
+        sampler, order = order_of(self), state.get("order")
+        if order and isinstance(sampler, EpochSampler) and self.seed is None and order["seed"] is not None:
+            # Drawn by chance, it stays that of the pass.
+            sampler.seed = order["seed"]
+        self._check_division(state)
+        if state.get("epoch", self.epoch) != self.epoch:
+            self.set_epoch(state["epoch"])
+        self._batches, self._start = None, {**state} if state["taken"] else None
+        if self._start:
+            warn_of_drawn_order(self)
+
+    def _check_division(self, state: Mapping[str, Any]) -> None:
+        """Raise if a pass would go on with other data, or a stream with other shards."""
+        what, before = "", None
+        if not self.streams:
+            lines = "; ".join(differences(state.get("order", self.order()), self.order(), self.where))
+            if lines:
+                why = "has changed in the middle of an epoch, and samples would come twice, and others not at all"
+                raise DataError(f"{lines}: {why}; set it back until the epoch is over")
+        elif state["shares"] != self.shards:
+            what, before = f"num_workers is {self.num_workers}", state["shares"]
+            why = "each worker reads a part of the stream"
+        elif not state["states"] and state["batch_size"] != self.batch_size:
+            what, before = f"batch_size is {self.batch_size}", state["batch_size"]
+            why = "the batches are counted to find the place in it"
+        if what:
+            remedy = f"{why}, so set it to {before} until the epoch is over"
+            raise DataError(f"{self.where}: {what}, and the epoch was begun with {before}; {remedy}")
+
+    def order(self) -> dict[str, Any]:
+        """What decides the order of a map-style dataset within an epoch."""
+        sampler = order_of(self)
+        shuffle = sampler.shuffle if isinstance(sampler, EpochSampler) else None
+        return {
+            "samples": length(self.dataset),
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "sampler": type(sampler).__name__,
+            "shuffle": shuffle,
+            "seed": sampler.seed if shuffle else None,
+        }
 
     def __iter__(self) -> Any:
         """The batches of the epoch; torch's own iterator, if no workers, messages or position of ours are needed."""
+        start, self._start = self._start, None
+        # Whether what ``shard`` returns has a state is known only in its worker.
+        may_have_state = self.streams and (has_state(self.dataset) or (self.shards > 1 and has_shard(self.dataset)))
+        if self.streams and start and not (start.get("states") and may_have_state):
+            return iter(FastForward(self, start["taken"]))
+        self._skip = start["taken"] if start else 0
+        self._position = StreamPosition(start, self.shards) if may_have_state else None
         uniform = type(self.dataset) is TensorDataset and type(self.sampler) is EpochSampler
         # Slices of tensors draw no random numbers and cannot fail: torch's own iterator is enough.
         certain = self.seed is None or (uniform and draws_nothing(self.dataset, self.collate_fn))
         if certain and not (self.streams or self._skip or self.num_workers):
-            return super().__iter__()
-        fetching = self._fetching or self._make_fetching()
+            return self._until_over(super().__iter__())
+        fetching = self._make_fetching() if self._fetching is None else self._fetching
         if self.persistent_workers:
             self._fetching = fetching
+        if fetching.requests is not None:
+            fetching.requests.epoch, fetching.requests.skip = self.epoch, self._skip
         if not fetching.progress:
-            batches: Any = DataLoader.__iter__(fetching)
+            batches = self._until_over(DataLoader.__iter__(fetching))
         else:
             # While its workers start, nobody could tell which one has died, and none ignores signals yet.
             with without_death_reports(), signals_blocked():
-                batches = DataLoader.__iter__(fetching)
-            batches = Workers(batches, self.where, fetching.progress, fetching.requests).batches()
-        return self.position.track(batches) if self.position else batches
+                iterator = DataLoader.__iter__(fetching)
+            workers = Workers(iterator, self.where, fetching.progress, fetching.requests)
+            batches = workers.batches(self._until_over(iterator))
+        return self._position.track(batches) if self._position else batches
+
+    def _until_over(self, batches: Any) -> Iterator[Any]:
+        """The batches of torch's iterator, which counts them; when they are over, so is the pass."""
+        self._batches = batches
+        # A generator around them would be a call more for each batch.
+        return chain(batches, self._end(batches))
+
+    def _end(self, batches: Any) -> Iterator[Any]:
+        if self._batches is batches:
+            self._batches = None
+        yield from ()
 
     def _make_fetching(self) -> SeededLoader:
         """This loader as its workers see it: the dataset returns whole batches, and nothing is left to collate."""
@@ -234,25 +332,17 @@ class SeededLoader(DataLoader[Any]):
             stream = Stream(
                 self.dataset, self.collate_fn, self.batch_size, self.drop_last, self.seed, self.epoch, self.where
             )
-            stream.position, stream.initial_state, stream.progress = self.position, self._initial_state, progress
+            stream.start = self._position.current if self._position else None
+            stream.initial_state, stream.progress = self._initial_state, progress
             return self.with_parts(dataset=stream, batch_sampler=None, collate_fn=_identity, progress=progress)
         batched = self.batch_sampler is not None
         # Enough to tell at which of them a worker failed: all those that it may not have answered.
         history = self.num_workers * (self.prefetch_factor or 0) + 1 if progress else 0
-        requests = BatchRequests(self.batch_sampler if batched else self.sampler, self.epoch, self._skip, history)
-        self.requests = requests
+        requests = BatchRequests(self.batch_sampler if batched else self.sampler, history)
         seed = None if draws_nothing(self.dataset, self.collate_fn) else self.seed
         dataset = FetchedDataset(self.dataset, self.collate_fn, seed, batched, self.where, progress)
         parts = {"dataset": dataset, "batch_sampler" if batched else "sampler": requests}
         return self.with_parts(**parts, collate_fn=_identity, progress=progress, requests=requests)
-
-    def with_position(self, state: Mapping[str, Any] | None = None) -> SeededLoader:
-        """The same loader of a stream for one pass, whose position it keeps.
-
-        Args:
-            state: of the position at which to go on; None: the beginning of the epoch.
-        """
-        return self.with_parts(position=StreamPosition(self.shards, self.batch_size, state))
 
     @property
     def shards(self) -> int:
@@ -262,7 +352,8 @@ class SeededLoader(DataLoader[Any]):
     def with_parts(self, **parts: Any) -> SeededLoader:
         """A copy of this loader with other parts, which a DataLoader does not allow to assign."""
         other = copy.copy(self)
-        vars(other).update({"_fetching": None, "requests": None, "_iterator": None, **parts})
+        of_passes = dict.fromkeys(("_fetching", "_iterator", "_batches", "_position", "_start"))
+        vars(other).update({**of_passes, **parts})
         return other
 
     def __len__(self) -> int:
@@ -272,7 +363,7 @@ class SeededLoader(DataLoader[Any]):
             TypeError: nobody knows, because the dataset has no length or a ``shard`` of its own.
         """
         if not self.streams:
-            return max(0, super().__len__() - self._skip)
+            return super().__len__()
         workers = self.shards
         if workers > 1 and has_shard(self.dataset):
             raise TypeError(f"{type(self.dataset).__name__} shares itself out, so its loader has no length")
@@ -328,16 +419,35 @@ def random_sampler_of(loader: Any) -> str:
     """The class of the sampler that draws another order in each epoch, so that a pass cannot be resumed.
 
     Returns:
-        ``""`` where the order is that of the dataset or depends on the epoch alone, and for a loader with
+        ``""`` where the order is that of the dataset or depends on the epoch alone, and for a loader not of ours with
         ``state_dict`` and ``load_state_dict``. An order that is neither counts as drawn.
     """
-    while isinstance(loader, LimitedLoader):
-        loader = loader.loader
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or has_state(loader):
+    loader = _whole(loader)
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or has_own_state(loader):
         return ""
     order = order_of(loader)
     certain = isinstance(order, SequentialSampler | list | tuple | range) or hasattr(order, "set_epoch")
     return "" if certain else type(order).__name__
+
+
+def warn_of_drawn_order(loader: Any) -> None:
+    """Warn that a pass goes on in another order."""
+    if sampler := random_sampler_of(loader):
+        other = f"its {sampler} draws another order than the one that was left"
+        where = getattr(loader, "where", type(loader).__name__)
+        logger.warning(f"{where}: {other}; make it with pipeline.data.loader.make_loader to go on exactly")
+
+
+def has_own_state(loader: Any) -> bool:
+    """Whether a loader that is not of ours has ``state_dict`` and ``load_state_dict``."""
+    loader = _whole(loader)
+    return has_state(loader) and not isinstance(loader, SeededLoader)
+
+
+def _whole(loader: Any) -> Any:
+    while isinstance(loader, _PartOfLoader):
+        loader = loader.loader
+    return loader
 
 
 def length(loader: Any) -> int | None:
@@ -368,11 +478,19 @@ class LimitedLoader(_PartOfLoader):
         count: how many.
     """
 
+    _taken = 0
+
     def __iter__(self) -> Iterator[Any]:
-        return islice(self.loader, self.count)
+        taken, self._taken = self._taken, 0
+        return islice(self.loader, max(0, self.count - taken))
 
     def __len__(self) -> int:
         return min(self.count, len(self.loader))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin the next pass where the state of a loader of ours says; it ends where it would have ended."""
+        self.loader.load_state_dict(state)
+        self._taken = state["taken"]
 
 
 class OverfitLoader(LimitedLoader):
@@ -413,33 +531,24 @@ def overfit_batches(loader: Any, count: int) -> OverfitLoader:
 def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None = None) -> Any:
     """The batches of a pass after the first ``done``; ``position_of`` gives the position in them.
 
-    Of a map-style dataset the first are not fetched, and a stream that has a state goes on from it. Of anything else
-    they are read again, and dropped.
-
     Args:
         loader: of the pass.
         done: how many batches of it are done.
-        position: what ``position_of`` returned then.
+        position: what ``position_of`` returned then; without it the batches of a stream are read again.
 
     Raises:
-        DataError: a stream was divided among another number of workers.
+        DataError: the position is one in other data.
     """
     if isinstance(loader, LimitedLoader):
         return LimitedLoader(remaining_batches(loader.loader, done, position), max(0, loader.count - done))
-    if not isinstance(loader, SeededLoader):
-        if done and position and has_state(loader):
-            loader.load_state_dict(position["loader"])
-            return loader
-        return FastForward(loader, done) if done else loader
-    if not loader.streams:
-        return loader.with_parts(_skip=done) if done else loader
-    if done and position:
-        _check_division(loader, position)
-    # Whether what ``shard`` returns has a state is known only in its worker.
-    may_have_state = has_state(loader.dataset) or (loader.shards > 1 and has_shard(loader.dataset))
-    if done and position and position["states"] and may_have_state:
-        return loader.with_position(position)
-    loader = loader.with_position() if may_have_state else loader
+    if isinstance(loader, SeededLoader):
+        # A copy, whose place another pass over the same loader leaves alone; but workers that stay belong to the loader.
+        loader = loader if loader.persistent_workers else loader.with_parts()
+        loader.load_state_dict(position or loader.state_after(done))
+        return loader
+    if done and position and has_own_state(loader):
+        loader.load_state_dict(position["loader"])
+        return loader
     return FastForward(loader, done) if done else loader
 
 
@@ -450,29 +559,10 @@ def position_of(loader: Any, done: int) -> dict[str, Any] | None:
         loader: what ``remaining_batches`` returned for it.
         done: how many batches of the pass are done: all that it has given, or all but the last.
     """
-    while isinstance(loader, LimitedLoader | FastForward):
-        loader = loader.loader
-    if not isinstance(loader, SeededLoader) and has_state(loader):
-        return {"loader": state_of(loader, "the training data")}
-    if not isinstance(loader, SeededLoader) or not loader.streams:
-        return None
-    if loader.position:
-        return loader.position.state_dict(done)
-    return unknown_position(loader.shards, loader.batch_size, done)
-
-
-def _check_division(loader: SeededLoader, position: Mapping[str, Any]) -> None:
-    """Raise if a stream is resumed with other shards: some samples would come twice, and others not at all."""
-    if position["shares"] != loader.shards:
-        what, before = f"num_workers is {loader.num_workers}", position["shares"]
-        why = "each worker reads a part of the stream"
-    elif not position["states"] and position["batch_size"] != loader.batch_size:
-        what, before = f"batch_size is {loader.batch_size}", position["batch_size"]
-        why = "the batches are counted to find the place in it"
-    else:
-        return
-    remedy = f"{why}, so set it to {before} until the epoch is over"
-    raise DataError(f"{loader.where}: {what}, and the epoch was begun with {before}; {remedy}")
+    loader = _whole(loader)
+    if isinstance(loader, SeededLoader):
+        return loader.state_after(done)
+    return {"loader": state_of(loader, "the training data")} if has_state(loader) else None
 
 
 class FastForward(_PartOfLoader):
@@ -480,6 +570,7 @@ class FastForward(_PartOfLoader):
 
     def __iter__(self) -> Iterator[Any]:
         remedy = "; state_dict and load_state_dict in its dataset would spare that"
+        warn_of_drawn_order(self.loader)
         logger.warning(
             f"{self.count} batches of the epoch are read again, to go on after them: a stream has no index"
             + (remedy if isinstance(self.loader, SeededLoader) else "")
@@ -498,9 +589,6 @@ class FastForward(_PartOfLoader):
             )
         return batches
 
-    def __len__(self) -> int:
-        return max(0, len(self.loader) - self.count)
-
 
 def first_batch(loader: Any) -> Any:
     """The first batch of a loader; random generators, samplers and streams stay as they are.
@@ -514,8 +602,7 @@ def first_batch(loader: Any) -> Any:
     Raises:
         DataError: it gives no batch, or can be iterated only once.
     """
-    while isinstance(loader, LimitedLoader):
-        loader = loader.loader
+    loader = _whole(loader)
     states = get_states()
     try:
         batches = iter(_copy(loader) if isinstance(loader, DataLoader) else loader)

@@ -46,49 +46,40 @@ class StreamPosition:
     """The position of one pass over a stream.
 
     Args:
+        state: with ``taken``, ``last`` and ``states``, where to go on; None: the beginning of the epoch.
         shards: into how many parts the stream is divided: one for each worker.
-        batch_size: of the loader.
-        state: a ``state_dict`` with states, at which to go on; None: the beginning of the epoch.
 
     Attributes:
-        states: shard -> its state after the last batch of it; None where there was none yet.
-        last: which shard the last batch was from; the next one is from the one after it.
-        done: how many batches of the pass were given so far.
+        current: ``taken``: how many batches of the pass were given so far; ``last``: which shard the last one was from, the
+            next is from the one after it; ``states``: of each shard after its last batch, None where it had none yet; or
+            None in place of the list, where the dataset has no state.
+        previous: the same before the last batch.
     """
 
-    def __init__(self, shards: int, batch_size: int | None, state: Mapping[str, Any] | None = None) -> None:
-        self.shards, self.batch_size = shards, batch_size
-        position = state or {"taken": 0, "last": shards - 1, "states": [None] * shards}
-        self.done, self.last = position["taken"], position["last"]
-        self.states: list[dict[str, Any] | None] = list(position["states"])
-        self._has_states = True
-        self._previous: tuple[int, int, dict[str, Any] | None] = (shards - 1, 0, None)
+    def __init__(self, state: Mapping[str, Any] | None = None, shards: int = 1) -> None:
+        state = state or {"taken": 0, "last": shards - 1, "states": [None] * shards}
+        self.current = self.previous = {name: state[name] for name in ("taken", "last", "states")}
 
     def track(self, batches: Iterable[BatchWithState]) -> Iterator[Any]:
         """The batches, while the position moves with them."""
         for batch, shard, state in batches:
-            self._previous = (self.last, shard, self.states[shard])
-            self.last, self.states[shard] = shard, state
-            self.done += 1
-            self._has_states = self._has_states and state is not None
+            before = self.previous = self.current
+            states = before["states"]
+            if states is not None:
+                states = None if state is None else [*states[:shard], state, *states[shard + 1 :]]
+            self.current = {"taken": before["taken"] + 1, "last": shard, "states": states}
             yield batch
 
-    def state_dict(self, done: int) -> dict[str, Any]:
-        """The position after so many batches of the pass, as plain data: all that were given, or all but the last."""
-        ahead = self.done - done
-        position = unknown_position(self.shards, self.batch_size, done)
-        if not self._has_states or ahead not in {0, 1}:
-            return position
-        last, states = self.last, list(self.states)
-        if ahead:
-            last, shard, state = self._previous
-            states[shard] = state
-        return {**position, "last": last, "states": states}
+    def after(self, done: int) -> dict[str, Any]:
+        """The position after so many batches of the pass: all that were given, or all but the last.
 
-
-def unknown_position(shards: int, batch_size: int | None, done: int) -> dict[str, Any]:
-    """The position where the dataset has no state: enough to see whether counting batches leads there."""
-    return {"shares": shards, "batch_size": batch_size, "taken": done, "last": None, "states": None}
+        Where the dataset has no state, that number is all that is known.
+        """
+        known = (position for position in (self.current, self.previous) if position["states"])
+        return next(
+            (position for position in known if position["taken"] == done),
+            {"taken": done, "last": None, "states": None},
+        )
 
 
 def has_state(dataset: Any) -> bool:
@@ -121,7 +112,7 @@ class Shard:
     """
 
     def __init__(self, stream: Stream, number: int, count: int, seed: int | None) -> None:
-        states = stream.position.states if stream.position else [None] * count
+        states = stream.start["states"] if stream.start else [None] * count
         self.stream, self.number, self.count = stream, number, count
         # A shard without a state yet is shuffled as the others were.
         self.seed = next((state["seed"] for state in states if state), seed)
@@ -150,7 +141,7 @@ class Shard:
             except Exception as error:
                 yield WorkerFailure.or_raise(error)
                 return
-            if stream.position:
+            if stream.start:
                 counts = {"batches": number + 1, "ended": len(fetched) < size, "seed": self.seed}
                 batch = BatchWithState(batch, self.number, {**counts, **state} if state else None)
             yield batch
@@ -163,7 +154,7 @@ class Shard:
         try:
             with rng.drawing(), only_worker():
                 batch = list(islice(samples, stream.batch_size or 1))
-                if not (stream.position and has_state(self.dataset)):
+                if not (stream.start and has_state(self.dataset)):
                     return batch, None
                 state = state_of(self.dataset, stream.where)
                 return batch, {"dataset": state, "draws": None if self.seed is None else cpu_random_state()}
@@ -255,7 +246,7 @@ class Stream(IterableDataset[Any]):
         seed: of the random generators; None leaves them to chance.
         epoch: from 0.
         where: what messages begin with.
-        position: of the pass; then it gives each batch as a ``BatchWithState``. None: nobody asks.
+        start: the position where the pass begins; then it gives each batch as a ``BatchWithState``. None: it has no state.
         initial_state: with which the dataset begins each epoch in the process that trains, where it keeps its place itself.
         progress: of the workers.
     """
@@ -267,7 +258,7 @@ class Stream(IterableDataset[Any]):
     seed: int | None
     epoch: int
     where: str
-    position: StreamPosition | None = None
+    start: Mapping[str, Any] | None = None
     initial_state: Any = None
     progress: Progress | None = None
 
@@ -276,7 +267,7 @@ class Stream(IterableDataset[Any]):
         info, number, count, seed = get_worker_info(), 0, 1, self.seed
         if info:
             # In a pass that goes on, the first worker has the shard whose turn it is.
-            first = (self.position.last + 1) if self.position else 0
+            first = self.start["last"] + 1 if self.start else 0
             number, count = (info.id + first) % info.num_workers, info.num_workers
             # By chance, but by the same in all workers: torch gives each the sum of one number and its own.
             seed = info.seed - info.id if seed is None else seed

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import Any
@@ -42,8 +42,8 @@ class Workers:
         self.iterator, self.where, self.progress, self.requests = iterator, where, progress, requests
         RUNNING.add(self)
 
-    def batches(self) -> Iterator[Any]:
-        """The batches.
+    def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches of the iterator.
 
         Raises:
             DataError: a worker died, did not answer within the loader's ``timeout``, or found fault with the data.
@@ -52,7 +52,7 @@ class Workers:
         """
         failure = None
         try:
-            for batch in self.iterator:
+            for batch in batches:
                 if type(batch) is WorkerFailure:
                     failure = batch
                     break

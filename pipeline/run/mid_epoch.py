@@ -96,18 +96,7 @@ class MidEpoch:
 
 def _order(loader: Any) -> dict[str, Any] | None:
     """What decides the order of a map-style dataset; None for anything else, which keeps its position itself."""
-    if not isinstance(loader, SeededLoader) or loader.streams:
-        return None
-    sampler = order_of(loader)
-    is_ours = isinstance(sampler, EpochSampler)
-    return {
-        "samples": len(loader.dataset),  # type: ignore[arg-type]  # a map-style dataset of a run has a length
-        "batch_size": loader.batch_size,
-        "drop_last": loader.drop_last,
-        "sampler": type(sampler).__name__,
-        "shuffle": sampler.shuffle if is_ours else None,
-        "seed": sampler.seed if is_ours and sampler.shuffle else None,
-    }
+    return loader.order() if isinstance(loader, SeededLoader) and not loader.streams else None
 
 
 def _refuse(checkpoint: LoadedCheckpoint, lines: list[str], why: str) -> None:

@@ -23,7 +23,7 @@ from pipeline.config import yaml_tree
 from pipeline.config.schema import parse_intervals
 from pipeline.context import TRAIN_STATE, Context
 from pipeline.data.batch import count_samples, to_device
-from pipeline.data.loader import SeededLoader, length, position_of, random_sampler_of, remaining_batches, set_epoch
+from pipeline.data.loader import SeededLoader, length, position_of, remaining_batches, set_epoch
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
 from pipeline.run.device import resolve_device
 from pipeline.signals import SHUTDOWN, ExitError, exit_requested
@@ -104,9 +104,6 @@ class Batches:
 
     def _iterator(self) -> Iterator[Any]:
         if self._rest is None:
-            if self.count and (sampler := random_sampler_of(self.loader)):
-                other = f"its {sampler} draws another order than the one that was left"
-                logger.warning(f"train_loader: {other}; make it with pipeline.data.loader.make_loader to go on exactly")
             self._reading = remaining_batches(self.loader, self.count, self._place)
             self._rest = iter(self._reading)
         return self._rest

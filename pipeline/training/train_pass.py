@@ -8,8 +8,7 @@ from typing import Any
 from pipeline.checkpoint.state import restore_random_state
 from pipeline.context import Context
 from pipeline.data.batch import on_device
-from pipeline.data.loader import length, random_sampler_of, remaining_batches, set_epoch
-from pipeline.data.stream import has_state
+from pipeline.data.loader import has_own_state, length, random_sampler_of, remaining_batches, set_epoch
 from pipeline.data.workers import supervise_workers
 from pipeline.errors import DataError
 from pipeline.signals import SHUTDOWN, exit_requested
@@ -117,7 +116,7 @@ def train_epoch(
     brain._pass_loader = remaining
     batches: Iterable[Any] = iter(on_device(remaining, brain.device))
     # An interrupted wait may lose a batch: where nothing says which one, no resumed run could make it again.
-    if getattr(remaining, "num_workers", 0) and not random_sampler_of(remaining) and not has_state(remaining):
+    if getattr(remaining, "num_workers", 0) and not random_sampler_of(remaining) and not has_own_state(remaining):
         batches = SHUTDOWN.interruptible(batches, lambda: on_due(counters["iteration"]))
     if pass_state:
         # Only now: the start of an iteration over the loader draws a number, as it did when the pass began.

@@ -45,7 +45,6 @@ def test_the_batches_after_some_are_those_of_the_whole_epoch(taken: int, workers
     set_epoch(loader, 2)
     whole = list(loader)
     assert equal(list(remaining_batches(loader, taken)), whole[taken:])
-    assert len(remaining_batches(loader, taken)) == len(whole) - taken
     assert equal(list(loader), whole)
 
 
