@@ -237,6 +237,7 @@ class Config:
         reads: what of it was read so far.
         sources: the files of user code that it names, and their neighbours; filled in by the check.
         swaps: what changes where a stage is not the default; filled in by the check.
+        notes: what is no fault, but perhaps not meant; filled in by the check.
         overrides: those that it was read with.
         links: address -> the absolute path that was given there, where it leads over links; the tree has where it leads.
     """
@@ -248,6 +249,7 @@ class Config:
     reads: UsageTracker = field(default_factory=UsageTracker)
     sources: list[Path] = field(default_factory=list)
     swaps: str = ""
+    notes: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
     links: dict[str, str] = field(default_factory=dict)
 
@@ -309,7 +311,7 @@ class Config:
                 node.value = node.value.replace("{run_dir}", str(run_dir))
         settings, _ = schema.validate(tree)
         assert settings, "replacing a placeholder in strings keeps a config valid"
-        return Config(tree, settings, self.path, self.workspace, self.reads)
+        return Config(tree, settings, self.path, self.workspace, self.reads, notes=self.notes)
 
     def leading(self, links: Mapping[str, str]) -> Config:
         """The same config with these links as they once were: path with links -> path without."""

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.check.checker import check
-from pipeline.check.phase import notes
-from pipeline.config.load import ConfigBuilder
+from pipeline.check.checker import check, inspect
 
 Workspace = Callable[..., Path]
 Faults = Callable[..., list[str]]
@@ -102,7 +100,7 @@ def test_two_phases_with_one_file_get_a_note_that_each_has_its_own_model(
     faults: Faults, keys: str, noted: bool
 ) -> None:
     assert faults(keys) == []
-    found = ConfigBuilder("config.yaml").config
+    found = inspect("config.yaml").config
     assert found is not None
     what = "'own.py' is the model of phase 'first' too, and each gets one of its own; to share one, write `model_of: first`"
-    assert notes(found) == ([f"config.yaml:6: phase.second.model: {what}"] if noted else [])
+    assert found.notes == ([f"config.yaml:6: phase.second.model: {what}"] if noted else [])
