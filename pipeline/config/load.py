@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from pipeline.config import aliases, schema, yaml_tree
 from pipeline.config.interpolation import References
 from pipeline.config.usage import UsageTracker
+from pipeline.config.validation import validate
 from pipeline.config.yaml_tree import DEFAULT, MAX_DEPTH, Node, Origin, from_plain, refusal, resolve_path, unique_nodes
 from pipeline.errors import ConfigError, Fault, nearest, one_of
 
@@ -309,7 +310,7 @@ class Config:
         for _, node in tree.walk():
             if isinstance(node.value, str):
                 node.value = node.value.replace("{run_dir}", str(run_dir))
-        settings, _ = schema.validate(tree)
+        settings, _ = validate(tree)
         assert settings, "replacing a placeholder in strings keeps a config valid"
         return Config(tree, settings, self.path, self.workspace, self.reads, notes=self.notes)
 
@@ -353,7 +354,7 @@ class ConfigBuilder:
         for override in overrides:
             self.faults += apply_overrides(override, self.tree)
         self._resolve(self.tree)
-        settings, faults = schema.validate(self.tree)
+        settings, faults = validate(self.tree)
         # A value that could not be made out, such as a reference to nothing, is wrong in no other way.
         places = {_sort_key(fault) for fault in self.faults}
         self.faults += [fault for fault in faults if _sort_key(fault) not in places]

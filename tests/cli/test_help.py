@@ -63,7 +63,6 @@ USAGE = {
     "check": "CONFIG [KEY=VALUE]…",
     "resume": "RUN_DIR|CHECKPOINT",
     "run": "CONFIG [KEY=VALUE]…",
-    "show": "CONFIG [KEY=VALUE]…",
 }
 
 
@@ -92,7 +91,7 @@ def test_each_command_is_in_the_module_of_its_name(name: str) -> None:
         (["check", "--jsn", "config.yaml"], "No such option '--jsn'. Did you mean '--json'?"),
         (["run", "config.yaml", "--nproc", "0"], "0 is not in the range x>=1"),
         (["check"], "name a config"),
-        (["show", "a.yaml", "b.yaml"], "name one config, not 2: a.yaml b.yaml; an override has the form KEY=VALUE"),
+        (["check", "a.yaml", "b.yaml"], "name one config, not 2: a.yaml b.yaml; an override has the form KEY=VALUE"),
         (["check", "-m", "a.yaml", "b.yaml"], "name one config, not 2: a.yaml b.yaml"),
     ],
 )
@@ -118,7 +117,7 @@ def test_torch_is_imported_only_where_it_is_needed() -> None:
         or not any(f"{name}.".startswith(f"pipeline.{part}.") for part in WITH_TORCH)
     ]
     found = modules_after("\n".join(f"import {name}" for name in names))
-    assert {"pipeline.check.checker", "pipeline.cli.show", "pipeline.stages.base"} <= set(names) <= found
+    assert {"pipeline.check.checker", "pipeline.cli.check", "pipeline.stages.base"} <= set(names) <= found
     assert "torch" not in found
 
 

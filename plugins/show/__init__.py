@@ -1,0 +1,1 @@
+"""``pipeline show``: the resolved config, each value with where it came from."""
