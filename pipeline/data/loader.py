@@ -96,7 +96,8 @@ def make_loader(
             kind = f"{type(dataset).__name__} is an IterableDataset"
             raise DataError(f"{where}: shuffle: true needs indices, and {kind}; shuffle in the dataset itself")
     elif not ordered:
-        keywords["sampler"] = EpochSampler(length_of(dataset, where), shuffle, seed)
+        refuse_without_samples(dataset, where)
+        keywords["sampler"] = EpochSampler(dataset, shuffle, seed)
         shuffle = False
     if keywords.get("timeout") and not keywords.get("num_workers"):
         waits = f"timeout: {keywords['timeout']} is how long workers are waited for, and there are none"
@@ -104,11 +105,11 @@ def make_loader(
     return SeededLoader(dataset, seed=seed, where=where, shuffle=shuffle, batch_size=batch_size, **keywords)
 
 
-def length_of(dataset: Any, where: str) -> int:
-    """How many samples a dataset has.
+def refuse_without_samples(dataset: Any, where: str) -> None:
+    """Raise for a dataset that has none.
 
     Raises:
-        DataError: none, or nobody knows.
+        DataError: it has none, or nobody knows how many.
     """
     name = type(dataset).__name__
     if not isinstance(dataset, Sized):
@@ -122,20 +123,19 @@ def length_of(dataset: Any, where: str) -> int:
         raise DataError(f"{where}: {name}.__len__ gives no length ({error}); return an int of 0 or more") from error
     if not length:
         raise DataError(f"{where}: {name} has no samples; check its arguments")
-    return length
 
 
 class EpochSampler(Sampler[int]):
     """Indices in order, or in a new order for each epoch.
 
     Args:
-        length: how many samples there are.
+        data_source: the samples; there may be more or fewer of them in the next epoch.
         shuffle: whether to shuffle.
         seed: with the epoch it decides the order; None draws one from torch, if it is needed.
     """
 
-    def __init__(self, length: int, shuffle: bool, seed: int | None) -> None:
-        self.length, self.shuffle, self.epoch = length, shuffle, 0
+    def __init__(self, data_source: Sized, shuffle: bool, seed: int | None) -> None:
+        self.data_source, self.shuffle, self.epoch = data_source, shuffle, 0
         draw = seed is None and shuffle
         self.seed = int(torch.randint(2**31, ()).item()) if draw else seed or 0
 
@@ -145,14 +145,14 @@ class EpochSampler(Sampler[int]):
 
     def __len__(self) -> int:
         """How many samples there are."""
-        return self.length
+        return len(self.data_source)
 
     def __iter__(self) -> Iterator[int]:
         """The indices of one epoch."""
         if not self.shuffle:
-            return iter(range(self.length))
+            return iter(range(len(self)))
         generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
-        return iter(torch.randperm(self.length, generator=generator).tolist())
+        return iter(torch.randperm(len(self), generator=generator).tolist())
 
 
 class SeededLoader(DataLoader[Any]):
@@ -514,7 +514,7 @@ def overfit_batches(loader: Any, count: int) -> OverfitLoader:
         return overfit_batches(loader.loader, min(count, loader.count))
     order = order_of(loader)
     if isinstance(loader, SeededLoader) and isinstance(order, EpochSampler):
-        ordered, batches = EpochSampler(len(order), shuffle=False, seed=order.seed), loader.batch_sampler
+        ordered, batches = EpochSampler(order, shuffle=False, seed=order.seed), loader.batch_sampler
         parts: dict[str, Any] = {"sampler": ordered}
         if isinstance(batches, BatchSampler):
             parts["batch_sampler"] = BatchSampler(ordered, batches.batch_size, batches.drop_last)

@@ -46,7 +46,7 @@ def epochs(loader: Any, *which: int) -> list[list[Any]]:
 
 def by_hand(noisy: ModuleType, epoch: int, *, size: int = 10, batch_size: int = 4) -> list[Any]:
     """The shuffled batches of an epoch, with seed 3."""
-    order = EpochSampler(size, shuffle=True, seed=3)
+    order = EpochSampler(range(size), shuffle=True, seed=3)
     order.set_epoch(epoch)
     indices, batches, dataset = list(order), [], noisy.Noisy(size)
     for position in range(0, size, batch_size):
@@ -292,7 +292,7 @@ def test_drop_last_leaves_out_the_short_last_batch() -> None:
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "multiprocessing_context": "fork"}])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_with_shuffle_they_come_in_the_order_of_the_epoch(workers: dict[str, Any]) -> None:
-    sampler = EpochSampler(10, shuffle=True, seed=7)
+    sampler = EpochSampler(range(10), shuffle=True, seed=7)
     sampler.set_epoch(2)
     expected = [each.tolist() for each in torch.tensor(list(sampler)).split(4)]
     assert batches(seed=7, batch_size=4, shuffle=True, epoch=2, **workers) == expected
@@ -409,7 +409,7 @@ def test_a_loader_that_wants_to_know_the_epoch_is_told() -> None:
 
 
 def order(seed: int, epoch: int, length: int = 50) -> list[int]:
-    sampler = EpochSampler(length, shuffle=True, seed=seed)
+    sampler = EpochSampler(range(length), shuffle=True, seed=seed)
     sampler.set_epoch(epoch)
     return list(sampler)
 
@@ -433,18 +433,27 @@ def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else() -> None:
 
 
 def test_an_order_can_be_asked_for_again_and_draws_nothing_from_torch() -> None:
-    sampler, state = EpochSampler(50, shuffle=True, seed=0), torch.get_rng_state()
+    sampler, state = EpochSampler(range(50), shuffle=True, seed=0), torch.get_rng_state()
     assert list(sampler) == list(sampler)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_without_a_seed_the_order_is_drawn_from_torch() -> None:
     torch.manual_seed(1)
-    first, second = EpochSampler(50, shuffle=True, seed=None), EpochSampler(50, shuffle=True, seed=None)
+    first, second = EpochSampler(range(50), shuffle=True, seed=None), EpochSampler(range(50), shuffle=True, seed=None)
     torch.manual_seed(1)
     assert list(first) != list(second)
-    assert list(EpochSampler(50, shuffle=True, seed=None)) == list(first)
+    assert list(EpochSampler(range(50), shuffle=True, seed=None)) == list(first)
 
 
 def test_a_sampler_is_as_long_as_its_data() -> None:
-    assert len(EpochSampler(7, shuffle=True, seed=0)) == 7
+    assert len(EpochSampler(range(7), shuffle=True, seed=0)) == 7
+
+
+def test_a_dataset_that_grows_between_two_passes_is_read_to_its_new_end() -> None:
+    samples = [0, 1, 2]
+    loader = make_loader(samples, seed=0, shuffle=True, batch_size=2)
+    assert sorted(torch.cat(list(loader)).tolist()) == [0, 1, 2]
+    samples += [3, 4]
+    assert len(loader) == 3
+    assert sorted(torch.cat(list(loader)).tolist()) == [0, 1, 2, 3, 4]

@@ -127,7 +127,7 @@ def test_the_rest_of_a_pass_is_that_of_torch_and_the_next_pass_is_whole(workers:
 
 
 def test_with_shuffle_the_rest_is_that_of_the_sampler_by_hand() -> None:
-    sampler = EpochSampler(11, shuffle=True, seed=5)
+    sampler = EpochSampler(range(11), shuffle=True, seed=5)
     sampler.set_epoch(7)
     loader = make_loader(TABLE, seed=5, shuffle=True, batch_size=4)
     loader.load_state_dict({"epoch": 7, "taken": 1})

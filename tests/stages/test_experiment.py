@@ -88,7 +88,7 @@ def loop(steps: int) -> Mapping[str, Tensor]:
     """The weights that the loop of a torch tutorial ends with."""
     torch.manual_seed(0)
     model, (x, y) = nn.Linear(3, 1), table().tensors
-    optimizer, order = torch.optim.SGD(model.parameters(), 0.1), EpochSampler(10, shuffle=True, seed=0)
+    optimizer, order = torch.optim.SGD(model.parameters(), 0.1), EpochSampler(range(10), shuffle=True, seed=0)
     for step in range(steps):
         order.set_epoch(step // 3)
         indices = torch.tensor(list(order)).split(4)[step % 3]

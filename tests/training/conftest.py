@@ -83,7 +83,7 @@ def by_hand() -> Callable[..., dict[str, Tensor]]:
         torch.manual_seed(0)
         network, (x, y) = model(), table(samples).tensors
         optimizer = optimizer_of(network.parameters())
-        order = EpochSampler(samples, shuffle=shuffle, seed=0)
+        order = EpochSampler(range(samples), shuffle=shuffle, seed=0)
         for epoch in range(epochs):
             order.set_epoch(epoch)
             for indices in torch.tensor(list(order)).split(4):

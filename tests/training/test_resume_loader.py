@@ -169,7 +169,7 @@ def test_a_loader_that_knows_its_place_is_resumed_there(
 def test_an_order_is_known_where_dataset_or_epoch_alone_decide_it() -> None:
     orders = [
         SequentialSampler(range(4)),
-        EpochSampler(4, True, 0),
+        EpochSampler(range(4), True, 0),
         RandomSampler(range(4)),
         SubsetRandomSampler([1, 2]),
     ]
