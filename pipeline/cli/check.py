@@ -30,7 +30,7 @@ _PROPERTY = f"{_DATA}:,"
 @click.command("check", help=COMMANDS["check"])
 @config_and_overrides
 @click.option(
-    "--build", is_flag=True, help="Also import everything, build the models without memory, and pass a batch through."
+    "--build", is_flag=True, help="Also import every class, and build models and optimizers without memory; no data."
 )
 @click.option(
     "--steps", type=click.IntRange(min=1), metavar="N", help="Also run N steps of each phase; nothing is kept of them."
@@ -56,7 +56,7 @@ def command(
         click.echo(run_config.swaps, nl=False)
     for note in notes(run_config):
         click.echo(f"note: {note}", err=True)
-    if build or steps:
+    if build:
         with _user_code():
             problems, lines = _build(run_config)
         for line in lines:
@@ -73,7 +73,8 @@ def command(
     if form == "json":
         click.echo("[]")
     elif form == "text":
-        click.echo(f"{path}: no faults{f'; {_count(steps)} went through' if steps else ''}")
+        hint = "; what becomes of a batch --steps 1 tells" if build else ""
+        click.echo(f"{path}: no faults{f'; {_count(steps)} went through' if steps else hint}")
 
 
 @contextmanager

@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import re
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils.data import DataLoader
 
 from pipeline.check.checker import check_or_raise
 from pipeline.cli.options import size_in_words
 from pipeline.config.load import Config
-from pipeline.config.schema import PhaseSchema, RunnerSchema
-from pipeline.config.yaml_tree import DEFAULT, Origin, from_plain
+from pipeline.config.schema import DEFAULT_PLUGINS, PhaseSchema, RunnerSchema
+from pipeline.config.yaml_tree import Origin
 from pipeline.context import TRAIN_STATE, Context
-from pipeline.data.batch import shape_of, to_device
-from pipeline.data.loader import LimitedLoader
-from pipeline.errors import ClassPathError, ConfigError, DataError, ExitCode, Fault, PipelineError
-from pipeline.hookspecs import hookimpl
+from pipeline.errors import ClassPathError, ConfigError, ExitCode, Fault, PipelineError
 from pipeline.run.session import load_class
 from pipeline.stages.base import METHODS, RunnerBase
+from pipeline.stages.build import load
 from pipeline.stages.experiment import ExperimentBase
 from pipeline.stages.instance import Instance
 from pipeline.stages.network import Network
 from pipeline.stages.runner import Runner
 from pipeline.trainer import GeneralTrainer
-from pipeline.training.batch_brain import Stage
-from pipeline.training.brain import Brain
-from pipeline.training.evaluation import evaluating
 from pipeline.training.metrics.base import build_metrics
 from pipeline.user_code import plugins
-from pipeline.user_code.class_path import describe
 from pipeline.user_code.tracebacks import user_traceback
 
 _T = TypeVar("_T")
@@ -89,7 +79,6 @@ class Problems:
         origin: Origin | None = None,
         *,
         excuse: str = "",
-        excused: type[Exception] = Exception,
     ) -> _T | None:
         """Call ``act`` and return its result; None if it fails, which is then a problem.
 
@@ -100,7 +89,6 @@ class Problems:
             remedy: what to do then.
             origin: the place of the address, where there are several.
             excuse: why it may fail here and not in a run; ``""``: there is no reason. A class is there from the beginning.
-            excused: the errors that it excuses.
 
         Raises:
             CannotTellError: it fails for a reason that need not hold in a run.
@@ -110,7 +98,7 @@ class Problems:
         except CannotTellError:
             raise
         except (Exception, SystemExit) as error:
-            if excuse and isinstance(error, excused) and not isinstance(error, ClassPathError):
+            if excuse and not isinstance(error, ClassPathError):
                 raise CannotTellError(excuse, error) from error
             self.add(error, address, failing, remedy, origin)
         return None
@@ -150,6 +138,10 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 LARGE = 2**31
 
 
+# A plugin with one of these may make what the network stage needs.
+_EARLY_HOOKS = ("before_pipeline", "before_stage", "after_stage")
+
+
 class PhaseBuild:
     """A phase, built once on each device that is needed.
 
@@ -158,25 +150,24 @@ class PhaseBuild:
     """
 
     def __init__(self, phase: PhaseSchema, runner: RunnerSchema, config: Config) -> None:
-        self.phase = phase
         self.runner = runner
         self.config = config
         self.owner = next((other for other in config.phases(runner) if other.name == phase.model_of), phase)
         self.entries: dict[torch.device, dict[str, Any]] = {}
 
-    def on_meta_or_cpu(self, act: Callable[..., _T], *arguments: Any) -> _T:
-        """Call ``act`` with the arguments and the meta device; if that fails, with the real one.
+    def on_meta_or_cpu(self, act: Callable[[torch.device], _T]) -> _T:
+        """Call ``act`` with the meta device; if that fails, with the real one.
 
         Raises:
             CannotTellError: it fails on the meta device, and the model is too large for more.
             Exception: what ``act`` raises for real.
         """
         try:
-            return act(*arguments, META)
+            return act(META)
         except (Exception, SystemExit) as error:
             if META in self.entries and _bytes(self.modules) > LARGE:
                 raise CannotTellError("too large to be tried but on the meta device", error) from error
-        return act(*arguments, CPU)
+        return act(CPU)
 
     def entry(self, device: torch.device) -> dict[str, Any]:
         """The entry of ``context["model"]`` for the phase, without optimizers."""
@@ -208,26 +199,15 @@ class PhaseBuild:
         return modules
 
     def size(self) -> str:
-        """The class and the size of the model.
-
-        Raises:
-            CannotTellError: a module takes its shape from its first batch, and there was none.
-        """
+        """The class and the size of the model."""
         parameters = list(self.modules.parameters())
+        name = type(next(iter(self.entries.values()))["model"]).__name__
         if any(map(is_lazy, parameters)):
-            raise CannotTellError("a lazy module takes its shape from the first batch")
+            return f"{name}, whose lazy modules take their shape from the first batch"
         count = sum(parameter.numel() for parameter in parameters)
         trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
         frozen = "" if trained == count else f", {trained:,} of them trained"
-        name = type(next(iter(self.entries.values()))["model"]).__name__
         return f"{name}, {count:,} parameters{frozen} ({size_in_words(_bytes(self.modules))})"
-
-    def pass_batch(self, method: str, batch: Any, stage: Stage, device: torch.device) -> Any:
-        """What a method of the Brain, ``compute_forward`` or ``evaluate_batch``, returns for a batch."""
-        brain: Brain = self.entry(device)["brain"]
-        brain._begin_pass()
-        with device, nullcontext() if stage is Stage.TRAIN else evaluating(brain):
-            return getattr(brain, method)(to_device(batch, device), stage)
 
     def optimizers(self, device: torch.device) -> None:
         """Build the optimizers of the phase."""
@@ -241,50 +221,38 @@ def _bytes(modules: nn.Module) -> int:
     return sum((t.numel() if t.layout is torch.strided else t._nnz()) * t.element_size() for t in tensors)
 
 
-def batch_shapes(value: Any) -> str:
-    """``(inputs [32, 2], target [32])``."""
-    if isinstance(value, list | tuple) and len(value) == 2:
-        return f"(inputs {_shapes(value[0])}, target {_shapes(value[1])})"
-    return _shapes(value)
-
-
-def _shapes(value: Any) -> str:
-    """``[32, 2]``."""
-    if isinstance(value, Tensor):
-        return str(list(value.shape))
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name} {_shapes(item)}' for name, item in value.items())}}}"
-    if isinstance(value, list | tuple) and len(value) <= 8:
-        return f"({', '.join(_shapes(item) for item in value)})"
-    return shape_of(value)
-
-
 class Build:
-    """The build of everything that the runners of a config name.
+    """The build of what the runners of a config name, but for data: no batch is tried, as ``--steps`` does.
 
     Attributes:
-        lines: the name of a phase, or of what there is to say anything else of -> what there is to say.
+        lines: the name of a phase, or of a runner with a network stage of its own -> what there is to say.
         problems: what is wrong.
+        early_plugins: the names of those that are called before the network stage.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.lines: dict[str, str] = {}
         self.problems = Problems(config)
-        self.batches: dict[str, Any] = {}
+        self.early_plugins: list[str] = []
 
     def all(self) -> None:
         """Import every class, then build the phases; those of the train runners first, which show more of them."""
         for plugin in plugins.configured_plugins(self.config.tree, self.config.workspace)[0]:
-            self.problems.attempt("plugins", partial(plugins.load_plugin_class, plugin), origin=plugin.origin)
+            import_plugin = partial(plugins.load_plugin_class, plugin)
+            cls = self.problems.attempt("plugins", import_plugin, origin=plugin.origin)
+            if plugin.name not in DEFAULT_PLUGINS and any(hasattr(cls, hook) for hook in _EARLY_HOOKS):
+                self.early_plugins.append(plugin.name)
         classes = {runner.name: self.classes(runner) for runner in self.config.runners}
+        for dataset in self.config.settings.dataset:
+            address = f"dataset.{dataset.name}.class_path"
+            self.problems.attempt(address, partial(load, dataset.class_path, address, "Dataset", self.config))
         for runner in sorted(self.config.runners, key=lambda runner: runner.kind != "train"):
             network = classes[runner.name].get("network")
             if network is Network:
                 for phase in self.config.phases(runner):
                     if phase.name not in self.lines:
-                        facts = self.phase(phase, runner, classes[runner.name])
-                        self.lines[phase.name] = "; ".join(filter(None, facts))
+                        self.lines[phase.name] = self.phase(phase, runner, self.preparing(classes[runner.name]))
             elif network:
                 self.lines[runner.name] = f"its models are built by {_name(network)}, not checked"
 
@@ -293,104 +261,37 @@ class Build:
         paths = {f"{stage}_class_path": (stage.capitalize(), base) for stage, (base, _) in METHODS.items()}
         classes = {}
         for key, (name, base) in {"trainer_class": ("Trainer", GeneralTrainer), **paths}.items():
-            load = partial(load_class, self.config, runner, key, name, base)
-            classes[key.removesuffix("_class_path")] = self.problems.attempt(f"runner.{runner.name}.{key}", load)
+            import_class = partial(load_class, self.config, runner, key, name, base)
+            classes[key.removesuffix("_class_path")] = self.problems.attempt(
+                f"runner.{runner.name}.{key}", import_class
+            )
         return {stage: cls for stage, cls in classes.items() if cls}
 
-    def phase(self, phase: PhaseSchema, runner: RunnerSchema, classes: dict[str, type]) -> list[str]:
-        """Build a phase, and pass a batch of each of its datasets through it; return a line about it."""
-        build, instance = PhaseBuild(phase, runner, self.config), classes.get("instance")
-        preparing = "" if instance is Instance else f"data is prepared by the instance stage {_name(instance)}"
-        passes = [(phase.dataset_name, Stage.TRAIN), (phase.valid_dataset_name, Stage.VALID)]
-        if runner.kind == "infer":
-            passes = [(phase.valid_dataset_name or phase.dataset_name, Stage.TEST)]
-        datasets = [(name, stage) for name, stage in passes if name]
-        for name, _ in datasets:
-            if name not in self.batches:
-                first, address = partial(_first_batch, name, runner, self.config), f"dataset.{name}"
-                try:
-                    batch = self.problems.attempt(f"{address}.class_path", first, "gives no batch", excuse=preparing)
-                except CannotTellError as error:
-                    batch, self.lines[address] = None, str(error)
-                self.batches[name] = batch
-        metrics = partial(build_metrics, phase.metrics, self.config.workspace)
-        self.problems.attempt(f"phase.{phase.name}.metrics", metrics)
+    def preparing(self, classes: Mapping[str, type]) -> str:
+        """Which code of the user's comes before the network stage, and may make what a model needs; ``""``: none."""
+        own = [cls for cls in map(classes.get, ("trainer_class", "instance")) if cls not in {GeneralTrainer, Instance}]
+        names = [*map(_name, own), *self.early_plugins]
+        return f"{', '.join(names)} may prepare it, and --steps 1 runs that" if names else ""
+
+    def phase(self, phase: PhaseSchema, runner: RunnerSchema, preparing: str) -> str:
+        """Build a phase, and return a line about it."""
+        build, metrics = PhaseBuild(phase, runner, self.config), f"phase.{phase.name}.metrics"
+        self.problems.attempt(metrics, partial(build_metrics, phase.metrics, self.config.workspace))
         try:
             entry = partial(build.on_meta_or_cpu, build.entry)
-            # An instance stage may make a file that the model reads.
-            if not self.problems.attempt(f"phase.{phase.name}.model", entry, excuse=preparing, excused=OSError):
-                return ["cannot be built"]
+            if not self.problems.attempt(f"phase.{phase.name}.model", entry, excuse=preparing):
+                return "cannot be built"
+            if runner.kind == "train":
+                optimizers = partial(build.on_meta_or_cpu, build.optimizers)
+                self.problems.attempt("hyper_parameters.optimizer", optimizers, excuse=preparing)
         except CannotTellError as error:
-            return [str(error)]
-        if issubclass(classes.get("runner", Runner), Runner):
-            facts = [self.through(build, name, stage) for name, stage in datasets]
-        else:
-            facts = [f"what becomes of a batch is up to {_name(classes['runner'])}, not checked"]
-        # After the batches, from which a lazy module takes its shape.
-        try:
-            size = build.size()
-        except CannotTellError as error:
-            return [str(error), *facts]
-        if runner.kind == "train":
-            self.problems.attempt("hyper_parameters.optimizer", partial(build.on_meta_or_cpu, build.optimizers))
-        return [size, *facts]
-
-    def through(self, build: PhaseBuild, name: str, stage: Stage) -> str:
-        """Pass a batch of a dataset through a model and its loss."""
-        batch, address = self.batches[name], f"phase.{build.phase.name}"
-        if batch is None:
-            return ""
-        loss, what = "loss" if build.phase.loss else "model", f"a batch of {name} {batch_shapes(batch)}"
-        forward, objectives = (
-            partial(build.on_meta_or_cpu, build.pass_batch, method, batch, stage)
-            for method in ("compute_forward", "evaluate_batch")
-        )
-        attempt, remedy = self.problems.attempt, "the model or the dataset"
-        try:
-            shapes = attempt(
-                f"{address}.model", lambda: _shapes(forward()), f"forward fails on {what}", f"mend {remedy}"
-            )
-            if shapes:
-                attempt(f"{address}.{loss}", objectives, f"the loss fails on {what}", f"mend it, {remedy}")
-        except CannotTellError as error:
-            return str(error)
-        # What is validated has the shapes of what is trained on.
-        return f"batch {batch_shapes(batch)} -> {shapes}" if shapes and stage is not Stage.VALID else ""
-
-
-def _first_batch(name: str, runner: RunnerSchema, config: Config) -> Any:
-    settings = next(dataset for dataset in config.settings.dataset if dataset.name == name)
-    # No worker is started for one batch.
-    settings = settings.model_copy(update={"num_workers": 0, "multiprocessing_context": None})
-    context = Context(config=config, device=CPU)
-    batch = next(iter(Network(context).build_dataset(settings, runner, context)), None)
-    if batch is None:
-        raise DataError(f"dataset.{name}: gives no batch; check it, or drop_last with few samples")
-    return batch
+            return f"{build.size()}; {error}" if build.entries else str(error)
+        return build.size()
 
 
 def _name(cls: type | None) -> str:
     """``your_network.Network``."""
-    return f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}" if cls else "that cannot be imported"
-
-
-class FirstBatches:
-    """A plugin that cuts every torch loader in ``dataset`` to its first batches.
-
-    Args:
-        count: how many.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    @hookimpl
-    def after_stage(self, name: str, context: Context) -> None:
-        """Cut the loaders to their first batches; a network stage of the user may have left something else."""
-        loaders: Any = context.peek("dataset") if name == "network" else None
-        for key, loader in list(loaders.items()) if isinstance(loaders, dict) else ():
-            if isinstance(loader, DataLoader):
-                loaders[key] = LimitedLoader(loader, self.count)
+    return f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}" if cls else "what cannot be imported"
 
 
 def run_steps(config: Config, overrides: Sequence[str], steps: int) -> list[Problem]:
@@ -404,34 +305,34 @@ def run_steps(config: Config, overrides: Sequence[str], steps: int) -> list[Prob
     Returns:
         What ended the run early. What a stage raised, with its traceback, is in the log.
     """
-    with TemporaryDirectory(prefix="pipeline-check-") as folder:
-        short = _short(config, [*overrides, f"output_dir={json.dumps(folder)}"], steps)
-        trainer, problems = GeneralTrainer(short), Problems(short)
-        try:
-            trainer.run()
-        except (Exception, SystemExit) as error:
-            if trainer.outcome in {ExitCode.USAGE, ExitCode.BUG}:
-                problems.add(error, "runner", "cannot be run", "mend it")
-            else:
-                name = short.runners[len(trainer.contexts)].name
-                headline = error.__notes__[-1].removeprefix(f"runner '{name}': ")
-                address = f"runner.{name}"
-                problems.entries.append(Problem(short.origin(address).fault(address, headline)))
-        return problems.entries
+    short = _short(config, overrides, steps)
+    trainer, problems = GeneralTrainer(short), Problems(short)
+    try:
+        trainer.run()
+    except (Exception, SystemExit) as error:
+        if trainer.outcome in {ExitCode.USAGE, ExitCode.BUG}:
+            problems.add(error, "runner", "cannot be run", "mend it")
+        else:
+            name = short.runners[len(trainer.contexts)].name
+            headline = error.__notes__[-1].removeprefix(f"runner '{name}': ")
+            address = f"runner.{name}"
+            problems.entries.append(Problem(short.origin(address).fault(address, headline)))
+    return problems.entries
 
 
 def _short(config: Config, overrides: Sequence[str], steps: int) -> Config:
-    """The same config for a few steps."""
+    """The same config for a few steps: a debug run, of which nothing is kept."""
     assert config.path, "the command line names a file"
-    bounded = [runner for runner in config.runners if runner.kind == "train" and runner.name not in unbounded(config)]
-    limits = [f"runner.{runner.name}.max_steps={steps * (len(config.phases(runner)) or 1)}" for runner in bounded]
-    # Nothing of a trial is kept, and so nothing goes elsewhere.
-    keys = ("save_checkpoint_path", "save_inference_path")
-    paths = [f"runner.{runner.name}.{key}=null" for runner in config.runners for key in keys if getattr(runner, key)]
-    short = check_or_raise(config.path, [*overrides, *limits, *paths])
-    plugins = short.tree.child("plugins")
-    assert plugins, "every key has its default"
-    plugins.value.append(from_plain({describe(FirstBatches): {"count": steps}}, DEFAULT))
+    limits: dict[str, object] = {}
+    for runner in config.runners:
+        address, most = f"runner.{runner.name}", steps * (len(config.phases(runner)) or 1)
+        limits |= {f"{address}.debug": "true", f"{address}.debug_persistently": "false"}
+        limits[f"{address}.debug_batches"] = steps
+        if runner.kind == "train":
+            limits |= {f"{address}.debug_epochs": steps, f"{address}.max_steps": most}
+    short = check_or_raise(config.path, [*overrides, *(f"{address}={value}" for address, value in limits.items())])
+    # A runner stage that does not read them is not told that they have no effect.
+    short.reads.addresses.update(limits)
     return short
 
 

@@ -1,19 +1,18 @@
-"""``check --build`` imports and builds what a run would, and sends a batch through each model."""
+"""``check --build`` imports and builds what a run would; ``--steps`` runs a few steps of it."""
 
 from __future__ import annotations
 
 import textwrap
 import traceback
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from pipeline.check.checker import check_or_raise
 from pipeline.cli import dry_run
 from pipeline.cli.dry_run import META, Build, PhaseBuild
+from pipeline.trainer import GeneralTrainer
 
 MODEL = """
     import torch
@@ -30,8 +29,6 @@ MODEL = """
             return self.net(x)
 """
 OWN = ["phase.line.model={workspace}/model.py", "phase.line.model_args={}"]
-DATASET = "dataset.train_data.class_path={workspace}/data.py:Own"
-BATCH = "train_data (inputs [4, 1], target [4, 1])"
 
 
 def build(config: Path, *overrides: str) -> Build:
@@ -51,15 +48,6 @@ def own_model(config: Path, forward: str = "pass", init: str = "pass") -> list[s
     return OWN
 
 
-def own_dataset(config: Path, *body: str) -> str:
-    """An override for a dataset with this code as its constructor."""
-    lines = "\n        ".join(body)
-    code = f"\nclass Own(Line):\n    def __init__(self, size):\n        {lines}\n"
-    with open(config.parent / "data.py", "a", encoding="utf-8") as file:
-        file.write(code)
-    return DATASET
-
-
 def own_stage(config: Path, stage: str, body: str = "pass") -> str:
     """An override for a stage of the user's own."""
     base, method = f"{stage.capitalize()}Base", "build_network" if stage == "network" else stage
@@ -71,13 +59,9 @@ def own_stage(config: Path, stage: str, body: str = "pass") -> str:
     return f"runner.train_runner.{stage}_class_path={{workspace}}/{stage}.py"
 
 
-def test_a_phase_is_told_with_its_size_and_what_becomes_of_a_batch(linear: Path) -> None:
+def test_a_phase_is_told_with_its_size(linear: Path) -> None:
     done = build(linear)
-    size = "Linear, 2 parameters (8 B)"
-    assert (done.lines, done.problems.entries) == (
-        {"line": f"{size}; batch (inputs [4, 1], target [4, 1]) -> [4, 1]"},
-        [],
-    )
+    assert (done.lines, done.problems.entries) == ({"line": "Linear, 2 parameters (8 B)"}, [])
     assert list(Path.cwd().iterdir()) == []
 
 
@@ -109,34 +93,6 @@ def test_a_sparse_buffer_takes_what_its_values_do(linear: Path, layout: str) -> 
     assert (done.lines["line"].partition(";")[0], faults(done)) == ("Model, 2 parameters (20 B)", [])
 
 
-def test_a_model_that_its_data_does_not_fit_is_a_fault_with_the_users_line(linear: Path) -> None:
-    done = build(linear, *own_model(linear), "phase.line.model_args={width: 3}")
-    what = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x1 and 3x1) (model.py:13)"
-    assert faults(done) == [
-        f"phase.line.model: forward fails on a batch of {BATCH}: {what}; mend the model or the dataset"
-    ]
-    assert str(done.problems.entries[0].fault).startswith(
-        "override 'phase.line.model={workspace}/model.py': phase.line.model: "
-    )
-
-
-def test_a_fault_of_a_phase_is_at_the_line_of_the_config(linear: Path) -> None:
-    fault = build(linear, "phase.line.model_args={in_features: 3, out_features: 1}").problems.entries[0].fault
-    assert (fault.line, fault.source.strip()) == (10, "model: torch.nn.Linear")
-
-
-def test_a_loss_that_fails_is_a_fault(linear: Path) -> None:
-    done = build(linear, "phase.line.loss=torch.nn.functional.nll_loss")
-    assert faults(done)[0].startswith(f"phase.line.loss: the loss fails on a batch of {BATCH}: RuntimeError: ")
-    assert faults(done)[0].endswith("; mend it, the model or the dataset")
-
-
-def test_a_loss_that_is_no_scalar_is_a_fault(linear: Path) -> None:
-    (linear.parent / "loss.py").write_text("def error(predictions, target): return predictions - target\n")
-    message = "phase.line: compute_objectives: the loss 'loss' has shape (4, 1); return a scalar, e.g. its mean()"
-    assert faults(build(linear, "phase.line.loss={workspace}/loss.py:error")) == [message]
-
-
 def test_a_brain_that_keeps_a_module_to_itself_is_a_fault(linear: Path) -> None:
     body = "super().__init__({'net': nn.Linear(1, 1)}); self.head = nn.Linear(1, 1)"
     methods = "    compute_forward = compute_objectives = lambda *_: None\n"
@@ -158,29 +114,21 @@ def test_a_model_whose_constructor_raises_is_a_fault_with_the_users_traceback(li
     assert [frame.name for frame in traceback.extract_tb(problem.error.__traceback__)] == ["__init__"]
 
 
-@pytest.mark.parametrize("error", ["ValueError('mine')", "SystemExit(3)"])
-def test_a_dataset_that_raises_is_a_fault(linear: Path, error: str) -> None:
-    done = build(linear, own_dataset(linear, f"raise {error}"))
-    name = error.replace("('", ": ").replace("')", "").replace("(3)", ": 3")
-    what = f"gives no batch: {name} (data.py:15); mend it, or its arguments"
-    assert faults(done) == [f"dataset.train_data.class_path: {what}"]
-    assert done.lines == {"line": "Linear, 2 parameters (8 B)"}
-
-
-def test_a_dataset_that_an_instance_stage_may_prepare_is_no_fault(linear: Path) -> None:
-    overrides = [own_dataset(linear, "open('missing.csv')"), own_stage(linear, "instance")]
-    done = build(linear, *overrides)
-    reason = "cannot tell (data is prepared by the instance stage instance.Instance): FileNotFoundError: "
-    assert done.problems.entries == []
-    assert done.lines["dataset.train_data"].startswith(f"{reason}[Errno 2] No such file or directory: 'missing.csv'")
-
-
-def test_a_file_that_an_instance_stage_may_prepare_may_lack_when_the_model_is_built(linear: Path) -> None:
-    overrides = own_model(linear, init="open('words.txt')")
-    assert "No such file or directory: 'words.txt' (model.py:9)" in faults(build(linear, *overrides))[0]
-    done = build(linear, *overrides, own_stage(linear, "instance"))
-    assert done.problems.entries == []
-    assert done.lines["line"].startswith("cannot tell (data is prepared by the instance stage instance.Instance): File")
+@pytest.mark.parametrize("error", ["FileNotFoundError('words.txt')", "KeyError('size')", "SystemExit(3)"])
+def test_what_an_instance_stage_or_a_plugin_may_prepare_may_lack_when_the_model_is_built(
+    linear: Path, error: str
+) -> None:
+    (linear.parent / "extra.py").write_text(
+        "from pipeline import hookimpl\nclass Plugin:\n    @hookimpl\n    def before_pipeline(self): pass\n"
+    )
+    overrides = own_model(linear, init=f"raise {error}")
+    assert len(faults(build(linear, *overrides))) == 1
+    prepared = {"instance.Instance": own_stage(linear, "instance"), "extra": 'plugins=["{workspace}/extra.py"]'}
+    for name, override in prepared.items():
+        done = build(linear, *overrides, override)
+        kind = error.partition("(")[0]
+        assert done.problems.entries == []
+        assert done.lines["line"].startswith(f"cannot tell ({name} may prepare it, and --steps 1 runs that): {kind}: ")
 
 
 def test_a_class_that_cannot_be_imported_has_no_such_excuse(linear: Path) -> None:
@@ -189,52 +137,23 @@ def test_a_class_that_cannot_be_imported_has_no_such_excuse(linear: Path) -> Non
     assert [each.split(": ")[0] for each in faults(done)] == ["dataset.train_data.class_path"]
 
 
-@pytest.mark.parametrize("size", [0, 3])
-def test_a_dataset_without_a_batch_is_a_fault(linear: Path, size: int) -> None:
-    done = build(linear, f"dataset.train_data.args.size={size}", "dataset.train_data.drop_last=true")
-    problem = "gives no batch; check it, or drop_last with few samples" if size else "Line has no samples; check its "
-    assert faults(done)[0].startswith(f"dataset.train_data: {problem}")
+def test_a_constructor_that_reads_numbers_is_tried_with_numbers(linear: Path) -> None:
+    done = build(linear, *own_model(linear, init="[x.item() for x in torch.linspace(0, 1, 3)]"))
+    assert (done.lines, done.problems.entries) == ({"line": "Model, 2 parameters (8 B)"}, [])
 
 
-def test_the_data_that_is_only_validated_is_tried_too(linear: Path) -> None:
-    text = linear.read_text().replace("valid_dataset_name: train_data", "valid_dataset_name: other")
-    item = '- {name: other, class_path: "{workspace}/data.py:Other", args: {size: 3}}\n'
-    linear.write_text(text.replace("runner:\n", f"  {item}runner:\n"))
-    with open(linear.parent / "data.py", "a", encoding="utf-8") as file:
-        file.write("\nclass Other(Line):\n    def __getitem__(self, index): return torch.ones(5), torch.ones(1)\n")
-    assert faults(build(linear))[0].startswith("phase.line.model: forward fails on a batch of other (inputs [1, 5], ")
-
-
-@pytest.mark.parametrize(
-    "line", ["float(x.sum())", "f'{x.mean():.2f}'", "x[x > 0]", "x.cpu().tolist()", "x + torch.ones(())"]
-)
-def test_a_model_that_reads_numbers_is_tried_with_numbers(linear: Path, line: str) -> None:
-    done = build(linear, *own_model(linear, forward=line, init="[x.item() for x in torch.linspace(0, 1, 3)]"))
+def test_optimizers_of_a_model_too_large_for_that_are_left_open(linear: Path) -> None:
+    overrides = own_model(linear, init="self.huge = nn.Linear(60_000, 60_000)")
+    done = build(linear, *overrides, "hyper_parameters.optimizer.nesterov=true")
+    reason = "cannot tell (too large to be tried but on the meta device): ValueError: Nesterov momentum"
     assert done.problems.entries == []
-    assert done.lines["line"].endswith("-> [4, 1]")
+    assert done.lines["line"].startswith(f"Model, 3,600,060,002 parameters (13.4 GiB); {reason}")
 
 
-def test_a_model_too_large_for_that_is_left_open(linear: Path) -> None:
-    done = build(linear, *own_model(linear, forward="x.sum().item()", init="self.huge = nn.Linear(60_000, 60_000)"))
-    reason = "RuntimeError: Tensor.item() cannot be called on meta tensors"
-    said = f"cannot tell (too large to be tried but on the meta device): {reason}"
-    assert (done.problems.entries, done.lines["line"].endswith(f"; {said}")) == ([], True)
-    assert "3,600,060,002 parameters (13.4 GiB)" in done.lines["line"]
-
-
-def test_a_lazy_module_takes_its_size_from_the_batch(linear: Path) -> None:
-    overrides = own_model(linear, init="self.net = None", forward="return self.lazy(x)")
-    text = (
-        (linear.parent / "model.py")
-        .read_text()
-        .replace("self.net = nn.Linear(width, 1)", "self.lazy = nn.LazyLinear(3)")
-    )
-    (linear.parent / "model.py").write_text(text)
-    with pytest.warns(UserWarning, match="Using a target size"):
-        assert build(linear, *overrides).lines["line"].startswith("Model, 6 parameters (24 B)")
-    prepared = [own_dataset(linear, "open('missing.csv')"), own_stage(linear, "instance")]
-    said = "cannot tell (a lazy module takes its shape from the first batch)"
-    assert build(linear, *overrides, *prepared).lines["line"] == said
+def test_a_lazy_module_takes_its_size_from_the_first_batch(linear: Path) -> None:
+    done = build(linear, *own_model(linear, init="self.lazy = nn.LazyLinear(3)"))
+    said = "Model, whose lazy modules take their shape from the first batch"
+    assert (done.lines, done.problems.entries) == ({"line": said}, [])
 
 
 def test_a_constructor_that_loads_weights_says_nothing_of_the_meta_device(linear: Path) -> None:
@@ -248,12 +167,6 @@ def test_a_network_stage_of_the_users_own_builds_what_it_wants(linear: Path) -> 
     done = build(linear, own_stage(linear, "network", "context['model'] = context['dataset'] = eval('{}')"))
     said = "its models are built by network.Network, not checked"
     assert (done.lines, done.problems.entries) == ({"train_runner": said}, [])
-
-
-def test_a_runner_stage_of_the_users_own_does_what_it_wants_with_a_batch(linear: Path) -> None:
-    done = build(linear, own_stage(linear, "runner"), "phase.line.model_args={in_features: 3, out_features: 1}")
-    assert done.problems.entries == []
-    assert done.lines["line"].endswith("; what becomes of a batch is up to runner.Runner, not checked")
 
 
 def test_what_fails_in_several_places_is_told_all_at_once(linear: Path) -> None:
@@ -275,12 +188,6 @@ def test_what_fails_in_several_places_is_told_all_at_once(linear: Path) -> None:
     wrong = "cannot be built: ValueError: Nesterov momentum requires a momentum and zero dampening; mend it, or its arguments"
     assert faults(done)[4] == f"hyper_parameters.optimizer: {wrong}"
     assert [type(each.error) for each in done.problems.entries] == [KeyError, KeyError, KeyError, KeyError, ValueError]
-
-
-def test_a_batch_is_told_with_all_its_shapes() -> None:
-    batch: Any = ({"a": torch.ones(2, 3), "b": [torch.ones(2), "x"]}, torch.ones(2, dtype=torch.long))
-    assert dry_run.batch_shapes(batch) == "(inputs {a [2, 3], b ([2], a str)}, target [2])"
-    assert dry_run.batch_shapes({"words": ["w"] * 9, "label": torch.ones(())}) == "{words a list of 9, label []}"
 
 
 def test_a_phase_with_the_model_of_another_is_built_as_that_one(linear: Path) -> None:
@@ -305,3 +212,179 @@ def test_a_phase_of_a_train_and_an_infer_runner_is_told_once_and_its_optimizer_b
         ["line"],
         ["hyper_parameters.optimizer"],
     )
+
+
+# --steps
+
+
+LATE_BRAIN = """
+    import torch
+    from torch.nn.functional import mse_loss
+    from pipeline import Brain
+
+    class Model(Brain):
+        def __init__(self):
+            super().__init__({"net": torch.nn.Linear(1, 1)})
+
+        def on_stage_start(self, stage, epoch=None):
+            self.scale = 2.0
+
+        def compute_forward(self, batch, stage):
+            return self.scale * self.modules.net(batch[0])
+
+        def compute_objectives(self, predictions, batch, stage):
+            return mse_loss(predictions, batch[1])
+"""
+UPDATER = """
+    import torch
+    from torch.nn.functional import mse_loss
+    from pipeline import Brain, UpdaterBase
+
+    class Model(Brain):
+        def __init__(self):
+            super().__init__({"net": torch.nn.Linear(1, 1)})
+
+        def compute_forward(self, batch, stage):
+            return self.modules.net(batch[0]) + self.noise
+
+        def compute_objectives(self, predictions, batch, stage):
+            return mse_loss(predictions, batch[1])
+
+    class Updater(UpdaterBase):
+        def __init__(self, brain):
+            super().__init__()
+            self.brain = brain
+
+        def update(self, batch):
+            self.brain.noise = torch.randn(())
+            return self.brain.fit_batch(batch)
+"""
+EXPERIMENT = """
+    import torch
+    from pipeline import ExperimentBase
+
+    class Runner(ExperimentBase):
+        def setup_model(self):
+            self.model = torch.nn.Linear(1, 1)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+
+        def setup_dataloader(self):
+            x = torch.ones(8, 1)
+            self.train_loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x), batch_size=2)
+
+        def train_batch(self):
+            x, y = self.read_batch()
+            self.optimizer.zero_grad()
+            (self.model(x) - y).square().mean().backward()
+            self.optimizer.step()
+
+        def valid(self):
+            pass
+"""
+OWN_LOOP = """
+    import torch
+    from pipeline import Brain, RunnerBase
+
+    class Model(Brain):
+        def __init__(self):
+            super().__init__({"net": torch.nn.Linear(1, 1)})
+
+    class Runner(RunnerBase):
+        def run(self, context):
+            entry = context["model"]["line"]
+            context["current_epoch"], context["metrics"] = 0, {}
+            for x, y in context["dataset"]["train_data"]:
+                entry["optim_schedulers"]["main"].step((entry["model"].modules.net(x) - y).square().mean())
+"""
+WIDTH = """
+    import torch
+    from pipeline import stages
+
+    class Instance(stages.Instance):
+        def instance(self, context):
+            super().instance(context)
+            context["hyper_parameters"]["width"] = len(context["hyper_parameters"]["words"])
+
+    class Model(torch.nn.Linear):
+        def __init__(self, width):
+            super().__init__(width, 1)
+"""
+MODEL_ARGS = "phase.line.model_args={}"
+BRAIN = ["phase.line.model={workspace}/own.py", MODEL_ARGS, "phase.line.loss=null"]
+TRAIN_ONLY = "phase.line.valid_dataset_name=null"
+OWN_RUNNER = "runner.train_runner.runner_class_path={workspace}/own.py"
+RIGHT = {
+    "a Brain that makes something when its pass begins": (LATE_BRAIN, BRAIN),
+    "an updater that makes what the Brain needs": (
+        UPDATER,
+        [*BRAIN, TRAIN_ONLY, 'phase.line.updater={class_path: "{workspace}/own.py"}'],
+    ),
+    "an experiment": (EXPERIMENT, [OWN_RUNNER]),
+    "a loop, and a Brain without forward": (OWN_LOOP, [*BRAIN, OWN_RUNNER]),
+    "an instance stage that says how wide the model is": (
+        WIDTH,
+        [
+            *BRAIN[:2],
+            "runner.train_runner.instance_class_path={workspace}/own.py",
+            "hyper_parameters.words=[the]",
+            "hyper_parameters.width=unknown",
+        ],
+    ),
+}
+
+
+def steps(config: Path, code: str, overrides: list[str], count: int = 1) -> list[str]:
+    """What ``--steps`` finds in a workspace with this code in ``own.py``."""
+    (config.parent / "own.py").write_text(textwrap.dedent(code), encoding="utf-8")
+    problems = dry_run.run_steps(check_or_raise(config, overrides), overrides, count)
+    return [f"{each.fault.address}: {each.fault.message}" for each in problems]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_a_run_accepts_is_accepted(linear: Path, name: str) -> None:
+    code, overrides = RIGHT[name]
+    assert steps(linear, code, overrides) == []
+    GeneralTrainer(linear, overrides).run()
+    assert faults(build(linear, *overrides)) == []
+
+
+LOSSES = """
+    import torch
+    from torch.nn.functional import mse_loss
+
+    def detached(predictions, target):
+        return mse_loss(predictions, target).detach()
+
+    def no_scalar(predictions, target):
+        return predictions - target
+
+    class Pairs:
+        def __init__(self):
+            self.reset()
+        def reset(self):
+            self.total = torch.zeros(())
+        def update(self, predictions, target):
+            self.total += (predictions @ target).sum()
+        def compute(self):
+            return float(self.total)
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("phase.line.loss=torch.nn.functional.nll_loss", "RuntimeError: "),
+        ("phase.line.loss={workspace}/own.py:detached", "the loss 'loss' has no gradient"),
+        ("phase.line.loss={workspace}/own.py:no_scalar", "the loss 'loss' has shape (4, 1); return a scalar"),
+        (
+            "phase.line.metrics={pairs: {class: '{workspace}/own.py:Pairs'}}",
+            "mat1 and mat2 shapes cannot be multiplied",
+        ),
+        ("phase.line.model_args={in_features: 3, out_features: 1}", "shapes cannot be multiplied (4x1 and 3x1)"),
+    ],
+)
+def test_one_step_finds_what_needs_a_batch(linear: Path, override: str, message: str) -> None:
+    (found,) = steps(linear, LOSSES, [override])
+    assert found.startswith("runner.train_runner: runner (runner.Runner, ")
+    assert message in found
+    assert faults(build(linear, override)) == []
