@@ -23,7 +23,6 @@ from pipeline.context import TRAIN_STATE, Context
 from pipeline.errors import ClassPathError, ConfigError, ExitCode, Fault, PipelineError
 from pipeline.run.session import load_class
 from pipeline.stages.base import METHODS, RunnerBase
-from pipeline.stages.build import load
 from pipeline.stages.experiment import ExperimentBase
 from pipeline.stages.instance import Instance
 from pipeline.stages.network import Network
@@ -31,6 +30,7 @@ from pipeline.stages.runner import Runner
 from pipeline.trainer import GeneralTrainer
 from pipeline.training.metrics.base import build_metrics
 from pipeline.user_code import plugins
+from pipeline.user_code.class_path import load_named
 from pipeline.user_code.tracebacks import user_traceback
 
 _T = TypeVar("_T")
@@ -246,7 +246,7 @@ class Build:
         classes = {runner.name: self.classes(runner) for runner in self.config.runners}
         for dataset in self.config.settings.dataset:
             address = f"dataset.{dataset.name}.class_path"
-            self.problems.attempt(address, partial(load, dataset.class_path, address, "Dataset", self.config))
+            self.problems.attempt(address, partial(load_named, dataset.class_path, address, "Dataset", self.config))
         for runner in sorted(self.config.runners, key=lambda runner: runner.kind != "train"):
             network = classes[runner.name].get("network")
             if network is Network:
