@@ -18,7 +18,14 @@ from pipeline.check.hyper_parameters import HyperParameterCheck
 from pipeline.check.inspection import Inspection, Setting
 from pipeline.check.phase import PhaseCheck
 from pipeline.check.runner import check_runner, experiment_of, kind, missing_checkpoint, with_experiment
-from pipeline.check.stage import check_arguments, stage_faults, swap_report, uncalled_methods, wrong_supers
+from pipeline.check.stage import (
+    check_arguments,
+    runner_notes,
+    stage_faults,
+    swap_report,
+    uncalled_methods,
+    wrong_supers,
+)
 from pipeline.config.load import Config, ConfigBuilder, Source
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.yaml_tree import DEFAULT, Node, refusal, resolve_path
@@ -105,6 +112,7 @@ def inspect(
     if builder.config:
         builder.config.sources = inspection.files
         builder.config.swaps = swap_report(flows)
+        builder.config.notes = list(dict.fromkeys(inspection.notes))
         builder.config.reads.suspects = suspects
     return CheckResult(faults, None if faults else builder.config, flows, inspection.files)
 
@@ -200,6 +208,9 @@ class _RunnerCheck:
         if in_order:
             flow_check.faults(self.flow)
             self.is_open = partial(flow_check.is_reached, self.flow)
+        runner_flow = self.flow.stages["runner"]
+        for message in runner_notes(runner_flow) if runner_flow and kind(runner) == "train" else ():
+            runner["runner_class_path"].note(message)
         for stage, definition in definitions.items():
             if definition and not is_untouched(runner.node, stage):
                 messages = [*wrong_supers(definition)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,19 @@ from pipeline.user_code.context_visitor import Arguments, Const, ContextVisitor,
 
 # The keys that stand in the context before the first stage.
 TRAINER_KEYS = tuple(key.name for key in KEYS if key.writer == "trainer" and key.name != "error")
+
+# Key that the trainer writes -> the names in its value.
+_TRAINER_ITEMS = {
+    "train_state": TRAIN_STATE,
+    "runner": [f".{name}" for name in (*RunnerSchema.model_fields, *dir(RunnerSchema))],
+}
+
+# Verb of the default Runner -> those whose defaults lead to it.
+_VERBS = {
+    **dict.fromkeys(("train_epoch", "validate", "evaluate", "is_over", "save"), ("run",)),
+    "train_phase": ("run", "train_epoch"),
+    "train_batch": ("run", "train_epoch", "train_phase"),
+}
 
 # What the default network writes for each phase.
 _ENTRY = ("model", "brain", "optim_schedulers", "updater")
@@ -41,6 +55,28 @@ def default_definition(stage: str) -> source.Definition:
     definition = class_path.define(class_path.parse(RunnerSchema.model_fields[f"{stage}_class_path"].default))
     assert definition, "our own stages stand in files that can be read"
     return definition
+
+
+def own_verbs(definition: source.Definition) -> dict[str, tuple[tuple[str, ...], bool]]:
+    """Verb -> its parameters in the default Runner, and whether that certainly calls it; for those that a class overrides.
+
+    One that only the class itself can call, since it takes other arguments, is left out.
+    """
+    ancestry, complete = classes.ancestry(definition)
+    users = [base for base in ancestry if not source.is_ours(base.module)]
+    verbs = {}
+    for verb, leading in _VERBS.items():
+        default = classes.member(default_definition("runner"), verb)
+        own = [methods[verb] for base in users if verb in (methods := classes.methods(base))]
+        if own and default and default[1] in ancestry and isinstance(default[0], ast.FunctionDef):
+            changed = [(base, name) for base in users for name in leading if name in classes.own_names(base)]
+            called = complete and all(classes.calls_super(base, name) for base, name in changed)
+            optional = classes.defaults(default[0].args)
+            names = [parameter.arg for parameter in default[0].args.args[1:]]
+            parameters = tuple(f"{name}={ast.unparse(optional[name])}" if name in optional else name for name in names)
+            if called or classes.takes(own[0].args, len(parameters) + 1):
+                verbs[verb] = parameters, called
+    return verbs
 
 
 @dataclass(frozen=True)
@@ -104,6 +140,10 @@ def _flow_of_stage(
     visitor = ContextVisitor(definition, method, facts)
     _call(visitor, "__init__", _constant_arguments(arguments, Ref()))
     _call(visitor, method, Arguments([Ref()]))
+    for verb, (parameters, called) in own_verbs(definition).items() if stage == "runner" else ():
+        with visitor.uncertain_block():
+            visitor.sure = called and verb.startswith("train_") and facts.get("is_infer") is False
+            _call(visitor, verb, Arguments([Ref() if name.startswith("context") else None for name in parameters]))
     flow = visitor.flow()
     declared = (*classes.declared_keys(definition, "writes", method), *flow.declared_writes)
     declared_writes = tuple(dict.fromkeys(declared))
@@ -204,7 +244,7 @@ class DataFlow:
         plugin_writes = {key for plugin in plugins for key in plugin.writes()}
         uncertain_keys = plugin_writes.union(*(plugin.opaque for plugin in plugins))
         keys = {*TRAINER_KEYS, *plugin_writes}
-        items: dict[str, Collection[str]] = {"train_state": TRAIN_STATE}
+        items: dict[str, Collection[str]] = dict(_TRAINER_ITEMS)
         missing: list[MissingKey] = []
         earlier_stages: list[StageFlow] = []
         stage: str | None = next(iter(self.stages), None)
@@ -296,8 +336,10 @@ class DataFlow:
         self, reader: StageFlow, use: Use, names: Collection[str], earlier_stages: list[StageFlow]
     ) -> MissingKey:
         writers = [stage.location for stage in earlier_stages if use.key in stage.flow.writes()]
-        what = f"{reader.stage} ({use.place}) reads context['{use.key}']['{use.item}']"
+        item = use.item if use.item.startswith(".") else f"['{use.item}']"
+        what = f"{reader.stage} ({use.place}) reads context['{use.key}']{item}"
         without = f"{(writers or ['the trainer'])[-1]} writes context['{use.key}'] without it"
+        names = RunnerSchema.model_fields if use.key == "runner" else names
         hint = nearest(use.item, names) or f"; it has {', '.join(sorted(names))}"
         return MissingKey(reader, use, f"{what}; {without}{hint}{_DECLARE_IT.replace(' it ', f' {use.key} ')}")
 

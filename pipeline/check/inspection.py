@@ -21,6 +21,7 @@ class Inspection:
         tree: the config, as far as it could be resolved.
         workspace: what ``{workspace}`` stands for.
         faults: what is wrong with it; grows.
+        notes: what is no fault, but perhaps not meant; grows.
         modules: the workspace files that were read.
     """
 
@@ -28,6 +29,7 @@ class Inspection:
         self.tree = tree
         self.workspace = workspace
         self.faults = faults
+        self.notes: list[str] = []
         self.modules: dict[Path, source.Module] = {}
 
     @property
@@ -107,6 +109,10 @@ class Setting:
         """Add a fault at the value, or at its key."""
         key = self.node.key if self.node and of_key else None
         self.inspection.faults.append((key or self.origin).fault(self.address, message))
+
+    def note(self, message: str) -> None:
+        """Add a note, which is no fault."""
+        self.inspection.notes.append(f"{self.origin}: {self.address}: {message}")
 
     def fault_at(self, key: str, message: str) -> None:
         """Add a fault at a key, or here if the key is not set."""

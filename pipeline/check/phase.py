@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from dataclasses import replace
 
 from pipeline.check.data_flow import is_untouched
 from pipeline.check.inspection import Setting
 from pipeline.check.optimizer import SchedulerSituation, check_optim_scheduler, check_short_form
-from pipeline.config.load import Config
 from pipeline.config.schema import DEFAULT_PLUGINS, UpdaterSettings
 from pipeline.config.yaml_tree import Node
-from pipeline.errors import ClassPathError, nearest, one_of
+from pipeline.errors import nearest, one_of
 from pipeline.user_code import class_path, classes, source, uncalled
 from pipeline.user_code.class_path import METRICS, MODULES
 from pipeline.user_code.uncalled import BRAIN
@@ -221,23 +219,6 @@ def reported_names(phase: Setting) -> set[str]:
     return {"valid_loss", *(f"valid_{name}" for name, _ in phase["metrics"].entries())}
 
 
-def notes(config: Config) -> list[str]:
-    """Notes on what is no fault but perhaps not meant: two phases with a model each from one file."""
-    messages = []
-    for runner in config.runners:
-        first: dict[tuple[str, str], str] = {}
-        for phase in config.phases(runner):
-            with suppress(ClassPathError):  # a network stage of one's own may take anything for a model
-                path = class_path.parse(str(phase.model), name="Model", workspace=config.workspace)
-                other = first.setdefault((path.module, path.name), phase.name)
-                if path.file and other != phase.name:
-                    address = f"phase.{phase.name}.model"
-                    what = f"'{path.file.name}' is the model of phase '{other}' too, and each gets one of its own"
-                    remedy = f"to share one, write `model_of: {other}`"
-                    messages.append(f"{config.origin(address)}: {address}: {what}; {remedy}")
-    return list(dict.fromkeys(messages))
-
-
 UPDATER = "pipeline.training.updater:UpdaterBase"
 
 # What the network stage gives an updater, as far as its constructor names it.
@@ -291,6 +272,16 @@ class PhaseCheck:
         for phase in self.phases.values():
             self.phase(phase)
         own_phases = [phase for phase in self.phases.values() if phase["model_of"].value is None]
+        first: dict[source.Definition, str] = {}
+        for phase in own_phases:
+            model = phase["model"].find_class("Model")
+            if (
+                model
+                and first.setdefault(model, phase.name) != phase.name
+                and model.module.file in self.runner.inspection.modules
+            ):
+                what = f"'{model.module.file.name}' is the model of phase '{first[model]}' too, and each gets one of its own"
+                phase["model"].note(f"{what}; to share one, write `model_of: {first[model]}`")
         if own_phases and self.trains:
             without = [phase for phase in own_phases if not phase["optim_schedulers"].value]
             stepped = any(is_stepped(self.runner, phase) for phase in without)

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from pipeline.check.data_flow import DataFlow, StageFlow, default_definition
+from pipeline.check.data_flow import DataFlow, StageFlow, default_definition, own_verbs
 from pipeline.check.inspection import Setting
 from pipeline.context import KEYS, STAGES
 from pipeline.errors import nearest, one_of
@@ -50,7 +50,10 @@ def check_arguments(definition: source.Definition, arguments: Setting) -> None:
 
 def stage_faults(definition: source.Definition, stage: str) -> Iterator[str]:
     """What makes a class unfit, each as a message."""
-    arguments_of = {STAGES[stage]: ("context",)} | (dict.fromkeys(STEPS, ()) if is_experiment(definition) else {})
+    arguments_of: dict[str, tuple[str, ...]] = {STAGES[stage]: ("context",)}
+    arguments_of |= dict.fromkeys(STEPS, ()) if is_experiment(definition) else {}
+    verbs = own_verbs(definition) if stage == "runner" else {}
+    arguments_of |= {verb: parameters for verb, (parameters, called) in verbs.items() if called}
     ancestry = classes.ancestry(definition)[0]
     for base in ancestry:
         for node in base.node.body:
@@ -68,7 +71,11 @@ def _constructor(definition: source.Definition) -> Iterator[str]:
     for base in classes.ancestry(definition)[0]:
         if node := classes.methods(base).get("__init__"):
             arguments = positional_arguments(definition)
-            if not node.decorator_list and not node.args.vararg and _positional(node.args) <= len(arguments):
+            if (
+                not node.decorator_list
+                and not node.args.vararg
+                and classes.count_positional(node.args) <= len(arguments)
+            ):
                 place = f"{base.name}.__init__ ({base.module.file.name}:{node.lineno})"
                 takes = f"takes ({ast.unparse(node.args)}), and is called with {' and '.join(arguments)}"
                 yield f"{place} {takes}; write `def __init__(self, {', '.join(arguments)}, …)`"
@@ -96,22 +103,11 @@ def _method(node: source.FunctionNode, place: str, arguments: tuple[str, ...]) -
         yield f"{place} is async, and nobody would await it: it would do nothing; write {signature}"
     elif not marks and _yields(node):
         yield f"{place} has a yield: called, it would do nothing; take the yield out"
-    elif (static or not marks) and not _takes(node.args, len(own) + len(arguments)):
-        with_what = "with the context alone" if arguments else "without arguments"
+    elif (static or not marks) and not classes.takes(node.args, len(own) + len(arguments)):
+        *others, last = [name.partition("=")[0] for name in arguments or ("",)]
+        single = "with the context alone" if last else "without arguments"
+        with_what = f"with {', '.join(others)} and {last}" if others else single
         yield f"{place} takes ({ast.unparse(node.args)}), and is called {with_what}; write {signature}"
-
-
-def _positional(arguments: ast.arguments) -> int:
-    return len(arguments.posonlyargs) + len(arguments.args)
-
-
-def _takes(arguments: ast.arguments, count: int) -> bool:
-    """Whether a function can be called with so many arguments, by position."""
-    positional = _positional(arguments)
-    required = positional - len(arguments.defaults)
-    if any(default is None for default in arguments.kw_defaults):
-        return False
-    return required <= count and (positional >= count or arguments.vararg is not None)
 
 
 def _yields(node: ast.AST) -> bool:
@@ -188,6 +184,17 @@ def _words(module: source.Module) -> frozenset[str]:
     """The words of a module: a method may be looked up by name; ``*``: any method."""
     by_name = _BY_NAME.search(module.file.read_text(encoding="utf-8", errors="replace")) or not module.complete
     return frozenset([*source.words(module.body), *(["*"] if by_name else [])])
+
+
+def runner_notes(stage: StageFlow) -> Iterator[str]:
+    """What is no fault of a Runner, but costs it what the default has."""
+    flow = stage.flow
+    if not (flow.ours or flow.unknown or "checkpointer" in flow.reads()):
+        what = f"{stage.definition.name} ({stage.definition.location}) saves nothing, calls no hook: not resumable"
+        yield f"{what}; take its batches from context.batches(phase), or override verbs of stages.Runner"
+    for place in flow.inexact:
+        what = f"{place}: a resumed run counts this loop from its start again, so that next() takes other batches"
+        yield f"{what}; take them from context.batches(phase, count=N), or derive the count from `.done` of the pass"
 
 
 def swap_report(flows: Mapping[str, DataFlow]) -> str:

@@ -42,7 +42,6 @@ COMMANDS = {
     "check": "Name every mistake of a config, without running anything.",
     "resume": "Resume a run that was interrupted.",
     "run": "Run a config.",
-    "show": "Print the resolved config, each value with where it came from.",
 }
 # The entry-point group in which installed packages offer theirs.
 GROUP = "pipeline.commands"

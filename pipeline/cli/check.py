@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.check.checker import check_or_raise
-from pipeline.check.phase import notes
 from pipeline.cli import COMMANDS
 from pipeline.cli.options import config_and_overrides, print_traceback, refuse, split
 from pipeline.config.load import Config
@@ -54,7 +53,7 @@ def command(
         sys.exit(_refuse(error.faults, form))
     if form == "text":
         click.echo(run_config.swaps, nl=False)
-    for note in notes(run_config):
+    for note in run_config.notes:
         click.echo(f"note: {note}", err=True)
     if build:
         with _user_code():

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from pipeline.config import aliases, schema, yaml_tree
 from pipeline.config.interpolation import References
 from pipeline.config.usage import UsageTracker
+from pipeline.config.validation import validate
 from pipeline.config.yaml_tree import DEFAULT, MAX_DEPTH, Node, Origin, from_plain, refusal, resolve_path, unique_nodes
 from pipeline.errors import ConfigError, Fault, nearest, one_of
 
@@ -237,6 +238,7 @@ class Config:
         reads: what of it was read so far.
         sources: the files of user code that it names, and their neighbours; filled in by the check.
         swaps: what changes where a stage is not the default; filled in by the check.
+        notes: what is no fault, but perhaps not meant; filled in by the check.
         overrides: those that it was read with.
         links: address -> the absolute path that was given there, where it leads over links; the tree has where it leads.
     """
@@ -248,6 +250,7 @@ class Config:
     reads: UsageTracker = field(default_factory=UsageTracker)
     sources: list[Path] = field(default_factory=list)
     swaps: str = ""
+    notes: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
     links: dict[str, str] = field(default_factory=dict)
 
@@ -307,9 +310,9 @@ class Config:
         for _, node in tree.walk():
             if isinstance(node.value, str):
                 node.value = node.value.replace("{run_dir}", str(run_dir))
-        settings, _ = schema.validate(tree)
+        settings, _ = validate(tree)
         assert settings, "replacing a placeholder in strings keeps a config valid"
-        return Config(tree, settings, self.path, self.workspace, self.reads)
+        return Config(tree, settings, self.path, self.workspace, self.reads, notes=self.notes)
 
     def leading(self, links: Mapping[str, str]) -> Config:
         """The same config with these links as they once were: path with links -> path without."""
@@ -351,7 +354,7 @@ class ConfigBuilder:
         for override in overrides:
             self.faults += apply_overrides(override, self.tree)
         self._resolve(self.tree)
-        settings, faults = schema.validate(self.tree)
+        settings, faults = validate(self.tree)
         # A value that could not be made out, such as a reference to nothing, is wrong in no other way.
         places = {_sort_key(fault) for fault in self.faults}
         self.faults += [fault for fault in faults if _sort_key(fault) not in places]

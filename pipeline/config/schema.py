@@ -5,12 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, WithJsonSchema
-
-from pipeline.config.aliases import use_canonical_keys
-from pipeline.config.validation import explain
-from pipeline.config.yaml_tree import DEFAULT, Node, from_plain
-from pipeline.errors import Fault
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema
 
 _UNITS = ("iteration", "epoch", "second", "minute")
 
@@ -389,53 +384,6 @@ class ConfigSchema(_Section):
 DEFAULT_PLUGINS = ("progress_bar", "metric_log")
 
 SECTIONS: dict[str, type[BaseModel]] = {"dataset": DatasetSchema, "runner": RunnerSchema, "phase": PhaseSchema}
-
-
-def validate(tree: Node) -> tuple[ConfigSchema | None, list[Fault]]:
-    """The typed config, or its faults; aliases and defaults are applied to ``tree``."""
-    faults = use_canonical_keys(tree)
-    faults += _repeated_names(tree)
-    try:
-        settings = ConfigSchema.model_validate(tree.plain())
-    except ValidationError as error:
-        return None, faults + explain(error, tree, ConfigSchema, SECTIONS)
-    _fill_defaults(tree, settings)
-    return settings, faults
-
-
-def _repeated_names(tree: Node) -> list[Fault]:
-    faults = []
-    for section in SECTIONS:
-        items = tree.child(section)
-        first: dict[str, Node] = {}
-        for item in items.value if items and isinstance(items.value, list) else ():
-            if item.name in first:
-                where = first[item.name].origin
-                faults.append(
-                    item.origin.fault(
-                        f"{section}.{item.name}", f"the name is taken, first by {where}; give each its own"
-                    )
-                )
-            first[item.name] = item
-    return faults
-
-
-def _fill_defaults(node: Node, settings: BaseModel) -> None:
-    """Add missing values, marked as defaults."""
-    for name, info in type(settings).model_fields.items():
-        value, key = getattr(settings, name), info.alias or name
-        child = node.child(key)
-        if child is None:
-            node.value[key] = from_plain(value, DEFAULT)
-        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
-            for item, below in zip(child.value, value, strict=True):
-                _fill_defaults(item, below)
-        elif isinstance(value, BaseModel):
-            _fill_defaults(child, value)
-        elif isinstance(value, list) and isinstance(child.value, str):
-            child.value = [Node(child.value, child.origin)]
-        elif isinstance(value, str) and isinstance(child.value, str):
-            child.value = value
 
 
 def too_short(name: str, total: int, needed: int, *, per_epoch: bool) -> str:

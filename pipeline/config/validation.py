@@ -1,4 +1,4 @@
-"""The errors of the schema in plain words, at the place where the value was written."""
+"""A tree against the schema: typed settings, or faults in plain words at the place where each value was written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from pipeline.config.yaml_tree import Node
+from pipeline.config.aliases import use_canonical_keys
+from pipeline.config.schema import SECTIONS, ConfigSchema
+from pipeline.config.yaml_tree import DEFAULT, Node, from_plain
 from pipeline.errors import Fault, nearest, one_of
 
 _EXPECTED = {
@@ -30,19 +32,61 @@ _BOUNDS = {
 }
 
 
-def explain(
-    error: ValidationError, tree: Node, schema: type[BaseModel], sections: dict[str, type[BaseModel]]
-) -> list[Fault]:
+def validate(tree: Node) -> tuple[ConfigSchema | None, list[Fault]]:
+    """The typed config, or its faults; aliases and defaults are applied to ``tree``."""
+    faults = use_canonical_keys(tree)
+    faults += _repeated_names(tree)
+    try:
+        settings = ConfigSchema.model_validate(tree.plain())
+    except ValidationError as error:
+        return None, faults + _explain(error, tree)
+    _fill_defaults(tree, settings)
+    return settings, faults
+
+
+def _repeated_names(tree: Node) -> list[Fault]:
+    faults = []
+    for section in SECTIONS:
+        items = tree.child(section)
+        first: dict[str, Node] = {}
+        for item in items.value if items and isinstance(items.value, list) else ():
+            if item.name in first:
+                message = f"the name is taken, first by {first[item.name].origin}; give each its own"
+                faults.append(item.origin.fault(f"{section}.{item.name}", message))
+            first[item.name] = item
+    return faults
+
+
+def _fill_defaults(node: Node, settings: BaseModel) -> None:
+    """Add missing values, marked as defaults."""
+    for name, info in type(settings).model_fields.items():
+        value, key = getattr(settings, name), info.alias or name
+        child = node.child(key)
+        if child is None:
+            node.value[key] = from_plain(value, DEFAULT)
+        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
+            for item, below in zip(child.value, value, strict=True):
+                _fill_defaults(item, below)
+        elif isinstance(value, BaseModel):
+            _fill_defaults(child, value)
+        elif isinstance(value, list) and isinstance(child.value, str):
+            child.value = [Node(child.value, child.origin)]
+        elif isinstance(value, str) and isinstance(child.value, str):
+            child.value = value
+
+
+def _explain(error: ValidationError, tree: Node) -> list[Fault]:
     """The faults of a config, in the order of the file."""
     faults: dict[tuple[str, str], Fault] = {}
     for detail in error.errors():
-        fault = _fault(dict(detail), tree, schema, sections)
+        fault = _fault(dict(detail), tree)
         faults.setdefault((fault.address, str(fault.line)), fault)
     return sorted(faults.values(), key=lambda fault: (fault.where, fault.line, fault.column))
 
 
-def _fault(detail: dict[str, Any], tree: Node, schema: type[BaseModel], sections: dict[str, type[BaseModel]]) -> Fault:
-    node, address, model = tree, "", schema
+def _fault(detail: dict[str, Any], tree: Node) -> Fault:
+    node, address = tree, ""
+    model: type[BaseModel] = ConfigSchema
     for part in detail["loc"]:
         # A part may also be the name of a type, with nothing below it.
         below = [pair for index, pair in enumerate(node.children()) if part in (index, pair[0])]
@@ -50,7 +94,7 @@ def _fault(detail: dict[str, Any], tree: Node, schema: type[BaseModel], sections
             break
         name, node = below[0]
         address = f"{address}.{name}" if address else name
-        model = sections.get(str(part), model) if not address.count(".") else model
+        model = SECTIONS.get(str(part), model) if not address.count(".") else model
     kind, last = detail["type"], str(detail["loc"][-1]) if detail["loc"] else ""
     if kind == "extra_forbidden":
         known = [info.alias or name for name, info in model.model_fields.items()]

@@ -371,6 +371,9 @@ class RunnerSession:
         if stage == "runner" and not env_was_read(self.context):
             for line in self.config.reads.unread_so_far(self.config.tree):
                 logger.warning(line)
+        address = f": runner.{self.settings.name}.{stage}_class_path: "
+        for note in (note for note in self.config.notes if address in note):
+            logger.warning(note)
         getattr(built, method)(self.context)
         self.check_protected(description)
         # What the stage has saved is on disk before the next begins, or it is this stage that has failed.

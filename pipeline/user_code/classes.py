@@ -338,6 +338,20 @@ def undefined_methods(definition: source.Definition, names: Sequence[str], base:
     return [name for name in missing if not re.search(rf"\.{name}\b(?!\s*\()", text)]
 
 
+def count_positional(arguments: ast.arguments) -> int:
+    """How many parameters may be given by position."""
+    return len(arguments.posonlyargs) + len(arguments.args)
+
+
+def takes(arguments: ast.arguments, count: int) -> bool:
+    """Whether a function can be called with so many arguments, by position."""
+    positional = count_positional(arguments)
+    required = positional - len(arguments.defaults)
+    if any(default is None for default in arguments.kw_defaults):
+        return False
+    return required <= count and (positional >= count or arguments.vararg is not None)
+
+
 def parameters(definition: source.Definition) -> Parameters | None:
     """The parameters of the class or function; None: unknown."""
     if not isinstance(definition.node, ast.ClassDef):

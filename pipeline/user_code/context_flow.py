@@ -48,6 +48,8 @@ class Flow:
         unknown: where it does something to the context that cannot be followed; ``""`` where there is no such place.
         statuses: what it may write to ``context["status"]``.
         runs: the methods of default stages that it certainly runs: ``Runner.run``.
+        ours: names of what of ours it may give the context to, or use of the context's loop.
+        inexact: where a resumed run would take other batches: ``next`` in a counted loop.
     """
 
     uses: tuple[Use, ...] = ()
@@ -56,6 +58,8 @@ class Flow:
     unknown: str = ""
     statuses: Set[str] = frozenset()
     runs: Set[str] = frozenset()
+    ours: Set[str] = frozenset()
+    inexact: tuple[str, ...] = ()
 
     def demands(self) -> Iterator[Use]:
         """The reads that certainly fail without their key, or without the name that is looked up in it; each once."""

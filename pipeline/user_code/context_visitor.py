@@ -66,8 +66,15 @@ class Function:
     return_values: list[Value] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Rounds:
+    """The epochs or batches of the context's loop; ``counted``: the code says how many."""
+
+    counted: bool
+
+
 # What an expression holds; None: anything but the context.
-Value: TypeAlias = Ref | Const | Instance | Function | source.Definition | None
+Value: TypeAlias = Ref | Const | Instance | Function | Rounds | source.Definition | None
 
 
 class Arguments(NamedTuple):
@@ -92,6 +99,12 @@ _READ_ONLY = {"get", "items", "keys", "values", "copy"}
 
 # Keys whose objects are ours: given the context, they don't change it.
 _OURS = {"hooks", "checkpointer", "config", "resources"}
+
+# What the loop of the runner stage reads and writes, as the default Runner declares it.
+_LOOP = ("dataset", "model"), ("current_epoch", "metrics", "best")
+
+# What the context has for a loop of one's own -> the keys that it reads, and those that it writes.
+_KIT = {"epochs": ((), _LOOP[1]), "batches": _LOOP, "validate": _LOOP, "save": ((), ()), "resuming": ((), ())}
 
 # Context managers that let an error through.
 _TRANSPARENT = {"open", "nullcontext", "closing", "no_grad", "inference_mode", "enable_grad", "autocast"}
@@ -120,22 +133,33 @@ class ContextVisitor(ast.NodeVisitor):
     Attributes:
         sure: whether what is visited certainly runs.
         unknown: the first place from which on nothing can be told.
+        counting: whether what is visited stands in a loop over a known number of rounds.
     """
 
     def __init__(self, definition: source.Definition, method: str, facts: Mapping[str, Scalar]) -> None:
         self.definition, self.method, self.facts = definition, method, facts
         self.owner = Instance(definition)
         self.frame = Function(_NOTHING, definition.module)
-        self.sure, self.steps = True, 0
+        self.sure, self.counting, self.steps = True, False, 0
         self.unknown = "" if self.is_plain(definition) else definition.location
         self.uses: dict[Use, None] = {}
         self.declared_writes: dict[str, None] = {}
         self.opaque, self.statuses, self.runs = set[str](), set[str](), set[str]()
+        self.ours, self.inexact = set[str](), dict[str, None]()
         self.active: list[FunctionNode] = []
 
     def flow(self) -> Flow:
         """Everything that was noted."""
-        return Flow(tuple(self.uses), tuple(self.declared_writes), self.opaque, self.unknown, self.statuses, self.runs)
+        return Flow(
+            tuple(self.uses),
+            tuple(self.declared_writes),
+            self.opaque,
+            self.unknown,
+            self.statuses,
+            self.runs,
+            self.ours,
+            tuple(self.inexact),
+        )
 
     # What is noted
 
@@ -176,7 +200,7 @@ class ContextVisitor(ast.NodeVisitor):
             match value:
                 case Ref(()):
                     self.mark_unknown(node)
-                case Ref((key,)):
+                case Ref((key,)) if not source.is_ours(self.frame.module):
                     self.opaque.add(key)
                 case Instance(escaped=False):
                     value.escaped = True
@@ -342,14 +366,23 @@ class ContextVisitor(ast.NodeVisitor):
         before, rounds = self.sure, self.rounds(node.iter)
         certain = before and bool(rounds) and not any(map(_leaves, node.body))
         if not rounds:
-            self.visit(node.iter)
-            self.sure = before and " in range(" in (head := ast.unparse(node).splitlines()[0]) and "epoch" in head
+            head, value = ast.unparse(node).splitlines()[0], self.visit(node.iter)
+            is_some = " in range(" in head and "epoch" in head
+            self.sure = before and (is_some or (isinstance(value, Rounds) and not value.counted))
+        counting, self.counting = self.counting, self.counting or self.is_counted(node.iter)
         for element in rounds or [ast.Constant(...)] * 2:
             self.assign(node.target, element)
             self.block(node.body)
             self.sure = certain
-        self.sure = before
+        self.sure, self.counting = before, counting
         self.branch(node.orelse)
+
+    def is_counted(self, node: ast.expr) -> bool:
+        """Whether a loop goes over a ``range`` whose ends are written out, or stand in the config."""
+        match node:
+            case ast.Call(func=ast.Name("range"), args=ends):
+                return all(isinstance(self.visit(end), Const | Ref) for end in ends)
+        return False
 
     def rounds(self, node: ast.expr) -> Sequence[ast.expr]:
         """The elements over which a loop goes, where they are written out."""
@@ -377,12 +410,13 @@ class ContextVisitor(ast.NodeVisitor):
         rounds = [] if others or first.ifs or isinstance(node, ast.GeneratorExp) else self.rounds(first.iter)
         self.visit(first.iter)
         self.sure = before and bool(rounds)
+        counting, self.counting = self.counting, self.counting or self.is_counted(first.iter)
         for element in rounds or [ast.Constant(...)]:
             self.assign(first.target, element)
             self.escape(node, *map(self.visit, (*first.ifs, *others)))
             parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
             self.escape(node, *map(self.visit, parts))
-        self.frame.names, self.sure = outer, before
+        self.frame.names, self.sure, self.counting = outer, before, counting
 
     def visit_comprehension(self, node: ast.comprehension) -> None:
         """One of several loops."""
@@ -467,6 +501,10 @@ class ContextVisitor(ast.NodeVisitor):
                 return self.member(owner, classes.member(definition, node.attr), node)
             case source.Definition() if self.is_plain(owner):
                 return self.member(None, classes.member(owner, node.attr), node)
+            case Ref(()) if node.attr in _KIT:
+                return self.use_kit(node.attr, node, Arguments())
+            case Ref(("runner",)):
+                return self.read(owner, Const(f".{node.attr}"), node)
             case None if isinstance(node.value, ast.Name | ast.Attribute):
                 return self.module_value(ast.unparse(node), node)
         self.escape(node, owner)
@@ -493,7 +531,9 @@ class ContextVisitor(ast.NodeVisitor):
         function = node.func
         if isinstance(function, ast.Attribute) and not _is_super(function):
             owner = self.visit(function.value)
-            if isinstance(owner, Ref):
+            if owner == Ref() and function.attr in _KIT:
+                return self.use_kit(function.attr, node, self.arguments(node))
+            if isinstance(owner, Ref) and owner.path != ("runner",):
                 name = f"call_{function.attr.strip('_')}" if owner == Ref() else "call_other"
                 method: Callable[..., Value] = getattr(self, name, self.call_other)
                 return method(owner, node)
@@ -505,6 +545,11 @@ class ContextVisitor(ast.NodeVisitor):
             return self.follow(callee, arguments, node)
         if isinstance(callee, source.Definition):
             return self.construct(callee, arguments, node)
+        match function, arguments.values:
+            case ast.Name("iter"), [Rounds() as rounds]:
+                return rounds
+            case ast.Name("next"), [Rounds(counted=False), *_] if self.counting:
+                self.inexact[self.location(node)] = None
         if ast.unparse(function) not in _HARMLESS:
             self.escape(node, callee, *arguments.all())
         return None
@@ -518,10 +563,24 @@ class ContextVisitor(ast.NodeVisitor):
         self.escape(node, *values, *keywords.values())
         return Arguments()
 
+    def use_kit(self, name: str, node: ast.AST, arguments: Arguments) -> Value:
+        """``context.batches("ctr", count=6)``, or the method alone."""
+        reads, writes = _KIT[name]
+        self.ours.add(name)
+        for key in reads:
+            self.note("read", key, node)
+        if reads and isinstance(phase := next(iter(arguments.all()), None), Const):
+            self.read(Ref(("model",)), phase, node)
+        for key in writes:
+            self.note("write", key, node)
+        counted = "count" in arguments.keywords or (name == "epochs" and bool(arguments.values))
+        return Rounds(counted) if name in {"epochs", "batches"} else None
+
     def call_other(self, owner: Ref, node: ast.Call) -> None:
         """Any other method of the context, or of what lies in it."""
         name, arguments = getattr(node.func, "attr", ""), self.arguments(node)
         ours = not owner.path or owner.path[0] in _OURS or name == "bind"
+        self.ours |= {name} if ours and Ref() in arguments.all() else set()
         self.escape(node, *(value for value in arguments.all() if not (ours and value == Ref())))
         if name not in _READ_ONLY and hasattr(dict, name):
             self.escape(node, owner)
@@ -620,6 +679,7 @@ class ContextVisitor(ast.NodeVisitor):
     def hand_over(self, arguments: Arguments, module: source.Module, node: ast.AST) -> None:
         """Give values to code that is not followed; ours does nothing to the context."""
         ours = source.is_ours(module)
+        self.ours |= {module.name} if ours and Ref() in arguments.all() else set()
         self.escape(node, *(value for value in arguments.all() if not (isinstance(value, Ref) and ours)))
 
     def follow(self, function: Function, arguments: Arguments, node: ast.AST) -> Value:
@@ -660,6 +720,8 @@ class ContextVisitor(ast.NodeVisitor):
             return self.visit(body.body)
         lazy = isinstance(body, ast.AsyncFunctionDef) or _within(ast.Module(body.body, []), (ast.Yield, ast.YieldFrom))
         self.sure = self.sure and not lazy
+        if source.is_ours(self.frame.module) and body.name != "__init__":
+            self.ours.add(body.name)
         if self.frame.home and body.name == self.method:
             self.note_declaration(self.frame.home)
             if self.sure and not self.unknown and source.is_ours(self.frame.module):
