@@ -123,8 +123,19 @@ class PluginError(PipelineError):
     exit_code = ExitCode.USAGE
 
 
+# Characters of a message.
+LONGEST = 3000
+
+
 class CheckpointError(PipelineError):
-    """A checkpoint that is missing, damaged or does not fit the model."""
+    """A checkpoint that is missing, damaged or does not fit the model.
+
+    Its message may have names that somebody else has put there: control characters are escaped, and it has an end.
+    """
+
+    def __init__(self, message: str) -> None:
+        shown = message if len(message) <= LONGEST else f"{message[: LONGEST - 500]} … {message[-500:]}"
+        super().__init__(printable(shown, keep="\n\t"))
 
 
 class NoCheckpointError(CheckpointError):
@@ -157,6 +168,12 @@ class StorageError(PipelineError):
     """A write that the storage refused."""
 
     exit_code = ExitCode.STORAGE
+
+
+def printable(text: object, keep: str = "") -> str:
+    """A text with its control characters escaped, but for some: a name in a file of others must not write to a terminal."""
+    shown = (part if part.isprintable() or part in keep else ascii(part)[1:-1] for part in str(text))
+    return "".join(shown)
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from pipeline.checkpoint import foreign, layout, pytree, reader, safetensors_io, weights
 from pipeline.checkpoint.layout import STATE, SUFFIX, TRAINING
+from pipeline.checkpoint.parts import InitialModels
 from pipeline.checkpoint.reader import Iterations, LoadedCheckpoint
-from pipeline.checkpoint.state import InitialModels, Recoverable, restore_training
+from pipeline.checkpoint.restore import restore_recoverable, restore_training
+from pipeline.checkpoint.state import Recoverable, TrainingState
 from pipeline.checkpoint.storage import DISK, Buffer, Disk, finite
 from pipeline.checkpoint.store import FEWEST, CheckpointWriter, Contents, Retention, newest_valid
 from pipeline.checkpoint.weights import Models, module_of
@@ -105,6 +107,10 @@ class Checkpointer:
         # Replaced and never changed, since a thread reads it.
         self._protected: frozenset[Path] = frozenset()
 
+    def capture(self, models: Models, **more: Any) -> TrainingState:
+        """The state of everything that trains and of the recoverables; for ``more`` see ``TrainingState.capture``."""
+        return TrainingState.capture(models, self.recoverables, self.initial, **more)
+
     def save(
         self,
         models: Models,
@@ -122,7 +128,7 @@ class Checkpointer:
             models: phase -> what the network stage built for it.
             train_state: the counters; ``iteration`` names the checkpoint.
             metrics: the newest numbers, kept beside the weights.
-            training: what else is needed to go on: any nested state that ``pytree.save_state`` takes.
+            training: what else is needed to go on: the tree of what ``capture`` returns.
             keep: checkpoints that do not make place for this one, however old they are.
             iterations: phase -> name -> the iteration that a number of ``metrics`` is of; None: all are of this one.
 
@@ -131,10 +137,6 @@ class Checkpointer:
             CheckpointError: something in the state cannot be saved.
         """
         self.wait()
-        if training is not None:
-            recoverables = {name: recoverable.state_dict() for name, recoverable in self.recoverables.items()}
-            changes = self.initial.changes(models) if self.initial else {}
-            training = {**training, "recoverables": recoverables, **changes}
         final = self.path_of(train_state["iteration"])
         counted = {
             "train_state": dict(train_state),
@@ -208,9 +210,9 @@ class Checkpointer:
         if name in self.recoverables:
             raise ConfigError(f"add_recoverable: '{name}' is taken; give each its own name")
         self.recoverables[name] = recoverable
-        states = self.resumed.training["recoverables"] if self.resumed and self.resumed.training else {}
-        if name in states:
-            recoverable.load_state_dict(states[name])
+        state = self.resumed.state if self.resumed else None
+        if self.resumed and state and name in state.recoverables:
+            restore_recoverable(name, recoverable, state, str(self.resumed.path))
 
     def begin(self, models: Any) -> None:
         """Remember the models as they are now, before a resumed run restores them.

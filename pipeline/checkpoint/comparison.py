@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pipeline.checkpoint.reader import LoadedCheckpoint
+from pipeline.errors import printable
 
 _LONGEST = 60
 
@@ -38,7 +38,7 @@ class Difference:
 
     def __str__(self) -> str:
         """``layers.0.weight: 3 of 64 elements, largest difference 0.001``."""
-        return f"{self.place}: {self.what}" if self.place else self.what
+        return printable(f"{self.place}: {self.what}" if self.place else self.what)
 
 
 def differences(one: Any, other: Any, place: str = "") -> Iterator[Difference]:
@@ -52,39 +52,25 @@ def differences(one: Any, other: Any, place: str = "") -> Iterator[Difference]:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         yield from _of_tensors(one, other, place)
     elif type(one) is not type(other):
-        yield Difference(place, f"{_brief(one)} and {_brief(other)}")
+        yield Difference(place, f"{brief(one)} and {brief(other)}")
     elif isinstance(one, Mapping):
         yield from _of_mappings(one, other, place)
     elif isinstance(one, list | tuple):
         yield from _of_sequences(one, other, place)
     elif not _same(one, other):
-        yield Difference(place, f"{_brief(one)} and {_brief(other)}")
-
-
-def checkpoint_differences(one: LoadedCheckpoint, other: LoadedCheckpoint) -> Iterator[Difference]:
-    """Where two checkpoints differ."""
-    yield from _of_parts("counters", one.train_state, other.train_state)
-    yield from _of_parts("metrics", one.metrics, other.metrics)
-    for phase in one.weights | other.weights:
-        yield from _of_parts(f"weights {phase}", one.weights.get(phase, {}), other.weights.get(phase, {}))
-    yield from _of_parts("training", one.training, other.training)
-
-
-def _of_parts(part: str, one: Any, other: Any) -> Iterator[Difference]:
-    for difference in differences(one, other):
-        yield replace(difference, place=f"{part}: {difference.place}" if difference.place else part)
+        yield Difference(place, f"{brief(one)} and {brief(other)}")
 
 
 def _of_mappings(one: Mapping[Any, Any], other: Mapping[Any, Any], place: str) -> Iterator[Difference]:
     for key, value in one.items():
-        below = _below(place, key)
+        where = below(place, key)
         if key in other:
-            yield from differences(value, other[key], below)
+            yield from differences(value, other[key], where)
         else:
-            yield Difference(below, f"{_brief(value)} and nothing")
+            yield Difference(where, f"{brief(value)} and nothing")
     for key, value in other.items():
         if key not in one:
-            yield Difference(_below(place, key), f"nothing and {_brief(value)}")
+            yield Difference(below(place, key), f"nothing and {brief(value)}")
 
 
 def _of_sequences(one: Sequence[Any], other: Sequence[Any], place: str) -> Iterator[Difference]:
@@ -102,7 +88,7 @@ def _of_sequences(one: Sequence[Any], other: Sequence[Any], place: str) -> Itera
 
 def _of_tensors(one: Tensor, other: Tensor, place: str) -> Iterator[Difference]:
     if one.dtype != other.dtype or one.shape != other.shape or one.layout != other.layout:
-        yield Difference(place, f"{_brief(one)} and {_brief(other)}")
+        yield Difference(place, f"{brief(one)} and {brief(other)}")
         return
     if one.layout is torch.sparse_coo:
         yield from _of_sequences(_entries(one), _entries(other), place)
@@ -140,13 +126,14 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _below(place: str, key: Any) -> str:
+def below(place: str, key: Any) -> str:
+    """The way to what a state has under a key."""
     if isinstance(key, str):
         return f"{place}.{key}" if place else key
     return f"{place}[{key!r}]"
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
     """A value in a few words."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

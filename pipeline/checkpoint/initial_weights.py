@@ -57,9 +57,9 @@ class TrainRunner:
             what = f"runner.{self.name}: has no keep_best, so none of its checkpoints is the best"
             raise CheckpointError(f"{what}; add it")
         metric, mode = self.keep_best.metric, self.keep_best.mode
-        loop = (self.newest(with_training=True).training or {}).get("loop") or {}
-        if record := loop.get("validation", {}).get("best"):
-            paths = [self.folder / layout.checkpoint_name(iteration) for _, iteration in record["kept"]]
+        state = self.newest(with_training=True).state
+        if record := state and state.loop and state.loop.validation.best:
+            paths = [self.folder / layout.checkpoint_name(iteration) for _, iteration in record.kept]
         else:
             path = reader.best_by_metric(layout.committed_checkpoints(self.folder), metric, mode)
             paths = [path] if path else []

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from pipeline.checkpoint import layout, pytree, safetensors_io, storage
+from pipeline.checkpoint.comparison import Difference, differences
 from pipeline.checkpoint.header import read_header
 from pipeline.checkpoint.layout import MAX_STATE, STATE, SUFFIX, TRAINING
 from pipeline.checkpoint.safetensors_io import TensorFile
+from pipeline.checkpoint.state import TrainingState
 from pipeline.errors import CheckpointError, one_of
 
 # Phase -> name -> the iteration that a number is of.
@@ -88,15 +91,26 @@ class LoadedCheckpoint:
         metrics: phase -> name -> number; null where it was not finite.
         iterations: phase -> name -> the iteration that a number is of; its own where an earlier version saved it.
         weights: phase -> name -> tensor.
-        training: what else was saved to go on from; None where nothing was, or where it was not read.
+        training: the tree of what else was saved to go on from; None where nothing was, or where it was not read.
     """
 
     path: Path
     train_state: dict[str, int]
     metrics: dict[str, Any]
     weights: dict[str, dict[str, Tensor]] = field(repr=False)
-    training: dict[str, Any] | None = field(repr=False)
+    training: Any = field(repr=False)
     iterations: dict[str, dict[str, int]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def state(self) -> TrainingState | None:
+        """``training`` with its types.
+
+        Raises:
+            CheckpointError: it is not what a run could go on from.
+        """
+        if not self.training:
+            return None
+        return TrainingState.from_tree(self.training, str(self.path), self.train_state, self.iterations)
 
 
 def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:
@@ -190,3 +204,17 @@ def _state(path: Path, entry: layout.FileEntry) -> Mapping[str, Any]:
     if step is not None and iteration != step:
         raise CheckpointError(f"{file}: is of iteration {iteration}, and not of {path.name}; use another checkpoint")
     return state
+
+
+def checkpoint_differences(one: LoadedCheckpoint, other: LoadedCheckpoint) -> Iterator[Difference]:
+    """Where two checkpoints differ."""
+    yield from _of_parts("counters", one.train_state, other.train_state)
+    yield from _of_parts("metrics", one.metrics, other.metrics)
+    for phase in one.weights | other.weights:
+        yield from _of_parts(f"weights {phase}", one.weights.get(phase, {}), other.weights.get(phase, {}))
+    yield from _of_parts("training", one.training, other.training)
+
+
+def _of_parts(part: str, one: Any, other: Any) -> Iterator[Difference]:
+    for difference in differences(one, other):
+        yield replace(difference, place=f"{part}: {difference.place}" if difference.place else part)

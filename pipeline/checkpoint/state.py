@@ -1,37 +1,48 @@
-"""The training state: models, optimizers, schedules and random states, captured and restored."""
+"""The training state: everything from which a run goes on beside its weights. This file alone knows its names."""
 
 from __future__ import annotations
 
-import copy
-import random
-import sys
-from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from types import SimpleNamespace
-from typing import Annotated, Any, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Protocol, Self
 
-import torch
-from loguru import logger
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 from torch import Tensor, nn
-from torch.amp import GradScaler
-from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from pipeline import workspaces
-from pipeline.checkpoint import weights
-from pipeline.checkpoint.comparison import differences
-from pipeline.checkpoint.reader import LoadedCheckpoint
-from pipeline.checkpoint.weights import Models, buffers_of, is_extra_state, module_of, unique_brains, unique_modules
-from pipeline.context import Context
+from pipeline.checkpoint.comparison import below, brief
+from pipeline.checkpoint.parts import InitialModels
+from pipeline.checkpoint.random_state import random_state
+from pipeline.checkpoint.weights import Models, unique_brains
 from pipeline.errors import CheckpointError
+
+VERSION = 2
+
+# Those that every training has.
+COUNTERS = ("iteration", "update", "epoch", "samples")
+
+# The recoverable that has a ``MidEpochState``.
+MID_EPOCH = "mid_epoch"
 
 
 class StateModel(BaseModel):
     """A part of the training state: an unknown key, a missing one or one of another type is an error."""
 
     model_config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, populate_by_name=True)
+
+    @classmethod
+    def from_tree(cls, tree: Any, where: str) -> Self:
+        """The state that ``to_tree`` has returned.
+
+        Args:
+            tree: nested dicts and lists.
+            where: what messages begin with.
+
+        Raises:
+            CheckpointError: a key is missing, unknown, or of another type.
+        """
+        try:
+            return cls.model_validate(tree)
+        except ValidationError as error:
+            raise CheckpointError(f"{where}: {_problem(error, tree)}; use another checkpoint") from error
 
     def to_tree(self) -> dict[str, Any]:
         """The same as nested dicts and lists; what others load stays as it is."""
@@ -45,6 +56,23 @@ def _tree(value: Any) -> Any:
     if type(value) is dict:
         return {key: _tree(item) for key, item in value.items()}
     return [_tree(item) for item in value] if type(value) is list else value
+
+
+def _problem(error: ValidationError, tree: Any) -> str:
+    """The first of the errors in words."""
+    detail = error.errors(include_url=False)[0]
+    place, value = "", tree
+    for key in detail["loc"]:
+        try:
+            place, value = below(place, key), value[key]
+        except (LookupError, TypeError):
+            # A key that is missing, or the name of a type.
+            break
+    if detail["type"] == "missing":
+        return f"has no '{below(place, detail['loc'][-1])}'"
+    if detail["type"] == "extra_forbidden":
+        return f"has '{place}', which is unknown"
+    return f"{place or 'the state'} is {brief(value)}: {detail['msg']}"
 
 
 # What an object gives as its state, and takes again; only that object knows what is in it.
@@ -158,6 +186,10 @@ class LoopState(StateModel):
     validation: ValidationState
     iterations: dict[str, dict[str, int]]
 
+    def open_passes(self) -> list[EntryState]:
+        """The passes that were begun and are not over."""
+        return [entry for entry in [*self.outer, *(self.inner or [])] if entry.state]
+
 
 class LoopState1(StateModel):
     """Where the loop is, as version 1 had it; the counters say in which epoch, and in which phase of it."""
@@ -167,7 +199,9 @@ class LoopState1(StateModel):
     validation: ValidationState
     iterations: dict[str, dict[str, int]]
 
-    def upgrade(self, epoch: int, index: int, phases: Sequence[str], metrics: Mapping[str, Numbers]) -> LoopState:
+    def upgrade(
+        self, epoch: int, index: int, phases: Sequence[str], metrics: Mapping[str, Mapping[str, Any]]
+    ) -> LoopState:
         """The same as it is now.
 
         Args:
@@ -195,351 +229,87 @@ class LoopState1(StateModel):
         )
 
 
-def cpu_random_state() -> dict[str, Any]:
-    """The states of the generators of Python, torch's CPU, and numpy if it is in use, as plain data and a tensor."""
-    of_numpy = None
-    if numpy := sys.modules.get("numpy"):
-        kind, keys, *others = numpy.random.get_state()
-        of_numpy = (kind, keys.tolist(), *others)
-    return {"python": random.getstate(), "torch": torch.get_rng_state(), "numpy": of_numpy}
+class SchedulerState(StateModel):
+    """The classes of an OptimScheduler and its optimizer, and its ``state_dict``."""
+
+    classes: str = Field(alias="class")
+    state: OwnState
 
 
-def restore_cpu_random_state(state: Mapping[str, Any]) -> None:
-    """Restore these generators; numpy's is left as it is where numpy is not in use."""
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"])
-    if (of_numpy := state.get("numpy")) and (numpy := sys.modules.get("numpy")):
-        kind, keys, *others = of_numpy
-        numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), *others))
+class RandomState(StateModel):
+    """The states of the random generators."""
+
+    python: tuple[int, tuple[int, ...], float | None]
+    torch: Tensor
+    numpy: tuple[str, list[int], int, int, float] | None
+    cuda: list[Tensor]
 
 
-def random_state() -> dict[str, Any]:
-    """The states of the same generators, and of every GPU's."""
-    return {**cpu_random_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+class FitState(StateModel):
+    """Of ``Brain.fit``: the epochs that are done, the numbers of the last one, and whether that one is over."""
+
+    epochs: list[int]
+    metrics: dict[str, float]
+    over: bool
 
 
-def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Restore the generators; those of missing GPUs are skipped."""
-    restore_cpu_random_state(state)
-    for device, generator_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(generator_state, device)
+class FrozenState(StateModel):
+    """Phase -> the parameters that are not trained: when the training began, and now."""
+
+    begun: dict[str, list[str]]
+    now: dict[str, list[str]]
 
 
-# Under which the state of an optimizer keeps the options that the config gave it.
-CONFIG_OPTIONS = "configured"
+class ReportedState(StateModel):
+    """What an experiment has reported in this epoch."""
 
-# The options of each parameter group.
-Options = Sequence[Mapping[str, Any]]
-
-# What torch's Adam and RMSprop make, of zeros, before their first step where an option asks for it, and only then.
-_NEEDED = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg", "momentum": "momentum_buffer"}
-
-
-def options_of(optimizer: Optimizer) -> Options:
-    """The options of each parameter group; for a new optimizer these are the configured ones."""
-    return [
-        copy.deepcopy({key: value for key, value in group.items() if key != "params"})
-        for group in optimizer.param_groups
-    ]
+    training: dict[str, MeterState]
+    judged: Numbers
+    metrics: dict[str, dict[str, Any]]
+    iterations: dict[str, int]
 
 
-def optimizer_state_of(optimizer: Optimizer, configured: Options) -> Mapping[str, Any]:
-    """The state of an optimizer for a checkpoint; it contains what torch loads."""
-    state: Mapping[str, Any] = optimizer.state_dict()
-    if not isinstance(state, Mapping):
-        return state
-    dtypes = [[str(parameter.dtype) for parameter in group["params"]] for group in optimizer.param_groups]
-    return {**state, CONFIG_OPTIONS: configured, "dtypes": dtypes}
+class ExperimentState(StateModel):
+    """Where an experiment is.
 
-
-def load_optimizer(
-    optimizer: Optimizer, state: Mapping[str, Any], configured: Options, *, scheduled: bool = False
-) -> None:
-    """Restore moments and steps, and the options that the config has not changed.
-
-    Args:
-        optimizer: takes it.
-        state: what ``optimizer_state_of`` returned, or torch's ``state_dict``.
-        configured: what this optimizer is configured with.
-        scheduled: whether a schedule of ours sets the rate; of torch's the groups tell. What it has made of the old
-            rate, it has made of the new.
-
-    Raises:
-        ValueError, KeyError: it is the state of another.
-    """
-    groups = [dict(group) for group in state["param_groups"]]
-    # A group that was added later is configured nowhere.
-    for group, before, now in zip(groups, state.get(CONFIG_OPTIONS, configured), configured, strict=False):
-        for key, value in now.items():
-            if key not in before or any(differences(before[key], value)):
-                scales = key == "lr" and before["lr"] and (scheduled or "initial_lr" in now)
-                share = group["lr"] / before["lr"] if scales else 1
-                group[key] = copy.deepcopy(value) if share == 1 else value * share
-    optimizer.load_state_dict({**state, "param_groups": groups})
-    # Torch has converted tensors to the type of their parameter.
-    for before, group, dtypes in zip(groups, optimizer.param_groups, state.get("dtypes", ()), strict=False):
-        for number, parameter, dtype in zip(before["params"], group["params"], dtypes, strict=True):
-            if number in state["state"] and str(parameter.dtype) == dtype:
-                optimizer.state[parameter] = _with_types(optimizer.state[parameter], state["state"][number])
-    for group in optimizer.param_groups:
-        for needed in (name for option, name in _NEEDED.items() if group.get(option)):
-            for parameter in group["params"]:
-                if own := optimizer.state.get(parameter):
-                    own.setdefault(needed, torch.zeros_like(parameter, memory_format=torch.preserve_format))
-
-
-def _with_types(loaded: Any, saved: Any) -> Any:
-    """What torch has loaded, with the types that were saved."""
-    if isinstance(saved, Tensor):
-        return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
-    if isinstance(saved, Mapping):
-        return {key: _with_types(loaded[key], value) for key, value in saved.items()}
-    if isinstance(saved, list | tuple):
-        return type(saved)(_with_types(*pair) for pair in zip(loaded, saved, strict=True))
-    return loaded
-
-
-# Packages whose objects are not looked into; the standard library is among them.
-_OTHERS = {*sys.stdlib_module_names, "torch", "pipeline", "pipeline_plugins", "loguru", "numpy"}
-
-# Items of a list or dict that is looked through.
-_MOST = 100
-
-
-def parts_of(models: Models) -> dict[str, Any]:
-    """The parts by their place, such as ``phase.line.updater.optimizer``; without weights and schedulers, which are saved elsewhere."""
-    elsewhere = {id(part) for entry in models.values() for part in _saved_elsewhere(entry)}
-    storages = {_memory(value) for entry in models.values() for value in module_of(entry).state_dict().values()}
-    parts: dict[str, Any] = {}
-    for phase, entry in models.items():
-        for role in ("brain", "updater"):
-            for name, part in _attributes(entry.get(role)):
-                if id(part) not in elsewhere and not (isinstance(part, nn.Module) and _shows(part, storages)):
-                    elsewhere.add(id(part))
-                    parts[f"phase.{phase}.{role}.{name}"] = part
-    return parts
-
-
-def part_states(parts: Mapping[str, Any], models: Models, configured: Mapping[str, Options]) -> dict[str, Any]:
-    """The states of the parts; None for one without a state, or whose updater keeps it."""
-    updaters = [entry["updater"].state_dict() for entry in models.values() if "updater" in entry]
-    saved = {_memory(tensor) for tensor in _tensors(updaters)}
-    states: dict[str, Any] = {}
-    for place, part in parts.items():
-        if isinstance(part, Optimizer):
-            state: Any = optimizer_state_of(part, configured.get(place) or options_of(part))
-        else:
-            state = part.state_dict()
-        memory = {_memory(tensor) for tensor in _tensors(state)}
-        states[place] = None if memory and memory <= saved else state or None
-    return states
-
-
-def restore_parts(
-    parts: Mapping[str, Any], states: Mapping[str, Any], configured: Mapping[str, Options], where: str
-) -> None:
-    """Restore the states of the parts.
-
-    Raises:
-        CheckpointError: one is not there, or is another.
-    """
-    if missing := [place for place, state in states.items() if state and place not in parts]:
-        what = f"{where}: has the state of {missing[0]}, and the run has none such"
-        raise CheckpointError(f"{what}; make it in the constructor, or begin a new run with init_model_path")
-    for place, part in parts.items():
-        if place not in states and part.state_dict():
-            logger.warning(f"{where}: knows nothing of {place}, which begins anew unless something else restores it")
-        elif state := states.get(place):
-            try:
-                _load(part, state, configured.get(place))
-            except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-                what = f"{where}: the state of {place} does not fit it ({error})"
-                raise CheckpointError(f"{what}; make it as it was, or begin a new run with init_model_path") from error
-
-
-def _saved_elsewhere(entry: Mapping[str, Any]) -> Iterator[Any]:
-    """The objects that are saved elsewhere."""
-    yield from module_of(entry).modules()
-    if "brain" in entry:
-        yield from entry["brain"].modules.modules()
-    for scheduler in (entry.get("optim_schedulers") or {}).values():
-        yield from (scheduler, getattr(scheduler, "optimizer", None), getattr(scheduler, "scaler", None))
-
-
-def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
-    """The objects with a state in the attributes of an object, also within lists, dicts and the user's objects."""
-    visited = {id(owner)}
-    for name, value in getattr(owner, "__dict__", {}).items():
-        yield from _within(value, name, visited)
-
-
-def _within(value: Any, place: str, visited: set[int]) -> Iterator[tuple[str, Any]]:
-    if _has_state(value):
-        yield place, value
-    elif id(value) not in visited:
-        visited.add(id(value))
-        for key, item in _items(value):
-            yield from _within(item, f"{place}.{key}", visited)
-
-
-def _items(value: Any) -> Iterable[tuple[Any, Any]]:
-    """The items of a list, a dict or a user's object; data, which is long or iterable, is not searched."""
-    kind = type(value)
-    if isinstance(value, list | tuple):
-        return () if _is_long(value) else enumerate(value)
-    if kind in {dict, OrderedDict, defaultdict}:
-        return () if _is_long(value.values()) else list(value.items())
-    module = kind.__module__
-    if module.partition(".")[0] in _OTHERS and not module.startswith(f"{workspaces.__name__}."):
-        return vars(value).items() if kind is SimpleNamespace else ()
-    if hasattr(kind, "__iter__") or hasattr(kind, "__getitem__"):
-        return ()
-    slots = [name for cls in kind.__mro__ for name in vars(cls).get("__slots__", ())]
-    attributes = {name: getattr(value, name) for name in slots if isinstance(name, str) and hasattr(value, name)}
-    return list({**attributes, **getattr(value, "__dict__", {})}.items())
-
-
-def _is_long(values: Collection[Any]) -> bool:
-    """Whether there are too many items to search."""
-    return len(values) > _MOST and not _has_state(next(iter(values)))
-
-
-def _has_state(value: Any) -> bool:
-    """Whether an object of torch or an OptimScheduler has a state."""
-    if isinstance(value, nn.Module | Optimizer | LRScheduler | GradScaler):
-        return True
-    return isinstance(getattr(value, "optimizer", None), Optimizer) and hasattr(value, "load_state_dict")
-
-
-def _load(part: Any, state: Any, configured: Options | None) -> None:
-    if isinstance(part, Optimizer):
-        load_optimizer(part, state, configured or options_of(part))
-    elif isinstance(part, LRScheduler) and "base_lrs" in state:
-        # Those that are configured now, as the optimizer's options are.
-        part.load_state_dict({**state, "base_lrs": part.base_lrs})
-    else:
-        part.load_state_dict(state)
-
-
-def _shows(module: nn.Module, storages: set[tuple[int, int]]) -> bool:
-    """Whether everything in a module is among the weights, as for a wrapper around a part of the model."""
-    return storages.issuperset(map(_memory, module.state_dict().values()))
-
-
-def _tensors(state: Any) -> Iterator[Tensor]:
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, Mapping | list | tuple):
-        for value in state.values() if isinstance(state, Mapping) else state:
-            yield from _tensors(value)
-
-
-def _memory(value: Any) -> tuple[int, int]:
-    """The memory address of a tensor; for anything else a unique value."""
-    own = isinstance(value, Tensor) and value.layout is torch.strided and not is_lazy(value) and value.numel()
-    return (value.data_ptr(), value.numel()) if own else (id(value), -1)
-
-
-# Phase -> the names of the parameters that are not trained.
-Frozen = dict[str, list[str]]
-
-
-class InitialModels:
-    """The models before anything was restored, with which a checkpoint is compared.
-
-    Args:
-        models: phase -> what the network stage built for it; nothing was restored yet.
+    Attributes:
+        data: the position in the data; None where the counters say it all.
+        in_epoch: whether an epoch has begun and is not over.
+        validated: the last iteration that was validated; -1 before the first.
+        numbers: what it has reported.
+        attributes: the states of its attributes.
+        lines: the length of its ``metrics.jsonl``; None in a run, where a plugin writes that.
+        state: its ``training_state``.
     """
 
-    def __init__(self, models: Models) -> None:
-        parts = parts_of(models)
-        self.parts = set(parts)
-        self.frozen = _frozen(models)
-        self.options = {place: options_of(part) for place, part in parts.items() if isinstance(part, Optimizer)}
-        self._tensors = {phase: _described(module_of(entry)) for phase, entry in unique_modules(models).items()}
-        self._buffers = {phase: set(buffers_of(module_of(entry))) for phase, entry in unique_modules(models).items()}
-        self._groups = _groups(models)
-
-    def changes(self, models: Models) -> dict[str, Any]:
-        """What checkpoints keep of the models beside weights and schedulers.
-
-        Raises:
-            CheckpointError: there is something to which a resumed run could not be led.
-        """
-        states = part_states(parts_of(models), models, self.options)
-        if late := [place for place, state in states.items() if state and place not in self.parts]:
-            raise CheckpointError(_unlike(late[0], "was made after the training had begun"))
-        for place, sizes in _groups(models).items():
-            if sizes != self._groups.get(place, sizes):
-                was = f"had parameter groups of {self._groups[place]} when the training began, and has of {sizes}"
-                raise CheckpointError(_unlike(place, was))
-        return {
-            "parts": states,
-            "frozen": {"begun": self.frozen, "now": _frozen(models)},
-            "buffers": {
-                phase: self._changed(phase, module_of(entry)) for phase, entry in unique_modules(models).items()
-            },
-        }
-
-    def _changed(self, phase: str, module: nn.Module) -> list[str]:
-        """The buffers that have another size or type than before, or were None."""
-        was, now = self._tensors.get(phase), _described(module)
-        if was is None:
-            return []
-        buffers = self._buffers[phase] & buffers_of(module).keys()
-        differing = [name for name in {**was, **now} if was.get(name) != now.get(name) and was.get(name) != _ANY]
-        for name in differing:
-            if name not in buffers:
-                what = f"was {was.get(name, 'not there')} when the training began, and is {now.get(name, 'not there')}"
-                raise CheckpointError(_unlike(f"phase '{phase}': '{name}'", what))
-        return differing
+    data: OwnState | None
+    in_epoch: bool
+    validated: int
+    numbers: ReportedState | None
+    attributes: dict[str, Any]
+    lines: int | None
+    state: OwnState
 
 
-_ANY = "of any shape"
+class OrderState(StateModel):
+    """What decides the order of a map-style dataset; the seed where it is shuffled."""
+
+    samples: int
+    batch_size: int | None
+    drop_last: bool
+    sampler: str
+    shuffle: bool | None
+    seed: int | None
 
 
-def restore_frozen(models: Models, saved: Mapping[str, Frozen], initial: Frozen) -> None:
-    """Restore which parameters are trained, unless config or code have changed it."""
-    for phase, entry in unique_modules(models).items():
-        was, now = set(saved["begun"].get(phase, ())), set(saved["now"].get(phase, ()))
-        fresh = set(initial.get(phase, was))
-        for name, parameter in module_of(entry).named_parameters():
-            if (name in was) == (name in fresh):
-                parameter.requires_grad_(name not in now)
+class MidEpochState(StateModel):
+    """What may not change in the middle of an epoch: phases, the order of each dataset, and accumulation windows."""
 
-
-def _frozen(models: Models) -> Frozen:
-    return {
-        phase: [name for name, parameter in module_of(entry).named_parameters() if not parameter.requires_grad]
-        for phase, entry in unique_modules(models).items()
-    }
-
-
-def _described(module: nn.Module) -> dict[str, str]:
-    """Name -> type and shape."""
-    return {name: _ANY if is_extra_state(name) else _describe(value) for name, value in module.state_dict().items()}
-
-
-def _describe(value: Any) -> str:
-    plain = isinstance(value, Tensor) and not is_lazy(value)
-    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if plain else _ANY
-
-
-def _groups(models: Models) -> dict[str, list[int]]:
-    """How many parameters each group of each optimizer has."""
-    return {
-        f"phase.{phase}.optim_schedulers.{name}": [len(group["params"]) for group in scheduler.optimizer.param_groups]
-        for phase, entry in models.items()
-        for name, scheduler in (entry.get("optim_schedulers") or {}).items()
-        if isinstance(getattr(scheduler, "optimizer", None), Optimizer)
-    }
-
-
-def _unlike(place: str, what: str) -> str:
-    return f"{place} {what}: a resumed run could not be led there; do that in a constructor, or in on_fit_start"
-
-
-_REMEDY = "resume with the config that it was begun with, or begin a new run with init_model_path"
+    phases: list[str]
+    dataset: dict[str, OrderState | None]
+    generators: dict[str, list[Tensor]] = Field(default_factory=dict)
+    overfit_batches: int | None
+    accum_grad: dict[str, dict[str, int]]
 
 
 class Recoverable(Protocol):
@@ -552,70 +322,160 @@ class Recoverable(Protocol):
         """Continue from it."""
 
 
-def snapshot(models: Models, **more: Any) -> dict[str, Any]:
-    """The state of everything that trains, between two steps.
+class TrainingState(StateModel):
+    """Everything from which a run goes on, beside weights and counters.
 
-    Args:
-        models: phase -> what the network stage built for it; of phases that share a model, the first speaks for all.
-        more: what the loop itself needs.
+    Attributes:
+        version: of the format.
+        updaters: phase -> the state of its updater.
+        optim_schedulers: phase -> name -> its state; of phases that share a Brain, the first has them.
+        gradients: likewise, name of a parameter -> the gradient of an open accumulation window.
+        random: of the generators.
+        metrics: phase -> the numbers of the running epoch.
+        loop: where the loop of a run is; None: another one trains.
+        fit: where ``Brain.fit`` is.
+        experiment: where an experiment is.
+        recoverables: name -> the state of what ``add_recoverable`` has named.
+        parts: place -> the state of another part of the models; None: there is none.
+        frozen: which parameters are not trained; None: nobody has asked.
+        buffers: phase -> the names of the buffers that have changed in size or type.
     """
-    brains = unique_brains(models)
-    return {
-        "updaters": {
-            phase: _mapping(entry["updater"], entry["updater"].state_dict(), phase) for phase, entry in models.items()
-        },
-        "optim_schedulers": {phase: _schedulers(entry, phase) for phase, entry in brains.items()},
-        "gradients": {phase: gradients_of(entry["brain"].modules) for phase, entry in brains.items()},
-        "random": random_state(),
-        **more,
-    }
+
+    version: Literal[2]
+    updaters: dict[str, OwnState]
+    optim_schedulers: dict[str, dict[str, SchedulerState]]
+    gradients: dict[str, dict[str, Tensor]]
+    random: RandomState
+    metrics: dict[str, Numbers]
+    loop: LoopState | None
+    fit: FitState | None
+    experiment: ExperimentState | None
+    recoverables: dict[str, Any]
+    parts: dict[str, Any]
+    frozen: FrozenState | None
+    buffers: dict[str, list[str]]
+
+    @classmethod
+    def capture(
+        cls,
+        models: Models,
+        recoverables: Mapping[str, Recoverable] | None = None,
+        initial: InitialModels | None = None,
+        **more: Any,
+    ) -> TrainingState:
+        """The state of everything that trains, between two steps.
+
+        Args:
+            models: phase -> what the network stage built for it; of phases that share a Brain, the first speaks for all.
+            recoverables: name -> object whose state is kept too.
+            initial: the models before anything was restored.
+            more: what the loop itself needs: ``loop``, ``metrics``, ``fit`` or ``experiment``.
+
+        Raises:
+            CheckpointError: something has a state from which no run could go on.
+        """
+        trained = {phase: entry for phase, entry in models.items() if "updater" in entry}
+        brains = unique_brains(trained)
+        updaters = {
+            phase: _mapping(entry["updater"], entry["updater"].state_dict(), phase) for phase, entry in trained.items()
+        }
+        own = {
+            "version": VERSION,
+            "updaters": updaters,
+            "optim_schedulers": {phase: _schedulers(entry, phase) for phase, entry in brains.items()},
+            "gradients": {phase: gradients_of(entry["brain"].modules) for phase, entry in brains.items()},
+            "random": random_state(),
+            "recoverables": {name: recoverable.state_dict() for name, recoverable in (recoverables or {}).items()},
+        }
+        changes = initial.changes(models) if initial else {}
+        return cls.from_tree({**_OPTIONAL, **own, **changes, **more}, "the training state")
+
+    @classmethod
+    def from_tree(
+        cls,
+        tree: Any,
+        where: str,
+        counters: Mapping[str, int] | None = None,
+        iterations: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> Self:
+        """The state that a checkpoint holds, also of version 1, which had no number.
+
+        Args:
+            tree: nested dicts and lists.
+            where: the checkpoint, for messages.
+            counters: of the checkpoint; they say where a loop of version 1 is.
+            iterations: likewise, phase -> name -> the iteration that a number is of.
+
+        Raises:
+            CheckpointError: a key is missing, unknown, or of another type; or the version is another.
+        """
+        counters = counters or {}
+        for name in COUNTERS if counters else ():
+            if type(counters.get(name)) is not int:
+                what = f"the counter '{name}' is {brief(counters.get(name))}, and has to be a whole number"
+                raise CheckpointError(f"{where}: {what}; use another checkpoint")
+        version = tree.get("version", 1) if isinstance(tree, Mapping) else VERSION
+        if type(version) is not int or version not in {1, VERSION}:
+            what = f"version is {brief(version)}, and this version of pipeline reads 1 and {VERSION}"
+            raise CheckpointError(f"{where}: {what}; use the version that saved it, or another checkpoint")
+        if version == VERSION:
+            return super().from_tree(tree, where)
+        state = super().from_tree({**_of_version_1(tree), "loop": None}, where)
+        if (loop := tree.get("loop")) is not None:
+            state.loop = _loop_of_version_1(
+                _completed(loop, iterations=iterations), state, f"{where}: loop", counters or {}
+            )
+        return state
 
 
-def restore_training(
-    saved: LoadedCheckpoint,
-    context: Context,
-    recoverables: Mapping[str, Recoverable],
-    initial: InitialModels | None,
-) -> None:
-    """Restore a checkpoint into a run, once its models are built.
+# What a state may lack when it is captured, and in version 1.
+_OPTIONAL: dict[str, Any] = {
+    "metrics": {}, "loop": None, "fit": None, "experiment": None, "recoverables": {}, "parts": {}, "frozen": None, "buffers": {},
+}  # fmt: skip
 
-    Args:
-        saved: the checkpoint.
-        context: of the run.
-        recoverables: name -> object whose state it keeps too.
-        initial: of the models, as they are now; None: they are no part of the context yet.
 
-    Raises:
-        CheckpointError: the run has other phases, modules or optimizers than the one that saved it.
-    """
-    models: Models = context["model"]
-    training, where = saved.training or {}, str(saved.path)
-    if models:
-        phases = unique_modules(models).keys()
-        # An experiment makes its model later, and goes on by itself.
-        later = {"experiment"} if "in_epoch" in training else set()
-        if phases | later != saved.weights.keys() | later:
-            what = f"has weights of the phases {', '.join(saved.weights)}, and the run has {', '.join(sorted(phases))}"
-            raise CheckpointError(f"{where}: {what}; {_REMEDY}")
-        for phase, buffers in training.get("buffers", {}).items():
-            if phase in models:
-                weights.clear_buffers(module_of(models[phase]), buffers)
-        weights.load_weights(saved.weights, models, where)
-    context["train_state"].update(saved.train_state)
-    if not training:
-        return
-    for phase, entry in unique_brains(models).items():
-        _load_schedulers(entry, training["optim_schedulers"].get(phase, {}), f"{where}: phase '{phase}'")
-        restore_gradients(entry["brain"].modules, training["gradients"].get(phase, {}))
-    if initial:
-        restore_parts(parts_of(models), training.get("parts", {}), initial.options, where)
-        if "frozen" in training:
-            restore_frozen(models, training["frozen"], initial.frozen)
-    for phase, entry in models.items():
-        entry["updater"].set_state_dict(training["updaters"][phase])
-    restore_recoverables(recoverables, training["recoverables"], where)
-    # Last: whatever was built or loaded before may have drawn from them.
-    restore_random_state(training["random"])
+def _of_version_1(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree of version 1 as it is now, but for the loop."""
+    new = {**_OPTIONAL, "version": VERSION, **tree, "random": _completed(tree.get("random"), numpy=None)}
+    new["fit"] = _completed(new["fit"], over=True)
+    if "fit" in tree and new["fit"] is None:
+        # Weights alone, saved within an epoch.
+        new |= {"updaters": {}, "optim_schedulers": {}, "gradients": {}, "random": random_state()}
+        new["fit"] = {"epochs": [], "metrics": {}, "over": False}
+    if "data" in tree:
+        optional: dict[str, Any] = {
+            "in_epoch": False,
+            "validated": -1,
+            "numbers": None,
+            "attributes": {},
+            "lines": None,
+        }
+        experiment = {name: new.pop(name, value) for name, value in {"data": None, **optional}.items()}
+        own = {name: new.pop(name) for name in tree if name in new.keys() - TrainingState.model_fields}
+        new["experiment"] = {**experiment, "state": own}
+    if "buffers" not in tree and isinstance(new.get("updaters"), Mapping):
+        new["buffers"] = {phase: [] for phase in new["updaters"]}
+    return new
+
+
+def _loop_of_version_1(loop: Any, state: TrainingState, where: str, counters: Mapping[str, Any]) -> LoopState:
+    """Where a loop of version 1 is; its phases are known to another part of the state."""
+    if isinstance(loop, Mapping) and isinstance(loop.get("pass"), Mapping) and "step" in loop["pass"]:
+        # Before, one count was both.
+        loop = {**loop, "pass": _completed(loop["pass"], taken=loop["pass"]["step"])}
+    old, own = LoopState1.from_tree(loop, where), state.recoverables.get(MID_EPOCH)
+    phases = MidEpochState.from_tree(own, f"{where}: {MID_EPOCH}").phases if own else [*state.updaters]
+    index = counters.get("phase_index", 0)
+    if type(index) is not int or not 0 <= index < len(phases):
+        raise CheckpointError(
+            f"{where}: phase_index is {brief(index)}, of {len(phases)} phases; use another checkpoint"
+        )
+    return old.upgrade(counters.get("epoch", 0), index, phases, state.metrics)
+
+
+def _completed(value: Any, **defaults: Any) -> Any:
+    """A mapping with what it lacks; anything else as it is."""
+    return {**defaults, **value} if isinstance(value, Mapping) else value
 
 
 def _schedulers(entry: Mapping[str, Any], phase: str) -> dict[str, Any]:
@@ -624,7 +484,7 @@ def _schedulers(entry: Mapping[str, Any], phase: str) -> dict[str, Any]:
         state = _mapping(scheduler, scheduler.state_dict(), phase)
         if "optimizer" in state:
             _mapping(scheduler.optimizer, state["optimizer"], phase)
-        states[name] = {"class": _kind(scheduler), "state": state}
+        states[name] = {"class": classes_of(scheduler), "state": state}
     return states
 
 
@@ -636,48 +496,11 @@ def _mapping(owner: Any, state: Any, phase: str) -> Mapping[str, Any]:
     raise CheckpointError(f"{what}, from which no run could go on; return a dict")
 
 
-def _kind(scheduler: Any) -> str:
+def classes_of(scheduler: Any) -> str:
     """``Noam of AdamW``."""
     return f"{type(scheduler).__name__} of {type(scheduler.optimizer).__name__}"
-
-
-def _load_schedulers(entry: Mapping[str, Any], states: Mapping[str, Any], where: str) -> None:
-    present = entry["optim_schedulers"]
-    if present.keys() != states.keys():
-        names = f"has the optim_schedulers {', '.join(states)}, and the run has {', '.join(present)}"
-        raise CheckpointError(f"{where}: {names}; {_REMEDY}")
-    for name, scheduler in present.items():
-        saved = states[name]
-        if saved["class"] != _kind(scheduler):
-            raise CheckpointError(f"{where}: '{name}' was {saved['class']}, and is now {_kind(scheduler)}; {_REMEDY}")
-        if "optimizer" in saved["state"] and CONFIG_OPTIONS not in saved["state"]["optimizer"]:
-            what = f"{where}: '{name}' was saved without what the config said of it"
-            logger.warning(f"{what}; its options stay as they were saved, whatever the config says now")
-        try:
-            scheduler.load_state_dict(saved["state"])
-        except (ValueError, KeyError) as error:
-            raise CheckpointError(f"{where}: the state of '{name}' does not fit it ({error}); {_REMEDY}") from error
 
 
 def gradients_of(module: nn.Module) -> dict[str, Tensor]:
     """The gradients of open accumulation windows."""
     return {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
-
-
-def restore_gradients(module: nn.Module, gradients: Mapping[str, Tensor]) -> None:
-    """Restore gradients by the names of their parameters."""
-    for name, gradient in gradients.items():
-        owner = module.get_parameter(name)
-        owner.grad = gradient.to(owner.device)
-
-
-def restore_recoverables(recoverables: Mapping[str, Recoverable], states: Mapping[str, Any], where: str) -> None:
-    """Restore the states of objects; ``where``: the checkpoint, for messages."""
-    for name, recoverable in recoverables.items():
-        if name in states:
-            recoverable.load_state_dict(states[name])
-        else:
-            logger.warning(f"{where}: knows nothing of '{name}', which begins anew")
-    for name in states.keys() - recoverables.keys():
-        what = f"{where}: has a state of '{name}', which is not there"
-        logger.warning(f"{what}; it is left out unless add_recoverable names it yet")

@@ -16,7 +16,7 @@ from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data._utils import worker as torch_worker
 
 from pipeline.checkpoint import pytree
-from pipeline.checkpoint.state import cpu_random_state, restore_cpu_random_state
+from pipeline.checkpoint.random_state import cpu_random_state, restore_cpu_random_state
 from pipeline.data.fetch import Progress, WorkerFailure, add_note, collate_samples
 from pipeline.data.rng import RngStream, seeding
 from pipeline.errors import CheckpointError, DataError

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pipeline.checkpoint.parts import fitting
 from pipeline.checkpoint.reader import LoadedCheckpoint
+from pipeline.checkpoint.state import MidEpochState
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.config.yaml_tree import differences
 from pipeline.context import Context
 from pipeline.data.loader import EpochSampler, SeededLoader, generators_of, order_of
 from pipeline.errors import CheckpointError
-
-# Under which checkpoints keep it.
-MID_EPOCH = "mid_epoch"
 
 
 class MidEpoch:
@@ -27,7 +26,7 @@ class MidEpoch:
 
     def __init__(self, context: Context, settings: RunnerSchema, phases: list[PhaseSchema]) -> None:
         self.context, self.settings, self.phases = context, settings, phases
-        self._loaded: Mapping[str, Any] = {}
+        self._loaded: MidEpochState | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """What decides which samples come next, in later epochs too, and which gradients belong together."""
@@ -45,14 +44,16 @@ class MidEpoch:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep it for ``check``; an order that was drawn by chance stays that of the epoch."""
-        self._loaded = state
-        for name, loader in (self.context.peek("dataset") or {}).items():
-            sampler, order = order_of(loader), state["dataset"].get(name)
-            if order and isinstance(sampler, EpochSampler) and loader.seed is None and order.get("seed") is not None:
-                sampler.seed = order["seed"]
-            states = state.get("generators", {}).get(name, ())
-            for generator, generator_state in zip(generators_of(loader), states, strict=False):
-                generator.set_state(generator_state)
+        loaded = self._loaded = MidEpochState.from_tree(state, "mid_epoch")
+        for name, loader in (dict.get(self.context, "dataset") or {}).items():
+            sampler, order = order_of(loader), loaded.dataset.get(name)
+            if order and isinstance(sampler, EpochSampler) and loader.seed is None and order.seed is not None:
+                sampler.seed = order.seed
+            with fitting("mid_epoch", f"generators.{name}", "use another checkpoint"):
+                for generator, generator_state in zip(
+                    generators_of(loader), loaded.generators.get(name, ()), strict=False
+                ):
+                    generator.set_state(generator_state)
 
     def check(self, checkpoint: LoadedCheckpoint) -> None:
         """Raise if the run cannot continue from the checkpoint whose state was loaded.
@@ -60,26 +61,28 @@ class MidEpoch:
         Raises:
             CheckpointError: something has changed that may not.
         """
-        before, now = self._loaded, self.state_dict()
-        if not before or checkpoint.training is None:
+        if self._loaded is None or checkpoint.state is None:
             return
-        in_pass = bool((checkpoint.training.get("loop") or {}).get("pass"))
-        index = checkpoint.train_state["phase_index"]
-        if before["phases"] != now["phases"] and (in_pass or index or {*before["phases"]} != {*now["phases"]}):
-            phases = f"has the phases {', '.join(before['phases'])}, and the run has {', '.join(now['phases'])}"
+        before, now, loop = self._loaded, self.state_dict(), checkpoint.state.loop
+        names, in_epoch = now["phases"], loop is not None and loop.inner is not None
+        if before.phases != names and (in_epoch or {*before.phases} != {*names}):
+            phases = f"has the phases {', '.join(before.phases)}, and the run has {', '.join(names)}"
             raise CheckpointError(
                 f"{checkpoint.path}: {phases}; set them back, or begin a new run with init_model_path"
             )
+        in_pass = {entry.phase for entry in loop.open_passes()} if loop else set()
+        lines: list[str] = []
+        for name in {phase.dataset_name or "" for phase in self.phases if phase.name in in_pass}:
+            order = before.dataset.get(name)
+            lines += differences(order and order.to_tree(), now["dataset"].get(name), f"dataset.{name}")
         if in_pass:
-            name = self.phases[index].dataset_name or ""
-            lines = list(differences(before["dataset"].get(name), now["dataset"].get(name), f"dataset.{name}"))
             key = f"runner.{self.settings.name}.overfit_batches"
-            lines += differences(before["overfit_batches"], now["overfit_batches"], key)
-            _refuse(checkpoint, lines, "samples would be trained on twice, and others not at all")
+            lines += differences(before.overfit_batches, now["overfit_batches"], key)
+        _refuse(checkpoint, lines, "samples would be trained on twice, and others not at all")
         lines = [
             f"phase.{phase}.optim_schedulers.{name}.accum_grad: {length} -> {scheduler.accum_grad}"
             for phase, name, scheduler in self._schedulers()
-            if (length := before["accum_grad"].get(phase, {}).get(name)) is not None
+            if (length := before.accum_grad.get(phase, {}).get(name)) is not None
             and scheduler.batches
             and length != scheduler.accum_grad
         ]

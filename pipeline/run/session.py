@@ -18,6 +18,7 @@ from pipeline import workspaces
 from pipeline.check.runner import missing_checkpoint
 from pipeline.checkpoint import store
 from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.state import MID_EPOCH
 from pipeline.config.load import Config
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.config.usage import TrackedDict
@@ -26,7 +27,7 @@ from pipeline.errors import ClassPathError, ConfigError, ContextError, ExitCode
 from pipeline.run import log
 from pipeline.run.device import deterministic, refuse_several_processes, resolve_device
 from pipeline.run.directory import RunDirectory
-from pipeline.run.mid_epoch import MID_EPOCH, MidEpoch
+from pipeline.run.mid_epoch import MidEpoch
 from pipeline.run.provenance import Provenance
 from pipeline.run.resume import NEVER, PreviousRun, find_previous, reconcile, with_original_links
 from pipeline.user_code import class_path, context_flow

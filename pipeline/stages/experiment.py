@@ -15,9 +15,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
-from pipeline.checkpoint import layout, reader, state, weights
+from pipeline.checkpoint import layout, parts, reader, weights
 from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.reader import LoadedCheckpoint
+from pipeline.checkpoint.restore import loading, restore_generators, restore_gradients, restore_recoverables
+from pipeline.checkpoint.state import gradients_of
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
 from pipeline.config.schema import parse_intervals
@@ -249,16 +252,16 @@ class ExperimentSetup(RunnerBase):
         models = self.context.peek("model") or {}
         self.context["model"] = {**models, PHASE: {"model": model}}
         optimizer = getattr(self, "optimizer", None)
-        self._configured = state.options_of(optimizer) if isinstance(optimizer, Optimizer) else []
+        self._configured = parts.options_of(optimizer) if isinstance(optimizer, Optimizer) else []
         self._options = {
-            name: state.options_of(part) for name, part in self._parts().items() if isinstance(part, Optimizer)
+            name: parts.options_of(part) for name, part in self._parts().items() if isinstance(part, Optimizer)
         }
         self.checkpointer.begin(self.context["model"])
 
     def _parts(self) -> dict[str, Any]:
         """The attributes beside model and optimizer that have a state."""
-        parts = state.parts_of({PHASE: {"model": self.model, "updater": self}})
-        attributes = {address.removeprefix(f"phase.{PHASE}.updater."): part for address, part in parts.items()}
+        places = parts.parts_of({PHASE: {"model": self.model, "updater": self}})
+        attributes = {place.removeprefix(f"phase.{PHASE}.updater."): part for place, part in places.items()}
         return {f"self.{name}": part for name, part in attributes.items() if name != "optimizer"}
 
     def _modules(self) -> dict[str, nn.Module]:
@@ -375,20 +378,20 @@ class ExperimentBase(ExperimentSetup):
         self._refuse_overwriting(self.iteration)
         metrics = self.context.peek("metrics") or {}
         counters = {**self.train_state, **self.state_dict()}
-        own: dict[str, Any] = {
+        self._checkpoints.wait_for_save()
+        experiment = {
             "data": self._batches.position(),
             "in_epoch": self._in_epoch,
             "validated": self._validated,
             "numbers": self._numbers.state_dict(),
-            "attributes": state.part_states(self._parts(), {}, self._options),
+            "attributes": parts.part_states(self._parts(), {}, self._options),
+            "lines": self.visualizer.size if isinstance(self.visualizer, JsonLines) else None,
+            "state": self.training_state(),
         }
-        if isinstance(self.visualizer, JsonLines):
-            own["lines"] = self.visualizer.size
-        self._checkpoints.wait_for_save()
-        phases = {name: entry for name, entry in self.context["model"].items() if "updater" in entry}
-        training = state.snapshot(phases, **own, **self.training_state())
-        training["gradients"] |= {name: state.gradients_of(module) for name, module in self._modules().items()}
-        self._checkpoints.save(counters, metrics, training, {PHASE: self._numbers.iterations})
+        training = self.checkpointer.capture(self.context["model"], experiment=experiment)
+        training.gradients |= {name: gradients_of(module) for name, module in self._modules().items()}
+        iterations = {PHASE: self._numbers.iterations}
+        self._checkpoints.save(counters, metrics, training.to_tree(), iterations)
         self._newest = self.checkpointer.path_of(self.iteration)
 
     def resume_or_load(self) -> None:
@@ -417,46 +420,50 @@ class ExperimentBase(ExperimentSetup):
         """What checkpoints keep beside weights, counters and random generators; a subclass adds what it needs."""
         optimizer = getattr(self, "optimizer", None)
         if isinstance(optimizer, Optimizer):
-            return {"optimizer": state.optimizer_state_of(optimizer, self._configured)}
+            return {"optimizer": parts.optimizer_state_of(optimizer, self._configured)}
         state_of = getattr(optimizer, "state_dict", None)
         return {"optimizer": state_of() if state_of else None}
 
     def load_training_state(self, training_state: Mapping[str, Any]) -> None:
         """Restore a ``training_state``; optimizer options that the config has changed keep their new value."""
-        if isinstance(getattr(self, "optimizer", None), Optimizer):
-            state.load_optimizer(self.optimizer, training_state["optimizer"], self._configured)
-        elif training_state["optimizer"] is not None:
-            self.optimizer.load_state_dict(training_state["optimizer"])
+        remedy = "make it as it was, or begin a new run with init_model_path"
+        with parts.fitting("load_training_state", "self.optimizer", remedy):
+            if isinstance(getattr(self, "optimizer", None), Optimizer):
+                parts.load_optimizer(self.optimizer, training_state["optimizer"], self._configured)
+            elif training_state["optimizer"] is not None:
+                self.optimizer.load_state_dict(training_state["optimizer"])
 
     def _go_on(self, checkpoint: LoadedCheckpoint) -> None:
         """Restore everything from a checkpoint."""
-        training = checkpoint.training
-        if training is None or "data" not in training:
+        state = checkpoint.state
+        if state is None or state.experiment is None:
             what = f"{checkpoint.path}: is not of an experiment, which could go on from it"
             raise CheckpointError(f"{what}; name a .safetensors file in it, for the weights alone")
-        where = str(checkpoint.path)
-        weights.clear_buffers(self.model, training.get("buffers", {}).get(PHASE, ()))
+        where, own = str(checkpoint.path), state.experiment
+        weights.clear_buffers(self.model, state.buffers.get(PHASE, ()))
         weights.load_weights(checkpoint.weights, self.context["model"], where)
         for name, module in self._modules().items():
-            state.restore_gradients(module, training["gradients"].get(name, {}))
-        if "frozen" in training and self.checkpointer.initial:
-            state.restore_frozen({PHASE: {"model": self.model}}, training["frozen"], self.checkpointer.initial.frozen)
+            restore_gradients(module, state.gradients.get(name, {}), f"{where}: gradients.{name}")
+        if state.frozen and self.checkpointer.initial:
+            frozen = {PHASE: {"model": self.model}}
+            parts.restore_frozen(frozen, state.frozen.to_tree(), self.checkpointer.initial.frozen)
         self.set_state_dict(checkpoint.train_state)
-        self.load_training_state(training)
-        state.restore_parts(self._parts(), training.get("attributes", {}), self._options, where)
-        if "numbers" in training:
-            self._numbers.load_state_dict(training["numbers"])
-        self._interrupted, self._validated = bool(training.get("in_epoch")), training.get("validated", -1)
+        with loading(f"{where}: experiment.state"):
+            self.load_training_state(own.state)
+        parts.restore_parts(self._parts(), own.attributes, self._options, where)
+        if own.numbers:
+            self._numbers.load_state_dict(own.numbers.to_tree())
+        self._interrupted, self._validated = own.in_epoch, own.validated
         if self.alone:
-            state.restore_recoverables(self.checkpointer.recoverables, training["recoverables"], where)
+            restore_recoverables(self.checkpointer.recoverables, state, where)
             self.checkpointer.resumed = checkpoint
             in_folder = checkpoint.path.resolve().parent == self.checkpointer.folder.resolve()
             self._newest = self.checkpointer.path_of(self.iteration) if in_folder else None
             if in_folder and isinstance(self.visualizer, JsonLines):
-                self.visualizer.cut(training.get("lines"))
+                self.visualizer.cut(own.lines)
         # The generators last: beginning to read draws a number, as it did before.
-        self._batches.open(training["data"])
-        state.restore_random_state(training["random"])
+        self._batches.open(own.data)
+        restore_generators(state, where)
 
     def state_dict(self) -> dict[str, int]:
         """Where the training is: ``iteration``, ``epoch`` (how many are over), ``batches`` (read of the one after)."""
@@ -536,13 +543,13 @@ class ExperimentBase(ExperimentSetup):
         at_end = self._validating.intervals and self.iteration >= self._limit
         if self._validated == self.iteration or not (due or at_end):
             return
-        random = state.random_state()
+        random = random_state()
         with self._numbers.validating(), in_evaluation_mode(self.model):
             self.valid()
         self._validated = self.iteration
         if not due:
             # A training that goes on with a higher limit draws what it would have drawn.
-            state.restore_random_state(random)
+            restore_random_state(random)
 
     def _stop_if_requested(self) -> None:
         """Save and end, if a signal or ``is_exit`` asks for it."""

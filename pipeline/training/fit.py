@@ -13,8 +13,10 @@ from loguru import logger
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pipeline.checkpoint import reader, state, store
+from pipeline.checkpoint import reader, store
 from pipeline.checkpoint.reader import LoadedCheckpoint
+from pipeline.checkpoint.restore import restore_training
+from pipeline.checkpoint.state import FitState
 from pipeline.config.schema import Interval
 from pipeline.context import Context
 from pipeline.data.batch import on_device
@@ -106,31 +108,28 @@ class Fit:
         if checkpointer:
             checkpointer.begin(self.models)
         while checkpointer and (checkpoint := checkpointer.newest_valid()):
-            if checkpoint.weights.keys() != {NAME} or (
-                checkpoint.training is not None and "fit" not in checkpoint.training
-            ):
+            state = checkpoint.state
+            if checkpoint.weights.keys() != {NAME} or (state and not state.fit):
                 what = f"{checkpoint.path}: was saved by a run, or by something else that is no fit of a Brain"
                 raise CheckpointError(f"{what}; give the Brain a Checkpointer with a folder of its own")
-            if checkpoint.training is None or checkpoint.training["fit"]:
-                self._go_on(checkpoint)
+            fit = state.fit if state else None
+            if fit is None or fit.over:
+                context = Context(model=self.models, train_state=self.brain._train_state)
+                restore_training(checkpoint, context, checkpointer.recoverables, checkpointer.initial)
+                self._go_on(checkpoint, fit)
                 return
             moved = store.quarantine(checkpoint.path)
             message = f"{checkpoint.path}: was saved within an epoch, and training goes on from the last end of one"
             logger.info(f"{message}; it is now {moved.name}")
 
-    def _go_on(self, checkpoint: LoadedCheckpoint) -> None:
-        context = Context(model=self.models, train_state=self.brain._train_state)
-        checkpointer = self.brain.checkpointer
-        recoverables, initial = (checkpointer.recoverables, checkpointer.initial) if checkpointer else ({}, None)
-        state.restore_training(checkpoint, context, recoverables, initial)
+    def _go_on(self, checkpoint: LoadedCheckpoint, fit: FitState | None) -> None:
         self.last_end = checkpoint.path
-        if checkpoint.training is None:
+        if fit is None:
             what = f"{checkpoint.path}: an earlier version saved weights and counters alone"
             logger.warning(f"{what}; the optimizers begin anew, and no epoch of the counter is skipped")
             return
-        fit = checkpoint.training["fit"]
-        self.epochs, self.metrics, self.measured = fit["epochs"], fit["metrics"], checkpoint.train_state["iteration"]
-        logger.info(f"going on after epoch {self.epochs[-1]}, from {checkpoint.path}")
+        self.epochs, self.metrics, self.measured = fit.epochs, fit.metrics, checkpoint.train_state["iteration"]
+        logger.info(f"going on after {len(self.epochs)} epochs, from {checkpoint.path}")
 
     def run(self, epoch_counter: Iterable[int]) -> None:
         """Train the epochs that are not done yet."""
@@ -188,8 +187,8 @@ class Fit:
         brain = self.brain
         if brain.checkpointer is None:
             return None
-        fit = {"epochs": self.epochs, "metrics": self.metrics}
-        training = {"fit": None} if within_epoch else state.snapshot(self.models, fit=fit)
+        fit = FitState(epochs=self.epochs, metrics=self.metrics, over=not within_epoch)
+        training = brain.checkpointer.capture({} if within_epoch else self.models, fit=fit).to_tree()
         keep = [self.last_end] if self.last_end else []
         metrics = {NAME: self.metrics}
         iterations = reader.iterations_at(metrics, self.measured)

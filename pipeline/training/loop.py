@@ -10,12 +10,14 @@ from typing import Any
 
 from loguru import logger
 
+from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.reader import Iterations
-from pipeline.checkpoint.state import random_state, restore_random_state, snapshot
+from pipeline.checkpoint.state import LoopState1
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.loader import random_sampler_of
+from pipeline.errors import CheckpointError
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.brain import Brain
 from pipeline.training.checkpoints import Checkpoints
@@ -81,14 +83,18 @@ class TrainLoop:
         checkpoint = self.context["checkpointer"].resumed
         if checkpoint is None:
             return None
-        state, random = checkpoint.training["loop"], checkpoint.training["random"]
-        self.context["metrics"] = self.metrics = checkpoint.training["metrics"]
-        # An earlier version kept them outside of this state alone.
-        self.iterations = state.get("iterations", checkpoint.iterations)
-        self.phase_trained = state["trained"]
-        self.validation.load_state_dict(state["validation"])
+        state = checkpoint.state
+        if state is None or state.loop is None:
+            what = f"{checkpoint.path}: is of another runner stage than the default one, which could not go on from it"
+            raise CheckpointError(f"{what}; resume with that one, or begin a new run with init_model_path")
+        loop, random = state.loop, dict(state.random)
+        self.context["metrics"] = self.metrics = state.metrics
+        self.iterations = loop.iterations
+        last = loop.inner[-1] if loop.inner else None
+        self.phase_trained = last is not None and last.over and not last.validated
+        self.validation.load_state_dict(loop.validation.to_tree())
         restore_random_state(random)
-        return {"pass": state["pass"], "random": random} if state["pass"] else None
+        return {"pass": last.state.to_tree(), "random": random} if last and last.state else None
 
     def run(self) -> None:
         """Train all epochs, then save; a signal or ``is_exit`` ends it earlier, where the state can be saved."""
@@ -262,17 +268,20 @@ class TrainLoop:
         """Save a checkpoint, while training continues."""
         # First, since this checkpoint keeps which of the earlier ones are the best.
         self.checkpoints.wait_for_save()
+        for phase, numbers in self.metrics.items():
+            # A plugin may have added some.
+            for name, number in numbers.items():
+                numbers[name] = as_number(number, f"metrics['{phase}']['{name}']")
         loop = {
             "pass": self.brain._pass_state() if self.brain else None,
             "trained": self.phase_trained,
             "validation": self.validation.state_dict(),
             "iterations": self.iterations,
         }
-        for phase, numbers in self.metrics.items():
-            # A plugin may have added some.
-            for name, number in numbers.items():
-                numbers[name] = as_number(number, f"metrics['{phase}']['{name}']")
-        training = snapshot(self.models, loop=loop, metrics=self.metrics)
+        names = [phase.name for phase in self.phases]
+        epoch, index = self.counters["epoch"], self.counters["phase_index"]
+        upgraded = LoopState1.from_tree(loop, "the loop").upgrade(epoch, index, names, self.metrics)
+        training = self.context["checkpointer"].capture(self.models, loop=upgraded, metrics=self.metrics).to_tree()
         self.checkpoints.save(self.counters, self.metrics, training, self.iterations_of_weights())
 
     def iterations_of_weights(self) -> Iterations:

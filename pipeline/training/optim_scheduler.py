@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from pipeline.checkpoint.state import load_optimizer, optimizer_state_of, options_of
+from pipeline.checkpoint.parts import load_optimizer, optimizer_state_of, options_of
 from pipeline.context import Context
 from pipeline.data.batch import shape_of
 from pipeline.errors import ConfigError, DataError, one_of

@@ -11,7 +11,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from pipeline.checkpoint.comparison import differences
-from pipeline.checkpoint.state import options_of
+from pipeline.checkpoint.parts import options_of
 from pipeline.errors import ConfigError
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.user_code import class_path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from pipeline.checkpoint.state import restore_random_state
+from pipeline.checkpoint.random_state import restore_random_state
 from pipeline.context import Context
 from pipeline.data.batch import on_device
 from pipeline.data.loader import has_own_state, length, random_sampler_of, remaining_batches, set_epoch

@@ -140,7 +140,8 @@ def _best_steps(paths: list[Path]) -> set[int | None]:
         # A mapping stands there as the list of its items.
         for key in ("loop", "validation", "best", "kept"):
             state = next(value for name, value in state["dict"] if name == key)
-        return {iteration for _, iteration in state}
+        # Version 1 had lists in place of tuples.
+        return {(entry["tuple"] if isinstance(entry, dict) else entry)[1] for entry in state}
     except (CheckpointError, ValueError, KeyError, TypeError, StopIteration, RecursionError):
         # It was saved without, by an experiment of the user's own or where no best is kept.
         return set()

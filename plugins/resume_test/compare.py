@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint import layout, reader
-from pipeline.checkpoint.comparison import Difference, checkpoint_differences
-from pipeline.checkpoint.reader import LoadedCheckpoint
+from pipeline.checkpoint.comparison import Difference
+from pipeline.checkpoint.reader import LoadedCheckpoint, checkpoint_differences
 
 from .files import NOTHING, OURS, Finding, compare_files, file_difference, volatile_files
 from .recorder import Recording
@@ -21,7 +21,7 @@ _CLOCK = "training: recoverables.plugin:metric_log.timing"
 """The length of timing.jsonl, which depends on the clock."""
 _PARTS = {
     "weights": ("weights ",),
-    "optimizers": ("training: optim", "training: gradients"),
+    "optimizers": ("training: optim", "training: experiment.state.optim", "training: gradients"),
     "random state": ("training: random",),
     "all else": ("counters", "metrics", "training"),
 }
@@ -152,7 +152,10 @@ def _held(checkpoint: LoadedCheckpoint) -> list[str]:
     """The places of a checkpoint that are not empty."""
     parts: dict[str, Any] = {"counters": checkpoint.train_state, "metrics": checkpoint.metrics}
     parts |= {f"weights {phase}": weights for phase, weights in checkpoint.weights.items()}
-    parts |= {f"training: {name}": value for name, value in (checkpoint.training or {}).items()}
+    training = checkpoint.training or {}
+    experiment = (training.get("experiment") or {}).get("state", {})
+    parts |= {f"training: {name}": value for name, value in training.items()}
+    parts |= {f"training: experiment.state.{name}": value for name, value in experiment.items()}
     return [place for place, value in parts.items() if not _is_empty(value)]
 
 

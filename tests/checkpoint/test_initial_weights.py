@@ -13,6 +13,7 @@ from torch import nn
 from pipeline.checkpoint import foreign, weights
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.initial_weights import TrainRunner, first_valid, resolve
+from pipeline.checkpoint.state import TrainingState
 from pipeline.checkpoint.weights import LoadReport, freeze, match_names, suggest_names, unmatched_pattern
 from pipeline.config.schema import BestSettings
 from pipeline.errors import CheckpointError, ConfigError, ExitCode, NoCheckpointError
@@ -236,14 +237,22 @@ def model(fill: float) -> dict[str, Any]:
     return {"main": {"model": linear}}
 
 
+def with_best(kept: Any) -> TrainingState:
+    """The state of a loop that has kept these."""
+    best = {"value": 0.0, "iteration": 0, "kept": kept, "reported": {}}
+    validation = {"validated": {}, "running": False, "best": best}
+    loop = {"outer": [], "inner": None, "leader": None, "passes": {}, "validation": validation, "iterations": {}}
+    return TrainingState.capture({}, loop=loop)
+
+
 def saved(folder: Path, *iterations: int, losses: tuple[float, ...] = (), best: Any = None) -> list[Path]:
     """Checkpoints whose weights are their iterations; ``best``: the pairs of number and iteration that are kept."""
     paths = []
     for iteration, loss in zip(iterations, losses or iterations, strict=True):
-        training = {} if best is None else {"loop": {"validation": {"best": {"kept": best}}}}
+        training = {} if best is None else with_best(best).to_tree()
         numbers = {"main": {"valid_loss": float(loss)}}
-        checkpointer = Checkpointer(folder)
-        paths.append(checkpointer.save(model(iteration), {"iteration": iteration}, numbers, training))
+        counters = {"iteration": iteration, "update": 0, "epoch": 0, "samples": 0}
+        paths.append(Checkpointer(folder).save(model(iteration), counters, numbers, training))
     return paths
 
 

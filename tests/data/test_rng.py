@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.checkpoint.state import cpu_random_state, restore_cpu_random_state
+from pipeline.checkpoint.random_state import cpu_random_state, restore_cpu_random_state
 from pipeline.data.rng import RngStream, get_states, mix, sample_generator, seed_generators, seeding
 from pipeline.errors import DataError
 

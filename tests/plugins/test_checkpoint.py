@@ -161,7 +161,6 @@ def test_show_says_what_is_in_a_checkpoint(pipeline: Call, folder: Path) -> None
         "optim_schedulers": {"line": {"main": "Noam of AdamW, 1 tensor, 3 values"}},
         "random": {"torch": "1 tensor", "cuda": "nothing"},
         "loop": {"pass": "nothing", "validation": "4 values"},
-        "recoverables": {},
     }
 
 

@@ -140,8 +140,7 @@ def test_a_state_that_cannot_be_saved_is_told_before_anything_is_lost(workers: i
 def test_a_checkpoint_in_an_epoch_holds_the_state_of_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     killed(monkeypatch, 3, config(2))
     [path] = Path("runs").glob("*/2*/t/checkpoints/step-000000000003")
-    training = read_checkpoint(path).training
-    assert training is not None
-    data = training["loop"]["pass"]["data"]
+    state: Any = read_checkpoint(path).state
+    data = state.loop.inner[0].state.data
     assert [state["dataset"] for state in data["states"]] == [{"given": 7}, {"given": 4}]
     assert (data["last"], data["taken"], data["shares"]) == (0, 3, 2)

@@ -1,0 +1,150 @@
+"""A checkpoint is restored into a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from loguru import logger
+from torch import Tensor, nn
+
+from pipeline.checkpoint import weights
+from pipeline.checkpoint.parts import CONFIG_OPTIONS, InitialModels, fitting, parts_of, restore_frozen, restore_parts
+from pipeline.checkpoint.random_state import restore_random_state
+from pipeline.checkpoint.reader import LoadedCheckpoint
+from pipeline.checkpoint.state import Recoverable, SchedulerState, TrainingState, classes_of
+from pipeline.checkpoint.weights import Models, module_of, unique_brains, unique_modules
+from pipeline.context import Context
+from pipeline.errors import CheckpointError, printable
+
+_REMEDY = "resume with the config that it was begun with, or begin a new run with init_model_path"
+
+
+def restore_training(
+    saved: LoadedCheckpoint,
+    context: Context,
+    recoverables: Mapping[str, Recoverable],
+    initial: InitialModels | None,
+) -> None:
+    """Restore a checkpoint into a run, once its models are built.
+
+    Args:
+        saved: the checkpoint.
+        context: of the run.
+        recoverables: name -> object whose state it keeps too.
+        initial: of the models, as they are now; None: they are no part of the context yet.
+
+    Raises:
+        CheckpointError: the run has other phases, modules or optimizers than the one that saved it.
+    """
+    models: Models = context["model"]
+    state, where = saved.state, str(saved.path)
+    if models:
+        phases = unique_modules(models).keys()
+        # An experiment makes its model later, and goes on by itself.
+        later = {"experiment"} if state and state.experiment else set()
+        if phases | later != saved.weights.keys() | later:
+            what = f"has weights of the phases {', '.join(saved.weights)}, and the run has {', '.join(sorted(phases))}"
+            raise CheckpointError(f"{where}: {what}; {_REMEDY}")
+        for phase, buffers in state.buffers.items() if state else ():
+            if phase in models:
+                weights.clear_buffers(module_of(models[phase]), buffers)
+        weights.load_weights(saved.weights, models, where)
+    context["train_state"].update(saved.train_state)
+    if state is None:
+        return
+    brains = unique_brains(models)
+    _check_phases(state, models, brains, where)
+    for phase, entry in brains.items():
+        _load_schedulers(entry, state.optim_schedulers[phase], f"{where}: phase '{phase}'")
+        restore_gradients(entry["brain"].modules, state.gradients[phase], f"{where}: gradients.{phase}")
+    if initial:
+        restore_parts(parts_of(models), state.parts, initial.options, where)
+        if state.frozen:
+            restore_frozen(models, state.frozen.to_tree(), initial.frozen)
+    for phase, entry in models.items():
+        with loading(f"{where}: updaters.{phase}"):
+            entry["updater"].set_state_dict(state.updaters[phase])
+    restore_recoverables(recoverables, state, where)
+    # Last: whatever was built or loaded before may have drawn from them.
+    restore_generators(state, where)
+
+
+def _check_phases(state: TrainingState, models: Models, brains: Models, where: str) -> None:
+    """Raise if the state lacks a phase of the run."""
+    for key, missing in {
+        "updaters": models.keys() - state.updaters.keys(),
+        "optim_schedulers": brains.keys() - state.optim_schedulers.keys(),
+        "gradients": brains.keys() - state.gradients.keys(),
+    }.items():
+        if missing:
+            raise CheckpointError(f"{where}: {key} has no phase '{min(missing)}', and the run has one; {_REMEDY}")
+
+
+def _load_schedulers(entry: Mapping[str, Any], states: Mapping[str, SchedulerState], where: str) -> None:
+    present = entry["optim_schedulers"]
+    if present.keys() != states.keys():
+        names = f"has the optim_schedulers {', '.join(states)}, and the run has {', '.join(present)}"
+        raise CheckpointError(f"{where}: {names}; {_REMEDY}")
+    for name, scheduler in present.items():
+        saved, now = states[name], classes_of(scheduler)
+        if saved.classes != now:
+            raise CheckpointError(f"{where}: '{name}' was {saved.classes}, and is now {now}; {_REMEDY}")
+        with fitting(where, f"'{name}'", _REMEDY):
+            if "optimizer" in saved.state and CONFIG_OPTIONS not in saved.state["optimizer"]:
+                what = f"{where}: '{name}' was saved without what the config said of it"
+                logger.warning(f"{what}; its options stay as they were saved, whatever the config says now")
+            scheduler.load_state_dict(saved.state)
+
+
+@contextmanager
+def loading(place: str) -> Iterator[None]:
+    """Say which state it is that an object of the user's does not take; what its own code raises keeps its traceback."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{place}: {error}") from error
+    except Exception as error:
+        error.add_note(printable(f"while it was given its state of {place}"))
+        raise
+
+
+def restore_gradients(module: nn.Module, gradients: Mapping[str, Tensor], where: str) -> None:
+    """Restore gradients by the names of their parameters.
+
+    Raises:
+        CheckpointError: the module has no such parameter, or it has another shape.
+    """
+    for name, gradient in gradients.items():
+        with fitting(where, name, _REMEDY):
+            owner = module.get_parameter(name)
+            owner.grad = gradient.to(owner.device)
+
+
+def restore_generators(state: TrainingState, where: str) -> None:
+    """Restore the random generators.
+
+    Raises:
+        CheckpointError: they do not take these states.
+    """
+    with fitting(where, "random", "use another checkpoint"):
+        restore_random_state(dict(state.random))
+
+
+def restore_recoverables(recoverables: Mapping[str, Recoverable], state: TrainingState, where: str) -> None:
+    """Restore the states of objects; ``where``: the checkpoint, for messages."""
+    for name, recoverable in recoverables.items():
+        if name in state.recoverables:
+            restore_recoverable(name, recoverable, state, where)
+        else:
+            logger.warning(f"{where}: knows nothing of '{name}', which begins anew")
+    for name in map(printable, state.recoverables.keys() - recoverables.keys()):
+        what = f"{where}: has a state of '{name}', which is not there"
+        logger.warning(f"{what}; it is left out unless add_recoverable names it yet")
+
+
+def restore_recoverable(name: str, recoverable: Recoverable, state: TrainingState, where: str) -> None:
+    """Restore the state of one object."""
+    with loading(f"{where}: recoverables.{name}"):
+        recoverable.load_state_dict(state.recoverables[name])
