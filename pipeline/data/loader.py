@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import inspect
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from loguru import logger
@@ -177,10 +177,6 @@ class SeededLoader(DataLoader[Any]):
         where: what messages begin with, such as ``dataset.train``.
         keywords: those of the DataLoader.
 
-    Attributes:
-        requests: what its workers are asked for; only of a loader that fetches.
-        progress: of its workers; only of a loader that fetches.
-
     Raises:
         ConfigError: ``persistent_workers`` with a dataset whose copies in the workers need the epoch.
     """
@@ -189,9 +185,7 @@ class SeededLoader(DataLoader[Any]):
         self.seed = seed
         self.where = where or type(dataset).__name__
         self.epoch = 0
-        self.requests: BatchRequests | None = None
-        self.progress: Progress | None = None
-        self._fetching: SeededLoader | None = None
+        self._fetching: tuple[SeededLoader, Progress | None, BatchRequests | None] | None = None
         # Of the pass that began last, until it is over: torch's iterator, how many batches are before it, the stream's place.
         self._batches: Any = None
         self._skip = 0
@@ -247,30 +241,29 @@ class SeededLoader(DataLoader[Any]):
         if order and isinstance(sampler, EpochSampler) and self.seed is None and order["seed"] is not None:
             # Drawn by chance, it stays that of the pass.
             sampler.seed = order["seed"]
-        self._check_division(state)
         if state.get("epoch", self.epoch) != self.epoch:
             self.set_epoch(state["epoch"])
-        self._batches, self._start = None, {**state} if state["taken"] else None
-        if self._start:
+        self._batches = self._start = None
+        if state["taken"]:
+            self._check_division(state)
             warn_of_drawn_order(self)
+            self._start = {**state}
 
     def _check_division(self, state: Mapping[str, Any]) -> None:
         """Raise if a pass would go on with other data, or a stream with other shards."""
-        what, before = "", None
         if not self.streams:
-            lines = "; ".join(differences(state.get("order", self.order()), self.order(), self.where))
-            if lines:
+            now = self.order()
+            if lines := "; ".join(differences(state.get("order", now), now, self.where)):
                 why = "has changed in the middle of an epoch, and samples would come twice, and others not at all"
                 raise DataError(f"{lines}: {why}; set it back until the epoch is over")
         elif state["shares"] != self.shards:
-            what, before = f"num_workers is {self.num_workers}", state["shares"]
-            why = "each worker reads a part of the stream"
+            self._refuse("num_workers", state["shares"], "each worker reads a part of the stream")
         elif not state["states"] and state["batch_size"] != self.batch_size:
-            what, before = f"batch_size is {self.batch_size}", state["batch_size"]
-            why = "the batches are counted to find the place in it"
-        if what:
-            remedy = f"{why}, so set it to {before} until the epoch is over"
-            raise DataError(f"{self.where}: {what}, and the epoch was begun with {before}; {remedy}")
+            self._refuse("batch_size", state["batch_size"], "the batches are counted to find the place in it")
+
+    def _refuse(self, name: str, before: Any, why: str) -> NoReturn:
+        what = f"{name} is {getattr(self, name)}, and the epoch was begun with {before}"
+        raise DataError(f"{self.where}: {what}; {why}, so set it to {before} until the epoch is over")
 
     def order(self) -> dict[str, Any]:
         """What decides the order of a map-style dataset within an epoch."""
@@ -299,19 +292,18 @@ class SeededLoader(DataLoader[Any]):
         certain = self.seed is None or (uniform and draws_nothing(self.dataset, self.collate_fn))
         if certain and not (self.streams or self._skip or self.num_workers):
             return self._until_over(super().__iter__())
-        fetching = self._make_fetching() if self._fetching is None else self._fetching
-        if self.persistent_workers:
-            self._fetching = fetching
-        if fetching.requests is not None:
-            fetching.requests.epoch, fetching.requests.skip = self.epoch, self._skip
-        if not fetching.progress:
+        if self._fetching is None or not self.persistent_workers:
+            self._fetching = self._make_fetching()
+        fetching, progress, requests = self._fetching
+        if requests is not None:
+            requests.epoch, requests.skip = self.epoch, self._skip
+        if progress is None:
             batches = self._until_over(DataLoader.__iter__(fetching))
         else:
             # While its workers start, nobody could tell which one has died, and none ignores signals yet.
             with without_death_reports(), signals_blocked():
                 iterator = DataLoader.__iter__(fetching)
-            workers = Workers(iterator, self.where, fetching.progress, fetching.requests)
-            batches = workers.batches(self._until_over(iterator))
+            batches = Workers(iterator, self.where, progress, requests).batches(self._until_over(iterator))
         return self._position.track(batches) if self._position else batches
 
     def _until_over(self, batches: Any) -> Iterator[Any]:
@@ -325,16 +317,18 @@ class SeededLoader(DataLoader[Any]):
             self._batches = None
         yield from ()
 
-    def _make_fetching(self) -> SeededLoader:
-        """This loader as its workers see it: the dataset returns whole batches, and nothing is left to collate."""
+    def _make_fetching(self) -> tuple[SeededLoader, Progress | None, BatchRequests | None]:
+        """This loader as its workers see it: the dataset returns whole batches, and nothing is left to collate.
+
+        Returns:
+            And where its workers are, and what they are asked for.
+        """
         progress = Progress(self.num_workers) if self.num_workers else None
         if isinstance(self.dataset, IterableDataset):
-            stream = Stream(
-                self.dataset, self.collate_fn, self.batch_size, self.drop_last, self.seed, self.epoch, self.where
-            )
-            stream.start = self._position.current if self._position else None
-            stream.initial_state, stream.progress = self._initial_state, progress
-            return self.with_parts(dataset=stream, batch_sampler=None, collate_fn=_identity, progress=progress)
+            settings = self.collate_fn, self.batch_size, self.drop_last, self.seed, self.epoch, self.where
+            start = self._position.current if self._position else None
+            stream = Stream(self.dataset, *settings, start, self._initial_state, progress)
+            return self.with_parts(dataset=stream, batch_sampler=None, collate_fn=_identity), progress, None
         batched = self.batch_sampler is not None
         # Enough to tell at which of them a worker failed: all those that it may not have answered.
         history = self.num_workers * (self.prefetch_factor or 0) + 1 if progress else 0
@@ -342,18 +336,21 @@ class SeededLoader(DataLoader[Any]):
         seed = None if draws_nothing(self.dataset, self.collate_fn) else self.seed
         dataset = FetchedDataset(self.dataset, self.collate_fn, seed, batched, self.where, progress)
         parts = {"dataset": dataset, "batch_sampler" if batched else "sampler": requests}
-        return self.with_parts(**parts, collate_fn=_identity, progress=progress, requests=requests)
+        return self.with_parts(**parts, collate_fn=_identity), progress, requests
 
     @property
     def shards(self) -> int:
         """Into how many parts a stream is divided."""
         return self.num_workers or 1
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: all but the pass that is open, and the workers."""
+        return {**vars(self), **dict.fromkeys(("_fetching", "_iterator", "_batches", "_position", "_start"))}
+
     def with_parts(self, **parts: Any) -> SeededLoader:
         """A copy of this loader with other parts, which a DataLoader does not allow to assign."""
         other = copy.copy(self)
-        of_passes = dict.fromkeys(("_fetching", "_iterator", "_batches", "_position", "_start"))
-        vars(other).update({**of_passes, **parts})
+        vars(other).update(parts)
         return other
 
     def __len__(self) -> int:
@@ -387,7 +384,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 
 def _set_epoch_of_parts(loader: Any, epoch: int) -> None:
-    for part in _unique(*_samplers(loader), getattr(loader, "dataset", None)):
+    for part in (*_samplers(loader), getattr(loader, "dataset", None)):
         if hasattr(part, "set_epoch"):
             part.set_epoch(epoch)
 
@@ -395,16 +392,14 @@ def _set_epoch_of_parts(loader: Any, epoch: int) -> None:
 def generators_of(loader: Any) -> list[torch.Generator]:
     """The random generators that only a loader and its samplers use."""
     generators = (getattr(owner, "generator", None) for owner in (loader, *_samplers(loader)))
-    return [generator for generator in _unique(*generators) if isinstance(generator, torch.Generator)]
+    return list(dict.fromkeys(generator for generator in generators if isinstance(generator, torch.Generator)))
 
 
-def _samplers(loader: Any) -> tuple[Any, Any, Any]:
+def _samplers(loader: Any) -> Iterable[Any]:
+    """The samplers of a loader, each once."""
     batch_sampler = getattr(loader, "batch_sampler", None)
-    return getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
-
-
-def _unique(*values: Any) -> list[Any]:
-    return list({id(value): value for value in values}.values())
+    samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+    return {id(sampler): sampler for sampler in samplers}.values()
 
 
 def order_of(loader: Any) -> Any:
@@ -543,7 +538,7 @@ def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None
         return LimitedLoader(remaining_batches(loader.loader, done, position), max(0, loader.count - done))
     if isinstance(loader, SeededLoader):
         # A copy, whose place another pass over the same loader leaves alone; but workers that stay belong to the loader.
-        loader = loader if loader.persistent_workers else loader.with_parts()
+        loader = loader if loader.persistent_workers else copy.copy(loader)
         loader.load_state_dict(position or loader.state_after(done))
         return loader
     if done and position and has_own_state(loader):
@@ -618,7 +613,7 @@ def first_batch(loader: Any) -> Any:
 
 def _copy(loader: DataLoader[Any]) -> DataLoader[Any]:
     """A loader of the same dataset with copies of its samplers and generator, and at most one worker."""
-    other = loader.with_parts() if isinstance(loader, SeededLoader) else copy.copy(loader)
+    other = copy.copy(loader)
     memo = {id(loader.dataset): loader.dataset}
     parts = {name: copy.deepcopy(getattr(loader, name), memo) for name in ("generator", "sampler", "batch_sampler")}
     # A DataLoader refuses to have most of these assigned.

@@ -26,7 +26,7 @@ from pipeline.config import yaml_tree
 from pipeline.config.schema import parse_intervals
 from pipeline.context import TRAIN_STATE, Context
 from pipeline.data.batch import count_samples, to_device
-from pipeline.data.loader import SeededLoader, length, position_of, remaining_batches, set_epoch
+from pipeline.data.loader import has_own_state, length, position_of, remaining_batches, set_epoch
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
 from pipeline.run.device import resolve_device
 from pipeline.signals import SHUTDOWN, ExitError, exit_requested
@@ -77,8 +77,7 @@ class Batches:
 
     def position(self) -> Mapping[str, Any] | None:
         """The position in the data; None if the number of batches is enough."""
-        # Another loader that has a state has that of the batch that was read ahead.
-        if self._reading is None or not isinstance(self.loader, SeededLoader):
+        if self._reading is None or (self._ahead and has_own_state(self.loader)):
             return self._place
         return position_of(self._reading, self.count)
 
@@ -87,7 +86,11 @@ class Batches:
         if self.length is not None:
             return self.count >= self.length
         if not self._ahead:
-            self._ahead = list(islice(self._iterator(), 1))
+            batches = self._iterator()
+            if has_own_state(self.loader):
+                # Its state will be that after the batch that is read ahead.
+                self._place = position_of(self._reading, self.count)
+            self._ahead = list(islice(batches, 1))
         return not self._ahead
 
     def take(self) -> Any:

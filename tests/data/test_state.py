@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from pipeline.checkpoint.pytree import flatten, unflatten
-from pipeline.data.loader import EpochSampler, LimitedLoader, make_loader, overfit_batches
+from pipeline.data.loader import EpochSampler, LimitedLoader, make_loader, overfit_batches, remaining_batches
 from pipeline.errors import DataError
 
 pytestmark = [
@@ -217,6 +217,31 @@ def test_a_state_of_other_data_is_refused(changed: dict[str, Any], message: str)
     next(iter(loader))
     with pytest.raises(DataError, match=message):
         make_loader(**chosen | changed).load_state_dict(loader.state_dict())
+
+
+def test_between_two_passes_other_data_will_do() -> None:
+    loader = make_loader(TABLE, seed=0, batch_size=2)
+    list(loader)
+    other = make_loader(TABLE, seed=0, batch_size=4)
+    other.load_state_dict(loader.state_dict())
+    assert len(list(other)) == 3
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_copy_made_in_the_middle_of_a_pass_begins_at_the_beginning(workers: int) -> None:
+    loader = make_loader(list(range(11)), seed=0, batch_size=4, num_workers=workers)
+    batches = iter(loader)
+    next(batches)
+    assert [len(batch) for batch in copy.deepcopy(loader)] == [4, 4, 3]
+    assert [len(batch) for batch in batches] == [4, 3]
+
+
+def test_positions_that_checkpoints_of_before_hold_are_read() -> None:
+    shard = {"batches": 2, "ended": False, "seed": 0, "dataset": {"given": 4}, "draws": None}
+    stream = {"shares": 1, "batch_size": 2, "taken": 2, "last": 0, "states": [shard]}
+    given = [list(remaining_batches(make_loader(Resumable(), seed=0, batch_size=2), 2, stream))]
+    given.append(list(remaining_batches(make_loader(list(range(1, 12)), seed=0, batch_size=2), 2, None)))
+    assert [torch.cat(batches).tolist() for batches in given] == [list(range(5, 12))] * 2
 
 
 @pytest.mark.parametrize(("state", "keys"), [({}, "no key"), ({"loader": 1, 2: 3}, "loader, 2")])

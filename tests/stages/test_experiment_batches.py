@@ -89,6 +89,34 @@ def test_a_stream_with_a_state_goes_on_from_the_place_of_what_was_taken(looked: 
     assert log_lines == []
 
 
+class Drawing:
+    """A loader, not of ours, of an order that it draws; its state is that after the batch that it gave last."""
+
+    def __init__(self) -> None:
+        self.order: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        self.order = self.order or torch.randperm(20).tolist()
+        while self.order:
+            yield self.order.pop()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"order": self.order}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.order = list(state["order"])
+
+
+@pytest.mark.parametrize("looked", [False, True])
+def test_a_loader_of_the_users_own_with_a_state_goes_on_from_it(looked: bool, log_lines: list[str]) -> None:
+    batches, others = Batches(Drawing(), 1), Batches(Drawing(), 1, 2)
+    taken = [batches.take(), batches.take()]
+    assert not (looked and batches.over())
+    others.open(batches.position())
+    assert rest(others) == rest(batches)
+    assert (len(taken), log_lines) == (2, [])
+
+
 def test_of_a_map_style_loader_what_was_taken_is_not_fetched_again() -> None:
     class Counting(list[int]):
         asked = 0
