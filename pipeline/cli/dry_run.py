@@ -71,22 +71,13 @@ class Problems:
         self.entries: list[Problem] = []
 
     def attempt(
-        self,
-        address: str,
-        act: Callable[[], _T],
-        failing: str = "cannot be built",
-        remedy: str = "mend it, or its arguments",
-        origin: Origin | None = None,
-        *,
-        excuse: str = "",
+        self, address: str, act: Callable[[], _T], *, origin: Origin | None = None, excuse: str = ""
     ) -> _T | None:
         """Call ``act`` and return its result; None if it fails, which is then a problem.
 
         Args:
             address: where the config names what is tried.
             act: tries it.
-            failing: what it means that it fails.
-            remedy: what to do then.
             origin: the place of the address, where there are several.
             excuse: why it may fail here and not in a run; ``""``: there is no reason. A class is there from the beginning.
 
@@ -100,18 +91,18 @@ class Problems:
         except (Exception, SystemExit) as error:
             if excuse and not isinstance(error, ClassPathError):
                 raise CannotTellError(excuse, error) from error
-            self.add(error, address, failing, remedy, origin)
+            self.add(error, address, origin or self.config.origin(address))
         return None
 
-    def add(self, error: BaseException, address: str, failing: str, remedy: str, origin: Origin | None = None) -> None:
-        """Note an error; the arguments are those of ``attempt``."""
-        origin = origin or self.config.origin(address)
+    def add(self, error: BaseException, address: str, origin: Origin) -> None:
+        """Note an error at a place of the config; one of ours often says where itself."""
         if isinstance(error, PipelineError):
             problem = self._our_problem(error, address, origin)
         else:
-            message = f"{failing}: {type(error).__name__}: {error}{self._user_location(error)}; {remedy}"
+            what = f"{type(error).__name__}: {error}{self._user_location(error)}"
             frames = user_traceback(error.__traceback__) or error.__traceback__
-            problem = Problem(origin.fault(address, message), error.with_traceback(frames))
+            fault = origin.fault(address, f"cannot be built: {what}; mend it, or its arguments")
+            problem = Problem(fault, error.with_traceback(frames))
         if problem.fault not in [other.fault for other in self.entries]:
             self.entries.append(problem)
 
@@ -136,7 +127,6 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 # Bytes of weights beyond which nothing is tried for real.
 LARGE = 2**31
-
 
 # A plugin with one of these may make what the network stage needs.
 _EARLY_HOOKS = ("before_pipeline", "before_stage", "after_stage")
@@ -311,7 +301,7 @@ def run_steps(config: Config, overrides: Sequence[str], steps: int) -> list[Prob
         trainer.run()
     except (Exception, SystemExit) as error:
         if trainer.outcome in {ExitCode.USAGE, ExitCode.BUG}:
-            problems.add(error, "runner", "cannot be run", "mend it")
+            problems.add(error, "runner", short.origin("runner"))
         else:
             name = short.runners[len(trainer.contexts)].name
             headline = error.__notes__[-1].removeprefix(f"runner '{name}': ")
