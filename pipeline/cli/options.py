@@ -16,18 +16,16 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 def config_and_overrides(function: _F, words: str = "CONFIG [KEY=VALUE]…") -> _F:
     """``CONFIG [KEY=VALUE…]``, also as ``-m CONFIG`` and ``-o KEY=VALUE``; ``words`` is how the help shows it."""
+    example, same = "Set a value, e.g. runner.train_runner.epochs=3.", "The config; the same as naming it first."
     function = click.argument("words", nargs=-1, metavar=words)(function)
-    function = click.option(
-        "-o",
-        "--override",
-        "options",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Set a value, e.g. runner.train_runner.epochs=3.",
-    )(function)
-    return click.option("-m", "--model", "config", metavar="CONFIG", help="The config; the same as naming it first.")(
-        function
-    )
+    function = click.option("-o", "--override", "options", multiple=True, metavar="KEY=VALUE", help=example)(function)
+    return click.option("-m", "--model", "config", metavar="CONFIG", help=same)(function)
+
+
+def log_level(function: _F) -> _F:
+    """``-q`` and ``-v``, which are the ``level`` from which up lines are logged; None without them."""
+    function = click.option("-v", "--verbose", "level", flag_value="DEBUG", help="Log details too.")(function)
+    return click.option("-q", "--quiet", "level", flag_value="WARNING", help="Log warnings and errors only.")(function)
 
 
 def split(config: str | None, words: Sequence[str], options: Sequence[str]) -> tuple[str, list[str]]:
@@ -40,12 +38,11 @@ def split(config: str | None, words: Sequence[str], options: Sequence[str]) -> t
     configs = [word for word in words if "=" not in word]
     if config:
         configs.insert(0, config)
-    if len(configs) != 1:
-        raise click.UsageError(
-            "name a config"
-            if not configs
-            else f"name one config, not {len(configs)}: {' '.join(configs)}; an override has the form KEY=VALUE"
-        )
+    if not configs:
+        raise click.UsageError("name a config")
+    if len(configs) > 1:
+        several = f"name one config, not {len(configs)}: {' '.join(configs)}"
+        raise click.UsageError(f"{several}; an override has the form KEY=VALUE")
     return configs[0], overrides + list(options)
 
 

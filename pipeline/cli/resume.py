@@ -12,6 +12,7 @@ from typing import NamedTuple
 import click
 
 from pipeline.cli import COMMANDS
+from pipeline.cli.options import log_level
 from pipeline.cli.run import run
 from pipeline.run import log
 from pipeline.run.provenance import parse_command
@@ -29,11 +30,10 @@ class RunOrigin(NamedTuple):
 
 @click.command("resume", help=COMMANDS["resume"])
 @click.argument("path", metavar="RUN_DIR|CHECKPOINT", type=click.Path(path_type=Path))
-@click.option("-q", "--quiet", is_flag=True, help="Log warnings and errors only.")
-@click.option("-v", "--verbose", is_flag=True, help="Log details too.")
-def command(path: Path, quiet: bool, verbose: bool) -> None:
+@log_level
+def command(path: Path, level: str | None) -> None:
     """Resume the run in RUN_DIR, or from a CHECKPOINT in one, with the config, overrides and code that it was started with."""
-    log.to_stderr("WARNING" if quiet else "DEBUG" if verbose else "INFO")
+    log.to_stderr(level or "INFO")
     run_dir, checkpoint = split_path(path)
     _refuse_strangers(run_dir)
     origin = _run_origin(run_dir)
@@ -82,9 +82,8 @@ def _refuse_strangers(run_dir: Path) -> None:
             # What is not there is told of when it is read.
             continue
         if about.st_uid != os.getuid():
-            raise click.UsageError(
-                f"{path}: belongs to user {about.st_uid}, and names code to run; run the config yourself"
-            )
+            what = f"belongs to user {about.st_uid}, and names code to run; run the config yourself"
+            raise click.UsageError(f"{path}: {what}")
         if about.st_mode & 0o022 and not stat.S_ISLNK(about.st_mode):
             what = "others may write to it, and it names code to run; chmod go-w it if it is yours"
             raise click.UsageError(f"{path}: {what}")

@@ -11,7 +11,7 @@ import click
 
 from pipeline.check.runner import runners_of_mode
 from pipeline.cli import COMMANDS
-from pipeline.cli.options import config_and_overrides, split
+from pipeline.cli.options import config_and_overrides, log_level, split
 from pipeline.config.load import ConfigBuilder
 from pipeline.errors import ExitCode, PipelineError
 from pipeline.run import log
@@ -33,8 +33,7 @@ from pipeline.trainer import GeneralTrainer
     help="Go on with the newest run of this config file or its `name:`, or with a run directory or a checkpoint in one; "
     "by default a new one is begun.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Log warnings and errors only.")
-@click.option("-v", "--verbose", is_flag=True, help="Log details too.")
+@log_level
 def command(
     config: str | None,
     words: Sequence[str],
@@ -42,12 +41,11 @@ def command(
     nproc: int,
     debug: bool,
     resume: str,
-    quiet: bool,
-    verbose: bool,
+    level: str | None,
 ) -> None:
     """Exit codes: see the README."""
     path, overrides = split(config, words, options)
-    log.to_stderr("WARNING" if quiet else "DEBUG" if verbose else "INFO")
+    log.to_stderr(level or "INFO")
     if nproc > 1:
         click.echo(f"--nproc {nproc}: several processes are not yet possible; leave it out", err=True)
         sys.exit(ExitCode.USAGE)
