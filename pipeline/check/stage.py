@@ -190,7 +190,8 @@ def runner_notes(stage: StageFlow) -> Iterator[str]:
     """What is no fault of a Runner, but costs it what the default has."""
     flow = stage.flow
     if not (flow.ours or flow.unknown or "checkpointer" in flow.reads()):
-        what = f"{stage.definition.name} ({stage.definition.location}) saves nothing, calls no hook: not resumable"
+        name = f"{stage.definition.name} ({stage.definition.location})"
+        what = f"{name} heeds no limit, saves nothing, calls no hook: not resumable"
         yield f"{what}; take its batches from context.batches(phase), or override verbs of stages.Runner"
     for place in flow.inexact:
         what = f"{place}: a resumed run counts this loop from its start again, so that next() takes other batches"

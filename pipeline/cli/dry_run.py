@@ -22,11 +22,9 @@ from pipeline.config.yaml_tree import Origin
 from pipeline.context import TRAIN_STATE, Context
 from pipeline.errors import ClassPathError, ConfigError, ExitCode, Fault, PipelineError
 from pipeline.run.session import load_class
-from pipeline.stages.base import METHODS, RunnerBase
-from pipeline.stages.experiment import ExperimentBase
+from pipeline.stages.base import METHODS
 from pipeline.stages.instance import Instance
 from pipeline.stages.network import Network
-from pipeline.stages.runner import Runner
 from pipeline.trainer import GeneralTrainer
 from pipeline.training.metrics.base import build_metrics
 from pipeline.user_code import plugins
@@ -324,11 +322,3 @@ def _short(config: Config, overrides: Sequence[str], steps: int) -> Config:
     # A runner stage that does not read them is not told that they have no effect.
     short.reads.addresses.update(limits)
     return short
-
-
-def unbounded(config: Config) -> list[str]:
-    """The runners with a runner stage of the user, which may ignore the number of steps."""
-    classes = {
-        runner.name: load_class(config, runner, "runner_class_path", "Runner", RunnerBase) for runner in config.runners
-    }
-    return [name for name, cls in classes.items() if not issubclass(cls, (Runner, ExperimentBase))]

@@ -99,7 +99,7 @@ def test_a_setting_that_it_has_or_may_have_is_none_and_runs(linear: Path, use: s
     GeneralTrainer(linear, PATH).run()
 
 
-LOST = "Runner (own.py:3) saves nothing, calls no hook: not resumable; "
+LOST = "Runner (own.py:3) heeds no limit, saves nothing, calls no hook: not resumable; "
 OWN_LOOP = """
     for epoch in range(context["runner"].epochs):
         for batch in context["dataset"]["train_data"]:
