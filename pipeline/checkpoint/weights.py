@@ -118,9 +118,8 @@ def load_weights(weights: Weights, models: Models, where: str) -> None:
     weights = _by_phase(weights, models)
     for phase, entry in models.items():
         if phase not in weights:
-            raise CheckpointError(
-                f"{where}: has no weights for phase '{phase}', but for {', '.join(weights)}; name the phase as it was when trained"
-            )
+            what = f"{where}: has no weights for phase '{phase}', but for {', '.join(weights)}"
+            raise CheckpointError(f"{what}; name the phase as it was when trained")
         _check(module_of(entry), weights[phase], f"{where}: phase '{phase}'")
     for phase, entry in models.items():
         _make_room(module_of(entry), weights[phase])
@@ -150,9 +149,8 @@ def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] 
         raise CheckpointError(f"{where}: '{wrong}' names nothing in it or in the models{suggest_names(wrong, known)}")
     report = _compared(match_names(only, known), saved, own)
     if wrong := unmatched_pattern(only, report.loaded):
-        raise CheckpointError(
-            f"{where}: nothing that '{wrong}' names can be loaded ({report}); name modules that both sides have"
-        )
+        what = f"{where}: nothing that '{wrong}' names can be loaded ({report})"
+        raise CheckpointError(f"{what}; name modules that both sides have")
     loaded = set(report.loaded)
     with torch.no_grad():
         for phase, entry in models.items():

@@ -427,9 +427,8 @@ class ConfigBuilder:
 
     def _placeholders(self, text: str, origin: Origin, address: str) -> str:
         if "{workspace}" in text and self.workspace is None:
-            self.faults.append(
-                origin.fault(address, f"'{text}' needs a workspace; give the config one: workspace: /a/folder")
-            )
+            message = f"'{text}' needs a workspace; give the config one: workspace: /a/folder"
+            self.faults.append(origin.fault(address, message))
             return text
         return text.replace("{workspace}", str(self.workspace))
 

@@ -25,9 +25,8 @@ class Interval(NamedTuple):
         """
         match = re.fullmatch(r"(\d+)(?: (\w+?)s?)?", str(value))
         if not match or int(match[1]) < 1 or (match[2] or "iteration") not in _UNITS:
-            raise ValueError(
-                f"is {value!r}; write a positive number of iterations, or '2 epoch', '30 second', '10 minute'; null for never"
-            )
+            forms = "a positive number of iterations, or '2 epoch', '30 second', '10 minute'; null for never"
+            raise ValueError(f"is {value!r}; write {forms}")
         return cls(int(match[1]), match[2] or unit)
 
 

@@ -23,9 +23,8 @@ def resolve_device(name: str) -> torch.device:
     device = torch.device("cuda" if name in {"auto", "gpu"} else name)
     count = torch.cuda.device_count()
     if (device.index or 0) >= count:
-        raise ConfigError(
-            f"is '{name}', and this machine has {count} GPU{'' if count == 1 else 's'}; write cpu or auto"
-        )
+        gpus = f"{count} GPU{'' if count == 1 else 's'}"
+        raise ConfigError(f"is '{name}', and this machine has {gpus}; write cpu or auto")
     return device
 
 

@@ -69,9 +69,8 @@ def _acquire(lock: FileIO, path: Path) -> None:
         raise LockedError(f"{path.parent}: is in use by {_holder(lock)}; wait for it, or stop it") from error
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "no number")
-        raise StorageError(
-            f"{path}: cannot be locked: {error.strerror} ({name}); set output_dir to a file system that has locks"
-        ) from error
+        what = f"{path}: cannot be locked: {error.strerror} ({name})"
+        raise StorageError(f"{what}; set output_dir to a file system that has locks") from error
 
 
 def _holder(lock: FileIO) -> str:
