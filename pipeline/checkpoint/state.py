@@ -294,7 +294,7 @@ class ExperimentState(StateModel):
 class OrderState(StateModel):
     """What decides the order of a map-style dataset; the seed where it is shuffled."""
 
-    samples: int
+    samples: int | None
     batch_size: int | None
     drop_last: bool
     sampler: str

@@ -192,6 +192,8 @@ class SeededLoader(DataLoader[Any]):
         self._position: StreamPosition | None = None
         # At which the next pass begins; None: at its beginning.
         self._start: dict[str, Any] | None = None
+        # Whether streams are asked for their states.
+        self._tracks = True
         if keywords.get("num_workers"):
             keywords["worker_init_fn"] = IgnoreSignals(keywords.get("worker_init_fn"))
         super().__init__(dataset, **keywords)
@@ -282,11 +284,11 @@ class SeededLoader(DataLoader[Any]):
         """The batches of the epoch; torch's own iterator, if no workers, messages or position of ours are needed."""
         start, self._start = self._start, None
         # Whether what ``shard`` returns has a state is known only in its worker.
-        may_have_state = self.streams and (has_state(self.dataset) or (self.shards > 1 and has_shard(self.dataset)))
+        may_have_state = self._tracks and (has_state(self.dataset) or (self.shards > 1 and has_shard(self.dataset)))
         if self.streams and start and not (start.get("states") and may_have_state):
             return iter(FastForward(self, start["taken"]))
         self._skip = start["taken"] if start else 0
-        self._position = StreamPosition(start, self.shards) if may_have_state else None
+        self._position = StreamPosition(start, self.shards) if self.streams and may_have_state else None
         uniform = type(self.dataset) is TensorDataset and type(self.sampler) is EpochSampler
         # Slices of tensors draw no random numbers and cannot fail: torch's own iterator is enough.
         certain = self.seed is None or (uniform and draws_nothing(self.dataset, self.collate_fn))
@@ -545,6 +547,13 @@ def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None
         loader.load_state_dict(position["loader"])
         return loader
     return FastForward(loader, done) if done else loader
+
+
+def without_state(loader: Any) -> Any:
+    """The same loader for a pass that nobody resumes: a stream is not asked for its state after each batch."""
+    if isinstance(loader, LimitedLoader):
+        return LimitedLoader(without_state(loader.loader), loader.count)
+    return loader.with_parts(_tracks=False) if isinstance(loader, SeededLoader) and loader.streams else loader
 
 
 def position_of(loader: Any, done: int) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.data.batch import on_device, shape_of, split
-from pipeline.data.loader import LimitedLoader, length, make_loader
+from pipeline.data.loader import LimitedLoader, length, make_loader, without_state
 from pipeline.errors import ConfigError, DataError
 from pipeline.training.batch_brain import BatchBrain, Stage
 from pipeline.training.evaluation import evaluate
@@ -120,7 +120,7 @@ class Brain(BatchBrain):
             self.on_evaluate_start(max_key, min_key)
         show_progress = False if self._run_options.noprogressbar and progressbar is None else progressbar
         with pass_progress("test", length(loader), show_progress) as bar:
-            batches: Iterable[Any] = on_device(loader, self.device)
+            batches: Iterable[Any] = on_device(without_state(loader), self.device)
             if not bar.disable:
                 batches = bar.track(batches, task_id=bar.task_ids[0])
             return evaluate(self, batches, Stage.TEST, {})["loss"]

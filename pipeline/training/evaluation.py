@@ -14,6 +14,7 @@ from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.batch import on_device, shape_of
+from pipeline.data.loader import without_state
 from pipeline.data.workers import supervise_workers
 from pipeline.errors import DataError, one_of
 from pipeline.signals import SHUTDOWN
@@ -121,7 +122,7 @@ def evaluate_with_hooks(
     """Evaluate a phase, and call the plugins before and after it."""
     hooks = context["hooks"]
     hooks.before_validation(context=context, phase=phase)
-    batches: Iterable[Any] = on_device(loader, context["device"])
+    batches: Iterable[Any] = on_device(without_state(loader), context["device"])
     if getattr(loader, "num_workers", 0):
         batches = SHUTDOWN.interruptible(batches)
     with supervise_workers(batches):

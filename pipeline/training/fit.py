@@ -20,7 +20,7 @@ from pipeline.checkpoint.state import FitState
 from pipeline.config.schema import Interval
 from pipeline.context import Context
 from pipeline.data.batch import on_device
-from pipeline.data.loader import LimitedLoader, length
+from pipeline.data.loader import LimitedLoader, length, without_state
 from pipeline.errors import CheckpointError
 from pipeline.run.log import on_terminal
 from pipeline.training.batch_brain import BatchBrain, Stage
@@ -157,7 +157,7 @@ class Fit:
             on_due = partial(self.on_due, bar)
             self.metrics = train_epoch(brain, self.updater, self.train, epoch, self._next_check(iteration, bar), on_due)
         if self.valid is not None:
-            numbers = evaluate(brain, on_device(self.valid, brain.device), Stage.VALID, {}, epoch=epoch)
+            numbers = evaluate(brain, on_device(without_state(self.valid), brain.device), Stage.VALID, {}, epoch=epoch)
             self.metrics |= {f"valid_{name}": value for name, value in numbers.items()}
         self.measured = brain._train_state["iteration"]
 

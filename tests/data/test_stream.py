@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from pipeline.checkpoint.pytree import flatten, unflatten
-from pipeline.data.loader import LimitedLoader, make_loader, position_of, remaining_batches
+from pipeline.data.loader import LimitedLoader, make_loader, position_of, remaining_batches, without_state
 from pipeline.data.rng import sample_generator, seed_generators
 from pipeline.data.stream import BatchWithState, state_of
 from pipeline.errors import DataError
@@ -409,6 +409,20 @@ def test_a_pass_that_was_read_again_knows_its_state_from_then_on() -> None:
     assert place is not None
     assert place["states"]
     assert list(remaining_batches(make(), 3, place)) == batches[3:]
+
+
+@any_workers
+def test_a_pass_that_nobody_resumes_asks_for_no_state(workers: int) -> None:
+    class Refusing(Resumable):
+        def state_dict(self) -> Any:
+            assert not self.given
+            return {"given": 0}
+
+    loader = loaders(Refusing, workers)()
+    with pytest.raises(AssertionError):
+        list(loader)
+    loader = without_state(LimitedLoader(loaders(Refusing, workers)(), 9))
+    assert list(loader) == list(loaders(Resumable, workers)())
 
 
 def test_what_a_state_holds_later_changes_nothing_in_the_one_that_was_taken() -> None:
