@@ -115,7 +115,8 @@ KEYS: tuple[ContextKey, ...] = (
 )
 # The counters of ``train_state``.
 TRAIN_STATE = ("iteration", "update", "epoch", "samples", "phase_index")
-_WRITERS = {key.name: key.writer for key in KEYS}
+# Key of the framework -> who writes it.
+WRITERS = {key.name: key.writer for key in KEYS}
 
 
 class Access(NamedTuple):
@@ -182,8 +183,9 @@ class Context(dict[str, Any]):
 
     def _missing(self, key: str, where: str) -> str:
         written = ", ".join(self) or "nothing"
-        owed = f" (it is {_WRITERS[key]}'s to write)" if key in _WRITERS else ""
-        hint = nearest(key, self) or f"; write it in an earlier stage: context['{key}'] = …"
+        owed = f" (it is {WRITERS[key]}'s to write)" if key in WRITERS else ""
+        place = "here" if WRITERS.get(key) == self.stage else "in an earlier stage"
+        hint = (key not in WRITERS and nearest(key, self)) or f"; write it {place}: context['{key}'] = …"
         return f"context['{key}'] was read by {self.stage} ({where}) but nothing wrote it{owed}; written so far: {written}{hint}"
 
     def get(self, key: str, default: Any = None) -> Any:

@@ -56,6 +56,18 @@ def test_a_missing_key_of_the_framework_says_whose_it_is_to_write() -> None:
         Context(points=1)["model"]
 
 
+def test_a_missing_key_that_the_stage_itself_owes_is_to_be_written_here() -> None:
+    context = Context(points=1)
+    context.enter("network")
+    with pytest.raises(ContextError, match=r"written so far: points; write it here: context\['model'\] = …$"):
+        context["model"]["line"] = 1
+
+
+def test_a_missing_key_of_the_framework_is_right_and_not_meant_to_be_another() -> None:
+    with pytest.raises(ContextError, match=r"datasets; write it in an earlier stage: context\['dataset'\] = …$"):
+        Context(datasets=1)["dataset"]
+
+
 def test_a_missing_key_that_is_near_to_none_says_how_to_write_it() -> None:
     with pytest.raises(
         ContextError, match=r"written so far: nothing; write it in an earlier stage: context\['tree'\] = "

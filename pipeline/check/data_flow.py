@@ -12,7 +12,7 @@ from functools import cache
 from pipeline.check.inspection import Setting, plain
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.yaml_tree import DEFAULT, Node
-from pipeline.context import KEYS, STAGES, STATUSES, TRAIN_STATE, ContextKey
+from pipeline.context import KEYS, STAGES, STATUSES, TRAIN_STATE, WRITERS, ContextKey
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import class_path, classes, source
 from pipeline.user_code.context_flow import ANY, Flow, Use
@@ -315,9 +315,13 @@ class DataFlow:
         self, reader: StageFlow, use: Use, stage_keys: list[str], earlier_stages: list[StageFlow]
     ) -> tuple[str, StageFlow | None]:
         """Why a key is missing, what to do, and whose fault it is."""
+        if WRITERS.get(use.key) == reader.stage or use.key in reader.flow.writes():
+            return f"; write it here, before it is read: context['{use.key}'] = …", None
         for similar in difflib.get_close_matches(use.key, stage_keys, n=1, cutoff=0.8):
-            owners = (stage for stage in earlier_stages if similar in stage.flow.writes())
-            return nearest(use.key, stage_keys), next(owners, None)
+            owner = next((stage for stage in earlier_stages if similar in stage.flow.writes()), None)
+            if owner and use.key in WRITERS:
+                return f". {owner.location} writes context['{similar}']: write context['{use.key}'] there", owner
+            return nearest(use.key, [similar]), owner
         for stage in self.stages.values():
             if stage and stage is not reader and stage not in earlier_stages and use.key in stage.flow.writes():
                 late = "comes later or not at all: write it before, or read it there"

@@ -351,6 +351,12 @@ class ConfigBuilder:
         except ConfigError as error:
             self.faults += error.faults
             return
+        lists = [name for name, node in self.tree.value.items() if isinstance(node.value, list)]
+        for section in (section for section in schema.SECTIONS if section not in lists):
+            if near := [name for name in lists if nearest(name, [section])]:
+                # Under the right name, so that the faults in it come too.
+                node = self.tree.value[section] = self.tree.value.pop(near[0])
+                self.faults.append((node.key or node.origin).fault(near[0], f"unknown key; did you mean '{section}'?"))
         for override in overrides:
             self.faults += apply_overrides(override, self.tree)
         self._resolve(self.tree)

@@ -318,8 +318,8 @@ def read_file(path: Path, faults: list[Fault]) -> Node:
             # What has no size, like a pipe, is bounded too.
             size, content = path.stat().st_size, file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
-        reason, remedy = getattr(error, "strerror", error), neighbour(path) or "; check the path"
-        raise ConfigError([origin.fault("", f"cannot be read: {reason}{remedy}")]) from error
+        remedy = "; make it readable" if isinstance(error, PermissionError) else neighbour(path) or "; check the path"
+        raise ConfigError([origin.fault("", f"cannot be read: {getattr(error, 'strerror', error)}{remedy}")]) from error
     if len(content) > MAX_BYTES:
         much = f"has {max(size, len(content))} bytes, more than the {MAX_BYTES} of a config"
         raise ConfigError([origin.fault("", f"{much}; name the right file")])

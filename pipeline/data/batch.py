@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any, NoReturn
 
 import torch
@@ -37,17 +37,22 @@ def split(batch: Any) -> tuple[Any, Any]:
 
 
 def count_samples(batch: Any) -> int:
-    """How many samples a batch holds: the length of the first tensor in it; 0 where there is none."""
+    """How many samples a batch holds: the length of the first tensor in it, else of an object with ``to``; 0 for none."""
     first = batch
     # The usual case, without a call: this stands in the training loop.
     while (type(first) is list or type(first) is tuple) and first:
         first = first[0]
     if type(first) is Tensor and first.ndim:
         return first.shape[0]
+    is_object = isinstance(batch, Sized) and hasattr(batch, "to") and not isinstance(batch, Tensor | Mapping)
+    return _first_length(batch) or (len(batch) if is_object else 0)
+
+
+def _first_length(batch: Any) -> int:
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else 0
     parts = batch if isinstance(batch, list | tuple) else batch.values() if isinstance(batch, Mapping) else ()
-    return next((count for count in map(count_samples, parts) if count), 0)
+    return next((length for length in map(_first_length, parts) if length), 0)
 
 
 def raise_no_samples(batch: Any) -> NoReturn:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,22 @@ class _ToLoguru(logging.Handler):
         known = record.levelname in {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
         level = record.levelname if known else record.levelno
         logger.opt(exception=record.exc_info).log(level, f"{record.name}: {record.getMessage()}")
+
+
+class StandardLogger:
+    """loguru's logger, which also takes the arguments of standard logging: ``info("%d", 1)``."""
+
+    def __getattr__(self, name: str) -> Any:
+        """What loguru's logger has by this name."""
+        if name not in {"debug", "info", "warning", "error", "critical", "exception"}:
+            return getattr(logger, name)
+        return partial(_fill_in, getattr(logger.opt(depth=1), name))
+
+
+def _fill_in(log: Callable[..., None], message: str, *args: Any, **kwargs: Any) -> None:
+    if args and "{" not in message:
+        message, args = message % args, ()
+    log(message, *args, **kwargs)
 
 
 def to_stderr(level: str) -> None:

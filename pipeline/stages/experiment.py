@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from loguru import logger
@@ -29,6 +29,7 @@ from pipeline.data.batch import count_samples, to_device
 from pipeline.data.loader import has_own_state, length, position_of, remaining_batches, set_epoch
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
 from pipeline.run.device import resolve_device
+from pipeline.run.log import StandardLogger
 from pipeline.signals import SHUTDOWN, ExitError, exit_requested
 from pipeline.stages import experiment_config
 from pipeline.stages.base import RunnerBase
@@ -37,9 +38,6 @@ from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import in_evaluation_mode
 from pipeline.training.triggers import Trigger
 from pipeline.user_code import plugins
-
-if TYPE_CHECKING:
-    from loguru import Logger
 
 # What ``config.training`` says how often.
 INTERVALS = ("valid_interval", "save_interval")
@@ -132,7 +130,7 @@ class ExperimentSetup(RunnerBase):
     output_dir: Path
     checkpointer: Checkpointer
     visualizer: Visualizer
-    logger: Logger
+    logger: StandardLogger
 
     def __init__(self, config: Any, args: Any) -> None:
         self.config = experiment_config.attribute_view(config, "config")
@@ -224,8 +222,8 @@ class ExperimentSetup(RunnerBase):
             self._resources.callback(lines.close)
 
     def setup_logger(self) -> None:
-        """``self.logger``: loguru's; by hand it writes ``worker_0.log`` too, for a run directory has ``log.txt``."""
-        self.logger = logger
+        """``self.logger``: loguru's, to which ``%d`` is as good as ``{}``; by hand it writes ``worker_0.log`` too."""
+        self.logger = StandardLogger()
         if self.alone:
             sink = logger.add(self.output_dir / "worker_0.log", level="DEBUG", diagnose=False, encoding="utf-8")
             self._resources.callback(logger.remove, sink)

@@ -322,7 +322,7 @@ class BatchBrain:
         return self._sample_counter(batch) or raise_no_samples(batch)
 
     def count_samples(self, batch: Any) -> int:
-        """How many samples a batch holds: the length of the first tensor in it."""
+        """How many samples a batch holds: the length of the first tensor in it, else of an object with ``to``."""
         return count_samples(batch)
 
     def _checked_samples(self, batch: Any) -> int:

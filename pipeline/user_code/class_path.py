@@ -145,7 +145,8 @@ def define(path: ClassPath) -> source.Definition | None:
     except SyntaxError as error:
         raise ClassPathError(f"'{path.text}': {no_python(error, str(path.file or path.module))}", error) from error
     except OSError as error:
-        raise ClassPathError(f"'{path.text}': {error.filename} cannot be read: {error.strerror}; check it") from error
+        what = f"{error.filename} cannot be read: {error.strerror}; make it readable"
+        raise ClassPathError(f"'{path.text}': {what}") from error
     try:
         definition = source.define(module, path.name) if module else None
     except source.NotDefinedError as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from pipeline.context import Context, PipelineStage
+from pipeline.context import WRITERS, Context, PipelineStage
 from pipeline.errors import ContextError, nearest
 from pipeline.user_code import source
 from pipeline.user_code.classes import calls_super
@@ -99,7 +99,8 @@ def check_reads(stage: PipelineStage, method: str, place: str, context: Context)
     missing = [key for key in _declared_keys(stage, method, "reads") if key not in written]
     if missing:
         key = missing[0]
-        hint = nearest(key, written) or "; write it in an earlier stage, or take it out of `reads`"
+        near = "" if key in WRITERS else nearest(key, written)
+        hint = near or "; write it in an earlier stage, or take it out of `reads`"
         raise ContextError(
             f"{place} declares that it reads context['{key}'], which nothing wrote; written so far: {', '.join(context)}{hint}"
         )

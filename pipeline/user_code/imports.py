@@ -158,7 +158,7 @@ class _Trial:
             self._note(no_python(error, str(spec and spec.origin)))
             return
         except OSError as error:
-            self._note(f"{error.filename}: cannot be read: {error.strerror}; check it")
+            self._note(f"{error.filename}: cannot be read: {error.strerror}; make it readable")
             return
         if module:
             self.modules[name] = module

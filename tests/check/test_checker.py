@@ -483,4 +483,23 @@ def test_a_file_that_may_not_be_read_is_a_fault(linear: Path, name: str) -> None
             Path(folder, file).write_text(text, encoding="utf-8")
             Path(folder, file).chmod(0 if file == name else 0o644)
         (found,) = messages(Path(folder, "config.yaml"), f"{RUNNER}.startup_class_path={{workspace}}/startup.py")
-        assert found.endswith(f"startup.py': {folder}/{name}: cannot be read: Permission denied; check it")
+        assert found.endswith(f"startup.py': {folder}/{name}: cannot be read: Permission denied; make it readable")
+
+
+def test_a_config_that_may_not_be_read_is_a_fault(linear: Path) -> None:
+    text = linear.read_text()
+    with unprivileged(), TemporaryDirectory() as folder:
+        config = Path(folder, "config.yaml")
+        config.write_text(text, encoding="utf-8")
+        config.chmod(0)
+        assert messages(config) == [": cannot be read: Permission denied; make it readable"]
+
+
+@pytest.mark.parametrize(("section", "wrong"), [("runner", "runer"), ("dataset", "datasets"), ("phase", "phases")])
+def test_of_a_section_whose_name_is_misspelt_all_faults_come_at_once(linear: Path, section: str, wrong: str) -> None:
+    text = linear.read_text().replace("epochs: 2", "epochz: 2").replace("batch_size:", "batch_sise:")
+    linear.write_text(text.replace("loss:", "los:").replace("{workspace}/model.py", "{workspace}/none.py"))
+    expected = messages(linear)
+    assert {f"{part}: unknown key" in " ".join(expected) for part in ("epochz", "batch_sise", "los")} == {True}
+    linear.write_text(linear.read_text().replace(f"\n{section}:", f"\n{wrong}:"))
+    assert sorted(messages(linear)) == sorted([*expected, f"{wrong}: unknown key; did you mean '{section}'?"])

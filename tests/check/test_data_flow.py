@@ -56,6 +56,15 @@ MESSAGES: list[tuple[dict[str, str], str]] = [
      "terminal (your_terminal.py:5) reads context['modle']; no earlier stage writes it; did you mean 'model'?"),
     ({"instance": "context['hyper_parameter']"},
      "instance (your_instance.py:5) reads context['hyper_parameter']; no earlier stage writes it; did you mean 'hyper_parameters'?"),
+    # It is right, and what was written is misspelt.
+    ({"instance": "context['dataste'] = 1", "network": "context['model'] = unknown()", "runner": "context['dataset']"},
+     ("runner (your_runner.py:5) reads context['dataset']; no earlier stage writes it. "
+     "instance (your_instance.py:3) writes context['dataste']: write context['dataset'] there")),
+    # The stage itself is to write it.
+    ({"network": f"context['model']['line'] = 1; {WHOLE}"},
+     "network (your_network.py:5) reads context['model']; no earlier stage writes it; write it here, before it is read: context['model'] = …"),
+    ({"terminal": "context['weights']\ncontext['weights'] = 1"},
+     "terminal (your_terminal.py:5) reads context['weights']; no earlier stage writes it; write it here, before it is read: context['weights'] = …"),
     # The default wrote it, or something like it.
     ({"network": "context['model'] = unknown()", "runner": "context['dataset']"},
      ("runner (your_runner.py:5) reads context['dataset']; no earlier stage writes it. "

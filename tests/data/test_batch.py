@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from pipeline.data.batch import to_device
+from pipeline.data.batch import count_samples, to_device
 
 META = torch.device("meta")
 
@@ -60,3 +60,38 @@ def test_what_can_move_itself_does_and_keeps_its_class(batch: Any) -> None:
 def test_what_cannot_be_moved_is_the_same_object() -> None:
     opaque = object()
     assert to_device((opaque,), META)[0] is opaque
+
+
+class Sentences(list[str]):
+    def to(self, device: torch.device) -> Sentences:
+        return self
+
+
+class Boxes:
+    """As libraries for graphs and detection have them: neither a list nor a mapping."""
+
+    def __init__(self, count: int) -> None:
+        self.corners = torch.ones(count, 4)
+
+    def __len__(self) -> int:
+        return len(self.corners)
+
+    def to(self, device: torch.device) -> Boxes:
+        return self
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        (Boxes(3), 3),
+        (Boxes(0), 0),
+        (Sentences(["a", "b"]), 2),
+        ((Boxes(3), torch.ones(5)), 5),
+        (["a", "b"], 0),
+        (Words(text="no tensor"), 0),
+        (Graph(torch.ones(2)), 0),
+        (torch.ones(()), 0),
+    ],
+)
+def test_a_batch_that_moves_itself_counts_by_its_length_where_it_has_no_tensor(batch: Any, samples: int) -> None:
+    assert count_samples(batch) == samples

@@ -92,11 +92,15 @@ def test_by_hand_everything_is_in_the_output_folder() -> None:
     experiment = Line(SimpleNamespace(training=SimpleNamespace(max_iteration=2), lr=0.1), args(output="a/b"))
     experiment.setup()
     experiment.logger.info("a line")
+    experiment.logger.info("%d of %s", 1, "two")
+    experiment.logger.warning("{:.0%} left", 0.5)
     experiment.visualizer.add_scalar("loss", 1.0, 1)
     experiment.save()
     experiment.close()
     assert yaml.safe_load(Path("a/b/config.yaml").read_text()) == {"training": {"max_iteration": 2}, "lr": 0.1}
-    assert "a line" in Path("a/b/worker_0.log").read_text()
+    lines = Path("a/b/worker_0.log").read_text().splitlines()
+    assert [line.rpartition(" - ")[2] for line in lines] == ["a line", "1 of two", "50% left"]
+    assert all(f"{__name__}:test_by_hand_everything" in line for line in lines)
     made = {str(path.relative_to("a/b")) for path in Path("a/b").glob("*")}
     assert made == {"config.yaml", "worker_0.log", "metrics.jsonl", "checkpoints"}
     assert isinstance(experiment.visualizer, JsonLines)
@@ -123,7 +127,7 @@ def test_as_a_stage_what_the_trainer_has_made_is_adopted() -> None:
     assert seen["checkpointer"] is context["checkpointer"]
     assert seen["device"] is context["device"]
     assert seen["output_dir"] == context["run_dir"] / "train"
-    assert seen["logger"] is logger
+    assert seen["logger"].add == logger.add
     assert isinstance(seen["visualizer"], PluginNumbers)
     assert (seen["width"], seen["config"].lr, seen["args"].nprocs) == (4, 0.1, 1)
 

@@ -29,12 +29,11 @@ Average = Literal["macro", "micro", "binary"]
 class Confusion(SumMetric):
     """Counts for each class, and a mean of what a subclass makes of them; nan where a score is nan.
 
-    A class that is neither predicted nor in the target has no number and is left out of a mean; one whose number is 0 / 0
-    otherwise has 0.
+    A class that is neither predicted nor in the target is left out of a mean; a number that is 0 / 0 otherwise is 0.
 
     Args:
-        average: ``macro``, the mean of the classes' numbers; ``micro``, the number of the classes' sums, which is the
-            accuracy; ``binary``, the number of class 1 of two.
+        average: ``binary``, the number of class 1 of two; ``macro``, the mean of the classes' numbers; ``micro``, the number
+            of the classes' sums, which is the accuracy. None: ``binary`` of two classes, ``macro`` of more.
         threshold: the score of scores [batch] above which class 1 is predicted. None: 0.5, and the scores must be
             probabilities.
     """
@@ -45,9 +44,9 @@ class Confusion(SumMetric):
         "strangers": CLASSES,
     }
 
-    def __init__(self, average: Average = "macro", threshold: float | None = None) -> None:
+    def __init__(self, average: Average | None = None, threshold: float | None = None) -> None:
         super().__init__()
-        if average not in get_args(Average):
+        if average not in (None, *get_args(Average)):
             known = one_of(str(average), get_args(Average))
             raise ConfigError(f"{type(self).__name__}: there is no average '{average}'{known}")
         self.average = average
@@ -63,14 +62,16 @@ class Confusion(SumMetric):
     def compute(self) -> float:
         """The number, from 0 to 1; nan if there was nothing."""
         sums = self.read()
-        if not sums or sums["nans"]:
+        if not sums or sums["nans"] or not sums["actual"].any():
             return math.nan
         counts = torch.stack([sums["both"], sums["predicted"], sums["actual"]]).double()
         if self.average == "micro":
             counts = counts.sum(1, keepdim=True)
-        elif self.average == "binary":
+        elif self.average == "macro" or counts.shape[1] > 2:
+            counts = counts[:, counts[1:].sum(0) > 0]
+        else:
             counts = counts[:, 1:]
-        both, predicted, actual = counts[:, counts[1:].sum(0) > 0]
+        both, predicted, actual = counts
         return float((both / self.denominator(predicted, actual)).nan_to_num().mean())
 
     def denominator(self, predicted: Tensor, actual: Tensor) -> Tensor:

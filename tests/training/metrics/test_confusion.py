@@ -91,11 +91,38 @@ def test_a_score_at_the_threshold_is_not_above_it() -> None:
 
 
 @pytest.mark.parametrize("kind", [Precision, Recall, F1])
-@pytest.mark.parametrize(("score", "label", "expected"), [(0.1, 1, 0.0), (0.9, 0, 0.0), (0.1, 0, math.nan)])
-def test_nothing_right_is_0_and_nothing_there_is_nan(kind: Any, score: float, label: int, expected: float) -> None:
+@pytest.mark.parametrize(("score", "label", "expected"), [(0.1, 1, 0.0), (0.9, 0, 0.0), (0.1, 0, 0.0)])
+def test_nothing_right_and_nothing_positive_are_0(kind: Any, score: float, label: int, expected: float) -> None:
     metric = kind("binary")
     metric.update(torch.tensor([score]), torch.tensor([label]))
-    assert metric.compute() == pytest.approx(expected, nan_ok=True)
+    assert metric.compute() == expected
+
+
+@pytest.mark.parametrize("kind", [Precision, Recall, F1])
+@pytest.mark.parametrize("average", ["binary", "macro", "micro", None])
+def test_of_nothing_it_is_nan(kind: Any, average: Average | None) -> None:
+    metric = kind(average)
+    assert math.isnan(metric.compute())
+    metric.update(torch.empty(0), torch.empty(0))
+    assert math.isnan(metric.compute())
+
+
+@pytest.mark.parametrize("kind", [Precision, Recall, F1])
+@pytest.mark.parametrize("as_classes", [False, True])
+def test_of_two_classes_it_is_that_of_the_positive_one_by_default(kind: Any, as_classes: bool) -> None:
+    predicted, actual = [1, 0, 1, 1, 0, 0], [1, 1, 0, 1, 0, 1]
+    scores = torch.tensor(predicted) * 0.8 + 0.1
+    metric = kind()
+    metric.update(torch.stack([1 - scores, scores], 1) if as_classes else scores, torch.tensor(actual))
+    assert metric.compute() == pytest.approx(one_class(kind, 1, predicted, actual), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [Precision, Recall, F1])
+def test_of_more_classes_it_is_their_mean_by_default(kind: Any) -> None:
+    default, macro = kind(), kind(average="macro")
+    for metric in (default, macro):
+        metric.update(scores_of(PREDICTED, 6), torch.tensor(ACTUAL))
+    assert default.compute() == macro.compute()
 
 
 @pytest.mark.parametrize("kind", [Precision, Recall, F1])
