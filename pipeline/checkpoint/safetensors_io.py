@@ -84,13 +84,10 @@ def pack(
         start, end = end, end + value.nbytes
         header[name]["data_offsets"] = [start, end]
     values = list(ordered.values())
-    data = [_copied(values, buffer(end))[:end]] if buffer else [bytes_of(_on_cpu(value)) for value in values]
-    return Packed(header, list(data))
-
-
-def _on_cpu(value: Tensor) -> Tensor:
-    """A contiguous tensor on the CPU; lazy conjugates and negatives are computed."""
-    return value.cpu().resolve_conj().resolve_neg().contiguous()
+    if buffer:
+        return Packed(header, [_copied(values, buffer(end))[:end]])
+    # Lazy conjugates and negatives are computed.
+    return Packed(header, [bytes_of(value.cpu().resolve_conj().resolve_neg().contiguous()) for value in values])
 
 
 def _copied(values: Sequence[Tensor], memory: Tensor) -> memoryview:

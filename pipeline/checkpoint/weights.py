@@ -16,7 +16,8 @@ from pipeline.errors import CheckpointError, ConfigError, nearest, one_of
 
 def match_names(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     """The names that match one of the patterns (``*.bias``), or belong to a module that does."""
-    return [name for name in names if any(_covers(pattern, name) for pattern in patterns)]
+    patterns = [form for pattern in patterns for form in (pattern, f"{pattern}.*")]
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 def unmatched_pattern(patterns: Sequence[str], names: Iterable[str]) -> str | None:
@@ -30,10 +31,6 @@ def suggest_names(pattern: str, names: Iterable[str]) -> str:
     parts = [name.split(".") for name in names]
     anything = {".".join(path[:depth]) for path in parts for depth in range(1, len(path) + 1)}
     return nearest(pattern, anything) or one_of(pattern, {path[0] for path in parts})
-
-
-def _covers(pattern: str, name: str) -> bool:
-    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 # Phase -> name -> tensor.

@@ -45,7 +45,7 @@ class MidEpoch:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep it for ``check``; an order that was drawn by chance stays that of the epoch."""
         loaded = self._loaded = MidEpochState.from_tree(state, "mid_epoch")
-        for name, loader in (dict.get(self.context, "dataset") or {}).items():
+        for name, loader in (self.context.peek("dataset") or {}).items():
             sampler, order = order_of(loader), loaded.dataset.get(name)
             if order and isinstance(sampler, EpochSampler) and loader.seed is None and order.seed is not None:
                 sampler.seed = order.seed
