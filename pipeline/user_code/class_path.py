@@ -145,8 +145,7 @@ def define(path: ClassPath) -> source.Definition | None:
     except SyntaxError as error:
         raise ClassPathError(f"'{path.text}': {no_python(error, str(path.file or path.module))}", error) from error
     except OSError as error:
-        what = f"{error.filename} cannot be read: {error.strerror}; make it readable"
-        raise ClassPathError(f"'{path.text}': {what}") from error
+        raise ClassPathError(f"'{path.text}': {error.filename}: {error.strerror}; make it readable") from error
     try:
         definition = source.define(module, path.name) if module else None
     except source.NotDefinedError as error:

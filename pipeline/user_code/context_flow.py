@@ -99,7 +99,7 @@ def check_reads(stage: PipelineStage, method: str, place: str, context: Context)
     missing = [key for key in _declared_keys(stage, method, "reads") if key not in written]
     if missing:
         key = missing[0]
-        near = "" if key in WRITERS else nearest(key, written)
+        near = key not in WRITERS and nearest(key, written)
         hint = near or "; write it in an earlier stage, or take it out of `reads`"
         raise ContextError(
             f"{place} declares that it reads context['{key}'], which nothing wrote; written so far: {', '.join(context)}{hint}"

@@ -36,8 +36,13 @@ class Confusion(SumMetric):
             of the classes' sums, which is the accuracy. None: ``binary`` of two classes, ``macro`` of more.
         threshold: the score of scores [batch] above which class 1 is predicted. None: 0.5, and the scores must be
             probabilities.
+
+    Attributes:
+        shares: the samples of a class that are predicted correctly are divided by these shares, added: that of all that are
+            predicted as it, and that of all that are of it.
     """
 
+    shares: ClassVar[tuple[float, float]]
     mistakes: ClassVar[Mapping[str, str]] = {
         "improbable": "scores outside [0, 1] are no probabilities; for logits write args: {threshold: 0}",
         "unlabelled": LABELS,
@@ -72,16 +77,8 @@ class Confusion(SumMetric):
         else:
             counts = counts[:, 1:]
         both, predicted, actual = counts
-        return float((both / self.denominator(predicted, actual)).nan_to_num().mean())
-
-    def denominator(self, predicted: Tensor, actual: Tensor) -> Tensor:
-        """What the number of correctly predicted samples of each class is divided by, [classes].
-
-        Args:
-            predicted: how many samples are taken for a class, [classes].
-            actual: how many are of it, [classes].
-        """
-        raise NotImplementedError
+        of_predicted, of_actual = self.shares
+        return float((both / (of_predicted * predicted + of_actual * actual)).nan_to_num().mean())
 
     def _update_labels(self, predictions: Tensor, target: Any) -> None:
         pairs = "scores [batch] with labels [batch]"
@@ -119,25 +116,19 @@ class Confusion(SumMetric):
 class Precision(Confusion):
     """The share of the samples predicted as a class that belong to it: both / predicted."""
 
-    def denominator(self, predicted: Tensor, actual: Tensor) -> Tensor:
-        """The samples predicted as the class."""
-        return predicted
+    shares = (1.0, 0.0)
 
 
 class Recall(Confusion):
     """The share of the samples of a class that are predicted as it: both / actual."""
 
-    def denominator(self, predicted: Tensor, actual: Tensor) -> Tensor:
-        """The samples of the class."""
-        return actual
+    shares = (0.0, 1.0)
 
 
 class F1(Confusion):
     """The harmonic mean of precision and recall: 2 both / (predicted + actual)."""
 
-    def denominator(self, predicted: Tensor, actual: Tensor) -> Tensor:
-        """The mean of the two numbers."""
-        return (predicted + actual) / 2
+    shares = (0.5, 0.5)
 
 
 class RecallAtK(MeanMetric):
