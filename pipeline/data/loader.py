@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import inspect
 import multiprocessing
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from itertools import chain, islice
+from itertools import chain, compress, islice, repeat
+from operator import length_hint
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -186,8 +188,8 @@ class SeededLoader(DataLoader[Any]):
         self.where = where or type(dataset).__name__
         self.epoch = 0
         self._fetching: tuple[SeededLoader, Progress | None, BatchRequests | None] | None = None
-        # Of the pass that began last, until it is over: torch's iterator, how many batches are before it, the stream's place.
-        self._batches: Any = None
+        # Of the pass that began last, until it is over: how many batches may come, what it left out, the stream's place.
+        self._to_come: repeat[bool] | None = None
         self._skip = 0
         self._position: StreamPosition | None = None
         # At which the next pass begins; None: at its beginning.
@@ -212,18 +214,20 @@ class SeededLoader(DataLoader[Any]):
         The place in another epoch is forgotten.
         """
         if epoch != self.epoch:
-            self._batches = self._start = None
+            self._to_come = self._start = None
         self.epoch = epoch
         _set_epoch_of_parts(self, epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the pass is after the batches that it has given, as plain data and tensors."""
-        if self._batches is not None:
-            return self.state_after(self._skip + self._batches._num_yielded)
-        return self._start or self.state_after(0)
+        if self._to_come is not None:
+            return self.state_after(self._skip + sys.maxsize - length_hint(self._to_come))
+        return self.state_after(self._start["taken"] if self._start else 0)
 
     def state_after(self, done: int) -> dict[str, Any]:
         """The same after so many batches of the pass: all that it has given, or all but the last."""
+        if self._start and self._start["taken"] == done:
+            return self._start
         state = {"epoch": self.epoch, "taken": done}
         if not self.streams:
             return {**state, "order": self.order()}
@@ -245,7 +249,7 @@ class SeededLoader(DataLoader[Any]):
             sampler.seed = order["seed"]
         if state.get("epoch", self.epoch) != self.epoch:
             self.set_epoch(state["epoch"])
-        self._batches = self._start = None
+        self._to_come = self._start = None
         if state["taken"]:
             self._check_division(state)
             warn_of_drawn_order(self)
@@ -309,14 +313,14 @@ class SeededLoader(DataLoader[Any]):
         return self._position.track(batches) if self._position else batches
 
     def _until_over(self, batches: Any) -> Iterator[Any]:
-        """The batches of torch's iterator, which counts them; when they are over, so is the pass."""
-        self._batches = batches
+        """The batches, each of which takes one of ``_to_come``; when they are over, so is the pass."""
         # A generator around them would be a call more for each batch.
-        return chain(batches, self._end(batches))
+        to_come = self._to_come = repeat(True, sys.maxsize)
+        return compress(chain(batches, self._end(to_come)), to_come)
 
-    def _end(self, batches: Any) -> Iterator[Any]:
-        if self._batches is batches:
-            self._batches = None
+    def _end(self, to_come: repeat[bool]) -> Iterator[Any]:
+        if self._to_come is to_come:
+            self._to_come = None
         yield from ()
 
     def _make_fetching(self) -> tuple[SeededLoader, Progress | None, BatchRequests | None]:
@@ -347,7 +351,7 @@ class SeededLoader(DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy has: all but the pass that is open, and the workers."""
-        return {**vars(self), **dict.fromkeys(("_fetching", "_iterator", "_batches", "_position", "_start"))}
+        return {**vars(self), **dict.fromkeys(("_fetching", "_iterator", "_to_come", "_position", "_start"))}
 
     def with_parts(self, **parts: Any) -> SeededLoader:
         """A copy of this loader with other parts, which a DataLoader does not allow to assign."""
@@ -541,7 +545,8 @@ def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None
     if isinstance(loader, SeededLoader):
         # A copy, whose place another pass over the same loader leaves alone; but workers that stay belong to the loader.
         loader = loader if loader.persistent_workers else copy.copy(loader)
-        loader.load_state_dict(position or loader.state_after(done))
+        if done:
+            loader.load_state_dict(position or loader.state_after(done))
         return loader
     if done and position and has_own_state(loader):
         loader.load_state_dict(position["loader"])

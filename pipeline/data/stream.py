@@ -75,11 +75,10 @@ class StreamPosition:
 
         Where the dataset has no state, that number is all that is known.
         """
-        known = (position for position in (self.current, self.previous) if position["states"])
-        return next(
-            (position for position in known if position["taken"] == done),
-            {"taken": done, "last": None, "states": None},
-        )
+        for position in (self.current, self.previous):
+            if position["taken"] == done and position["states"]:
+                return position
+        return {"taken": done, "last": None, "states": None}
 
 
 def has_state(dataset: Any) -> bool:

@@ -50,13 +50,13 @@ class Workers:
             Exception: what user code raised in a worker, with its traceback there as the cause, and a note that names
                 the samples.
         """
-        failure = None
         try:
             for batch in batches:
                 if type(batch) is WorkerFailure:
-                    failure = batch
                     break
                 yield batch
+            else:
+                return
         except (WaitInterrupted, KeyboardInterrupt):
             self.kill()
             raise
@@ -69,9 +69,8 @@ class Workers:
             if data_error is None:
                 raise
             raise data_error from error
-        if failure:
-            self.shut_down()
-            raise failure.exception()
+        self.shut_down()
+        raise batch.exception()
 
     def explain(self, error: Exception) -> DataError | None:
         """What to raise in place of an error of torch's; None: the error itself."""
@@ -88,8 +87,8 @@ class Workers:
     def explain_death(self, text: str) -> str | None:
         """The error for torch's report of a dead worker; None if it is no such report, or of another pass."""
         match = _DIED.search(text)
-        pids = set(map(int, re.findall(r"\d+", match[1]))) if match else set()
-        return self._death([number for number, process in enumerate(self._processes) if process.pid in pids])
+        pids = match[1].split(", ") if match else ()
+        return self._death([number for number, process in enumerate(self._processes) if str(process.pid) in pids])
 
     def _dead(self) -> list[int]:
         """The workers that are dead. One that dies while it hands over a batch is reported as a lost connection."""

@@ -400,6 +400,12 @@ def test_a_stream_without_a_state_is_read_again(workers: int, log_lines: list[st
     assert "state_dict and load_state_dict in its dataset would spare that" in log_lines[0]
 
 
+def test_a_pass_that_goes_on_and_has_not_begun_to_read_is_still_at_its_place() -> None:
+    make = loaders(Resumable, 2)
+    _, there = places(make)
+    assert str(position_of(remaining_batches(make(), 2, there[1]), 2)) == str(there[1])
+
+
 def test_a_pass_that_was_read_again_knows_its_state_from_then_on() -> None:
     make = loaders(Resumable, 2)
     reading, batches = remaining_batches(make(), 2), list(make())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -113,6 +114,16 @@ def test_of_a_stream_it_is_told_how_far_the_worker_was() -> None:
 def test_a_worker_that_dies_before_it_comes_to_a_sample_is_told_so() -> None:
     with pytest.raises(DataError, match=r"dataset.train: worker 0 left with exit code 4 before it came to any sample"):
         go_through(Failing(fail), 1, worker_init_fn=lambda worker: os._exit(4))
+
+
+def test_a_pass_that_nobody_reads_leaves_no_worker() -> None:
+    loader = make_loader(Failing(fail), seed=0, num_workers=1)
+    batches = iter(loader)
+    (worker,) = multiprocessing.active_children()
+    del batches
+    worker.join(10)
+    assert not worker.is_alive()
+    assert loader.state_dict()["taken"] == 0
 
 
 def begin_and_linger(loader: Any) -> None:
