@@ -220,7 +220,7 @@ def _give(runner: RunnerSchema, paths: list[Path], checkpoint: LoadedCheckpoint,
         raise ConfigError(f"{what}, and what one lacks would be left of the one before; name one in init_model_path")
     else:
         report = weights.load_part(checkpoint.weights, models, str(checkpoint.path), only)
-        logger.info(f"{checkpoint.path}: {report}")
+        logger.info(f"{checkpoint.path}: {weights.summary(report)}")
     if runner.kind == "train":
         return Initial({}, {})
     return Initial({path: {} for path in paths if path.is_dir()}, checkpoint.train_state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -40,32 +39,15 @@ Weights = Mapping[str, Mapping[str, Tensor]]
 Models = Mapping[str, Mapping[str, Any]]
 
 
-@dataclass
-class LoadReport:
-    """The result of a partial load, by the names of tensors; with several phases, ``phase.name``.
+# What became of the tensors that were asked for -> their names; with several phases, ``phase.name``.
+LoadReport = Mapping[str, Sequence[str]]
 
-    Attributes:
-        loaded: those that the models took.
-        missing: asked for, but not saved.
-        unused: asked for and saved, but in no model.
-        reshaped: name -> (the shape that was saved, the model's); not loaded.
-    """
+LOADED, NOT_SAVED, IN_NO_MODEL, RESHAPED = "loaded", "not saved", "in no model", "of another shape"
 
-    loaded: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    unused: list[str] = field(default_factory=list)
-    reshaped: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        """One line for the log."""
-        shapes = [f"{name} is {one} there and {own} here" for name, (one, own) in self.reshaped.items()]
-        parts = {
-            "loaded": self.loaded,
-            "not saved": self.missing,
-            "in no model": self.unused,
-            "of another shape": shapes,
-        }
-        return "; ".join(f"{len(names)} {what} ({abbreviate(names)})" for what, names in parts.items() if names)
+def summary(report: LoadReport) -> str:
+    """One line for the log."""
+    return "; ".join(f"{len(names)} {what} ({abbreviate(names)})" for what, names in report.items() if names)
 
 
 def abbreviate(names: Sequence[str], separator: str = ", ") -> str:
@@ -145,10 +127,10 @@ def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] 
     if wrong := unmatched_pattern(only, known):
         raise CheckpointError(f"{where}: '{wrong}' names nothing in it or in the models{suggest_names(wrong, known)}")
     report = _compared(match_names(only, known), saved, own)
-    if wrong := unmatched_pattern(only, report.loaded):
-        what = f"{where}: nothing that '{wrong}' names can be loaded ({report})"
+    if wrong := unmatched_pattern(only, report[LOADED]):
+        what = f"{where}: nothing that '{wrong}' names can be loaded ({summary(report)})"
         raise CheckpointError(f"{what}; name modules that both sides have")
-    loaded = set(report.loaded)
+    loaded = set(report[LOADED])
     with torch.no_grad():
         for phase, entry in models.items():
             module, prefix = module_of(entry), f"{phase}." if several else ""
@@ -208,16 +190,16 @@ def clear_buffers(module: nn.Module, names: Sequence[str]) -> None:
 
 def _compared(names: list[str], saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> LoadReport:
     """Which of the named tensors can be loaded, and why the others cannot."""
-    report = LoadReport()
+    report: dict[str, list[str]] = {what: [] for what in (LOADED, NOT_SAVED, IN_NO_MODEL, RESHAPED)}
     for name in names:
         if name not in saved:
-            report.missing.append(name)
+            report[NOT_SAVED].append(name)
         elif name not in own:
-            report.unused.append(name)
+            report[IN_NO_MODEL].append(name)
         elif not _fits(name, saved[name], own[name]):
-            report.reshaped[name] = (_shape(saved[name]), _shape(own[name]))
+            report[RESHAPED].append(f"{name} is {_shape(saved[name])} there and {_shape(own[name])} here")
         else:
-            report.loaded.append(name)
+            report[LOADED].append(name)
     return report
 
 

@@ -14,7 +14,7 @@ from pipeline.checkpoint import foreign, weights
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.initial_weights import TrainRunner, first_valid, resolve
 from pipeline.checkpoint.state import TrainingState
-from pipeline.checkpoint.weights import LoadReport, freeze, match_names, suggest_names, unmatched_pattern
+from pipeline.checkpoint.weights import LoadReport, freeze, match_names, suggest_names, summary, unmatched_pattern
 from pipeline.config.schema import BestSettings
 from pipeline.errors import CheckpointError, ConfigError, ExitCode, NoCheckpointError
 from pipeline.training.schedules import Constant
@@ -61,22 +61,27 @@ ENCODER = {"encoder.weight", "encoder.bias"}
 def test_modules_and_patterns_choose_what_is_loaded(path: Path, only: list[str], wanted: set[str]) -> None:
     model = net()
     report = load_part(path, entries(main=model), only)
-    assert ones(model) == wanted == set(report.loaded)
+    assert ones(model) == wanted == set(report["loaded"])
 
 
 def test_what_was_not_loaded_is_reported_with_the_reason(path: Path) -> None:
     model = net(outputs=5)
     model["extra"] = nn.Linear(1, 1)
     report = load_part(path, entries(main=model))
-    assert set(report.loaded) == ENCODER
-    assert report.missing == ["extra.weight", "extra.bias"]
-    assert report.reshaped == {"head.weight": ((2, 3), (5, 3)), "head.bias": ((2,), (5,))}
-    assert "2 of another shape (head.weight is (2, 3) there and (5, 3) here, head.bias is" in str(report)
+    assert set(report["loaded"]) == ENCODER
+    assert report["not saved"] == ["extra.weight", "extra.bias"]
+    assert report["of another shape"] == [
+        "head.weight is (2, 3) there and (5, 3) here",
+        "head.bias is (2,) there and (5,) here",
+    ]
+    assert "; 2 not saved (extra.weight, extra.bias); 2 of another shape (head.weight is (2, 3) there" in summary(
+        report
+    )
 
 
 def test_what_no_model_has_is_reported(path: Path) -> None:
     report = load_part(path, entries(main=nn.ModuleDict({"encoder": nn.Linear(3, 3)})))
-    assert report.unused == ["head.weight", "head.bias"]
+    assert report["in no model"] == ["head.weight", "head.bias"]
 
 
 def test_a_pattern_that_names_nothing_is_an_error_and_nothing_changes(path: Path) -> None:
