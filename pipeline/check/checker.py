@@ -18,14 +18,7 @@ from pipeline.check.hyper_parameters import HyperParameterCheck
 from pipeline.check.inspection import Inspection, Setting
 from pipeline.check.phase import PhaseCheck
 from pipeline.check.runner import check_runner, experiment_of, kind, missing_checkpoint, with_experiment
-from pipeline.check.stage import (
-    check_arguments,
-    runner_notes,
-    stage_faults,
-    swap_report,
-    uncalled_methods,
-    wrong_supers,
-)
+from pipeline.check.stage import check_arguments, method_faults, runner_notes, stage_faults, swap_report
 from pipeline.config.load import Config, ConfigBuilder, Source
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.yaml_tree import DEFAULT, Node, refusal, resolve_path
@@ -211,12 +204,10 @@ class _RunnerCheck:
         runner_flow = self.flow.stages["runner"]
         for message in runner_notes(runner_flow) if runner_flow and kind(runner) == "train" else ():
             runner["runner_class_path"].note(message)
+        files = self.inspection.modules.values() if in_order else None
         for stage, definition in definitions.items():
             if definition and not is_untouched(runner.node, stage):
-                messages = [*wrong_supers(definition)]
-                if in_order:  # a trainer of the user's own may call other methods
-                    messages += uncalled_methods(definition, stage, self.inspection.modules.values())
-                for message in messages:
+                for message in method_faults(definition, stage, files):
                     runner.fault_at(f"{stage}_class_path", message)
 
     def stage(self, stage: str) -> source.Definition | None:

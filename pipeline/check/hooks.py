@@ -20,10 +20,8 @@ def faults_of_hooks(plugins: Sequence[tuple[Plugin, Flow | None]], flows: Sequen
         plugins: each with what it may do with the context; None where that cannot be told.
         flows: what the stages of each runner do with it.
     """
-    all_flows = [
-        *(flow for _, flow in plugins),
-        *(stage and stage.flow for flow in flows for stage in flow.stages.values()),
-    ]
+    all_flows = [stage and stage.flow for flow in flows for stage in flow.stages.values()]
+    all_flows += [flow for _, flow in plugins]
     known_flows = [flow for flow in all_flows if flow and not flow.unknown]
     if len(known_flows) < len(all_flows):
         return []

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from pipeline.check.data_flow import is_untouched, runs_in_order
-from pipeline.check.inspection import Inspection, plain
+from pipeline.check.inspection import Inspection, Setting, plain
 from pipeline.check.phase import MODULE
 from pipeline.config.usage import is_within
 from pipeline.config.yaml_tree import DEFAULT, Node
 from pipeline.context import STAGES
-from pipeline.errors import ClassPathError, one_of
+from pipeline.errors import one_of
 from pipeline.user_code import class_path, classes, source
 from pipeline.user_code.class_path import OPTIMIZERS, optimizer_name
 from pipeline.user_code.plugins import configured_plugins
@@ -39,21 +39,11 @@ class HyperParameterCheck:
     def __init__(self, inspection: Inspection, used: Collection[str]) -> None:
         self.inspection = inspection
         self.used = used
-        phases = inspection.tree.section("phase").values()
-        self.models = [self.define(phase.child("model"), "Model") for phase in phases]
+        # Faults of what is looked up here are reported elsewhere.
+        self.quiet = Inspection(inspection.tree, inspection.workspace, [])
+        self.phases = self.quiet.settings("phase").values()
+        self.models = [phase["model"].find_class("Model") for phase in self.phases]
         self.parameters = [classes.parameters(model) if model else None for model in self.models]
-
-    def define(self, path: Node | None, implied: str, module: str = "") -> source.Definition | None:
-        """The class that a path names; None: unknown. Its faults are reported elsewhere."""
-        if path is None or not isinstance(path.value, str):
-            return None
-        try:
-            workspace, folder = self.inspection.workspace, path.origin.folder
-            return class_path.define(
-                class_path.parse(path.value, name=implied, folder=folder, workspace=workspace, module=module)
-            )
-        except ClassPathError:
-            return None
 
     def all(self, *, certain: bool) -> set[str]:
         """The names that nothing seems to read; each is a fault where that is certain.
@@ -90,8 +80,8 @@ class HyperParameterCheck:
         for runner in self.inspection.tree.section("runner").values():
             if not runs_in_order(runner) or not all(is_untouched(runner, stage) for stage in STAGES):
                 return False
-        phases = self.inspection.tree.section("phase").values()
-        updaters = [self.define(path, "Updater") for phase in phases if (path := phase.find("updater.class_path"))]
+        paths = [phase["updater"]["class_path"] for phase in self.phases]
+        updaters = [path.find_class("Updater") for path in paths if path.node]
         plugins, _ = configured_plugins(self.inspection.tree, self.inspection.workspace)
         return (
             not any(parameters is None or parameters.any_name for parameters in self.parameters)
@@ -106,9 +96,8 @@ class HyperParameterCheck:
 
     def hint(self, name: str) -> str:
         """The nearest parameter of a model or of the optimizer; else all of the models'."""
-        optimizer = self.inspection.tree.find("hyper_parameters.optimizer.class")
-        path = optimizer and Node(optimizer_name(optimizer.value), optimizer.origin)
-        definition = self.define(path, "Optimizer", OPTIMIZERS)
+        optimizer = self.quiet.setting("hyper_parameters")["optimizer"]["class"].with_spelling(optimizer_name)
+        definition = optimizer.find_class("Optimizer", module=OPTIMIZERS)
         rates = classes.parameters(definition) if definition else None
         optimizer_parameters = {
             parameter: f"optimizer.{parameter}" for parameter in (*(rates.names[1:] if rates else ()), "learning_rate")
@@ -158,15 +147,10 @@ def _words(files: Iterable[Path]) -> set[str]:
 
 def _user_files(tree: Node, workspace: Path | None) -> list[Path]:
     """The files of user code that the config names, and those that they import relatively."""
-    plugins = tree.child("plugins")
-    texts = [node.value for _, node in tree.walk()]
-    texts += [name for _, item in (plugins.children() if plugins else ()) for name, _ in item.children()]
-    files: set[Path] = set()
-    for text in texts:
-        if isinstance(text, str) and re.search(r"\.py(:\w+)?$", text):
-            try:
-                module = source.read(class_path.parse(text, name="Any", workspace=workspace).module)
-            except (ClassPathError, SyntaxError, OSError):  # check says so
-                continue
-            files |= {neighbour.file for neighbour in source.neighbours(module)} if module else set()
-    return sorted(files)
+    plugins, inspection = tree.child("plugins"), Inspection(tree, workspace, [])
+    values = [node.value for _, node in tree.walk()]
+    values += [name for _, item in (plugins.children() if plugins else ()) for name, _ in item.children()]
+    for value in values:
+        if isinstance(value, str) and re.search(r"\.py(:\w+)?$", value):
+            Setting(inspection, "", Node(value, tree.origin), tree.origin).find_class("Any")
+    return inspection.files

@@ -181,9 +181,8 @@ class Setting:
 
     def check_arguments(self, parameters: classes.Parameters | None, what: str) -> None:
         """Check arguments by name against a signature; None: unknown."""
-        for name, message in (
-            parameters.argument_faults(self.value, what).items() if parameters and self.is_mapping else ()
-        ):
+        faults = parameters.argument_faults(self.value, what) if parameters and self.is_mapping else {}
+        for name, message in faults.items():
             (self[name] if name else self).fault(message, of_key=bool(name))
 
     def check_call(self, definition: source.Definition | None, origin: Origin, implicit: Sequence[str] = ()) -> None:
@@ -211,9 +210,8 @@ def _wrong_class(text: str, definition: source.Definition, base: str) -> str | N
     if classes.is_subclass(definition, base) is False:
         return class_path.wrong_base(text, definition.name, base)
     if abstract_names := classes.abstract_methods(definition):
-        return class_path.missing_methods(text, definition.name, abstract_names) + nearest(
-            abstract_names[0], classes.methods(definition)
-        )
+        hint = nearest(abstract_names[0], classes.methods(definition))
+        return class_path.missing_methods(text, definition.name, abstract_names) + hint
     return None
 
 

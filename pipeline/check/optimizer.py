@@ -124,11 +124,10 @@ def check_optim_scheduler(scheduler: Setting, situation: SchedulerSituation) -> 
     elif (definition.module.name, definition.name) == (SCHEDULES, "TorchSchedule"):
         # Its optimizer, the first parameter, is ours.
         schedule = arguments["schedule"].find_class("Schedule", f"{LR_SCHEDULERS}:LRScheduler", LR_SCHEDULERS)
-        schedule_parameters = classes.parameters(schedule) if schedule else None
-        if schedule and schedule_parameters:
-            arguments["args"].or_empty(arguments.origin).check_arguments(
-                schedule_parameters.without_first(), schedule.name
-            )
+        parameters = classes.parameters(schedule) if schedule else None
+        if schedule and parameters:
+            settings = arguments["args"].or_empty(arguments.origin)
+            settings.check_arguments(parameters.without_first(), schedule.name)
         _check_length(arguments, situation)
 
 
@@ -152,9 +151,8 @@ def _check_length(arguments: Setting, situation: SchedulerSituation) -> None:
     if per_epoch := arguments["per"].value == "epoch":
         training_steps = situation.runner["epochs"].value if situation.runner["max_steps"].value is None else None
     else:
-        training_steps = (
-            -(-situation.batches // accum_grad) if situation.batches and isinstance(accum_grad, int) else None
-        )
+        batches = situation.batches if isinstance(accum_grad, int) else None
+        training_steps = -(-batches // accum_grad) if batches else None
     if isinstance(training_steps, int) and isinstance(schedule_steps, int) and training_steps > schedule_steps:
         arguments["args"].fault(too_short(name, schedule_steps, training_steps, per_epoch=per_epoch))
 
@@ -166,9 +164,6 @@ def _scheduler_parameters(definition: source.Definition) -> Parameters | None:
         return None
     own = special.names if not special.any_name else ()
     parameters = general.without(["model"])
-    return Parameters(
-        (*parameters.names, *own),
-        (*parameters.required, *special.required),
-        any_name=special.any_name,
-        annotations={**parameters.annotations, **special.annotations},
-    )
+    names, required = (*parameters.names, *own), (*parameters.required, *special.required)
+    annotations = {**parameters.annotations, **special.annotations}
+    return Parameters(names, required, any_name=special.any_name, annotations=annotations)

@@ -313,9 +313,8 @@ class PhaseCheck:
         if other == name:
             model_of.fault(f"'{other}' is this phase itself; name another, or a `model`")
         elif other not in phase.inspection.tree.section("phase"):
-            model_of.fault(
-                f"there is no phase '{other}'{one_of(other, [candidate for candidate in self.phases if candidate != name])}"
-            )
+            others = [candidate for candidate in self.phases if candidate != name]
+            model_of.fault(f"there is no phase '{other}'{one_of(other, others)}")
         elif other not in self.phases:
             remedy = "add it to the runner's `phases`, or name one of those"
             model_of.fault(f"phase '{other}' is not run by runner '{self.runner.name}'; {remedy}")

@@ -149,10 +149,8 @@ def _check_contradictions(runner: Setting) -> None:
         runner["overfit_batches"].fault(f"contradicts limit_batches: {limit}; keep one of the two")
     if runner["compile"].value is True and runner["jit"].value is True:
         compile_names, jit_names = (_names(runner[f"{way}_module_keys"]) for way in ("compile", "jit"))
-        overlap = (
-            compile_names & jit_names if compile_names and jit_names else compile_names or jit_names or {"all modules"}
-        )
-        if overlap:
+        both = compile_names & jit_names
+        if overlap := both if compile_names and jit_names else compile_names or jit_names or {"all modules"}:
             remedy = "name others in jit_module_keys than in compile_module_keys, or turn one of them off"
             runner.fault_at("jit", f"is on for {', '.join(sorted(overlap))}, and so is compile; {remedy}")
 
@@ -209,9 +207,8 @@ def _check_experiment(name: str, runner: Setting) -> None:
         runner.fault_at("class", f"is infer, and {name} is an experiment, which trains; write train")
     elif kind(runner) == "train":
         _check_length(runner, "epochs", "max_steps")
-    _refuse_idle(
-        runner, dict.fromkeys(_EXPORT_KEYS, f"{name} is an experiment, which saves its weights itself; remove it")
-    )
+    reason = f"{name} is an experiment, which saves its weights itself; remove it"
+    _refuse_idle(runner, dict.fromkeys(_EXPORT_KEYS, reason))
     training = runner.inspection.setting("hyper_parameters")["training"]
     for key, ours in _TRAINING_KEYS.items():
         if training[key].node:

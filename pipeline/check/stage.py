@@ -127,7 +127,20 @@ _FOREIGN_METHODS, _REMEDIES = {"runner": ("train",)}, {"runner": "; the trainer 
 _BY_NAME = re.compile(r"getattr|__(dict|class|mro|bases|subclasses)__|methodcaller|attrgetter|\b(vars|dir)\(|inspect")
 
 
-def wrong_supers(definition: source.Definition) -> Iterator[str]:
+def method_faults(definition: source.Definition, stage: str, files: Iterable[source.Module] | None) -> Iterator[str]:
+    """What is wrong with the methods of a class in the place of a stage.
+
+    Args:
+        definition: the class.
+        stage: which of the five it is.
+        files: the files of the workspace; None where a trainer of the user's own may call any of its methods.
+    """
+    yield from _wrong_supers(definition)
+    if files is not None:
+        yield from _uncalled_methods(definition, stage, files)
+
+
+def _wrong_supers(definition: source.Definition) -> Iterator[str]:
     """Each ``super().m`` that is certainly reached, of a method that no class after it in the order of bases has."""
     ancestry, complete = classes.ancestry(definition)
     users = [base for base in ancestry if not source.is_ours(base.module)]
@@ -153,14 +166,8 @@ def _hides(definition: source.Definition, name: str) -> bool:
     return method is not None and "super" not in ast.unparse(method)
 
 
-def uncalled_methods(definition: source.Definition, stage: str, files: Iterable[source.Module]) -> Iterator[str]:
-    """The methods with almost the name of one of the stage's methods that certainly nothing calls.
-
-    Args:
-        definition: the class of the stage.
-        stage: which of the five it is.
-        files: the files of the workspace.
-    """
+def _uncalled_methods(definition: source.Definition, stage: str, files: Iterable[source.Module]) -> Iterator[str]:
+    """The methods with almost the name of one of the stage's methods that certainly nothing calls."""
     ancestry, complete = classes.ancestry(definition)
     users = [base for base in ancestry if not source.is_ours(base.module)]
     modules = {near for module in (*files, *(base.module for base in users)) for near in source.neighbours(module)}
@@ -211,15 +218,10 @@ def report(runner: str, flow: DataFlow) -> list[str]:
             lines.append(f"{runner}: {name} is not the default, and what it is cannot be told from its source")
         elif stage.custom:
             default = default_definition(stage.stage)
-            lines.append(
-                f"{runner}: {stage.stage} is {_name(stage.definition)}, in the place of {default.module.name}:{default.name}"
-            )
+            own = f"{stage.definition.module.file.name}:{stage.definition.name}"
+            lines.append(f"{runner}: {stage.stage} is {own}, in the place of {default.module.name}:{default.name}")
             lines += [f"  {line}" for line in _changes(stage, flow)]
     return lines
-
-
-def _name(definition: source.Definition) -> str:
-    return f"{definition.module.file.name}:{definition.name}"
 
 
 def _changes(stage: StageFlow, flow: DataFlow) -> Iterator[str]:
@@ -247,9 +249,8 @@ def _readers(key: str, stage: StageFlow, flow: DataFlow) -> str:
     after = [reader for name in order[order.index(stage.stage) + 1 :] if (reader := flow.stages[name])]
     needing = [reader.stage for reader in after if any(use.key == key for use in reader.flow.demands())]
     reading = [reader.stage for reader in after if key in reader.flow.reads() and reader.stage not in needing]
-    descriptions = [
-        f"{how} by {' and '.join(stages)}" for how, stages in (("needed", needing), ("may be read", reading)) if stages
-    ]
+    users = {"needed": needing, "may be read": reading}
+    descriptions = [f"{how} by {' and '.join(stages)}" for how, stages in users.items() if stages]
     ours = any(known.name == key and known.writer == "trainer" for known in KEYS)
     return ", ".join(descriptions) or ("read by the trainer" if ours else "read by no later stage")
 

@@ -59,9 +59,8 @@ def parse(
         ClassPathError: it has none of the forms, or there is no such file.
     """
     if placeholder := re.search(r"\{(\w*)\}", text):
-        raise ClassPathError(
-            f"'{text}': unknown placeholder '{placeholder[0]}'{one_of(placeholder[1], ['workspace', 'run_dir'])}"
-        )
+        known = one_of(placeholder[1], ["workspace", "run_dir"])
+        raise ClassPathError(f"'{text}': unknown placeholder '{placeholder[0]}'{known}")
     if "\\" in text:
         raise ClassPathError(f"'{text}': write folders with '/', on every system: '{text.replace(chr(92), '/')}'")
     folders, slash, last = text.rpartition("/")
@@ -74,17 +73,15 @@ def parse(
         path, _, attribute = path.rpartition(".")
     path = path or module
     if not path or not all(part.isidentifier() for part in [*path.split("."), attribute]):
-        raise ClassPathError(
-            f"'{text}' is no class path; write '{{workspace}}/file.py', '{{workspace}}/file.py:Name' or 'package.module:Name'"
-        )
+        forms = "'{workspace}/file.py', '{workspace}/file.py:Name' or 'package.module:Name'"
+        raise ClassPathError(f"'{text}' is no class path; write {forms}")
     return ClassPath(text, path, attribute)
 
 
 def _parse_file(text: str, path: str, name: str, folder: Path | None, workspace: Path | None) -> ClassPath:
     if folder is None and not Path(path).is_absolute():
-        raise ClassPathError(
-            f"'{text}': a relative path needs a config file or a workspace; give the config a 'workspace', or an absolute path"
-        )
+        needs = "a relative path needs a config file or a workspace"
+        raise ClassPathError(f"'{text}': {needs}; give the config a 'workspace', or an absolute path")
     try:
         file = resolve_path((folder or Path()) / path)
     except OSError as error:
@@ -93,9 +90,8 @@ def _parse_file(text: str, path: str, name: str, folder: Path | None, workspace:
         inside = ", ".join(_python_files(file)) or "there is none"
         raise ClassPathError(f"'{text}': '{file.name}' is not a .py file but a folder; name a file in it: {inside}")
     if file.suffix != ".py":
-        raise ClassPathError(
-            f"'{text}': '{file.name}' is not a .py file{one_of(file.name, _python_files(file.parent))}"
-        )
+        hint = one_of(file.name, _python_files(file.parent))
+        raise ClassPathError(f"'{text}': '{file.name}' is not a .py file{hint}")
     if not file.is_file():
         name = Path(path).name
         link = f", to which the link '{name}' leads; mend the link" if name != file.name else ""
@@ -106,9 +102,8 @@ def _parse_file(text: str, path: str, name: str, folder: Path | None, workspace:
     root = workspace.resolve() if workspace and file.is_relative_to(workspace.resolve()) else file.parent
     parts = file.parent.relative_to(root).parts + (() if file.stem == "__init__" else (file.stem,))
     if any("." in part for part in parts):
-        raise ClassPathError(
-            f"'{text}': Python cannot import '{file.name}' for the dot in its name or folder; rename it"
-        )
+        what = f"Python cannot import '{file.name}' for the dot in its name or folder"
+        raise ClassPathError(f"'{text}': {what}; rename it")
     for ancestor in file.parents[: len(file.parent.relative_to(root).parts)]:
         if ancestor.with_name(f"{ancestor.name}.py").is_file() and not (ancestor / "__init__.py").is_file():
             hidden = f"Python finds '{ancestor.name}.py' instead of the folder '{ancestor.name}' beside it"
@@ -161,9 +156,8 @@ def define(path: ClassPath) -> source.Definition | None:
 def _no_name(path: ClassPath, module: source.Module | None, home: source.Module) -> str:
     where = path.file.name if path.file else path.module
     if module and path.name in module.bindings:
-        return (
-            f"'{path.text}': {where} imports '{path.name}' from {home.file}, which does not define it; mend the import"
-        )
+        imports = f"{where} imports '{path.name}' from {home.file}"
+        return f"'{path.text}': {imports}, which does not define it; mend the import"
     names = source.definitions(module) if module else []
     if not path.file:
         names = [*names, *(source.names(module) if module else ())]
@@ -171,13 +165,9 @@ def _no_name(path: ClassPath, module: source.Module | None, home: source.Module)
     outer = source.outer_class(module, path.name) if module else None
     if outer:
         return f"'{path.text}': {where} defines '{path.name}' only inside of {outer}; move it out, to the top level"
-    defined = ", ".join(names) or "no class"
-    hint = nearest(path.name, names) or (
-        f"; write ':{names[0]}' after the file, or name the class {path.name}"
-        if names
-        else f"; define {path.name} in it"
-    )
-    return f"'{path.text}': {where} defines no '{path.name}'; it defines {defined}{hint}"
+    other = f"; write ':{names[0]}' after the file, or name the class {path.name}" if names else ""
+    hint = nearest(path.name, names) or other or f"; define {path.name} in it"
+    return f"'{path.text}': {where} defines no '{path.name}'; it defines {', '.join(names) or 'no class'}{hint}"
 
 
 def load(path: ClassPath) -> Any:

@@ -156,21 +156,16 @@ class Parameters:
 
     def without(self, names: Sequence[str]) -> Parameters:
         """The same without parameters that the caller passes anyway."""
-        return Parameters(
-            tuple(name for name in self.names if name not in names),
-            tuple(name for name in self.required if name not in names),
-            self.any_name,
-            annotations={name: hint for name, hint in self.annotations.items() if name not in names},
-        )
+        others, required = ([name for name in kept if name not in names] for kept in (self.names, self.required))
+        annotations = {name: hint for name, hint in self.annotations.items() if name not in names}
+        return Parameters(tuple(others), tuple(required), self.any_name, annotations=annotations)
 
     def without_first(self) -> Parameters:
         """The same without the first parameter, which the caller passes by position."""
         return self.without(self.names[: min(self.positional, 1)])
 
 
-def ancestry(
-    definition: source.Definition, below: tuple[source.Definition, ...] = ()
-) -> tuple[list[source.Definition], bool]:
+def ancestry(definition: source.Definition, below: Sequence[source.Definition] = ()) -> Ancestry:
     """The class and its bases in method resolution order, and whether all of them are known.
 
     What a function makes cannot be told.
@@ -193,6 +188,10 @@ def ancestry(
         parents.append(parent)
         orders.append(above)
     return [definition, *_merge_orders([*orders, parents])], complete
+
+
+# The bases of a class, and whether all of them are known.
+Ancestry: TypeAlias = tuple[list[source.Definition], bool]
 
 
 def _merge_orders(orders: list[list[source.Definition]]) -> list[source.Definition]:
@@ -229,9 +228,7 @@ def is_subclass(definition: source.Definition, base: str) -> bool | None:
 
 def methods(definition: source.Definition) -> dict[str, source.FunctionNode]:
     """The methods that the class itself defines."""
-    return {
-        node.name: node for node in definition.node.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
+    return {node.name: node for node in definition.node.body if isinstance(node, source.FunctionNode)}
 
 
 def own_names(definition: source.Definition) -> set[str]:
@@ -280,20 +277,15 @@ def own_declaration(definition: source.Definition, attribute: str) -> tuple[str,
 _KINDS = ("property", "staticmethod", "classmethod")
 
 # Decorators that leave a method as it is.
-_MARKS = {
-    "abstractmethod", "wraps", "override", "final", "hookimpl", "no_grad", "inference_mode", "enable_grad",
-}  # fmt: skip
+_MARKS = {"abstractmethod", "wraps", "override", "final", "hookimpl", "no_grad", "inference_mode", "enable_grad"}
 
 
 def decoration(node: source.FunctionNode) -> str:
     """What decorators make of a function: ``""``, ``property``, ``staticmethod``, ``classmethod``, or ``?`` for anything else."""
     names = [ast.unparse(decorator).partition("(")[0].rpartition(".")[2] for decorator in node.decorator_list]
     kinds = ["property" if name == "cached_property" else name for name in names if name not in _MARKS]
-    if (
-        len(kinds) == 1
-        and kinds[0] in _KINDS
-        and "." not in ast.unparse(node.decorator_list[-1]).replace("functools.", "")
-    ):
+    is_plain = bool(kinds) and "." not in ast.unparse(node.decorator_list[-1]).replace("functools.", "")
+    if len(kinds) == 1 and kinds[0] in _KINDS and is_plain:
         return kinds[0]
     return "?" if kinds else ""
 
@@ -301,9 +293,8 @@ def decoration(node: source.FunctionNode) -> str:
 @once
 def assigned_attributes(module: source.Module) -> frozenset[str]:
     """The names of attributes that a module, or one that it imports relatively, assigns to whatever object."""
-    nodes = (
-        node for neighbour in source.neighbours(module) for statement in neighbour.body for node in ast.walk(statement)
-    )
+    statements = (statement for neighbour in source.neighbours(module) for statement in neighbour.body)
+    nodes = (node for statement in statements for node in ast.walk(statement))
     return frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
 
 
@@ -385,11 +376,8 @@ def _parameters(node: source.FunctionNode, module: source.Module, skip: int) -> 
     every, optional = [*positional, *node.args.kwonlyargs], defaults(node.args)
     names = tuple(parameter.arg for parameter in every)
     required = tuple(name for name in names if name not in optional)
-    annotations = {
-        parameter.arg: known
-        for parameter in every
-        if (known := annotation(parameter, optional.get(parameter.arg), module))
-    }
+    known = {parameter.arg: annotation(parameter, optional.get(parameter.arg), module) for parameter in every}
+    annotations = {name: hint for name, hint in known.items() if hint}
     return Parameters(names, required, node.args.kwarg is not None, len(positional), annotations)
 
 

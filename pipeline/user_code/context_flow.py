@@ -82,11 +82,8 @@ class Flow:
         last = {use.key: use for use in self.uses if use.action != "read"}
         # What is not sure to be written where it stands may be written later.
         uncertain = {use.key for use in self.uses if use.action == "write" and not use.sure}
-        return (
-            {key for key, use in last.items() if use.action == "delete" and use.sure}
-            - uncertain
-            - set(self.declared_writes)
-        )
+        removed = {key for key, use in last.items() if use.action == "delete" and use.sure}
+        return removed - uncertain - set(self.declared_writes)
 
 
 def check_reads(stage: PipelineStage, method: str, place: str, context: Context) -> None:
@@ -101,9 +98,8 @@ def check_reads(stage: PipelineStage, method: str, place: str, context: Context)
         key = missing[0]
         near = key not in WRITERS and nearest(key, written)
         hint = near or "; write it in an earlier stage, or take it out of `reads`"
-        raise ContextError(
-            f"{place} declares that it reads context['{key}'], which nothing wrote; written so far: {', '.join(context)}{hint}"
-        )
+        what = f"{place} declares that it reads context['{key}'], which nothing wrote"
+        raise ContextError(f"{what}; written so far: {', '.join(context)}{hint}")
 
 
 def check_writes(stage: PipelineStage, method: str, place: str, context: Context) -> None:
@@ -115,9 +111,8 @@ def check_writes(stage: PipelineStage, method: str, place: str, context: Context
     written = list(context)
     missing = [key for key in _declared_keys(stage, method, "writes") if key not in written]
     if missing:
-        raise ContextError(
-            f"{place} declares that it writes context['{missing[0]}'] but did not; write it, or take it out of `writes`"
-        )
+        what = f"{place} declares that it writes context['{missing[0]}'] but did not"
+        raise ContextError(f"{what}; write it, or take it out of `writes`")
 
 
 def _declared_keys(stage: PipelineStage, method: str, attribute: str) -> tuple[str, ...]:

@@ -78,9 +78,8 @@ def faults_of_class(cls: type) -> list[str]:
     for name, function in inspect.getmembers(cls, inspect.isfunction):
         file, line = Path(function.__code__.co_filename).name, function.__code__.co_firstlineno
         arguments = list(inspect.signature(function).parameters)[1:]
-        candidates.append(
-            _Method(name, f"{cls.__name__}.{name} ({file}:{line})", arguments, hasattr(function, "pipeline_impl"))
-        )
+        where, marked = f"{cls.__name__}.{name} ({file}:{line})", hasattr(function, "pipeline_impl")
+        candidates.append(_Method(name, where, arguments, marked))
     return _faults(candidates, cls.__name__, complete=True)
 
 
@@ -233,9 +232,8 @@ def load_plugin_class(plugin: Plugin) -> type:
     try:
         inspect.signature(cls).bind(**plugin.args)
     except TypeError as error:
-        raise PluginError(
-            f"{plugin.origin}: plugin '{plugin.name}': {error}; its arguments are {inspect.signature(cls)}"
-        ) from error
+        what = f"{plugin.origin}: plugin '{plugin.name}': {error}"
+        raise PluginError(f"{what}; its arguments are {inspect.signature(cls)}") from error
     return cls
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 
+from pipeline.context import STAGES
 from pipeline.user_code import classes, source
 
 BRAIN = "pipeline.training.brain:Brain"
@@ -29,10 +30,7 @@ CONFIG_REMEDIES = {
 
 # The same in a subclass of GeneralTrainer.
 TRAINER_REMEDIES = {
-    **{
-        stage: f"write a class for the stage, and name it as {stage}_class_path of the runner"
-        for stage in ("instance", "network", "startup", "runner", "terminal")
-    },
+    **{stage: f"write a class for the stage, and name it as {stage}_class_path of the runner" for stage in STAGES},
     "processor_register": "write statuses = {**GeneralTrainer.statuses, 'my_pass': 'my_method'} in the class",
     "reload_train_context": "write a plugin with before_stage, which is called before each stage",
     "handle_processor_exception": "write a plugin with on_stage_error, or abort(context, error) of the terminal stage",
@@ -55,16 +53,12 @@ def uncalled_faults(
     """
     above = classes.ancestry(definition)[0] if definition else []
     order = [f"{cls.module.name}:{cls.name}" for cls in above]
-    own = (
-        [cls for cls in above[: order.index(base)] if not cls.module.name.startswith("torch.")] if base in order else []
-    )
+    below = above[: order.index(base)] if base in order else []
+    own = [cls for cls in below if not cls.module.name.startswith("torch.")]
     methods = {name: (cls, node) for cls in reversed(own) for name, node in classes.methods(cls).items()}
     bodies = {name: set(_mentions(methods[name][1], ())) for name in remedies if name in methods}
-    if not bodies:
-        return []
-    files = {
-        near.file: near for module in (*modules, *(cls.module for cls in own)) for near in source.neighbours(module)
-    }
+    callers = (*modules, *(cls.module for cls in own)) if bodies else ()
+    files = {near.file: near for module in callers for near in source.neighbours(module)}
     mentioned = {name for file in files.values() for node in file.body for name in _mentions(node, remedies)}
     # What only an uncalled method calls is called by nobody either.
     while more := {name for method in mentioned & set(bodies) for name in bodies[method]} - mentioned:
