@@ -12,15 +12,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from pipeline.check.data_flow import DataFlow, FlowCheck, flow_of_plugin, is_untouched, runs_in_order
+from pipeline.check.data_flow import DataFlow, FlowCheck, default_path, flow_of_plugin, is_untouched, runs_in_order
 from pipeline.check.hooks import definition_of, faults_of_hooks
 from pipeline.check.hyper_parameters import HyperParameterCheck
 from pipeline.check.inspection import Inspection, Setting
 from pipeline.check.phase import PhaseCheck
-from pipeline.check.runner import check_runner, experiment_of, kind, missing_checkpoint, with_experiment
+from pipeline.check.runner import check_runner, experiment_of, kind, missing_checkpoint
 from pipeline.check.stage import check_arguments, method_faults, runner_notes, stage_faults, swap_report
 from pipeline.config.load import Config, ConfigBuilder, Source
-from pipeline.config.schema import RunnerSchema
 from pipeline.config.yaml_tree import DEFAULT, Node, refusal, resolve_path
 from pipeline.context import STAGES, base_of
 from pipeline.errors import ConfigError, Fault
@@ -180,11 +179,8 @@ class _RunnerCheck:
         trainer_class = trainer.find_class("Trainer", uncalled.TRAINER) if trainer.is_written else None
         for message in uncalled.uncalled_faults(trainer_class, uncalled.TRAINER, uncalled.TRAINER_REMEDIES):
             trainer.fault(message)
-        default = {
-            stage
-            for stage, definition in definitions.items()
-            if definition and classes.is_subclass(definition, RunnerSchema.model_fields[f"{stage}_class_path"].default)
-        }
+        classes_of = [(stage, definition) for stage, definition in definitions.items() if definition]
+        default = {stage for stage, cls in classes_of if classes.is_subclass(cls, default_path(stage))}
         names, phases = runner["phases"], self.inspection.settings("phase")
         if names.value is not None:
             phases = {name: phases[name] for name in names.references("phase")}
@@ -194,9 +190,7 @@ class _RunnerCheck:
             PhaseCheck(runner, phases, trains=kind(runner) == "train").all()
         flow_check = FlowCheck(runner, phases)
         facts = {"is_infer": kind(runner) == "infer", "is_fleet": False} if kind(runner) in {"train", "infer"} else {}
-        self.flow = flow_check.flow({**definitions, "runner": None} if experiment else definitions, plugins, facts)
-        if experiment and definitions["runner"]:
-            self.flow = with_experiment(self.flow, definitions["runner"])
+        self.flow = flow_check.flow(definitions, plugins, facts)
         in_order = in_order and runs_in_order(runner.node)
         if in_order:
             flow_check.faults(self.flow)
@@ -205,17 +199,16 @@ class _RunnerCheck:
         for message in runner_notes(runner_flow) if runner_flow and kind(runner) == "train" else ():
             runner["runner_class_path"].note(message)
         files = self.inspection.modules.values() if in_order else None
-        for stage, definition in definitions.items():
-            if definition and not is_untouched(runner.node, stage):
-                for message in method_faults(definition, stage, files):
-                    runner.fault_at(f"{stage}_class_path", message)
+        for stage, definition in classes_of:
+            for message in method_faults(definition, stage, files) if not is_untouched(runner.node, stage) else ():
+                runner.fault_at(f"{stage}_class_path", message)
 
     def stage(self, stage: str) -> source.Definition | None:
         """The class of a stage, checked with its arguments; None: unknown."""
         key = f"{stage}_class_path"
         path = self.runner[key]
         if path.node is None:
-            path = replace(path, node=Node(RunnerSchema.model_fields[key].default, DEFAULT))
+            path = replace(path, node=Node(default_path(stage), DEFAULT))
         definition = path.find_class(stage.capitalize(), base_of(stage))
         for message in stage_faults(definition, stage) if definition else ():
             self.runner.fault_at(key, message)

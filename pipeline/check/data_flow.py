@@ -21,6 +21,11 @@ from pipeline.user_code.context_visitor import Arguments, Const, ContextVisitor,
 # The keys that stand in the context before the first stage.
 TRAINER_KEYS = tuple(key.name for key in KEYS if key.writer == "trainer" and key.name != "error")
 
+EXPERIMENT = "pipeline.stages.experiment:ExperimentBase"
+
+# The keys that every experiment writes.
+_EXPERIMENT_WRITES = ("model", "current_epoch", "metrics")
+
 # Key that the trainer writes -> the names in its value.
 _TRAINER_ITEMS = {
     "train_state": TRAIN_STATE,
@@ -50,9 +55,14 @@ def keys_at(stage: str) -> list[ContextKey]:
     return [key for key in KEYS if key.name in TRAINER_KEYS or key.writer in earlier]
 
 
+def default_path(stage: str) -> str:
+    """The class path of the default stage."""
+    return str(RunnerSchema.model_fields[f"{stage}_class_path"].default)
+
+
 def default_definition(stage: str) -> source.Definition:
     """The class of the default stage."""
-    definition = class_path.define(class_path.parse(RunnerSchema.model_fields[f"{stage}_class_path"].default))
+    definition = class_path.define(class_path.parse(default_path(stage)))
     assert definition, "our own stages stand in files that can be read"
     return definition
 
@@ -144,16 +154,15 @@ def _flow_of_stage(
         with visitor.uncertain_block():
             visitor.sure = called and verb.startswith("train_") and facts.get("is_infer") is False
             _call(visitor, verb, Arguments([Ref() if name.startswith("context") else None for name in parameters]))
-    flow = visitor.flow()
-    declared = (*classes.declared_keys(definition, "writes", method), *flow.declared_writes)
-    declared_writes = tuple(dict.fromkeys(declared))
+    flow = visitor.flow
+    flow.declared_writes = dict.fromkeys(classes.declared_keys(definition, "writes", method)) | flow.declared_writes
     # A key that it declares to write, and whose write cannot be seen, may be there at any time.
-    hidden_writes = set(declared_writes) - {use.key for use in flow.uses if use.action == "write"}
+    hidden_writes = set(flow.declared_writes) - {use.key for use in flow.uses if use.action == "write"}
     uses = [replace(use, sure=use.sure and use.key not in hidden_writes) for use in flow.uses]
     visible_reads = {use.key for use in flow.demands()}
     hidden_reads = [key for key in classes.declared_keys(definition, "reads", method) if key not in visible_reads]
-    uses = [*(Use(key, "read", definition.location, sure=True) for key in hidden_reads), *uses]
-    return replace(flow, uses=tuple(uses), declared_writes=declared_writes)
+    flow.uses = dict.fromkeys([*(Use(key, "read", definition.location, sure=True) for key in hidden_reads), *uses])
+    return flow
 
 
 def flow_of_plugin(
@@ -188,7 +197,7 @@ def _flow_of_plugin(
         visitor.sure = sure
         for hook in hooks:
             _call(visitor, hook, Arguments(keywords={"context": Ref()}))
-    return visitor.flow()
+    return visitor.flow
 
 
 def _call(visitor: ContextVisitor, name: str, arguments: Arguments) -> None:
@@ -202,7 +211,7 @@ def _call(visitor: ContextVisitor, name: str, arguments: Arguments) -> None:
         elif member:
             visitor.mark_unknown(node)
     except RecursionError:
-        visitor.unknown = visitor.definition.location
+        visitor.flow.unknown = visitor.definition.location
 
 
 def _constant_arguments(arguments: Mapping[str, object], *values: Value) -> Arguments:
@@ -250,7 +259,9 @@ class DataFlow:
         stage: str | None = next(iter(self.stages), None)
         while stage and (reader := self.stages[stage]) and reader not in earlier_stages:
             flow = reader.flow
-            items = _drop_changed(items, uncertain_keys | flow.opaque | set(flow.writes()))
+            # In others there may be more names by now.
+            changed = uncertain_keys | flow.opaque | set(flow.writes())
+            items = {key: names for key, names in items.items() if key not in changed}
             for use in flow.demands():
                 if use.key not in keys and not use.item:
                     missing.append(self._missing(reader, use, keys, earlier_stages))
@@ -296,7 +307,7 @@ class DataFlow:
         if not statuses and not flow.unknown:
             return successor
         sure = any(use.key in {"status", "is_exit"} and use.action == "write" and use.sure for use in flow.uses)
-        certain = sure and len(flow.statuses) == 1 and not _steers(replace(flow, statuses=frozenset()))
+        certain = sure and len(flow.statuses) == 1 and not flow.unknown
         return STATUSES.get(next(iter(flow.statuses))) if certain else None
 
     def _missing(self, reader: StageFlow, use: Use, keys: set[str], earlier_stages: list[StageFlow]) -> MissingKey:
@@ -351,11 +362,6 @@ class DataFlow:
 def _steers(flow: Flow) -> bool:
     """Whether a stage or plugin may choose the stage that follows, or write any key."""
     return bool(flow.unknown or flow.statuses)
-
-
-def _drop_changed(items: Mapping[str, Collection[str]], changed: Collection[str]) -> dict[str, Collection[str]]:
-    """The keys of which all names are known, less those in which there may be others by now."""
-    return {key: names for key, names in items.items() if key not in changed}
 
 
 def _misspelt_declarations(stage: StageFlow) -> Iterator[MissingKey]:
@@ -423,7 +429,12 @@ class FlowCheck:
         if definition is None:
             return None
         arguments = self.runner[f"{stage}_args"].value
-        flow = flow_of_stage(definition, stage, arguments if isinstance(arguments, dict) else {}, facts)
+        if stage == "runner" and classes.is_subclass(definition, EXPERIMENT):
+            # It may use any key from any of its methods.
+            uses = dict.fromkeys(Use(key, "write", definition.location, sure=False) for key in _EXPERIMENT_WRITES)
+            flow = Flow(uses, opaque=set(_EXPERIMENT_WRITES), unknown=definition.location)
+        else:
+            flow = flow_of_stage(definition, stage, arguments if isinstance(arguments, dict) else {}, facts)
         custom = not is_untouched(self.runner.node, stage)
         return StageFlow(stage, definition, flow, custom, {} if custom or stage != "network" else self.items(facts))
 
@@ -467,21 +478,18 @@ class FlowCheck:
                 if definition is None and path.value is not None:
                     return True
                 modules += [base.module for base in classes.ancestry(definition)[0]] if definition else []
-        return any(_uses_run_context(module) for module in _with_neighbours(modules))
-
-
-def _with_neighbours(modules: Iterable[source.Module]) -> set[source.Module]:
-    return {neighbour for module in modules if not source.is_ours(module) for neighbour in source.neighbours(module)}
-
-
-def _uses_run_context(module: source.Module) -> bool:
-    return bool(re.search(r"_run_context|\bdef bind\b", module.file.read_text(encoding="utf-8", errors="replace")))
+        users = (module for module in modules if not source.is_ours(module))
+        texts = (
+            near.file.read_text(encoding="utf-8", errors="replace")
+            for user in users
+            for near in source.neighbours(user)
+        )
+        return any(re.search(r"_run_context|\bdef bind\b", text) for text in texts)
 
 
 def is_untouched(runner: Node | None, stage: str) -> bool:
     """Whether a stage is the default itself; a subclass may do more before and after."""
-    default = RunnerSchema.model_fields[f"{stage}_class_path"].default
-    return runner is None or plain(runner, f"{stage}_class_path") in (None, default)
+    return runner is None or plain(runner, f"{stage}_class_path") in (None, default_path(stage))
 
 
 def runs_in_order(runner: Node) -> bool:

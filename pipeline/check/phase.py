@@ -274,14 +274,11 @@ class PhaseCheck:
         own_phases = [phase for phase in self.phases.values() if phase["model_of"].value is None]
         first: dict[source.Definition, str] = {}
         for phase in own_phases:
-            model = phase["model"].find_class("Model")
-            if (
-                model
-                and first.setdefault(model, phase.name) != phase.name
-                and model.module.file in self.runner.inspection.modules
-            ):
-                what = f"'{model.module.file.name}' is the model of phase '{first[model]}' too, and each gets one of its own"
-                phase["model"].note(f"{what}; to share one, write `model_of: {first[model]}`")
+            if model := phase["model"].find_class("Model"):
+                other, file = first.setdefault(model, phase.name), model.module.file
+                if other != phase.name and file in self.runner.inspection.modules:
+                    what = f"'{file.name}' is the model of phase '{other}' too, and each gets one of its own"
+                    phase["model"].note(f"{what}; to share one, write `model_of: {other}`")
         if own_phases and self.trains:
             without = [phase for phase in own_phases if not phase["optim_schedulers"].value]
             stepped = any(is_stepped(self.runner, phase) for phase in without)

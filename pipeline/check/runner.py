@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 
-from pipeline.check.data_flow import DataFlow, StageFlow, is_untouched
+from pipeline.check.data_flow import EXPERIMENT, is_untouched
 from pipeline.check.inspection import Setting, plain
 from pipeline.check.phase import is_brain, may_report, reported_names
-from pipeline.check.stage import EXPERIMENT, is_experiment
+from pipeline.check.stage import is_experiment
 from pipeline.config.keys import fields
 from pipeline.config.load import BEST, LAST
 from pipeline.config.schema import BestSettings, RunnerSchema
 from pipeline.config.yaml_tree import Node
 from pipeline.errors import one_of
-from pipeline.user_code import source
-from pipeline.user_code.context_flow import Flow, Use
+from pipeline.user_code import classes, source
 
 
 def _check_inference(runner: Setting, phases: dict[str, Setting], *, whole: bool) -> None:
@@ -126,7 +125,14 @@ def _check_keys(runner: Setting, phases: dict[str, Setting]) -> None:
         validated = [phase for phase in phases.values() if phase["valid_dataset_name"].value is not None]
         _check_validation(runner, validated, whole=whole)
         _check_inference(runner, phases, whole=whole)
-        _check_length(runner, "epochs", "max_steps", "optimizer_step_limit")
+        # A loop of one's own, or an ``is_over``, may end without any of them.
+        definition = runner["runner_class_path"].find_class("Runner")
+        ancestry = classes.ancestry(definition)[0] if definition else []
+        methods = [(cls, name) for cls in ancestry if not source.is_ours(cls.module) for name in classes.methods(cls)]
+        if not any(
+            name == "is_over" or (name == "run" and not classes.calls_super(cls, name)) for cls, name in methods
+        ):
+            _check_length(runner, "epochs", "max_steps", "optimizer_step_limit")
     runner["keep_best"].check_keys(list(BestSettings.model_fields))
 
 
@@ -175,9 +181,6 @@ def _check_validation(runner: Setting, validated: list[Setting], *, whole: bool)
             metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, metric_names)}")
 
 
-# The keys that every experiment writes.
-WRITES = ("model", "current_epoch", "metrics")
-
 # Key of ``config.training`` -> the key of the runner that says it.
 _TRAINING_KEYS = {"valid_interval": "valid_interval", "save_interval": "save_interval", "max_iteration": "max_steps"}
 
@@ -213,14 +216,6 @@ def _check_experiment(name: str, runner: Setting) -> None:
     for key, ours in _TRAINING_KEYS.items():
         if training[key].node:
             training[key].fault(f"would be ignored: the runner's `{ours}` says it; write it there", of_key=True)
-
-
-def with_experiment(flow: DataFlow, definition: source.Definition) -> DataFlow:
-    """A runner's flow with an experiment, which may use any key from any of its methods."""
-    uses = tuple(Use(key, "write", definition.location, sure=False) for key in WRITES)
-    does = Flow(uses, opaque=frozenset(WRITES), unknown=definition.location)
-    runs = StageFlow("runner", definition, does, custom=True)
-    return DataFlow({**flow.stages, "runner": runs}, flow.plugins)
 
 
 def _check_init(runner: Setting, train_runners: Mapping[str, Setting], experiment: str | None, *, builds: bool) -> None:

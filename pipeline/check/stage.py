@@ -6,15 +6,13 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from pipeline.check.data_flow import DataFlow, StageFlow, default_definition, own_verbs
+from pipeline.check.data_flow import EXPERIMENT, DataFlow, StageFlow, default_definition, own_verbs
 from pipeline.check.inspection import Setting
 from pipeline.context import KEYS, STAGES
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import classes, source
 from pipeline.user_code.classes import supers
 from pipeline.user_code.source import once
-
-EXPERIMENT = "pipeline.stages.experiment:ExperimentBase"
 
 # The methods of an experiment that are the user's; they are called without arguments.
 STEPS = ("train_batch", "valid", "setup_dataloader", "setup_model")
@@ -60,9 +58,8 @@ def stage_faults(definition: source.Definition, stage: str) -> Iterator[str]:
             yield from _declaration(node, base)
     yield from _constructor(definition)
     for name, arguments in arguments_of.items():
-        owner = next((base for base in ancestry if name in classes.methods(base)), None)
-        if owner:
-            method = classes.methods(owner)[name]
+        method, owner = classes.member(definition, name) or (None, definition)
+        if isinstance(method, source.FunctionNode):
             yield from _method(method, f"{owner.name}.{name} ({owner.module.file.name}:{method.lineno})", arguments)
 
 

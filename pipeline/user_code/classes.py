@@ -363,11 +363,9 @@ def parameters(definition: source.Definition) -> Parameters | None:
 
 def method_parameters(definition: source.Definition, name: str) -> Parameters | None:
     """The parameters of a method; None: unknown."""
-    above, complete = ancestry(definition)
-    for cls in above:
-        method = methods(cls).get(name)
-        if method:
-            return None if method.decorator_list or not complete else _parameters(method, cls.module, skip=1)
+    method, home = member(definition, name) or (None, definition)
+    if isinstance(method, source.FunctionNode) and not method.decorator_list and ancestry(definition)[1]:
+        return _parameters(method, home.module, skip=1)
     return None
 
 

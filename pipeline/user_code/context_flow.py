@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from pipeline.context import WRITERS, Context, PipelineStage
@@ -37,7 +37,7 @@ class Use:
     item: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Flow:
     """What one stage does with the context.
 
@@ -52,14 +52,14 @@ class Flow:
         inexact: where a resumed run would take other batches: ``next`` in a counted loop.
     """
 
-    uses: tuple[Use, ...] = ()
-    declared_writes: tuple[str, ...] = ()
-    opaque: Set[str] = frozenset()
+    uses: dict[Use, None] = field(default_factory=dict)
+    declared_writes: dict[str, None] = field(default_factory=dict)
+    opaque: set[str] = field(default_factory=set)
     unknown: str = ""
-    statuses: Set[str] = frozenset()
-    runs: Set[str] = frozenset()
-    ours: Set[str] = frozenset()
-    inexact: tuple[str, ...] = ()
+    statuses: set[str] = field(default_factory=set)
+    runs: set[str] = field(default_factory=set)
+    ours: set[str] = field(default_factory=set)
+    inexact: dict[str, None] = field(default_factory=dict)
 
     def demands(self) -> Iterator[Use]:
         """The reads that certainly fail without their key, or without the name that is looked up in it; each once."""

@@ -132,7 +132,7 @@ class ContextVisitor(ast.NodeVisitor):
 
     Attributes:
         sure: whether what is visited certainly runs.
-        unknown: the first place from which on nothing can be told.
+        flow: everything that was noted.
         counting: whether what is visited stands in a loop over a known number of rounds.
     """
 
@@ -141,32 +141,15 @@ class ContextVisitor(ast.NodeVisitor):
         self.owner = Instance(definition)
         self.frame = Function(_NOTHING, definition.module)
         self.sure, self.counting, self.steps = True, False, 0
-        self.unknown = "" if self.is_plain(definition) else definition.location
-        self.uses: dict[Use, None] = {}
-        self.declared_writes: dict[str, None] = {}
-        self.opaque, self.statuses, self.runs = set[str](), set[str](), set[str]()
-        self.ours, self.inexact = set[str](), dict[str, None]()
+        self.flow = Flow(unknown="" if self.is_plain(definition) else definition.location)
         self.active: list[FunctionNode] = []
-
-    def flow(self) -> Flow:
-        """Everything that was noted."""
-        return Flow(
-            tuple(self.uses),
-            tuple(self.declared_writes),
-            self.opaque,
-            self.unknown,
-            self.statuses,
-            self.runs,
-            self.ours,
-            tuple(self.inexact),
-        )
 
     # What is noted
 
     def mark_unknown(self, node: ast.AST) -> None:
         """From here on everything is unknown; our own code does only what its classes declare."""
         if not source.is_ours(self.frame.module):
-            self.unknown = self.unknown or self.location(node)
+            self.flow.unknown = self.flow.unknown or self.location(node)
 
     def location(self, node: ast.AST) -> str:
         """``file.py:14``."""
@@ -174,13 +157,13 @@ class ContextVisitor(ast.NodeVisitor):
 
     def note(self, action: Action, key: str, node: ast.AST, *, item: str = "", sure: bool = True) -> None:
         """Note a use of a key; the lack of one that the stage itself may have written before is not certain."""
-        written = any(use.key == key and use.action == "write" for use in self.uses)
-        sure = sure and self.sure and not self.unknown and not (action == "read" and written)
-        self.uses.setdefault(Use(key, action, self.location(node), sure, item))
+        written = any(use.key == key and use.action == "write" for use in self.flow.uses)
+        sure = sure and self.sure and not self.flow.unknown and not (action == "read" and written)
+        self.flow.uses.setdefault(Use(key, action, self.location(node), sure, item))
 
     def note_declaration(self, home: source.Definition) -> None:
         """What a class declares, whose method runs."""
-        self.declared_writes |= dict.fromkeys(classes.own_declaration(home, "writes"))
+        self.flow.declared_writes |= dict.fromkeys(classes.own_declaration(home, "writes"))
         if source.is_ours(home.module):
             for key in classes.own_declaration(home, "reads"):
                 self.note("read", key, home.node)
@@ -201,7 +184,7 @@ class ContextVisitor(ast.NodeVisitor):
                 case Ref(()):
                     self.mark_unknown(node)
                 case Ref((key,)) if not source.is_ours(self.frame.module):
-                    self.opaque.add(key)
+                    self.flow.opaque.add(key)
                 case Instance(escaped=False):
                     value.escaped = True
                     self.escape(node, *value.attributes.values())
@@ -321,7 +304,7 @@ class ContextVisitor(ast.NodeVisitor):
         self.note("write", name, node)
         if name in {"status", "is_exit"}:
             status = _text(value) if name == "status" else "terminal_pass" if value == Const(True) else None
-            self.statuses = (set() if self.sure else self.statuses) | {status or ANY}
+            self.flow.statuses = (set() if self.sure else self.flow.statuses) | {status or ANY}
 
     def remove(self, owner: Value, key: Value, node: ast.AST, *, required: bool = True) -> None:
         """``del context[key]`` and ``context.pop(key)``."""
@@ -549,7 +532,7 @@ class ContextVisitor(ast.NodeVisitor):
             case ast.Name("iter"), [Rounds() as rounds]:
                 return rounds
             case ast.Name("next"), [Rounds(counted=False), *_] if self.counting:
-                self.inexact[self.location(node)] = None
+                self.flow.inexact[self.location(node)] = None
         if ast.unparse(function) not in _HARMLESS:
             self.escape(node, callee, *arguments.all())
         return None
@@ -566,7 +549,7 @@ class ContextVisitor(ast.NodeVisitor):
     def use_kit(self, name: str, node: ast.AST, arguments: Arguments) -> Value:
         """``context.batches("ctr", count=6)``, or the method alone."""
         reads, writes = _KIT[name]
-        self.ours.add(name)
+        self.flow.ours.add(name)
         for key in reads:
             self.note("read", key, node)
         if reads and isinstance(phase := next(iter(arguments.all()), None), Const):
@@ -580,7 +563,7 @@ class ContextVisitor(ast.NodeVisitor):
         """Any other method of the context, or of what lies in it."""
         name, arguments = getattr(node.func, "attr", ""), self.arguments(node)
         ours = not owner.path or owner.path[0] in _OURS or name == "bind"
-        self.ours |= {name} if ours and Ref() in arguments.all() else set()
+        self.flow.ours |= {name} if ours and Ref() in arguments.all() else set()
         self.escape(node, *(value for value in arguments.all() if not (ours and value == Ref())))
         if name not in _READ_ONLY and hasattr(dict, name):
             self.escape(node, owner)
@@ -679,7 +662,7 @@ class ContextVisitor(ast.NodeVisitor):
     def hand_over(self, arguments: Arguments, module: source.Module, node: ast.AST) -> None:
         """Give values to code that is not followed; ours does nothing to the context."""
         ours = source.is_ours(module)
-        self.ours |= {module.name} if ours and Ref() in arguments.all() else set()
+        self.flow.ours |= {module.name} if ours and Ref() in arguments.all() else set()
         self.escape(node, *(value for value in arguments.all() if not (isinstance(value, Ref) and ours)))
 
     def follow(self, function: Function, arguments: Arguments, node: ast.AST) -> Value:
@@ -721,11 +704,11 @@ class ContextVisitor(ast.NodeVisitor):
         lazy = isinstance(body, ast.AsyncFunctionDef) or _within(ast.Module(body.body, []), (ast.Yield, ast.YieldFrom))
         self.sure = self.sure and not lazy
         if source.is_ours(self.frame.module) and body.name != "__init__":
-            self.ours.add(body.name)
+            self.flow.ours.add(body.name)
         if self.frame.home and body.name == self.method:
             self.note_declaration(self.frame.home)
-            if self.sure and not self.unknown and source.is_ours(self.frame.module):
-                self.runs.add(f"{self.frame.home.name}.{body.name}")
+            if self.sure and not self.flow.unknown and source.is_ours(self.frame.module):
+                self.flow.runs.add(f"{self.frame.home.name}.{body.name}")
         self.block(body.body)
         return_values = self.frame.return_values
         if len(return_values) == 1 and isinstance(body.body[-1], ast.Return):

@@ -36,11 +36,9 @@ def import_failed(text: str, module: str, file: Path | None, error: BaseExceptio
         return ClassPathError(no_module(text, module))
     # The file that failed: the one that the path names, or one that it imports.
     last = frames[-1] if frames else traceback.FrameSummary(str(file or module), 0, "")
-    what = (
-        _wrong_import(error, user_error.__traceback__, f"{last.filename}:{last.lineno}")
-        if isinstance(error, ImportError)
-        else None
-    )
+    what: str | None = None
+    if isinstance(error, ImportError):
+        what = _wrong_import(error, user_error.__traceback__, f"{last.filename}:{last.lineno}")
     if what is None:
         parts: tuple[object, ...] = (last.filename, last.lineno)
         # Compiled strings may have no place of their own.
@@ -78,11 +76,9 @@ def _wrong_import(error: ImportError, trace: TracebackType | None, place: str) -
         return message
     if not isinstance(error, ModuleNotFoundError) or not missing or missing.startswith(workspaces.__name__):
         return None
-    return (
-        f"{place} imports '{missing}', and {imports.no_module(missing)}"
-        if find_spec(top)
-        else imports.no_package(place, top)
-    )
+    if find_spec(top):
+        return f"{place} imports '{missing}', and {imports.no_module(missing)}"
+    return imports.no_package(place, top)
 
 
 def user_traceback(trace: TracebackType | None, *, only: bool = False) -> TracebackType | None:

@@ -137,6 +137,23 @@ def test_one_that_takes_something_or_may_is_not(linear: Path, body: str, base: s
     assert notes(linear, body, base) == []
 
 
+@pytest.mark.parametrize(
+    ("method", "faults"),
+    [
+        ("is_over(self, context): return True", 0),
+        ("run(self, context): print(context.epochs(2))", 0),
+        ("run(self, context): super().run(context)", 1),
+        ("__init__(self, context): pass", 1),
+    ],
+)
+def test_a_runner_that_ends_by_itself_needs_no_number_of_epochs(linear: Path, method: str, faults: int) -> None:
+    (linear.parent / "own.py").write_text(
+        f"from pipeline import stages\nclass Runner(stages.Runner):\n    def {method}\n"
+    )
+    found = [fault.message for fault in inspect(linear, [PATH[0], "runner.train_runner.epochs=null"]).faults]
+    assert len([message for message in found if message.startswith("does not say how long to train")]) == faults
+
+
 def test_an_infer_runner_has_nothing_to_save(linear: Path) -> None:
     text = linear.read_text(encoding="utf-8").replace("class: train", "class: infer, init_model_path: .")
     linear.write_text(text.replace(" epochs: 2,", ""), encoding="utf-8")
