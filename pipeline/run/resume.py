@@ -85,7 +85,7 @@ def _is_run_of(config: Config, run_dir: Path) -> bool:
     command, name = read_command(run_dir), config.settings.name
     same_file = config.path is not None and command.get("config") == str(config.path.resolve())
     same_name = name is not None and command.get("name") == name
-    return (same_file or same_name) and not (run_dir / MADE_BY).exists()
+    return (same_file or same_name) and not os.path.exists(run_dir / MADE_BY)
 
 
 def _log_why_new(output_dir: Path, config: Config) -> None:
@@ -110,7 +110,7 @@ def _has_lost_its_config(run_dir: Path) -> bool:
 
 def _owner(run_dir: Path) -> str:
     """Which config a run is of, or which command made it, in words."""
-    if (run_dir / MADE_BY).exists():
+    if os.path.exists(run_dir / MADE_BY):
         return f"was made by {(run_dir / MADE_BY).read_text(encoding='utf-8').strip()}"
     path = read_command(run_dir).get("config", "a config that its command.txt does not name")
     lost = ", which is not there any more" if _has_lost_its_config(run_dir) else ""

@@ -8,6 +8,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -16,13 +17,14 @@ import yaml
 from click.testing import CliRunner
 
 from pipeline import Context, GeneralTrainer
+from pipeline.check.checker import check_or_raise
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.cli import group
 from pipeline.config.yaml_tree import differences
 from pipeline.errors import ConfigError, ExitCode, NoCheckpointError
 from pipeline.run.directory import RunDirectory
 from pipeline.run.provenance import Provenance
-from pipeline.run.resume import MAX_LINES, compare, split_path
+from pipeline.run.resume import MAX_LINES, compare, find_previous, split_path
 
 SAVING = ["runner.train_runner.save_interval=2"]
 TWO = [
@@ -324,6 +326,20 @@ def test_a_config_whose_folder_was_moved_begins_a_new_run_and_says_how_to_name_t
     (told,) = [line for line in log_lines if "is a run of" in line]
     assert f"{run_dir}: is a run of {linear}, which is not there any more" in told
     assert f"to go on with it, name it in the place of auto: {run_dir}" in told
+
+
+def test_auto_begins_a_new_run_where_the_one_before_may_not_be_read(linear: Path) -> None:
+    config, own = check_or_raise(linear), os.geteuid()
+    with TemporaryDirectory() as folder:
+        run_dir = Path(folder, config.name, "20260101-000000-abcdef")
+        run_dir.mkdir(parents=True)
+        for path, mode in ((run_dir, 0), (Path(folder), 0o777), (run_dir.parent, 0o777)):
+            path.chmod(mode)
+        try:
+            os.seteuid(own or 65534)  # root may read everything
+            assert find_previous(Path(folder), config, "auto") is None
+        finally:
+            os.seteuid(own)
 
 
 @pytest.mark.parametrize("by", ["file", "Python"])
