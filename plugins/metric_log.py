@@ -12,10 +12,18 @@ from typing import Any
 from loguru import logger
 
 from pipeline import hookimpl
+from pipeline.checkpoint.state import StateModel
 from pipeline.checkpoint.storage import as_number, finite, no_link, refusal, storing
 from pipeline.context import Context
 
 _TIMINGS = {"samples_per_second"}
+
+
+class Sizes(StateModel):
+    """How long the files are, in bytes."""
+
+    metrics: int
+    timing: int
 
 
 class MetricLog:
@@ -49,7 +57,8 @@ class MetricLog:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Cut off what a run that was interrupted wrote after its checkpoint: it comes again."""
-        for file, size in ((self.metrics, state["metrics"]), (self.timing, state["timing"])):
+        sizes = Sizes.from_tree(state, "metric_log")
+        for file, size in ((self.metrics, sizes.metrics), (self.timing, sizes.timing)):
             if _size(file) < size:
                 # Nobody waits for the disk with every line, so the newest may be lost when the machine stops.
                 missing = f"has {_size(file)} bytes, and had {size} when the checkpoint was saved"

@@ -11,8 +11,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from pipeline import hookimpl
+from pipeline.checkpoint.state import StateModel
 from pipeline.context import Context
 from pipeline.run.log import on_terminal
+
+
+class EpochState(StateModel):
+    """An epoch, and the iteration at which it began."""
+
+    epoch: int
+    epoch_started_at: int
 
 
 class ProgressBar:
@@ -77,7 +85,8 @@ class ProgressBar:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on in that epoch."""
-        self.epoch, self.epoch_started_at = state["epoch"], state["epoch_started_at"]
+        beginning = EpochState.from_tree(state, "progress_bar")
+        self.epoch, self.epoch_started_at = beginning.epoch, beginning.epoch_started_at
 
     def stop(self) -> None:
         """Take the bar away, if there is one."""

@@ -110,7 +110,7 @@ class LoadedCheckpoint:
         """
         if not self.training:
             return None
-        return TrainingState.from_tree(self.training, str(self.path), self.train_state, self.iterations)
+        return TrainingState.from_tree(self.training, str(self.path), self.train_state)
 
 
 def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 from loguru import logger
@@ -55,7 +56,7 @@ def restore_training(
     if state is None:
         return
     brains = unique_brains(models)
-    _check_phases(state, models, brains, where)
+    _check_phases(state, models, where)
     for phase, entry in brains.items():
         _load_schedulers(entry, state.optim_schedulers[phase], f"{where}: phase '{phase}'")
         restore_gradients(entry["brain"].modules, state.gradients[phase], f"{where}: gradients.{phase}")
@@ -71,14 +72,13 @@ def restore_training(
     restore_generators(state, where)
 
 
-def _check_phases(state: TrainingState, models: Models, brains: Models, where: str) -> None:
+def _check_phases(state: TrainingState, models: Models, where: str) -> None:
     """Raise if the state lacks a phase of the run."""
-    for key, missing in {
-        "updaters": models.keys() - state.updaters.keys(),
-        "optim_schedulers": brains.keys() - state.optim_schedulers.keys(),
-        "gradients": brains.keys() - state.gradients.keys(),
-    }.items():
-        if missing:
+    brains, modules = unique_brains(models), unique_modules(models)
+    owners = {"updaters": models, "optim_schedulers": brains, "gradients": brains}
+    owners |= {"frozen.begun": modules, "frozen.now": modules, "buffers": modules} if state.frozen else {}
+    for key, phases in owners.items():
+        if missing := phases.keys() - attrgetter(key)(state).keys():
             raise CheckpointError(f"{where}: {key} has no phase '{min(missing)}', and the run has one; {_REMEDY}")
 
 

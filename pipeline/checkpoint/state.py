@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 from torch import Tensor, nn
 
 from pipeline.checkpoint.comparison import below, brief
@@ -15,9 +16,6 @@ from pipeline.checkpoint.weights import Models, unique_brains
 from pipeline.errors import CheckpointError
 
 VERSION = 2
-
-# Those that every training has.
-COUNTERS = ("iteration", "update", "epoch", "samples")
 
 # The recoverable that has a ``MidEpochState``.
 MID_EPOCH = "mid_epoch"
@@ -42,7 +40,10 @@ class StateModel(BaseModel):
         try:
             return cls.model_validate(tree)
         except ValidationError as error:
-            raise CheckpointError(f"{where}: {_problem(error, tree)}; use another checkpoint") from error
+            first = error.errors(include_url=False)[0]
+            what = "is missing" if first["type"] == "missing" else f"is {brief(first['input'])}: {first['msg'].lower()}"
+            place = reduce(below, first["loc"], "") or "the state"
+            raise CheckpointError(f"{where}: {place} {what}; use another checkpoint") from error
 
     def to_tree(self) -> dict[str, Any]:
         """The same as nested dicts and lists; what others load stays as it is."""
@@ -58,28 +59,18 @@ def _tree(value: Any) -> Any:
     return [_tree(item) for item in value] if type(value) is list else value
 
 
-def _problem(error: ValidationError, tree: Any) -> str:
-    """The first of the errors in words."""
-    detail = error.errors(include_url=False)[0]
-    place, value = "", tree
-    for key in detail["loc"]:
-        try:
-            place, value = below(place, key), value[key]
-        except (LookupError, TypeError):
-            # A key that is missing, or the name of a type.
-            break
-    if detail["type"] == "missing":
-        return f"has no '{below(place, detail['loc'][-1])}'"
-    if detail["type"] == "extra_forbidden":
-        return f"has '{place}', which is unknown"
-    return f"{place or 'the state'} is {brief(value)}: {detail['msg']}"
-
-
 # What an object gives as its state, and takes again; only that object knows what is in it.
 OwnState = InstanceOf[Mapping[str, Any]]
 
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError("has to be a number, or another plain value")
+
+
 # Plugins may put other plain values beside the numbers.
-Numbers = dict[str, bool | int | float | str | None]
+Numbers = dict[str, Annotated[Any, AfterValidator(_plain)]]
 
 
 class MeterState(StateModel):
@@ -156,7 +147,7 @@ class EntryState(StateModel):
     number: int
     repeat: bool
     first: int
-    numbers: dict[str, bool | int | float | str | dict[str, Any] | None]
+    numbers: dict[str, Any]
     validated: bool
     state: PassState | None
 
@@ -229,11 +220,30 @@ class LoopState1(StateModel):
         )
 
 
+class Counters(StateModel, extra="ignore"):
+    """Those that every training has, and which phase of an epoch it is; in ``state.json``."""
+
+    iteration: int
+    update: int
+    epoch: int
+    samples: int
+    phase_index: int = 0
+
+
 class SchedulerState(StateModel):
     """The classes of an OptimScheduler and its optimizer, and its ``state_dict``."""
 
     classes: str = Field(alias="class")
     state: OwnState
+
+
+class WindowState(StateModel):
+    """The accumulation window of an OptimScheduler."""
+
+    real_step: int
+    batches: int
+    samples: int
+    discards: bool
 
 
 class RandomState(StateModel):
@@ -307,7 +317,7 @@ class MidEpochState(StateModel):
 
     phases: list[str]
     dataset: dict[str, OrderState | None]
-    generators: dict[str, list[Tensor]] = Field(default_factory=dict)
+    generators: dict[str, list[Tensor]]
     overfit_batches: int | None
     accum_grad: dict[str, dict[str, int]]
 
@@ -388,43 +398,30 @@ class TrainingState(StateModel):
             "recoverables": {name: recoverable.state_dict() for name, recoverable in (recoverables or {}).items()},
         }
         changes = initial.changes(models) if initial else {}
-        return cls.from_tree({**_OPTIONAL, **own, **changes, **more}, "the training state")
+        return super().from_tree({**_OPTIONAL, **own, **changes, **more}, "the training state")
 
     @classmethod
-    def from_tree(
-        cls,
-        tree: Any,
-        where: str,
-        counters: Mapping[str, int] | None = None,
-        iterations: Mapping[str, Mapping[str, int]] | None = None,
-    ) -> Self:
+    def from_tree(cls, tree: Any, where: str, counters: Mapping[str, Any] | None = None) -> Self:
         """The state that a checkpoint holds, also of version 1, which had no number.
 
         Args:
             tree: nested dicts and lists.
             where: the checkpoint, for messages.
             counters: of the checkpoint; they say where a loop of version 1 is.
-            iterations: likewise, phase -> name -> the iteration that a number is of.
 
         Raises:
             CheckpointError: a key is missing, unknown, or of another type; or the version is another.
         """
-        counters = counters or {}
-        for name in COUNTERS if counters else ():
-            if type(counters.get(name)) is not int:
-                what = f"the counter '{name}' is {brief(counters.get(name))}, and has to be a whole number"
-                raise CheckpointError(f"{where}: {what}; use another checkpoint")
+        counted = Counters.from_tree(counters or dict.fromkeys(Counters.model_fields, 0), f"{where}: counters")
         version = tree.get("version", 1) if isinstance(tree, Mapping) else VERSION
         if type(version) is not int or version not in {1, VERSION}:
             what = f"version is {brief(version)}, and this version of pipeline reads 1 and {VERSION}"
             raise CheckpointError(f"{where}: {what}; use the version that saved it, or another checkpoint")
         if version == VERSION:
             return super().from_tree(tree, where)
-        state = super().from_tree({**_of_version_1(tree), "loop": None}, where)
-        if (loop := tree.get("loop")) is not None:
-            state.loop = _loop_of_version_1(
-                _completed(loop, iterations=iterations), state, f"{where}: loop", counters or {}
-            )
+        state = super().from_tree(_of_version_1(tree), where)
+        if tree.get("loop") is not None:
+            state.loop = _loop_of_version_1(tree["loop"], state, f"{where}: loop", counted)
         return state
 
 
@@ -436,46 +433,29 @@ _OPTIONAL: dict[str, Any] = {
 
 def _of_version_1(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The tree of version 1 as it is now, but for the loop."""
-    new = {**_OPTIONAL, "version": VERSION, **tree, "random": _completed(tree.get("random"), numpy=None)}
-    new["fit"] = _completed(new["fit"], over=True)
-    if "fit" in tree and new["fit"] is None:
+    new = {**_OPTIONAL, **tree, "version": VERSION, "loop": None}
+    if isinstance(new["fit"], Mapping):
+        new["fit"] = {**new["fit"], "over": True}
+    elif "fit" in tree:
         # Weights alone, saved within an epoch.
         new |= {"updaters": {}, "optim_schedulers": {}, "gradients": {}, "random": random_state()}
         new["fit"] = {"epochs": [], "metrics": {}, "over": False}
     if "data" in tree:
-        optional: dict[str, Any] = {
-            "in_epoch": False,
-            "validated": -1,
-            "numbers": None,
-            "attributes": {},
-            "lines": None,
-        }
-        experiment = {name: new.pop(name, value) for name, value in {"data": None, **optional}.items()}
+        fields = ExperimentState.model_fields.keys() & tree
+        experiment = {name: new.pop(name) for name in fields}
         own = {name: new.pop(name) for name in tree if name in new.keys() - TrainingState.model_fields}
-        new["experiment"] = {**experiment, "state": own}
-    if "buffers" not in tree and isinstance(new.get("updaters"), Mapping):
-        new["buffers"] = {phase: [] for phase in new["updaters"]}
+        new["experiment"] = {"lines": None, **experiment, "state": own}
     return new
 
 
-def _loop_of_version_1(loop: Any, state: TrainingState, where: str, counters: Mapping[str, Any]) -> LoopState:
+def _loop_of_version_1(loop: Any, state: TrainingState, where: str, counters: Counters) -> LoopState:
     """Where a loop of version 1 is; its phases are known to another part of the state."""
-    if isinstance(loop, Mapping) and isinstance(loop.get("pass"), Mapping) and "step" in loop["pass"]:
-        # Before, one count was both.
-        loop = {**loop, "pass": _completed(loop["pass"], taken=loop["pass"]["step"])}
     old, own = LoopState1.from_tree(loop, where), state.recoverables.get(MID_EPOCH)
     phases = MidEpochState.from_tree(own, f"{where}: {MID_EPOCH}").phases if own else [*state.updaters]
-    index = counters.get("phase_index", 0)
-    if type(index) is not int or not 0 <= index < len(phases):
-        raise CheckpointError(
-            f"{where}: phase_index is {brief(index)}, of {len(phases)} phases; use another checkpoint"
-        )
-    return old.upgrade(counters.get("epoch", 0), index, phases, state.metrics)
-
-
-def _completed(value: Any, **defaults: Any) -> Any:
-    """A mapping with what it lacks; anything else as it is."""
-    return {**defaults, **value} if isinstance(value, Mapping) else value
+    if counters.phase_index not in range(len(phases)):
+        what = f"phase_index is {counters.phase_index}, of {len(phases)} phases"
+        raise CheckpointError(f"{where}: {what}; use another checkpoint")
+    return old.upgrade(counters.epoch, counters.phase_index, phases, state.metrics)
 
 
 def _schedulers(entry: Mapping[str, Any], phase: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from pipeline.checkpoint.parts import load_optimizer, optimizer_state_of, options_of
+from pipeline.checkpoint.state import WindowState
 from pipeline.context import Context
 from pipeline.data.batch import shape_of
 from pipeline.errors import ConfigError, DataError, one_of
@@ -389,7 +390,7 @@ class OptimScheduler(ABC):
         load_optimizer(self.optimizer, state_dict["optimizer"], self.configured, scheduled=not self.constant)
         if self.scaler and state_dict["scaler"]:
             self.scaler.load_state_dict(state_dict["scaler"])
-        for name, value in state_dict["window"].items():
+        for name, value in WindowState.from_tree(state_dict["window"], "window"):
             setattr(self, name, value)
         self.load_schedule_state(state_dict["schedule"])
 
