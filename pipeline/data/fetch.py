@@ -115,17 +115,6 @@ def _can_be_pickled(error: Exception) -> bool:
     return True
 
 
-def add_note(error: BaseException, where: str, what: str) -> None:
-    """Add a note to an error of user code that says where in the data it was raised.
-
-    Args:
-        error: gets it.
-        where: the dataset.
-        what: which samples, and what was done with them.
-    """
-    error.add_note(f"{where}: {what}{in_worker()}")
-
-
 def in_worker() -> str:
     """``, in worker 1``; nothing in the process that trains."""
     info = get_worker_info()
@@ -148,7 +137,7 @@ def collate_samples(collate: Callable[[Any], Any], samples: Any, where: str, whi
         return collate(samples)
     except Exception as error:
         if collate not in TORCH_COLLATES:
-            add_note(error, where, f"collate_fn failed on {which}: {describe_samples(samples)}")
+            error.add_note(f"{where}: collate_fn failed on {which}: {describe_samples(samples)}{in_worker()}")
             raise
         what = f"torch's collate makes no batch of {which}{in_worker()}: {describe_samples(samples)}"
         reason = str(error).partition("\n")[0]
@@ -275,7 +264,7 @@ class FetchedDataset(Dataset[Any]):
             remedy = "which would end the epoch" + in_worker() + "; raise IndexError, or correct __len__"
             raise DataError(f"{self.where}: {what}, {remedy}") from error
         except Exception as error:
-            add_note(error, self.where, f"raised for {format_indices(failing)}, fetching {request}")
+            error.add_note(f"{self.where}: raised for {format_indices(failing)}, fetching {request}{in_worker()}")
             raise
 
 

@@ -17,7 +17,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from pipeline.checkpoint import pytree
 from pipeline.checkpoint.random_state import cpu_random_state, restore_cpu_random_state
-from pipeline.data.fetch import Progress, WorkerFailure, add_note, collate_samples
+from pipeline.data.fetch import Progress, WorkerFailure, collate_samples, in_worker
 from pipeline.data.rng import RngStream, seeding
 from pipeline.errors import CheckpointError, DataError
 
@@ -158,7 +158,7 @@ class Shard:
                 state = state_of(self.dataset, stream.where)
                 return batch, {"dataset": state, "draws": None if self.seed is None else cpu_random_state()}
         except Exception as error:
-            add_note(error, stream.where, f"raised for {self._describe(number)}")
+            error.add_note(f"{stream.where}: raised for {self._describe(number)}{in_worker()}")
             raise
 
     def _samples(self) -> Iterator[Any]:
