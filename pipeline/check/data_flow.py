@@ -328,11 +328,10 @@ class DataFlow:
         """Why a key is missing, what to do, and whose fault it is."""
         if WRITERS.get(use.key) == reader.stage or use.key in reader.flow.writes():
             return f"; write it here, before it is read: context['{use.key}'] = …", None
-        for similar in difflib.get_close_matches(use.key, stage_keys, n=1, cutoff=0.8):
-            owner = next((stage for stage in earlier_stages if similar in stage.flow.writes()), None)
-            if owner and use.key in WRITERS:
-                return f". {owner.location} writes context['{similar}']: write context['{use.key}'] there", owner
-            return nearest(use.key, [similar]), owner
+        # A key of the framework is right: what is like it is misspelt, and the default that writes it is said below.
+        for similar in () if use.key in WRITERS else difflib.get_close_matches(use.key, stage_keys, n=1, cutoff=0.8):
+            owners = (stage for stage in earlier_stages if similar in stage.flow.writes())
+            return nearest(use.key, [similar]), next(owners, None)
         for stage in self.stages.values():
             if stage and stage is not reader and stage not in earlier_stages and use.key in stage.flow.writes():
                 late = "comes later or not at all: write it before, or read it there"

@@ -450,21 +450,26 @@ def optimize(
     last: bool = False,
     retain_graph: bool = False,
 ) -> tuple[bool, bool]:
-    """Train on the losses of one batch, by hand: the gradients of all come first, and then the schedulers step.
+    """Train on the losses of one batch, by hand: first one backward for each loss, then each scheduler steps.
+
+    Autocast is left meanwhile. A loop of one's own finds the losses in ``optim_schedulers[0].losses``, to report them.
 
     Args:
-        losses: as for ``backward_and_step``; a single tensor is ``loss``. Whoever counts the batch reports them.
-        optim_schedulers: those that the losses drive; no other parameter gets a gradient.
+        losses: name -> scalar that is a mean over the samples of the batch; a single tensor is ``loss``.
+        optim_schedulers: those that the losses drive, also by name; no other parameter gets a gradient.
         epoch: counted from 0; None: the one of the run, or the first.
-        samples: how many the batch has; None: those of the run's batch, or all batches alike.
-        last: as for ``backward_and_step``.
+        samples: how many the batch has; with accumulation, losses are weighted by it. None: those of the run's batch, or
+            all batches alike.
+        last: whether this is the last batch of a pass, which closes every accumulation window.
         retain_graph: whether more is to go backward through the graph, as torch's ``backward`` has it.
 
     Returns:
-        As ``backward_and_step``.
+        (False where a loss is known not to be finite: on a GPU that is known later; whether a window was closed in which
+        a scheduler acted).
 
     Raises:
-        DataError, ConfigError: as from ``backward_and_step``.
+        DataError: a scheduler's loss is not there, no scalar, or has no gradient.
+        ConfigError: two schedulers train the same parameter, or share a gradient scaler with windows of different lengths.
     """
     schedulers = [*(optim_schedulers.values() if isinstance(optim_schedulers, Mapping) else optim_schedulers)]
     first, losses = schedulers[0], losses_by_name(losses, "optimize")
@@ -490,7 +495,7 @@ def backward_and_step(
     last: bool = False,
     retain_graph: bool | None = None,
 ) -> tuple[bool, bool]:
-    """Run one backward for each distinct loss, then step each scheduler whose window is full.
+    """Run one backward for each distinct loss, then step each scheduler whose window is full: ``optimize`` in the hot loop.
 
     Args:
         losses: name -> scalar that is a mean over the samples of the batch; left as they are.
@@ -502,12 +507,7 @@ def backward_and_step(
             backward will do where one scheduler ``owns_all``.
 
     Returns:
-        (False where a loss is known not to be finite: on a GPU that is known later; whether a window was closed in which
-        a scheduler acted).
-
-    Raises:
-        DataError: a scheduler's loss is not there, or has no gradient.
-        ConfigError: two schedulers train the same parameter, or share a gradient scaler with windows of different lengths.
+        As ``optimize``, and likewise what it raises.
     """
     only, *others = optim_schedulers
     if only.owns_all and not others and retain_graph is None:

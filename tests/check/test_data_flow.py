@@ -57,9 +57,9 @@ MESSAGES: list[tuple[dict[str, str], str]] = [
     ({"instance": "context['hyper_parameter']"},
      "instance (your_instance.py:5) reads context['hyper_parameter']; no earlier stage writes it; did you mean 'hyper_parameters'?"),
     # It is right, and what was written is misspelt.
-    ({"instance": "context['dataste'] = 1", "network": "context['model'] = unknown()", "runner": "context['dataset']"},
+    ({"network": "context['model'] = context['datasets'] = unknown()", "runner": "context['dataset']"},
      ("runner (your_runner.py:5) reads context['dataset']; no earlier stage writes it. "
-     "instance (your_instance.py:3) writes context['dataste']: write context['dataset'] there")),
+     "The default network, which your_network.py replaces, writes it: write it there too")),
     # The stage itself is to write it.
     ({"network": f"context['model']['line'] = 1; {WHOLE}"},
      "network (your_network.py:5) reads context['model']; no earlier stage writes it; write it here, before it is read: context['model'] = …"),
