@@ -6,7 +6,7 @@ import copy
 import inspect
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from itertools import chain, compress, islice, repeat
 from operator import length_hint
 from typing import Any, NoReturn, TypeVar
@@ -23,7 +23,6 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from pipeline.config.schema import DatasetSchema
 from pipeline.config.yaml_tree import differences
 from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, draws_nothing
 from pipeline.data.rng import get_states, mix, set_states
@@ -33,34 +32,6 @@ from pipeline.errors import ConfigError, DataError, one_of
 from pipeline.signals import SHUTDOWN
 
 _T = TypeVar("_T")
-
-
-def build_loader(
-    dataset: Dataset[Any],
-    settings: DatasetSchema,
-    seed: int | None,
-    device: torch.device,
-    collate: Callable[[list[Any]], Any] | None,
-) -> SeededLoader:
-    """The loader of one item of ``dataset:``.
-
-    Raises:
-        DataError: the dataset is empty, has no length, or cannot be shuffled.
-    """
-    return make_loader(
-        dataset,
-        seed=seed,
-        shuffle=settings.shuffle,
-        batch_size=settings.batch_size,
-        where=f"dataset.{settings.name}",
-        num_workers=settings.num_workers,
-        drop_last=settings.drop_last,
-        collate_fn=collate,
-        multiprocessing_context=settings.multiprocessing_context if settings.num_workers else None,
-        timeout=(settings.timeout or 0) if settings.num_workers else 0,
-        pin_memory=device.type == "cuda",
-    )
-
 
 KEYWORDS = frozenset(inspect.signature(DataLoader).parameters) - {"dataset"}
 

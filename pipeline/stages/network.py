@@ -10,7 +10,7 @@ from torch import nn
 from pipeline.config.load import Config
 from pipeline.config.schema import DatasetSchema, PhaseSchema, RunnerSchema
 from pipeline.context import Context
-from pipeline.data.loader import build_loader
+from pipeline.data.loader import make_loader
 from pipeline.errors import ConfigError
 from pipeline.stages.base import NetworkBase
 from pipeline.stages.build import load_optimizer, make
@@ -60,8 +60,20 @@ class Network(NetworkBase):
         with error_context(address):
             dataset = dataset_class(**settings.args)
         collate = settings.collate_fn and load_named(settings.collate_fn, f"{address}.collate_fn", "collate", config)
+        workers = {"timeout": settings.timeout or 0, "multiprocessing_context": settings.multiprocessing_context}
         with error_context(address):
-            return build_loader(dataset, settings, runner.seed, context["device"], collate)
+            return make_loader(
+                dataset,
+                seed=runner.seed,
+                shuffle=settings.shuffle,
+                batch_size=settings.batch_size,
+                where=address,
+                drop_last=settings.drop_last,
+                collate_fn=collate,
+                pin_memory=context["device"].type == "cuda",
+                num_workers=settings.num_workers,
+                **(workers if settings.num_workers else {}),
+            )
 
     def build_phase(self, phase: PhaseSchema, runner: RunnerSchema, context: Context) -> dict[str, Any]:
         """What ``context["model"]`` holds for one item of ``phase:``."""

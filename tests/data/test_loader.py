@@ -23,8 +23,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from pipeline.config.schema import DatasetSchema
-from pipeline.data.loader import EpochSampler, build_loader, make_loader, set_epoch
+from pipeline.data.loader import EpochSampler, make_loader, set_epoch
 from pipeline.data.rng import mix, sample_generator, seed_generators, seeding
 from pipeline.errors import ConfigError, DataError
 
@@ -266,17 +265,12 @@ def test_workers_that_would_miss_the_epoch_are_refused(dataset: Any) -> None:
         make_loader(dataset, seed=0, num_workers=1, persistent_workers=True)
 
 
-CPU = torch.device("cpu")
 TEN = TensorDataset(torch.arange(10))
-
-
-def settings(**keys: Any) -> DatasetSchema:
-    return DatasetSchema(name="train_data", class_path="x.y", **keys)
 
 
 def batches(seed: int | None = 0, epoch: int = 0, dataset: Any = TEN, **keys: Any) -> list[list[int]]:
     """What a loader gives in an epoch."""
-    loader = build_loader(dataset, settings(**keys), seed, CPU, None)
+    loader = make_loader(dataset, seed=seed, **keys)
     set_epoch(loader, epoch)
     return [batch[0].tolist() for batch in loader]
 
@@ -330,11 +324,11 @@ def test_a_dataset_that_cannot_be_loaded_is_refused_with_its_name_and_what_to_do
     dataset: Any, keys: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DataError, match=f"dataset.train_data: {message}"):
-        build_loader(dataset, settings(**keys), 0, CPU, None)
+        make_loader(dataset, seed=0, where="dataset.train_data", **keys)
 
 
 def test_batches_are_made_by_collate_fn_where_there_is_one() -> None:
-    loader = build_loader(TEN, settings(batch_size=5), 0, CPU, lambda samples: sum(int(each[0]) for each in samples))
+    loader = make_loader(TEN, seed=0, batch_size=5, collate_fn=lambda samples: sum(int(each[0]) for each in samples))
     assert list(loader) == [10, 35]
 
 
