@@ -26,10 +26,10 @@ def messages(linear: Path, code: str, stage: str, *, run: bool = False) -> list[
 
 HEAD = "class Runner(stages.Runner):\n    "
 NOWHERE = [
-    ("def train_epoch(self, phase, context): super().train_epoch(phase, context)",
-     "Runner.train_epoch (own.py:3) calls super().train_epoch, which no class after Runner has; known: evaluate, "),
-    ("def run(self, context):\n        super().run(context)\n        super().validate(context)",
-     "Runner.run (own.py:5) calls super().validate, which no class after Runner has; did you mean 'evaluate'?"),
+    ("def warm_up(self, phase, context): super().warm_up(phase, context)",
+     "Runner.warm_up (own.py:3) calls super().warm_up, which no class after Runner has; known: evaluate, "),
+    ("def run(self, context):\n        super().run(context)\n        super().evalute(context)",
+     "Runner.run (own.py:5) calls super().evalute, which no class after Runner has; did you mean 'evaluate'?"),
     ("def run(self, context):\n        for each in range(2):\n            super(Runner, self).rum(context)",
      "Runner.run (own.py:5) calls super().rum, which no class after Runner has; did you mean 'run'?"),
     ("def run(self, context):\n        with open('x') as file:\n            return super().context",
@@ -59,7 +59,6 @@ def test_a_super_is_looked_up_in_the_order_of_the_bases_of_the_stage(linear: Pat
 
 UNCALLED = [
     ("runner", "trian(self, context)", "the trainer calls run(context)"),
-    ("runner", "train_epoch(self, phase, context)", "the trainer calls run(context)"),
     ("runner", "evalaute(self, phase, runner, context)", "did you mean 'evaluate'?"),
     ("network", "buidl_network(self, context)", "did you mean 'build_network'?"),
     ("network", "build_loader(self, settings)", "did you mean 'build_model'?"),
