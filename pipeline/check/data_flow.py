@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import TypeAlias
 
 from pipeline.check.inspection import Setting, plain
 from pipeline.config.schema import RunnerSchema
@@ -16,7 +17,7 @@ from pipeline.context import KEYS, STAGES, STATUSES, TRAIN_STATE, WRITERS, Conte
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import class_path, classes, source
 from pipeline.user_code.context_flow import ANY, Flow, Use
-from pipeline.user_code.context_visitor import Arguments, Const, ContextVisitor, Function, Ref, Scalar, Value
+from pipeline.user_code.context_visitor import Arguments, Const, ContextVisitor, Function, Ref, Scalar
 
 # The keys that stand in the context before the first stage.
 TRAINER_KEYS = tuple(key.name for key in KEYS if key.writer == "trainer" and key.name != "error")
@@ -44,6 +45,11 @@ _ENTRY = ("model", "brain", "optim_schedulers", "updater")
 
 # Stage -> its class; None for one that cannot be told.
 Definitions = Mapping[str, source.Definition | None]
+
+# What is known of the arguments of a constructor, and of keys before anything runs.
+Constants: TypeAlias = frozenset[tuple[str, Const | None]]
+
+Facts: TypeAlias = frozenset[tuple[str, bool]]
 
 # The way out of a fault that is none.
 _DECLARE_IT = "; if a stage writes it where check cannot see it, declare it in the `writes` of that stage"
@@ -132,23 +138,14 @@ def flow_of_stage(
         arguments: those that the config gives it.
         facts: keys of the context whose value is known before anything runs.
     """
-    if source.is_ours(definition.module) and not arguments:
-        return _flow_of_our_stage(definition, stage, frozenset((facts or {}).items()))
-    return _flow_of_stage(definition, stage, arguments or {}, facts or {})
+    follow = _flow_of_our_stage if source.is_ours(definition.module) else _flow_of_stage
+    return follow(definition, stage, _constants(arguments or {}), frozenset((facts or {}).items()))
 
 
-# Our own files do not change while a process runs, and most runners have four or five of our stages.
-@cache
-def _flow_of_our_stage(definition: source.Definition, stage: str, facts: frozenset[tuple[str, bool]]) -> Flow:
-    return _flow_of_stage(definition, stage, {}, dict(facts))
-
-
-def _flow_of_stage(
-    definition: source.Definition, stage: str, arguments: Mapping[str, object], facts: Mapping[str, bool]
-) -> Flow:
-    method = STAGES[stage]
+def _flow_of_stage(definition: source.Definition, stage: str, arguments: Constants, known: Facts) -> Flow:
+    method, facts = STAGES[stage], dict(known)
     visitor = ContextVisitor(definition, method, facts)
-    _call(visitor, "__init__", _constant_arguments(arguments, Ref()))
+    _call(visitor, "__init__", Arguments([Ref()], dict(arguments)))
     _call(visitor, method, Arguments([Ref()]))
     for verb, (parameters, called) in own_verbs(definition).items() if stage == "runner" else ():
         with visitor.uncertain_block():
@@ -176,22 +173,14 @@ def flow_of_plugin(
         arguments: those that the config gives the constructor.
         sure: whether the hooks certainly run, one after the other.
     """
-    if source.is_ours(definition.module) and not arguments:
-        return _flow_of_our_plugin(definition, tuple(hooks), sure)
-    return _flow_of_plugin(definition, hooks, arguments, sure)
+    follow = _flow_of_our_plugin if source.is_ours(definition.module) else _flow_of_plugin
+    return follow(definition, tuple(hooks), _constants(arguments), sure)
 
 
-@cache
-def _flow_of_our_plugin(definition: source.Definition, hooks: tuple[str, ...], sure: bool) -> Flow:
-    return _flow_of_plugin(definition, hooks, {}, sure)
-
-
-def _flow_of_plugin(
-    definition: source.Definition, hooks: Iterable[str], arguments: Mapping[str, object], sure: bool
-) -> Flow:
+def _flow_of_plugin(definition: source.Definition, hooks: tuple[str, ...], arguments: Constants, sure: bool) -> Flow:
     visitor = ContextVisitor(definition, "", {})
     with visitor.uncertain_block():
-        _call(visitor, "__init__", _constant_arguments(arguments))
+        _call(visitor, "__init__", Arguments(keywords=dict(arguments)))
         # From one hook to the next, it may keep anything.
         visitor.owner.escaped = True
         visitor.sure = sure
@@ -214,9 +203,12 @@ def _call(visitor: ContextVisitor, name: str, arguments: Arguments) -> None:
         visitor.flow.unknown = visitor.definition.location
 
 
-def _constant_arguments(arguments: Mapping[str, object], *values: Value) -> Arguments:
-    constants = {name: Const(value) if isinstance(value, Scalar) else None for name, value in arguments.items()}
-    return Arguments(values, constants)
+def _constants(arguments: Mapping[str, object]) -> Constants:
+    return frozenset((name, Const(value) if isinstance(value, Scalar) else None) for name, value in arguments.items())
+
+
+# Our own files do not change while a process runs, and most runners have four or five of our stages.
+_flow_of_our_stage, _flow_of_our_plugin = cache(_flow_of_stage), cache(_flow_of_plugin)
 
 
 @dataclass(frozen=True)

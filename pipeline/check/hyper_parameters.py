@@ -60,7 +60,7 @@ class HyperParameterCheck:
         words = _words(files)
         unread = {name: node for name, node in unread.items() if name not in words}
         if unread and certain and self.is_default(files):
-            words |= _words(self.files())
+            words |= _words(_programs(self.inspection))
             for name, node in unread.items():
                 if self.is_own(node) and name not in words and not words & _WHOLE:
                     message = f"nobody reads it: no model takes it, and nothing refers to it{self.hint(name)}"
@@ -77,31 +77,25 @@ class HyperParameterCheck:
 
     def is_default(self, files: Collection[Path]) -> bool:
         """Whether only the defaults, and code in known files, can use the context."""
-        for runner in self.inspection.tree.section("runner").values():
-            if not runs_in_order(runner) or not all(is_untouched(runner, stage) for stage in STAGES):
-                return False
+        runners = self.inspection.tree.section("runner").values()
         paths = [phase["updater"]["class_path"] for phase in self.phases]
         updaters = [path.find_class("Updater") for path in paths if path.node]
         plugins, _ = configured_plugins(self.inspection.tree, self.inspection.workspace)
-        return (
-            not any(parameters is None or parameters.any_name for parameters in self.parameters)
-            and all(definition and _is_looked_at(definition, files) for definition in (*self.models, *updaters))
-            and all(isinstance(plugin.target, class_path.ClassPath) and _is_known(plugin.target) for plugin in plugins)
-        )
-
-    def files(self) -> Iterator[Path]:
-        """The programs of the workspace."""
-        skipped = Path(str(plain(self.inspection.tree, "output_dir"))).name
-        return _code(self.inspection.workspace, skipped) if self.inspection.workspace else iter(())
+        certain = [runs_in_order(runner) and is_untouched(runner, stage) for runner in runners for stage in STAGES]
+        certain += [parameters is not None and not parameters.any_name for parameters in self.parameters]
+        certain += [
+            definition is not None and _is_looked_at(definition, files) for definition in (*self.models, *updaters)
+        ]
+        certain += [isinstance(plugin.target, class_path.ClassPath) and _is_known(plugin.target) for plugin in plugins]
+        return all(certain)
 
     def hint(self, name: str) -> str:
         """The nearest parameter of a model or of the optimizer; else all of the models'."""
         optimizer = self.quiet.setting("hyper_parameters")["optimizer"]["class"].with_spelling(optimizer_name)
         definition = optimizer.find_class("Optimizer", module=OPTIMIZERS)
         rates = classes.parameters(definition) if definition else None
-        optimizer_parameters = {
-            parameter: f"optimizer.{parameter}" for parameter in (*(rates.names[1:] if rates else ()), "learning_rate")
-        }
+        own = [*(rates.names[1:] if rates else ()), "learning_rate"]
+        optimizer_parameters = {parameter: f"optimizer.{parameter}" for parameter in own}
         model_parameters = {name: name for parameters in self.parameters if parameters for name in parameters.names}
         names = [*model_parameters, *optimizer_parameters, "optimizer"]
         matches = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
@@ -122,10 +116,11 @@ def _is_known(plugin: class_path.ClassPath) -> bool:
     return plugin.file is not None or plugin.module.startswith("pipeline_plugins.")
 
 
-def _code(folder: Path, skipped: str) -> Iterator[Path]:
-    """The Python files below a folder, except installed, kept and hidden ones."""
-    for root, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith((".", "__")) and name != skipped]
+def _programs(inspection: Inspection) -> Iterator[Path]:
+    """The programs of the workspace, except installed, kept and hidden ones."""
+    outputs = Path(str(plain(inspection.tree, "output_dir"))).name
+    for root, folders, files in os.walk(inspection.workspace) if inspection.workspace else ():
+        folders[:] = [name for name in folders if not name.startswith((".", "__")) and name != outputs]
         if "pyvenv.cfg" in files:
             folders.clear()
         yield from (Path(root, name) for name in files if name.endswith((".py", ".ipynb", ".sh")))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TypeAlias
 
 from pipeline.check.inspection import Setting
 from pipeline.config.schema import too_short
@@ -73,34 +74,30 @@ def _check_rate(settings: Setting) -> None:
             rate.fault(f"is {describe_value(value)}; write a number of at least 0, such as 0.001")
 
 
+# The numbers that a validation reports; as a text, what to do for there to be one; None: cannot tell.
+Metrics: TypeAlias = str | set[str] | None
+
 OPTIM_SCHEDULER = "pipeline.training.optim_scheduler:OptimScheduler"
 
 
-@dataclass(frozen=True)
-class SchedulerSituation:
-    """What is known of the run that an OptimScheduler is part of.
-
-    Attributes:
-        metrics: the numbers that a validation reports to it; as a text, what to do for there to be one; None: cannot tell.
-        losses: the names of the losses that reach it; None: cannot tell.
-        stepped: whether it certainly is ours that steps it.
-        batches: how many it trains on, where the config says so.
-        runner: the runner.
-    """
-
-    metrics: str | set[str] | None
-    losses: set[str] | None
-    stepped: bool
-    batches: int | None
-    runner: Setting
-
-
-def check_optim_scheduler(scheduler: Setting, situation: SchedulerSituation) -> None:
+def check_optim_scheduler(
+    scheduler: Setting,
+    runner: Setting,
+    metrics: Metrics,
+    losses: set[str] | None,
+    batches: int | None,
+    *,
+    stepped: bool,
+) -> None:
     """One of ``optim_schedulers``: ``{class, args}``.
 
     Args:
         scheduler: what is written there.
-        situation: the run that it is part of.
+        runner: the runner.
+        metrics: the numbers that a validation reports to it; as a text, what to do for there to be one; None: cannot tell.
+        losses: the names of the losses that reach it; None: cannot tell.
+        batches: how many it trains on, where the config says so.
+        stepped: whether it certainly is ours that steps it.
     """
     class_setting = scheduler.class_of("{class: noam, args: {optim_type: Adam, …}}")
     if class_setting.node is None:
@@ -114,13 +111,13 @@ def check_optim_scheduler(scheduler: Setting, situation: SchedulerSituation) -> 
     optimizer, settings = arguments["optim_type"], arguments["optim_conf"]
     if optimizer.node and settings.is_mapping:
         applies = not classes.undefined_methods(definition, ("apply",), OPTIM_SCHEDULER)
-        check_optimizer(settings, optimizer, stepped=situation.stepped and not applies)
+        check_optimizer(settings, optimizer, stepped=stepped and not applies)
     loss = arguments["optim_loss"]
     name = "loss" if loss.value is None else loss.value
-    if situation.losses is not None and isinstance(name, str) and name not in situation.losses:
-        loss.fault(f"there is no loss '{name}' to descend{one_of(name, situation.losses)}")
+    if losses is not None and isinstance(name, str) and name not in losses:
+        loss.fault(f"there is no loss '{name}' to descend{one_of(name, losses)}")
     if (definition.module.name, definition.name) == (SCHEDULES, "Plateau"):
-        _check_metric(path, arguments["metric"], situation)
+        _check_metric(path, arguments["metric"], metrics)
     elif (definition.module.name, definition.name) == (SCHEDULES, "TorchSchedule"):
         # Its optimizer, the first parameter, is ours.
         schedule = arguments["schedule"].find_class("Schedule", f"{LR_SCHEDULERS}:LRScheduler", LR_SCHEDULERS)
@@ -128,18 +125,18 @@ def check_optim_scheduler(scheduler: Setting, situation: SchedulerSituation) -> 
         if schedule and parameters:
             settings = arguments["args"].or_empty(arguments.origin)
             settings.check_arguments(parameters.without_first(), schedule.name)
-        _check_length(arguments, situation)
+        _check_length(arguments, runner, batches)
 
 
-def _check_metric(path: Setting, metric: Setting, situation: SchedulerSituation) -> None:
+def _check_metric(path: Setting, metric: Setting, metrics: Metrics) -> None:
     """Check that the number which a Plateau watches is reported."""
-    if isinstance(situation.metrics, str):
-        path.fault(f"Plateau falls by the numbers of the validation, and there is none; {situation.metrics}")
-    elif situation.metrics and isinstance(metric.value, str) and metric.value not in situation.metrics:
-        metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, situation.metrics)}")
+    if isinstance(metrics, str):
+        path.fault(f"Plateau falls by the numbers of the validation, and there is none; {metrics}")
+    elif metrics and isinstance(metric.value, str) and metric.value not in metrics:
+        metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, metrics)}")
 
 
-def _check_length(arguments: Setting, situation: SchedulerSituation) -> None:
+def _check_length(arguments: Setting, runner: Setting, batches: int | None) -> None:
     """Check that a OneCycleLR does not end before the training; if the data decide, the run checks it before its first step."""
     name, settings = arguments["schedule"].value, arguments["args"].value
     if not isinstance(name, str) or re.split("[.:]", name)[-1] != "OneCycleLR" or not isinstance(settings, dict):
@@ -147,12 +144,11 @@ def _check_length(arguments: Setting, situation: SchedulerSituation) -> None:
     schedule_steps, epochs, steps = (settings.get(key) for key in ("total_steps", "epochs", "steps_per_epoch"))
     if schedule_steps is None and isinstance(epochs, int) and isinstance(steps, int):
         schedule_steps = epochs * steps
-    accum_grad = arguments["accum_grad"].value or situation.runner["accum_grad"].value or 1
+    accum_grad = arguments["accum_grad"].value or runner["accum_grad"].value or 1
     if per_epoch := arguments["per"].value == "epoch":
-        training_steps = situation.runner["epochs"].value if situation.runner["max_steps"].value is None else None
+        training_steps = runner["epochs"].value if runner["max_steps"].value is None else None
     else:
-        batches = situation.batches if isinstance(accum_grad, int) else None
-        training_steps = -(-batches // accum_grad) if batches else None
+        training_steps = -(-batches // accum_grad) if batches and isinstance(accum_grad, int) else None
     if isinstance(training_steps, int) and isinstance(schedule_steps, int) and training_steps > schedule_steps:
         arguments["args"].fault(too_short(name, schedule_steps, training_steps, per_epoch=per_epoch))
 

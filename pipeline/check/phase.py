@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pipeline.check.data_flow import is_untouched
 from pipeline.check.inspection import Setting
-from pipeline.check.optimizer import SchedulerSituation, check_optim_scheduler, check_short_form
+from pipeline.check.optimizer import Metrics, check_optim_scheduler, check_short_form
 from pipeline.config.schema import DEFAULT_PLUGINS, UpdaterSettings
 from pipeline.config.yaml_tree import Node
 from pipeline.errors import nearest, one_of
@@ -139,14 +139,9 @@ def _check_brain(runner: Setting, model: Setting, definition: source.Definition)
 
 def refuse_undefined(runner: Setting, path: Setting, definition: source.Definition, methods: list[str]) -> None:
     """Report methods that the default runner calls and nothing defines."""
-    if methods and has_default_runner(runner):
+    if methods and is_untouched(runner.node, "runner"):
         hint = nearest(methods[0], classes.methods(definition))
         path.fault(class_path.missing_methods(str(path.value), definition.name, methods) + hint)
-
-
-def has_default_runner(runner: Setting) -> bool:
-    """Whether the runner stage is the default itself."""
-    return is_untouched(runner.node, "runner")
 
 
 def is_brain(phase: Setting) -> bool | None:
@@ -170,7 +165,7 @@ def loss_names(runner: Setting, phase: Setting) -> set[str] | None:
 def is_stepped(runner: Setting, phase: Setting) -> bool:
     """Whether our own code certainly steps the optimizers of a phase: no updater, runner stage or ``fit_batch`` of the user."""
     definition = phase["model"].find_class("Model")
-    if not definition or not has_default_runner(runner) or phase["updater"].value is not None:
+    if not definition or not is_untouched(runner.node, "runner") or phase["updater"].value is not None:
         return False
     derives = classes.is_subclass(definition, BRAIN)
     return derives is False or bool(derives and classes.undefined_methods(definition, ("fit_batch",), BRAIN))
@@ -324,17 +319,12 @@ class PhaseCheck:
 
     def optim_schedulers(self, phase: Setting) -> None:
         """Check the optimizers of a phase; they receive validation numbers from each phase that shares the model."""
-        situation = SchedulerSituation(
-            metrics=self.validation_metrics(phase),
-            losses=loss_names(self.runner, phase) if self.trains else None,
-            stepped=self.trains and is_stepped(self.runner, phase),
-            batches=self.batches(),
-            runner=self.runner,
-        )
+        metrics, losses = self.validation_metrics(phase), loss_names(self.runner, phase) if self.trains else None
+        stepped = self.trains and is_stepped(self.runner, phase)
         for _, scheduler in phase["optim_schedulers"].entries():
-            check_optim_scheduler(scheduler, situation)
+            check_optim_scheduler(scheduler, self.runner, metrics, losses, self.batches(), stepped=stepped)
 
-    def validation_metrics(self, phase: Setting) -> str | set[str] | None:
+    def validation_metrics(self, phase: Setting) -> Metrics:
         """The numbers that a validation reports to the optimizers; as a text, what to do to have one; None: unknown."""
         sharing = [phase, *(other for other in self.phases.values() if other["model_of"].value == phase.name)]
         validated = [other for other in sharing if other["valid_dataset_name"].value is not None]
@@ -343,14 +333,18 @@ class PhaseCheck:
             return "add valid_dataset_name to the phase"
         if interval.node and interval.value in (None, []):
             return "give the runner a valid_interval"
-        if not has_default_runner(self.runner) or may_report(validated):
+        if not is_untouched(self.runner.node, "runner") or may_report(validated):
             return None
         return set.intersection(*map(reported_names, validated))
 
     def batches(self) -> int | None:
         """How many batches the only phase of a runner trains on, if the runner's keys decide it."""
         keys = ("epochs", "optimizer_step_limit", "debug")
-        if len(self.phases) > 1 or not has_default_runner(self.runner) or any(self.runner[key].value for key in keys):
+        if (
+            len(self.phases) > 1
+            or not is_untouched(self.runner.node, "runner")
+            or any(self.runner[key].value for key in keys)
+        ):
             return None
         limit = self.runner["max_steps"].value
         return limit if isinstance(limit, int) else None

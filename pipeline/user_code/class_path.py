@@ -197,9 +197,8 @@ def load_class(path: ClassPath | type, base: type) -> type:
     cls = load(path) if isinstance(path, ClassPath) else path
     text = path.text if isinstance(path, ClassPath) else describe(path)
     if not isinstance(cls, type):
-        raise ClassPathError(
-            f"'{text}' is of type {type(cls).__name__}, not a class; name a subclass of {describe(base)}"
-        )
+        what = f"'{text}' is of type {type(cls).__name__}, not a class"
+        raise ClassPathError(f"{what}; name a subclass of {describe(base)}")
     if not issubclass(cls, base):
         raise ClassPathError(wrong_base(text, cls.__name__, describe(base)))
     if inspect.isabstract(cls):
