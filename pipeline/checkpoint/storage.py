@@ -104,7 +104,7 @@ def write(path: Path, content: str) -> None:
         StorageError: the storage refuses; the old one is still there.
     """
     # What the system calls a file may be no UTF-8; the bytes are kept.
-    with storing(path), _replacing(path) as temporary, open(temporary, "xb") as file:
+    with storing(path), replacing(path) as temporary, open(temporary, "xb") as file:
         file.write(content.encode(errors="surrogateescape"))
 
 
@@ -227,13 +227,13 @@ def replace_durably(path: Path, content: bytes) -> None:
     """Replace a file durably, and make its parents: at any moment there is the old one or the new one."""
     if not path.parent.is_dir():
         make_folder(path.parent)
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         DISK.fsync(DISK.write(temporary, [content]))
     DISK.fsync_folder(path.parent)
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """A new name beside a file; what the block writes there takes the place of the file when the block ends."""
     # The next one takes the same name, so a killed process leaves nothing that stays.
     temporary = path.with_name(f".{path.name}.tmp")

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, ClassVar
 
-from pipeline.checkpoint.storage import storing
+from pipeline.checkpoint.storage import replacing, storing
 from pipeline.config import yaml_tree
 from pipeline.config.load import Config
 from pipeline.run.device import describe_hardware
@@ -141,10 +141,8 @@ def _copy(file: Path, target: Path) -> None:
     """Copy a file as a whole; a link at its place is replaced, not followed."""
     with storing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.tmp")
-        temporary.unlink(missing_ok=True)
-        shutil.copyfile(file, temporary)
-        temporary.replace(target)
+        with replacing(target) as temporary:
+            shutil.copyfile(file, temporary)
 
 
 def _version(package: str) -> str | None:
