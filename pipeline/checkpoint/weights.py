@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pipeline.errors import CheckpointError, ConfigError, nearest, one_of
+from pipeline.errors import CheckpointError, ConfigError, nearest, one_of, printable
 
 
 def match_names(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
@@ -53,7 +53,7 @@ def summary(report: LoadReport) -> str:
 def abbreviate(names: Sequence[str], separator: str = ", ") -> str:
     """The first few, and how many there are besides."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"{separator.join(names[:5])}{more}"
+    return f"{printable(separator.join(names[:5]))}{more}"
 
 
 def module_of(entry: Mapping[str, Any]) -> nn.Module:

@@ -141,7 +141,7 @@ class PluginNumbers:
         self.begin_epoch()
         self.training.load_state_dict(state["training"])
         self.validations, self.iterations = state["judged"], state["iterations"]
-        self.context["metrics"] = state["metrics"]
+        self.context["metrics"] = {PHASE: {}, **state["metrics"]}
 
 
 class MissingSettingError(ConfigError, AttributeError, KeyError):

@@ -14,7 +14,7 @@ from pipeline.checkpoint import layout
 from pipeline.checkpoint.storage import finite
 from pipeline.cli.options import size_in_words
 from pipeline.config import yaml_tree
-from pipeline.errors import ExitCode
+from pipeline.errors import ExitCode, printable
 
 from . import listing
 from .listing import Checkpoint
@@ -143,7 +143,7 @@ def _table(folder: Path, checkpoints: list[Checkpoint]) -> str:
     for step, epoch, size, metrics, marks in rows:
         right = f"{step:>{widths[0]}}  {epoch:>{widths[1]}}  {size:>{widths[2]}}"
         lines.append(f"{right}  {metrics:<{widths[3]}}  {marks}".rstrip())
-    return "\n".join([f"{folder}", *lines])
+    return "\n".join([f"{folder}", *map(printable, lines)])
 
 
 def _row(checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -91,6 +91,29 @@ def test_ls_has_a_line_for_each_checkpoint(pipeline: Call, run: Path) -> None:
     assert rows[2][-1] == "newest"
 
 
+def test_names_in_a_checkpoint_write_no_control_characters_to_a_terminal(pipeline: Call) -> None:
+    name, folder = "\x1b[31mred", Path("others")
+    for step in (1, 2):
+        model = nn.ParameterDict({name: torch.full((1,), float(step))})
+        Checkpointer(folder).save(
+            {"p": {"model": model}}, {"iteration": step}, {"p": {name: 0.5}}, {name: [name, step]}
+        )
+    one, other = (folder / f"step-{step:012}" for step in (1, 2))
+    printed = [
+        pipeline("checkpoint", *arguments).stdout for arguments in (("ls", folder), ("show", one), ("diff", one, other))
+    ]
+    assert ["31mred" in text for text in printed] == [True] * 3
+    assert "\x1b" not in "".join(printed)
+
+
+@pytest.mark.parametrize("kept", [[[0.5, 12]], [(0.5, 12)]])
+def test_ls_knows_the_best_of_a_loop_of_each_version(pipeline: Call, run: Path, kept: Any) -> None:
+    loop = {"validation": {"best": {"kept": kept}}}
+    Checkpointer(run / "train" / "checkpoints").save({}, {"iteration": 30}, {}, {"loop": loop})
+    rows = json.loads(pipeline("checkpoint", "ls", run, "--json").stdout)
+    assert [row["step"] for row in rows if row["best"]] == [12]
+
+
 @pytest.mark.parametrize("below", ["", "train", "train/checkpoints"])
 def test_a_run_a_runner_and_a_folder_list_the_same(pipeline: Call, run: Path, below: str) -> None:
     rows = json.loads(pipeline("checkpoint", "ls", run / below, "--json").stdout)
