@@ -300,11 +300,26 @@ def test_it_may_be_left_again_and_again(workers: int) -> None:
 
 
 @any_workers
-def test_the_place_before_the_last_batch_that_was_given_is_known_too(workers: int) -> None:
+def test_the_place_before_the_last_batch_that_was_given_is_known_too(workers: int, log_lines: list[str]) -> None:
     make = loaders(Resumable, workers)
     batches, reading = list(make()), remaining_batches(make(), 0)
     for taken, _ in enumerate(reading):
         assert list(remaining_batches(make(), taken, position_of(reading, taken))) == batches[taken:]
+    assert log_lines == []
+
+
+def test_another_pass_over_the_same_loader_leaves_the_place_alone() -> None:
+    make = loaders(Resumable, 2)
+    loader, batches = make(), list(make())
+    reading = remaining_batches(loader, 0)
+    iterator = iter(reading)
+    next(iterator)
+    assert list(loader) == batches
+    assert next(iterator) == batches[1]
+    place = position_of(reading, 2)
+    assert place is not None
+    assert place["states"]
+    assert list(remaining_batches(make(), 2, place)) == batches[2:]
 
 
 @pytest.mark.slow
