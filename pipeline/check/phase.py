@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 
 from pipeline.check.data_flow import is_untouched
@@ -173,19 +173,10 @@ def is_stepped(runner: Setting, phase: Setting) -> bool:
 
 def _returned_keys(function: source.FunctionNode) -> set[str] | None:
     """The keys of the dicts that a function returns; None if it may return something else."""
-    keys = [
-        key for value in _returned_values(function) for key in (value.keys if isinstance(value, ast.Dict) else [None])
-    ]
+    values = [node.value for node in source.own_nodes(function) if isinstance(node, ast.Return)]
+    keys = [key for value in values for key in (value.keys if isinstance(value, ast.Dict) else [None])]
     names = {str(key.value) for key in keys if isinstance(key, ast.Constant)}
     return names if names and all(isinstance(key, ast.Constant) for key in keys) else None
-
-
-def _returned_values(node: ast.AST) -> Iterator[ast.expr | None]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Return):
-            yield child.value
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            yield from _returned_values(child)
 
 
 def may_report(phases: Collection[Setting]) -> bool:

@@ -52,10 +52,13 @@ def stage_faults(definition: source.Definition, stage: str) -> Iterator[str]:
     arguments_of |= dict.fromkeys(STEPS, ()) if is_experiment(definition) else {}
     verbs = own_verbs(definition) if stage == "runner" else {}
     arguments_of |= {verb: parameters for verb, (parameters, called) in verbs.items() if called}
-    ancestry = classes.ancestry(definition)[0]
-    for base in ancestry:
+    for base in classes.ancestry(definition)[0]:
+        place = f"{base.name} ({base.module.file.name}"
         for node in base.node.body:
-            yield from _declaration(node, base)
+            match node:
+                # ``reads = ("model")`` is no tuple: its comma is missing.
+                case ast.Assign(targets=[ast.Name(id="reads" | "writes" as key)], value=ast.Constant(value=str(text))):
+                    yield f"{place}:{node.lineno}): `{key}` is '{text}', a string; write {key} = (\"{text}\",)"
     yield from _constructor(definition)
     for name, arguments in arguments_of.items():
         method, owner = classes.member(definition, name) or (None, definition)
@@ -65,26 +68,14 @@ def stage_faults(definition: source.Definition, stage: str) -> Iterator[str]:
 
 def _constructor(definition: source.Definition) -> Iterator[str]:
     """Check that the constructor takes its positional arguments."""
-    for base in classes.ancestry(definition)[0]:
-        if node := classes.methods(base).get("__init__"):
-            arguments = positional_arguments(definition)
-            if (
-                not node.decorator_list
-                and not node.args.vararg
-                and classes.count_positional(node.args) <= len(arguments)
-            ):
-                place = f"{base.name}.__init__ ({base.module.file.name}:{node.lineno})"
-                takes = f"takes ({ast.unparse(node.args)}), and is called with {' and '.join(arguments)}"
-                yield f"{place} {takes}; write `def __init__(self, {', '.join(arguments)}, …)`"
-            return
-
-
-def _declaration(node: ast.stmt, definition: source.Definition) -> Iterator[str]:
-    """``reads = ("model")`` is no tuple: its comma is missing."""
-    match node:
-        case ast.Assign(targets=[ast.Name(id="reads" | "writes" as name)], value=ast.Constant(value=str(text))):
-            place = f"{definition.name} ({definition.module.file.name}:{node.lineno})"
-            yield f"{place}: `{name}` is '{text}', a string; write {name} = (\"{text}\",)"
+    node, base = classes.member(definition, "__init__") or (None, definition)
+    arguments = positional_arguments(definition)
+    if not isinstance(node, source.FunctionNode) or node.decorator_list or node.args.vararg:
+        return
+    if classes.count_positional(node.args) <= len(arguments):
+        place = f"{base.name}.__init__ ({base.module.file.name}:{node.lineno})"
+        takes = f"takes ({ast.unparse(node.args)}), and is called with {' and '.join(arguments)}"
+        yield f"{place} {takes}; write `def __init__(self, {', '.join(arguments)}, …)`"
 
 
 def _method(node: source.FunctionNode, place: str, arguments: tuple[str, ...]) -> Iterator[str]:
@@ -98,20 +89,13 @@ def _method(node: source.FunctionNode, place: str, arguments: tuple[str, ...]) -
         yield f"{place} is a property; take @property away: {caller} {call} on the stage"
     elif isinstance(node, ast.AsyncFunctionDef):
         yield f"{place} is async, and nobody would await it: it would do nothing; write {signature}"
-    elif not marks and _yields(node):
+    elif not marks and any(isinstance(below, ast.Yield | ast.YieldFrom) for below in source.own_nodes(node)):
         yield f"{place} has a yield: called, it would do nothing; take the yield out"
     elif (static or not marks) and not classes.takes(node.args, len(own) + len(arguments)):
         *others, last = [name.partition("=")[0] for name in arguments or ("",)]
         single = "with the context alone" if last else "without arguments"
         with_what = f"with {', '.join(others)} and {last}" if others else single
         yield f"{place} takes ({ast.unparse(node.args)}), and is called {with_what}; write {signature}"
-
-
-def _yields(node: ast.AST) -> bool:
-    """Whether a function is a generator; what it defines within is another function."""
-    inner = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
-    children = [child for child in ast.iter_child_nodes(node) if not isinstance(child, inner)]
-    return any(isinstance(child, ast.Yield | ast.YieldFrom) or _yields(child) for child in children)
 
 
 # Methods that a stage may have without a base class having them.
@@ -147,7 +131,9 @@ def _wrong_supers(definition: source.Definition) -> Iterator[str]:
         inherited_names = {name for other in ancestry[index + 1 :] for name in classes.own_names(other)}
         inherited_names |= set(dir(object))
         for name, method in classes.methods(base).items() if base in users else ():
-            if classes.decoration(method) == "?" or any(_hides(lower, name) for lower in ancestry[:index]):
+            # A class below may override it without calling ``super()``.
+            below = [node for lower in ancestry[:index] if (node := classes.methods(lower).get(name))]
+            if classes.decoration(method) == "?" or any("super" not in ast.unparse(node) for node in below):
                 continue
             for call in supers(method, base):
                 if call.attr not in inherited_names:
@@ -155,12 +141,6 @@ def _wrong_supers(definition: source.Definition) -> Iterator[str]:
                     method_names = {name for other in ancestry[index + 1 :] for name in classes.methods(other)}
                     hint = one_of(call.attr, (name for name in method_names if not name.startswith("_")))
                     yield f"{place} calls super().{call.attr}, which no class after {base.name} has{hint}"
-
-
-def _hides(definition: source.Definition, name: str) -> bool:
-    """Whether a class overrides a method without calling ``super()``."""
-    method = classes.methods(definition).get(name)
-    return method is not None and "super" not in ast.unparse(method)
 
 
 def _uncalled_methods(definition: source.Definition, stage: str, files: Iterable[source.Module]) -> Iterator[str]:
@@ -267,13 +247,13 @@ def _methods(stage: StageFlow) -> Iterator[str]:
     inherits = classes.is_subclass(stage.definition, f"{default.module.name}:{default.name}")
     ancestry, _ = classes.ancestry(stage.definition)
     users = [base for base in ancestry if not base.module.name.startswith("pipeline.stages.")]
-    own_methods = {name: node for base in reversed(users) for name, node in classes.methods(base).items()}
+    own_methods = {name for base in users for name in classes.methods(base)}
     method_names = {name for base in ancestry for name in classes.methods(base)}
     default_names = {name for base in classes.ancestry(default)[0] for name in classes.methods(base)}
     if inherits and method in own_methods:
         if f"{default.name}.{method}" in stage.flow.runs:
             yield f"calls super().{method}()"
-        elif _calls_super(own_methods[method], method):
+        elif method in stage.flow.ours:
             writes = ", ".join(stage.default_flow.writes())
             left_out = f"{', and with it the writing of ' if writes else ''}{writes}"
             yield f"may call super().{method}(): on some ways what the default does there is left out{left_out}"
@@ -282,9 +262,3 @@ def _methods(stage: StageFlow) -> Iterator[str]:
     if inherits is False:
         missing = ", ".join(sorted(name for name in default_names - method_names if not name.startswith("_")))
         yield f"derives from the base, not from the default{': does not have ' if missing else ''}{missing}"
-
-
-def _calls_super(node: source.FunctionNode, method: str) -> bool:
-    """Whether it contains ``super().method(…)`` or ``Base.method(self, …)``."""
-    calls = [child.func for child in ast.walk(node) if isinstance(child, ast.Call)]
-    return any(isinstance(call, ast.Attribute) and call.attr == method for call in calls)

@@ -701,7 +701,8 @@ class ContextVisitor(ast.NodeVisitor):
         """The statements of a function; the value is what it returns, one of several."""
         if isinstance(body, ast.Lambda):
             return self.visit(body.body)
-        lazy = isinstance(body, ast.AsyncFunctionDef) or _within(ast.Module(body.body, []), (ast.Yield, ast.YieldFrom))
+        yields = any(isinstance(node, ast.Yield | ast.YieldFrom) for node in source.own_nodes(body))
+        lazy = yields or isinstance(body, ast.AsyncFunctionDef)
         self.sure = self.sure and not lazy
         if source.is_ours(self.frame.module) and body.name != "__init__":
             self.flow.ours.add(body.name)
@@ -748,13 +749,9 @@ def _is_super(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "super"
 
 
-def _within(node: ast.AST, kinds: tuple[type[ast.AST], ...], beyond: tuple[type[ast.AST], ...] = ()) -> bool:
-    """Whether a node contains a node of some kinds, outside of nested definitions."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, *beyond)):
-        return False
-    return isinstance(node, kinds) or any(_within(child, kinds, beyond) for child in ast.iter_child_nodes(node))
-
-
 def _leaves(statement: ast.stmt) -> bool:
     """Whether a statement may leave its function or its round of a loop."""
-    return _within(statement, (ast.Return,)) or _within(statement, (ast.Break, ast.Continue), (ast.For, ast.While))
+    block = ast.Module([statement], [])
+    returns = any(isinstance(node, ast.Return) for node in source.own_nodes(block))
+    jumps = source.own_nodes(block, beyond=(ast.For, ast.While))
+    return returns or any(isinstance(node, ast.Break | ast.Continue) for node in jumps)

@@ -353,6 +353,14 @@ def words(body: Iterable[ast.AST]) -> Iterator[str]:
                 yield from re.findall(r"\w+", text)
 
 
+def own_nodes(node: ast.AST, beyond: tuple[type[ast.AST], ...] = ()) -> Iterator[ast.AST]:
+    """The nodes below a node, without those of definitions within it, and of some other kinds."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, *beyond)):
+            yield child
+            yield from own_nodes(child, beyond)
+
+
 def is_ours(module: Module) -> bool:
     """Whether a module belongs to this package or its plugins, and not to a workspace."""
     return module.name.startswith(("pipeline.", "pipeline_plugins.")) and not module.name.startswith(_WORKSPACES)
