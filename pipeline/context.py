@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
-from pipeline.errors import ContextError, nearest
+from pipeline.errors import ContextError, StageError, nearest
 
 
 class EngineMode(Enum):
@@ -46,6 +46,45 @@ class PipelineStage(Protocol):
     @classmethod
     def from_context(cls, context: Context, **args: Any) -> Self:
         """Build the stage; ``args`` are the ``<stage>_args`` of the runner."""
+
+
+class Batches(Protocol):
+    """The batches of a pass."""
+
+    @property
+    def done(self) -> int:
+        """How many batches are done, those before a resume included."""
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """``loss`` and what was logged; empty until the pass is over."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches."""
+
+    def __next__(self) -> Any:
+        """The next batch."""
+
+    def close(self) -> None:
+        """End the pass."""
+
+
+class TrainingLoop(Protocol):
+    """What the context needs of the loop of a runner stage; it is in ``training/loop.py``."""
+
+    resuming: bool
+
+    def epochs(self, count: int | None) -> Iterator[int]:
+        """As ``Context.epochs``."""
+
+    def batches(self, phase: Any, *, count: int | None, repeat: bool) -> Batches:
+        """As ``Context.batches``."""
+
+    def validate(self, phase: Any) -> dict[str, Any]:
+        """As ``Context.validate``."""
+
+    def save(self) -> None:
+        """As ``Context.save``."""
 
 
 def base_of(stage: str) -> str:
@@ -138,6 +177,7 @@ class Context(dict[str, Any]):
         stage: name of what is running: ``trainer`` or one of the five stages; the trainer sets it.
         accesses: every use so far, in order.
         wake: called when ``is_exit`` is written; a training loop sets it, so that it ends after its step.
+        loop: the loop of a runner stage that trains; None elsewhere.
     """
 
     def __init__(self, *args: Any, **values: Any) -> None:
@@ -145,8 +185,45 @@ class Context(dict[str, Any]):
         self.stage = "trainer"
         self.accesses: dict[Access, None] = {}
         self.wake: Callable[[], object] = _nothing
+        self.loop: TrainingLoop | None = None
         self._wrote: set[str] = set()
         self.update(*args, **values)
+
+    def epochs(self, count: int | None = None) -> Iterator[int]:
+        """In the runner stage: the epochs that are left, of ``count`` or up to the runner's limits."""
+        return self._loop("epochs").epochs(count)
+
+    def batches(self, phase: Any, *, count: int | None = None, repeat: bool = False) -> Batches:
+        """In the runner stage: one pass over the data of a phase, an iterator of batches on their device.
+
+        Args:
+            phase: its name, or ``context["model"][name]``.
+            count: how many batches end the pass, those before a resume included; None: the data does.
+            repeat: whether it begins again at the end of the data, in a new order.
+        """
+        return self._loop("batches").batches(phase, count=count, repeat=repeat)
+
+    def validate(self, phase: Any = None) -> dict[str, Any]:
+        """In the runner stage: validate a phase; its numbers, with ``valid_`` before their names.
+
+        Without a phase: phase -> numbers, of each that has validation data.
+        """
+        return self._loop("validate").validate(phase)
+
+    def save(self) -> None:
+        """In the runner stage: save a checkpoint; in the body of a batch, when the next one is asked for."""
+        self._loop("save").save()
+
+    @property
+    def resuming(self) -> bool:
+        """Whether the runner stage has not come yet to where the checkpoint was saved with which it goes on."""
+        return self.loop is not None and self.loop.resuming
+
+    def _loop(self, method: str) -> TrainingLoop:
+        if self.loop is None:
+            what = f"context.{method} was called by {self.stage}"
+            raise StageError(f"{what}, and only a runner stage that trains has a loop; call it there")
+        return self.loop
 
     def enter(self, stage: str) -> None:
         """From now on, uses count as ``stage``'s."""

@@ -55,7 +55,7 @@ class GracefulShutdown:
         self.requested: signal.Signals | None = None
         self.grace = grace
         self._wake_loops: list[Callable[[], None]] = []
-        self._waiting = False
+        self._waiting = self._postponed = False
 
     @contextmanager
     def handling(self) -> Iterator[None]:
@@ -126,21 +126,30 @@ class GracefulShutdown:
             StoppedError, KeyboardInterrupt: a signal has asked for it.
         """
         # One call for each batch: this is part of the training loop.
-        self._waiting = True
+        waits = self._waiting = not self._postponed
         try:
             with suppress(WaitInterrupted):
                 for batch in batches:
                     self._waiting = False
                     yield batch
-                    self._waiting = True
-                    if self.requested is not None:
+                    self._waiting = waits
+                    if waits and self.requested is not None:
                         break
         finally:
             self._waiting = False
-        if self.requested is not None:
+        if waits and self.requested is not None:
             if save:
                 save()
             self.raise_if_requested()
+
+    @contextmanager
+    def postponed(self) -> Iterator[None]:
+        """In the block, nothing is interrupted: there is no place in it from which a run could go on."""
+        postponed, self._postponed = self._postponed, True
+        try:
+            yield
+        finally:
+            self._postponed = postponed
 
     def raise_if_requested(self) -> None:
         """Raise if a signal has asked the run to end.
@@ -149,10 +158,11 @@ class GracefulShutdown:
             StoppedError: a signal other than SIGINT has asked.
             KeyboardInterrupt: SIGINT has.
         """
+        if self._postponed or self.requested is None:
+            return
         if self.requested is signal.SIGINT:
             raise KeyboardInterrupt
-        if self.requested is not None:
-            raise StoppedError(f"asked to end by {self.requested.name}")
+        raise StoppedError(f"asked to end by {self.requested.name}")
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None:

@@ -20,7 +20,7 @@ from pipeline.run import failures, session
 from pipeline.run.resume import NEVER
 from pipeline.run.session import Run, RunnerSession
 from pipeline.signals import SHUTDOWN, StoppedError
-from pipeline.training.phase import begin_fit
+from pipeline.training.loop import begin_fit
 from pipeline.user_code import source
 from pipeline.user_code.uncalled import TRAINER, TRAINER_REMEDIES, uncalled_faults
 

@@ -138,6 +138,7 @@ class EntryState(StateModel):
         first: the epoch with which these epochs began.
         numbers: what it gave: numbers by name; of a validation of all phases, by phase.
         validated: whether the validation after the pass is done.
+        done: how many batches of the pass are done.
         state: of a pass that is open.
     """
 
@@ -149,12 +150,14 @@ class EntryState(StateModel):
     first: int
     numbers: dict[str, Any]
     validated: bool
+    done: int
     state: PassState | None
 
     @classmethod
     def begun(cls, kind: Literal["epochs", "pass", "validate"], phase: str, number: int, **more: Any) -> EntryState:
         """One that has just begun, but for ``more``."""
-        fields = {"over": False, "repeat": False, "first": 0, "numbers": {}, "validated": False, "state": None}
+        flags = dict.fromkeys(("over", "repeat", "validated"), False)
+        fields: dict[str, Any] = {**flags, "first": 0, "done": 0, "numbers": {}, "state": None}
         return cls(kind=kind, phase=phase, number=number, **{**fields, **more})
 
 
@@ -207,7 +210,11 @@ class LoopState1(StateModel):
             )
             for number, phase in enumerate(phases[: index + self.trained])
         ]
-        leader = [EntryState.begun("pass", phases[index], epoch, state=self.running)] if self.running else []
+        leader = (
+            [EntryState.begun("pass", phases[index], epoch, done=self.running.taken, state=self.running)]
+            if self.running
+            else []
+        )
         inner = [*over, *leader]
         begun = {entry.phase for entry in inner}
         return LoopState(

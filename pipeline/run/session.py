@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -239,6 +239,9 @@ def env_was_read(context: Context) -> bool:
     return any(access.key == "env" and access.stage != "trainer" for access in context.accesses)
 
 
+# The loop that a runner stage trains with.
+LOOP = "pipeline.training.loop:TrainLoop"
+
 # Calls ``begin_fit`` of the Brains of some phases.
 BeginFit = Callable[[Context, list[PhaseSchema], RunnerSchema], None]
 
@@ -375,11 +378,29 @@ class RunnerSession:
         address = f": runner.{self.settings.name}.{stage}_class_path: "
         for note in (note for note in self.config.notes if address in note):
             logger.warning(note)
-        getattr(built, method)(self.context)
+        with self.loop(built) if stage == "runner" else nullcontext():
+            getattr(built, method)(self.context)
         self.check_protected(description)
         # What the stage has saved is on disk before the next begins, or it is this stage that has failed.
         self.checkpointer.wait()
         context_flow.check_writes(built, method, description, self.context)
+
+    @contextmanager
+    def loop(self, runner: PipelineStage) -> Iterator[None]:
+        """In the block, the context has the loop of a runner stage that trains."""
+        if self.settings.kind != "train":
+            yield
+            return
+        iteration, address = self.counters["iteration"], f"runner.{self.settings.name}.runner_class_path: "
+        loop = class_path.load(class_path.parse(LOOP))(self.context, runner)
+        self.context.loop, self.context.wake = loop, loop.wake
+        with loop.running():
+            yield
+        self.context.loop = None
+        is_known = any(address in note for note in self.config.notes)
+        if not (loop.begun or is_known) and self.counters["iteration"] == iteration:
+            what = f"{self.describe('runner')} has called neither epochs() nor batches() of the context"
+            logger.warning(f"{what}: nothing was saved, no plugin was called, and it cannot be resumed")
 
     def begin_training(self) -> None:
         """Have the Brains begin; a resumed run is restored from its newest valid checkpoint, whatever startup did.

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any, ClassVar, Self
 
 from pipeline.context import STAGES, Context
+from pipeline.errors import StageError
 
 
 class StageBase(ABC):
@@ -78,6 +79,16 @@ class StartupBase(StageBase):
 
 class RunnerBase(StageBase):
     """Trains or evaluates: writes ``current_epoch`` and ``metrics``."""
+
+    def save(self, epoch: int | None = None, context: Context | None = None, is_fleet: bool = False) -> None:
+        """Save a checkpoint: ``context.save()`` with PaddleRec's arguments; the run knows its epoch and its processes.
+
+        Raises:
+            StageError: there is no context.
+        """
+        if context is None:
+            raise StageError("Runner.save: there is no context; call save(epoch, context), or context.save()")
+        context.save()
 
     @abstractmethod
     def run(self, context: Context) -> None:

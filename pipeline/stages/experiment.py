@@ -367,8 +367,10 @@ class ExperimentBase(ExperimentSetup):
         self._numbers.begin_epoch()
         self._next_epoch()
 
-    def save(self) -> None:
+    def save(self, epoch: int | None = None, context: Context | None = None, is_fleet: bool = False) -> None:
         """Save a checkpoint: the model with its gradients, the counters, and ``training_state()``.
+
+        The arguments are those of any runner stage; an experiment knows them by itself.
 
         And whatever of torch's has a state and stands in an attribute, or in a list or dict in one: other optimizers and
         modules, schedules, a GradScaler.

@@ -16,6 +16,7 @@ from pipeline.stages.base import NetworkBase
 from pipeline.stages.build import load_optimizer, make
 from pipeline.training.brain import Brain, ModuleBrain
 from pipeline.training.optim_scheduler import OptimScheduler
+from pipeline.training.phase import Phase
 from pipeline.training.schedules import Constant
 from pipeline.training.updater import Updater, UpdaterBase
 from pipeline.user_code.class_path import MODULES, SCHEDULES, load_named, schedule_name
@@ -75,7 +76,7 @@ class Network(NetworkBase):
                 **(workers if settings.num_workers else {}),
             )
 
-    def build_phase(self, phase: PhaseSchema, runner: RunnerSchema, context: Context) -> dict[str, Any]:
+    def build_phase(self, phase: PhaseSchema, runner: RunnerSchema, context: Context) -> Phase:
         """What ``context["model"]`` holds for one item of ``phase:``."""
         model = self.build_model(phase, context)
         brain = self.build_brain(model, phase, context)
@@ -84,13 +85,14 @@ class Network(NetworkBase):
         # The default runner binds again, for whatever network it gets; a runner of the user's own need not.
         type(brain).bind(brain, phase.name, optim_schedulers, context, runner.nonfinite_patience)
         updater = self.build_updater(phase, model, brain, optim_schedulers, context)
-        return {"model": model, "brain": brain, "optim_schedulers": optim_schedulers, "updater": updater}
+        entry = {"model": model, "brain": brain, "optim_schedulers": optim_schedulers, "updater": updater}
+        return Phase(phase.name, entry)
 
-    def share_phase(self, phase: PhaseSchema, context: Context) -> dict[str, Any]:
+    def share_phase(self, phase: PhaseSchema, context: Context) -> Phase:
         """The same for a phase with ``model_of``: the objects of the other phase, and an updater of its own."""
         owner = context["model"][phase.model_of]
         updater = self.build_updater(phase, owner["model"], owner["brain"], owner["optim_schedulers"], context)
-        return {**owner, "updater": updater}
+        return Phase(phase.name, {**owner, "updater": updater})
 
     def build_model(self, phase: PhaseSchema, context: Context) -> nn.Module | Brain:
         """The model, its parameters filled from ``modules`` and ``model_args``, else by name from ``hyper_parameters``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,20 +12,31 @@ from torch import Tensor
 
 from pipeline.checkpoint.initial_weights import load_next
 from pipeline.checkpoint.storage import finite, storing
-from pipeline.config.load import Config
-from pipeline.config.schema import PhaseSchema, RunnerSchema
+from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context
 from pipeline.errors import DataError
 from pipeline.stages.base import RunnerBase
 from pipeline.training.batch_brain import Stage
-from pipeline.training.evaluation import evaluate_with_hooks
-from pipeline.training.loop import TrainLoop
+from pipeline.training.evaluation import evaluate_loader, report_evaluation
+from pipeline.training.loop import loop_of
 from pipeline.training.metrics.base import build_metrics
-from pipeline.training.phase import pass_loader, phase_errors, phase_of, run_options_for
+from pipeline.training.phase import (
+    Phase,
+    pass_loader,
+    phase_errors,
+    phase_of,
+    refuse_short_schedules,
+    run_options_for,
+)
+from pipeline.training.updater import is_plain
 
 
 class Runner(RunnerBase):
     """Trains (``class: train``), or evaluates (``class: infer``) one or several checkpoints.
+
+    A subclass may override any of these methods alone. The loop, which the context's ``epochs``, ``batches``,
+    ``validate`` and ``save`` belong to, decides when each is called: whoever overrides one without calling ``super()``
+    loses what that method does, and nothing else.
 
     Attributes:
         checkpoint: the name of the one of several that is evaluated, and of the folder of its predictions.
@@ -36,19 +48,64 @@ class Runner(RunnerBase):
     writes = ("current_epoch", "metrics")
 
     def run(self, context: Context) -> None:
-        """Train or evaluate every phase of the runner."""
-        context["best"] = None
+        """Train, epoch after epoch, or evaluate every phase of the runner."""
         if context["is_infer"]:
-            self.infer(context)
-        else:
-            TrainLoop(context).run()
+            self._infer(context)
+            return
+        loop = loop_of(context)
+        refuse_short_schedules(loop.runner, list(loop.schemas.values()), context)
+        for epoch in context.epochs():
+            self.train_epoch(context, epoch)
 
-    def infer(self, context: Context) -> None:
+    def train_epoch(self, context: Context, epoch: int) -> None:
+        """Train the phases in turn; each is validated, if that is due after this epoch."""
+        loop, counters = loop_of(context), context["train_state"]
+        phases = list(loop.phases.values())
+        for index, phase in enumerate(phases):
+            counters["phase_index"] = index
+            self.train_phase(context, phase)
+            if loop.end_phase(phase):
+                break
+            if phase is not phases[-1]:
+                counters["phase_index"] = index + 1
+                loop.save_if(False)
+
+    def train_phase(self, context: Context, phase: Phase) -> dict[str, float]:
+        """One pass over the data of a phase: ``train_batch`` on each batch; ``loss`` and what was logged."""
+        training = loop_of(context).train_pass(phase)
+        if type(self).train_batch is not Runner.train_batch:
+            name = f"{type(self).__name__}.train_batch"
+            training.run(training.custom(partial(self.train_batch, context, phase), name))
+        elif is_plain(phase.brain, phase.updater):
+            training.run(phase.brain.fit_batch)
+        else:
+            training.run(training.custom(phase.updater.update, f"{type(phase.updater).__name__}.update"))
+        return training.numbers
+
+    def train_batch(self, context: Context, phase: Phase, batch: Any) -> Any:
+        """Train on one batch; its loss, several by name, or None.
+
+        Where no subclass overrides this, the pass calls the updater itself.
+        """
+        return phase.updater.update(batch)
+
+    def validate(self, context: Context, phase: Phase) -> dict[str, float]:
+        """The loss and the metrics of a phase's validation data, as the weights are now."""
+        return loop_of(context).evaluate(context, phase)
+
+    def is_over(self, context: Context) -> bool:
+        """Whether training is over: after as many epochs, iterations or updates as the config says.
+
+        It is called after each validation, pass and epoch, and where a limit may be reached.
+        """
+        return loop_of(context).limit_reached()
+
+    def _infer(self, context: Context) -> None:
         """Evaluate every phase, for each checkpoint; ``metrics`` are the numbers of the last one."""
-        context["current_epoch"] = 0
+        context["current_epoch"], context["best"] = 0, None
         checkpoints: dict[Path, dict[str, Any]] = context["checkpoints"]
         if not checkpoints:
-            self.evaluate_phases(context)
+            self._evaluate_phases(context)
         loaded = next(iter(checkpoints), None)
         for path in checkpoints:
             if path != loaded:
@@ -57,34 +114,37 @@ class Runner(RunnerBase):
                     continue
                 context["train_state"].update(counters)
             self.checkpoint = path.name if len(checkpoints) > 1 else ""
-            checkpoints[path] = self.evaluate_phases(context)
+            checkpoints[path] = self._evaluate_phases(context)
 
-    def evaluate_phases(self, context: Context) -> dict[str, dict[str, float]]:
-        """Evaluate every phase on its ``valid_dataset_name``, else on its ``dataset_name``, as the weights are now."""
-        config: Config = context["config"]
-        runner = config.runner(context["runner_name"])
-        context["metrics"] = {}
-        for phase in config.phases(runner):
-            with phase_errors(phase.name):
-                context["metrics"][phase.name] = self.evaluate(phase, runner, context)
-        numbers: dict[str, dict[str, float]] = context["metrics"]
+    def _evaluate_phases(self, context: Context) -> dict[str, dict[str, float]]:
+        """Evaluate every phase, as the weights are now."""
+        numbers: dict[str, dict[str, float]] = {}
+        context["metrics"] = numbers
+        for schema in context["config"].phases(context["runner"]):
+            with phase_errors(schema.name):
+                numbers[schema.name] = report_evaluation(context, phase_of(schema.name, context), self.evaluate)
         return numbers
 
-    def evaluate(self, phase: PhaseSchema, runner: RunnerSchema, context: Context) -> dict[str, float]:
-        """Evaluate one phase; with ``write_predictions``, write its predictions to a file."""
-        loader = pass_loader(phase.valid_dataset_name or phase.dataset_name or "", runner, context)
-        brain = phase_of(phase.name, context, "brain")["brain"]
-        brain._apply_run_options(run_options_for(runner, context["device"]))
+    def evaluate(self, context: Context, phase: Phase) -> dict[str, float]:
+        """The loss and the metrics of a phase's ``valid_dataset_name``, else of its ``dataset_name``.
+
+        With ``write_predictions``, its predictions are written to a file.
+        """
+        runner: RunnerSchema = context["runner"]
+        schema = next(schema for schema in context["config"].phases(runner) if schema.name == phase.name)
+        loader = pass_loader(schema.valid_dataset_name or schema.dataset_name or "", runner, context)
+        brain, device = phase.brain, context["device"]
+        brain._apply_run_options(run_options_for(runner, device))
         type(brain).bind(brain, phase.name, {}, context)
         brain._place_modules()
-        metrics = build_metrics(phase.metrics, context["config"].workspace)
+        metrics = build_metrics(schema.metrics, context["config"].workspace)
         if not runner.write_predictions:
-            return evaluate_with_hooks(context, phase.name, brain, loader, Stage.TEST, metrics)
+            return evaluate_loader(brain, loader, device, Stage.TEST, metrics)
         folder: Path = context["run_dir"] / context["runner_name"] / self.checkpoint
         with storing(folder):
             folder.mkdir(exist_ok=True)
         with _Predictions(folder / f"{phase.name}_predictions.jsonl") as predictions:
-            return evaluate_with_hooks(context, phase.name, brain, loader, Stage.TEST, metrics, predictions)
+            return evaluate_loader(brain, loader, device, Stage.TEST, metrics, predictions)
 
 
 class _Predictions:

@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.context import Context
 from pipeline.data.batch import count_samples, raise_no_samples, split
-from pipeline.data.loader import position_of
 from pipeline.errors import ConfigError, DataError, StageError
 from pipeline.training.meters import MOST, Meter, Meters
 from pipeline.training.nonfinite import check_divergence
@@ -27,12 +26,11 @@ from pipeline.training.optim_scheduler import (
     autocast,
     autocast_enabled,
     backward_and_step,
-    close_windows,
     losses_by_name,
     make_scaler,
     without_autocast,
 )
-from pipeline.training.run_options import RunOptions
+from pipeline.training.run_options import RunOptions, compile_modules
 from pipeline.user_code.plugins import hook_or_none
 
 
@@ -43,6 +41,9 @@ class Stage(Enum):
     VALID = auto()
     TEST = auto()
 
+
+# Predictions and losses where there are none.
+NO_OUTPUTS: tuple[Any, Losses] = (None, {})
 
 # Kept, since each look-up of an enum's member is a call.
 TRAIN = Stage.TRAIN
@@ -67,11 +68,9 @@ class BatchBrain:
         _pass_loss: the training loss of the pass.
         _pass_numbers: what ``log`` was called with in this pass.
         _train_state: the counters; in a run, ``context["train_state"]``.
-        _counts_batches: whether ``fit_batch`` counts the batch and calls the plugins; around an update of the user's own,
-            CustomUpdate does.
-        _batches_taken: how many batches of the pass are done, whatever a subclass does to ``step``.
-        _in_pass: whether batches count as iterations: in a pass of the loop, not when ``fit_batch`` is called by hand.
-        _pass_loader: the loader of the pass, which knows its position in the data.
+        _batches_taken: how many batches of the pass were taken, whatever a subclass does to ``step``.
+        _fits: how often ``fit_batch`` was called.
+        _outputs: predictions and losses of the last batch, for the plugins; kept only where one listens.
 
     Names that are not SpeechBrain's begin with an underscore, so that a subclass is free in its own; except ``bind``,
     ``log``, ``count_samples`` and ``target``, which may be overridden.
@@ -89,19 +88,15 @@ class BatchBrain:
         self.opt_class = opt_class
         self.hparams = SimpleNamespace(**(hparams or {}))
         self.checkpointer = checkpointer
-        self.step = self._batches_taken = 0
-        self._in_pass = False
+        self.step = self._batches_taken = self._fits = 0
         self._pass_loss = Meter()
         self._pass_numbers = Meters()
         self._train_state: dict[str, int] = {"iteration": 0, "update": 0, "epoch": 0, "samples": 0}
-        self._counts_batches = True
         self._phase_name = ""
         self._pass_began = self._pass_batches = 0
-        self._pass_loader: Any = None
-        self._run_context: Context | None = None
+        self._in_run = self._keeps_outputs = False
+        self._outputs = NO_OUTPUTS
         self._optim_schedulers: list[OptimScheduler] = []
-        self._before_batch_hook: Callable[..., Any] | None = None
-        self._after_batch_hook: Callable[..., Any] | None = None
         # The function itself costs one call less than the method.
         overridden = type(self).count_samples is not BatchBrain.count_samples
         self._sample_counter = self._checked_samples if overridden else count_samples
@@ -148,8 +143,7 @@ class BatchBrain:
             context: the run's, for its hooks; None: there are none.
             patience: how many non-finite batches a pass may have before training ends; None does not check.
         """
-        self._phase_name, self._loss_patience, self._run_context = phase, patience, context
-        self._counts_batches, self._in_pass = True, False
+        self._phase_name, self._loss_patience, self._in_run = phase, patience, context is not None
         self._optim_schedulers = list(optim_schedulers.values())
         parameters = {parameter for parameter in self.modules.parameters() if parameter.requires_grad}
         # A scaler is shared by windows that close together, since its scale may change only between two windows.
@@ -163,9 +157,12 @@ class BatchBrain:
                 scheduler.scaler = scalers.setdefault(window, make_scaler(self._run_options.precision, self.device))
         if context is not None:
             self._train_state = context["train_state"]
-            hooks = context["hooks"]
-            self._before_batch_hook = hook_or_none(hooks, "before_batch")
-            self._after_batch_hook = hook_or_none(hooks, "after_batch")
+            self._keeps_outputs = hook_or_none(context["hooks"], "after_batch") is not None
+
+    def _place_modules(self) -> None:
+        """Move the modules to their device, and compile or script them if the options say so; only once."""
+        self.modules.to(self.device)
+        compile_modules(self.modules, self._run_options)
 
     def _ignored_arguments(self) -> list[str]:
         """Arguments of the constructor that a config would ignore: optimizer, checkpointer, options of the run."""
@@ -185,25 +182,18 @@ class BatchBrain:
     def _begin_pass(self, batches: int = 0) -> None:
         """Set training mode and reset the numbers of the last pass; ``batches``: how many come, 0 if unknown."""
         self.modules.train()
-        self.step, self._batches_taken, self._in_pass = 0, 0, True
+        self.step = self._batches_taken = 0
         self._pass_batches, self._pass_began = batches, self._train_state["iteration"]
         self._pass_loss.reset()
         self._pass_numbers = Meters()
         for scheduler in self._optim_schedulers:
             scheduler.guard.reset()
 
-    def _end_pass(self) -> None:
-        """Close the accumulation windows that are still open, and check for divergence."""
-        self._train_state["update"] += close_windows(self._optim_schedulers, self._train_state["epoch"])
-        self._check_divergence()
-        self._in_pass = False
-
     def _pass_state(self) -> dict[str, Any]:
-        """The position of the pass: batches done, position in the data, numbers so far; on a GPU this waits."""
+        """The batches of the pass that are done, and its numbers so far; on a GPU this waits."""
         return {
             "step": self.step,
             "taken": self._batches_taken,
-            "data": position_of(self._pass_loader, self._batches_taken),
             "began": self._pass_began,
             "train_loss": self._pass_loss.state_dict(),
             "logged": self._pass_numbers.state_dict(),
@@ -237,16 +227,11 @@ class BatchBrain:
         """
         if not self._optim_schedulers:
             self._refuse_without_schedulers()
-        if self._train_autocast and not self._counts_batches and autocast_enabled(self.device):
+        if self._train_autocast and autocast_enabled(self.device):
             with without_autocast(self.device):
                 return BatchBrain.fit_batch(self, batch)
         samples = self._pass_numbers.samples = self._sample_counter(batch) or raise_no_samples(batch)
-        if self._counts_batches:
-            self.step += 1
-            self._batches_taken += 1
-            if self._before_batch_hook:
-                self._before_batch_hook(context=self._run_context, batch=batch)
-        last = self._batches_taken == self._pass_batches
+        last = 0 < self._pass_batches == self._batches_taken
         if self._overrides_batch_hooks:
             filled = [scheduler.batches + 1 >= scheduler.accum_grad for scheduler in self._optim_schedulers]
             should_step = last or any(filled)
@@ -267,14 +252,13 @@ class BatchBrain:
         self._train_state["update"] += updated
         loss = self._reported_loss(losses) if plain is None else plain.detach()
         self._pass_loss.waiting.append((loss, samples))
-        if not finite or self._batches_taken % MOST == 0:
+        self._fits += 1
+        if not finite or self._fits % MOST == 0:
             self._check_divergence()
-        if self._in_pass and self._counts_batches:
-            self._train_state["iteration"] += 1
         if self._overrides_batch_hooks:
             self.on_fit_batch_end(batch, predictions, loss, should_step)
-        if self._after_batch_hook and self._counts_batches:
-            self._after_batch_hook(context=self._run_context, batch=batch, predictions=predictions, losses=losses)
+        if self._keeps_outputs:
+            self._outputs = predictions, losses
         return loss
 
     def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
@@ -370,11 +354,6 @@ class BatchBrain:
         if self._loss_patience is not None:
             guards = [scheduler.guard for scheduler in self._optim_schedulers]
             check_divergence(self._pass_loss, guards, self._loss_patience, self._where, self._pass_began)
-
-    @property
-    def _in_run(self) -> bool:
-        """Whether a run has bound this Brain, and so decides how it is trained."""
-        return self._run_context is not None
 
     @property
     def _where(self) -> str:

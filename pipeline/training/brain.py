@@ -24,7 +24,6 @@ from pipeline.training.batch_brain import BatchBrain, Stage
 from pipeline.training.evaluation import evaluate
 from pipeline.training.fit import NAME, Fit, pass_progress
 from pipeline.training.optim_scheduler import OptimScheduler, trainable_parameters, without_decay
-from pipeline.training.run_options import compile_modules
 from pipeline.training.schedules import Constant
 from pipeline.user_code import source
 from pipeline.user_code.uncalled import BRAIN, BRAIN_REMEDIES, uncalled_faults
@@ -135,11 +134,6 @@ class Brain(BatchBrain):
         """
         seed = loader_kwargs.pop("seed", getattr(self.hparams, "seed", 0))
         return make_loader(dataset, seed=seed, where="Brain.make_dataloader", **loader_kwargs)
-
-    def _place_modules(self) -> None:
-        """Move the modules to their device, and compile or script them if the options say so; only once."""
-        self.modules.to(self.device)
-        compile_modules(self.modules, self._run_options)
 
     def init_optimizers(self) -> None:
         """Make the optimizer with ``opt_class``; a subclass with several puts them into ``optimizers_dict``, by name.

@@ -21,6 +21,7 @@ from pipeline.signals import SHUTDOWN
 from pipeline.training.batch_brain import BatchBrain, Stage
 from pipeline.training.meters import Meters
 from pipeline.training.metrics.base import Mean, Metric, build_metrics
+from pipeline.training.phase import Phase
 from pipeline.user_code.tracebacks import error_context
 
 # Called with (predictions, target) of each evaluated batch.
@@ -109,26 +110,42 @@ def _number(value: Any, name: str, metric: Metric) -> float:
         raise DataError(f"{what}; return a number, or a tensor with one element") from error
 
 
-def evaluate_with_hooks(
-    context: Context,
-    phase: str,
+def evaluate_loader(
     brain: BatchBrain,
     loader: Any,
+    device: torch.device,
     stage: Stage,
     metrics: Mapping[str, Metric],
     observe: Observer | None = None,
     epoch: int | None = None,
 ) -> dict[str, float]:
-    """Evaluate a phase, and call the plugins before and after it."""
-    hooks = context["hooks"]
-    hooks.before_validation(context=context, phase=phase)
-    batches: Iterable[Any] = on_device(without_state(loader), context["device"])
+    """Evaluate on the batches of a loader; a signal ends it."""
+    batches: Iterable[Any] = on_device(without_state(loader), device)
     if getattr(loader, "num_workers", 0):
         batches = SHUTDOWN.interruptible(batches)
     with supervise_workers(batches):
-        numbers = evaluate(brain, batches, stage, metrics, observe, epoch)
-    hooks.after_validation(context=context, phase=phase, metrics=numbers)
-    return {name: as_number(value, f"metrics['{name}'] of phase '{phase}'") for name, value in numbers.items()}
+        return evaluate(brain, batches, stage, metrics, observe, epoch)
+
+
+# Evaluates a phase: a verb of the runner stage.
+Verb = Callable[[Context, Phase], Mapping[str, float]]
+
+
+def report_evaluation(context: Context, phase: Phase, verb: Verb) -> dict[str, float]:
+    """Call the plugins before and after a verb that evaluates a phase; its numbers, with those that plugins add.
+
+    Raises:
+        DataError: it returned no numbers by name.
+    """
+    hooks = context["hooks"]
+    hooks.before_validation(context=context, phase=phase.name)
+    returned = verb(context, phase)
+    if not isinstance(returned, Mapping):
+        what = f"{getattr(verb, '__qualname__', verb)} returned a {type(returned).__name__}"
+        raise DataError(f"{what}; return a dict of numbers by name")
+    numbers = dict(returned)
+    hooks.after_validation(context=context, phase=phase.name, metrics=numbers)
+    return {name: as_number(value, f"metrics['{name}'] of phase '{phase.name}'") for name, value in numbers.items()}
 
 
 class BestEntry(NamedTuple):
@@ -238,6 +255,7 @@ class Validation:
     Attributes:
         metrics: phase -> name -> metric.
         best: what ``keep_best`` watches; None: nothing.
+        phases: the names of those that have validation data.
         validated: phase -> the iteration in which it was last validated; without those that were trained after it.
         running: whether a validation is not over; a resumed run makes it again.
     """
@@ -252,7 +270,8 @@ class Validation:
         self.best = BestTracker(keep.metric, keep.mode, keep.count) if keep else None
         self.validated: dict[str, int] = {}
         self.running = False
-        self._unreported = {phase.name for phase in phases if phase.valid_dataset_name}
+        self.phases = [phase.name for phase in phases if phase.valid_dataset_name]
+        self._unreported = set(self.phases)
 
     def is_needed(self, phase: PhaseSchema, *, last: bool) -> bool:
         """Whether a phase has validation data, and was not validated in this iteration; ``last``: with these weights."""
@@ -265,8 +284,8 @@ class Validation:
             if entry["brain"] is brain and self.validated.get(name) != self._iteration:
                 self.validated.pop(name, None)
 
-    def run(self, phase: PhaseSchema, loader: Any, epoch: int, *, last: bool) -> dict[str, float]:
-        """Validate a phase on a loader; its numbers, with ``valid_`` before their names.
+    def run(self, phase: Phase, verb: Verb, *, last: bool) -> dict[str, float]:
+        """Validate a phase with a verb of the stage; its numbers, with ``valid_`` before their names.
 
         Schedules do not get the ``last`` ones, which are of no interval.
 
@@ -274,12 +293,10 @@ class Validation:
             StoppedError, KeyboardInterrupt: a signal has asked the run to end.
         """
         self.running = True
-        entry = self.context["model"][phase.name]
-        brain, metrics = entry["brain"], self.metrics[phase.name]
-        numbers = evaluate_with_hooks(self.context, phase.name, brain, loader, Stage.VALID, metrics, epoch=epoch)
+        numbers = report_evaluation(self.context, phase, verb)
         self.validated[phase.name], self.running = self._iteration, False
         numbers = {f"valid_{name}": value for name, value in numbers.items()}
-        for scheduler in () if last else entry["optim_schedulers"].values():
+        for scheduler in () if last else phase.optim_schedulers.values():
             scheduler.take_metrics(numbers)
         if self.best:
             if self.best.improves(phase.name, numbers, self._iteration):

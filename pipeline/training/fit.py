@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from loguru import logger
 from rich.console import Console
@@ -20,12 +19,13 @@ from pipeline.checkpoint.state import FitState
 from pipeline.config.schema import Interval
 from pipeline.context import Context
 from pipeline.data.batch import on_device
-from pipeline.data.loader import LimitedLoader, length, without_state
-from pipeline.errors import CheckpointError
+from pipeline.data.loader import LimitedLoader, length, set_epoch, without_state
+from pipeline.errors import CheckpointError, DataError
 from pipeline.run.log import on_terminal
+from pipeline.signals import SHUTDOWN
 from pipeline.training.batch_brain import BatchBrain, Stage
 from pipeline.training.evaluation import evaluate
-from pipeline.training.train_pass import train_epoch
+from pipeline.training.train_pass import NextDue, TrainPass
 from pipeline.training.triggers import NEVER, Trigger
 from pipeline.training.updater import Updater, is_plain
 
@@ -87,8 +87,13 @@ class Fit:
         intervals = [Interval(options.ckpt_interval_steps, "iteration")] if options.ckpt_interval_steps > 0 else []
         seconds = round(options.ckpt_interval_minutes * 60)
         intervals += [Interval(seconds, "second")] if seconds > 0 else []
-        self.updater = Updater(brain)
-        brain._counts_batches = is_plain(brain, self.updater)
+        self.updater, self.counters = Updater(brain), brain._train_state
+        # No plugin listens, and no other pass is open.
+        self.context = Context()
+        self.before_batch: Callable[..., Any] | None = None
+        self.after_batch: Callable[..., Any] | None = None
+        self.next_due, self.work = NextDue(NEVER, None), list[TrainPass]()
+        self.bar: Progress
         schedulers = {str(number): scheduler for number, scheduler in enumerate(brain._optim_schedulers)}
         entry = {"model": brain, "brain": brain, "optim_schedulers": schedulers, "updater": self.updater}
         self.models = {NAME: entry}
@@ -152,35 +157,61 @@ class Fit:
 
     def epoch(self, epoch: int) -> None:
         """Train on everything, then validate."""
-        brain, iteration = self.brain, self.brain._train_state["iteration"]
-        with pass_progress(f"epoch {epoch}", length(self.train), self.show) as bar:
-            on_due = partial(self.on_due, bar)
-            self.metrics = train_epoch(brain, self.updater, self.train, epoch, self._next_check(iteration, bar), on_due)
+        brain, training = self.brain, TrainPass(self, NAME, self.brain, self.updater)
+        training.number = epoch
+        update = brain.fit_batch if is_plain(brain, self.updater) else training.custom(brain.fit_batch, "fit_batch")
+        progress = pass_progress(f"epoch {epoch}", length(self.train), self.show)
+        with progress as self.bar, SHUTDOWN.defer(self.next_due.wake), training.resources:
+            training.run(update)
+        self.metrics = training.numbers
         if self.valid is not None:
             numbers = evaluate(brain, on_device(without_state(self.valid), brain.device), Stage.VALID, {}, epoch=epoch)
             self.metrics |= {f"valid_{name}": value for name, value in numbers.items()}
         self.measured = brain._train_state["iteration"]
 
-    def on_due(self, bar: Progress, iteration: int) -> int:
-        """Show progress, save or end, whatever is due; return the next iteration to check, 0 at the end."""
-        batches = self.brain._batches_taken
+    def open(self, training: TrainPass) -> Iterator[Any]:
+        """Begin the pass of an epoch."""
+        set_epoch(self.train, training.number)
+        training.start(training.number, length(self.train) or 0)
+        self.work[:] = [training]
+        self.next_due.set(self._next_check())
+        return training.read(self.train, interruptible=True)
+
+    def next_round(self, training: TrainPass) -> NoReturn:
+        """An epoch is one round."""
+        raise AssertionError("a fit does not repeat a pass")
+
+    def unwind(self, training: TrainPass) -> None:
+        """No other pass is open."""
+
+    def close(self, training: TrainPass) -> None:
+        """The pass of an epoch is over."""
+        if not training.done:
+            what = f"the training set gave no batch in epoch {training.number}"
+            raise DataError(f"{what}; check the dataset, or drop_last with few samples")
+        training.end(training.number)
+
+    def on_due(self, training: TrainPass) -> bool:
+        """Show progress, save or end, whatever is due; whether training goes on."""
+        batches, bar, iteration = self.brain._batches_taken, self.bar, self.counters["iteration"]
         if not bar.disable and batches % EVERY == 0:
             bar.update(bar.task_ids[0], completed=batches, loss=f"loss {self.brain._pass_loss.mean():.4f}")
         if self.saving.fires(iteration):
             self.brain._check_divergence()
             self.save(within_epoch=True)
-        return 0 if self._over() else self._next_check(iteration, bar)
+        self.next_due.set(self._next_check())
+        return not self._over()
 
     def _over(self) -> bool:
         """Whether ``optimizer_step_limit`` or ``debug_epochs`` is reached."""
         limit, max_epochs = self.options.optimizer_step_limit, self.options.debug_epochs if self.options.debug else 0
         return (limit is not None and self.brain._train_state["update"] >= limit) or 0 < max_epochs <= len(self.epochs)
 
-    def _next_check(self, iteration: int, bar: Progress) -> int:
+    def _next_check(self) -> int:
         # An iteration makes one update at most.
         updates_left = (self.options.optimizer_step_limit or NEVER) - self.brain._train_state["update"]
-        until_shown = NEVER if bar.disable else EVERY - self.brain._batches_taken % EVERY
-        return min(self.saving.next_check(), iteration + max(1, min(updates_left, until_shown)))
+        until_shown = NEVER if self.bar.disable else EVERY - self.brain._batches_taken % EVERY
+        return min(self.saving.next_check(), self.counters["iteration"] + max(1, min(updates_left, until_shown)))
 
     def save(self, *, within_epoch: bool = False) -> Path | None:
         """Save a checkpoint, if there is a checkpointer; within an epoch, only the weights."""

@@ -1,240 +1,240 @@
-"""The training loop of a run: epochs, phases, and what is due after an iteration: reports, validation, checkpoints."""
+"""The loop of a runner stage: what is due when, what is saved, and the methods of the context for a loop of one's own."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from functools import partial
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from typing import Any, Literal, TypeVar
 
 from loguru import logger
 
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.reader import Iterations
-from pipeline.checkpoint.state import LoopState1
+from pipeline.checkpoint.state import EntryState, LoopState, ValidationState
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
-from pipeline.data.loader import random_sampler_of
-from pipeline.errors import CheckpointError
+from pipeline.data.loader import length, random_sampler_of, set_epoch
+from pipeline.errors import CheckpointError, ConfigError, ContextError, DataError, StageError, one_of
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
+from pipeline.training.batch_brain import BatchBrain, Stage
 from pipeline.training.brain import Brain
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.evaluation import Validation
+from pipeline.training.evaluation import Validation, evaluate_loader
 from pipeline.training.export import WeightExporter
 from pipeline.training.optim_scheduler import attach_optimizer_hooks
 from pipeline.training.phase import (
+    Phase,
     pass_loader,
     phase_errors,
     phase_of,
-    refuse_short_schedules,
+    run_options_for,
     warn_of_unresumable_orders,
 )
-from pipeline.training.train_pass import train_epoch
-from pipeline.training.triggers import Schedule
-from pipeline.training.updater import is_plain
+from pipeline.training.train_pass import NextDue, PassIterator, TrainPass
+from pipeline.training.triggers import NEVER, Schedule
+from pipeline.user_code.plugins import hook_or_none
+from pipeline.user_code.tracebacks import error_context
+
+# Iterations for which something may stay due before a warning says who leads.
+PATIENCE = 1000
+
+
+Kind = Literal["epochs", "pass", "validate"]
+
+
+class Call:
+    """A call of ``epochs`` or ``validate``, as the journal of the loop keeps it.
+
+    Attributes:
+        over: whether it is done.
+        first: the epoch with which epochs began.
+        numbers: what a validation gave.
+    """
+
+    def __init__(self, kind: Kind, phase: str) -> None:
+        self.kind, self.phase = kind, phase
+        self.over = self.nested = self.validated = False
+        self.first = -1
+        self.numbers: dict[str, Any] = {}
+
+    def entry_state(self) -> EntryState:
+        """What a checkpoint keeps."""
+        own = {"over": self.over, "first": self.first, "numbers": self.numbers, "validated": self.validated}
+        return EntryState.begun(self.kind, self.phase, 0, **own)
+
+
+Entry = Call | TrainPass
+_T = TypeVar("_T", Call, TrainPass)
 
 
 class TrainLoop:
-    """Trains the phases of a runner.
+    """Trains for a runner stage, whose verbs it calls; it begins with the first call of one of its methods.
+
+    The calls of ``epochs``, ``batches`` and ``validate`` are a journal: those of the stage outside of epochs, and those
+    of the running epoch. A checkpoint keeps it. On resume the code of the stage runs from its beginning: until it is
+    where the checkpoint was saved, its n-th call has to be the n-th of the journal. What was over then gives nothing,
+    and calls no plugin.
 
     Args:
         context: after network and startup.
+        stage: the runner stage; its ``validate`` and ``is_over`` are called, if it has them.
 
     Attributes:
         counters: ``context["train_state"]``.
-        schedule: what is due when, and the limits.
+        work: the passes whose batch is in work, the oldest first: that one leads.
+        next_due: the next iteration after which something is due.
+        resuming: whether the code has not come to where the checkpoint was saved.
         metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
         iterations: phase -> name -> the iteration of which that number is.
-        exporter: saves the weights alone.
-        brain: the Brain whose pass is running; None between two passes.
-        pass_state: the state of the pass in which the run was interrupted; None once that pass goes on.
-        phase_trained: whether the current phase has been trained in this epoch; its validation may still be due.
-        resumable: whether a run could go on from here; during a pass whose order is not reproducible it could not.
-        save_postponed, exit_announced: whether in such a pass a save was due, and the end of training requested.
+        outer, inner: the calls outside of epochs, and those of the running epoch; None between two epochs.
+        passes: phase -> how many rounds over its data were begun.
     """
 
-    def __init__(self, context: Context) -> None:
-        config = context["config"]
-        self.context = context
-        self.hooks = context["hooks"]
-        self.models: dict[str, dict[str, Any]] = context["model"]
+    def __init__(self, context: Context, stage: Any) -> None:
+        self.context, self.stage = context, stage
+        self.begun = self.over = self.resuming = False
         self.counters: dict[str, int] = context["train_state"]
-        self.runner: RunnerSchema = config.runner(context["runner_name"])
-        self.phases: list[PhaseSchema] = config.phases(self.runner)
-        self.schedule = Schedule(self.runner, self.counters["iteration"])
-        self.validation = Validation(context, self.runner, self.phases)
-        best, on_save_error = self.validation.best, self.runner.on_save_error
-        self.checkpoints = Checkpoints(context["checkpointer"], context, best, on_save_error)
+        self.next_due = NextDue(NEVER, context)
+        self.work: list[TrainPass] = []
+        self.outer: list[Entry] = []
+        self.inner: list[Entry] | None = None
+        self.passes: dict[str, int] = {}
         self.metrics: dict[str, dict[str, float]] = {}
         self.iterations: dict[str, dict[str, int]] = {}
-        self.brain: Brain | None = None
-        self.resumable = True
-        self.phase_trained = self.save_postponed = self.exit_announced = False
-        for phase in self.phases:
-            entry = phase_of(phase.name, context, "brain", "optim_schedulers", "updater")
-            attach_optimizer_hooks(entry["optim_schedulers"], context)
-        self.exporter = WeightExporter(self.runner, context)
-        self.pass_state = self.resume()
+        self.resources = ExitStack()
+        # What a checkpoint had outside of epochs and in the running one, until the code has called it again.
+        self._journal: dict[bool, deque[Entry]] = {False: deque(), True: deque()}
+        # The calls in the body of the pass that leads: the code comes to them by itself.
+        self._unclaimed: list[Entry] = []
+        self._resumed_leader: TrainPass | None = None
+        self._asking: TrainPass | None = None
+        self._last: TrainPass | None = None
+        self._in_epoch = False
+        self._left: Call | None = None
+        self._random: Mapping[str, Any] = {}
+        self._save_wanted = self._save_postponed = self._exit_announced = False
+        # The open passes.
+        self._reports: dict[TrainPass, IntervalReport] = {}
+        self._due_since = 0
+        self._verb_is_over: Callable[[Context], Any] | None = getattr(stage, "is_over", None)
 
-    def resume(self) -> Mapping[str, Any] | None:
-        """Go on from the checkpoint that the trainer has restored; the state of its pass, if it was saved in one."""
-        checkpoint = self.context["checkpointer"].resumed
-        if checkpoint is None:
-            return None
-        state = checkpoint.state
-        if state is None or state.loop is None:
-            what = f"{checkpoint.path}: is of another runner stage than the default one, which could not go on from it"
-            raise CheckpointError(f"{what}; resume with that one, or begin a new run with init_model_path")
-        loop, random = state.loop, dict(state.random)
-        self.context["metrics"] = self.metrics = state.metrics
-        self.iterations = loop.iterations
-        last = loop.inner[-1] if loop.inner else None
-        self.phase_trained = last is not None and last.over and not last.validated
-        self.validation.load_state_dict(loop.validation.to_tree())
-        restore_random_state(random)
-        return {"pass": last.state.to_tree(), "random": random} if last and last.state else None
+    # What a stage calls.
 
-    def run(self) -> None:
-        """Train all epochs, then save; a signal or ``is_exit`` ends it earlier, where the state can be saved."""
-        self.context["metrics"] = self.metrics
-        with SHUTDOWN.defer(_let_wait), suppress(ExitError):
-            warn_of_unresumable_orders(self.runner, self.phases, self.context)
-            refuse_short_schedules(self.runner, self.phases, self.schedule.epochs, self.context)
-            # That of the last epoch, in case none is left.
-            self.context["current_epoch"] = max(0, self.counters["epoch"] - 1)
-            self.exporter.begin()
-            # An interrupted pass or phase is finished even where a limit is reached.
-            over = self.schedule.over(self.counters) and not (self.pass_state or self.phase_trained)
-            while not over:
-                self.train_epoch()
-                over = self.schedule.over(self.counters)
-            self.save()
-            self.checkpoints.finish()
-            self.exporter.finish()
-
-    def train_epoch(self) -> None:
-        """Train one epoch, and save what is due after it."""
-        epoch = self.context["current_epoch"] = self.counters["epoch"]
-        self.hooks.before_epoch(context=self.context)
-        if exit_requested(self.context) and not self.pass_state:
-            self.save_if(False)
-        self.train_phases(epoch)
-        self.hooks.after_epoch(context=self.context)
-        self.checkpoints.notify_saved()
-        if self.schedule.exporting.fires_after(epoch + 1):
-            self.exporter.save()
-        self.save_if(self.schedule.saving.fires_after(epoch + 1))
-
-    def train_phases(self, epoch: int) -> None:
-        """Train and validate every phase; at the end of training, validate also what was not since its last update."""
-        # A resumed epoch goes on with the phase in which it was interrupted.
-        first = self.counters["phase_index"]
-        if not (first or self.pass_state or self.phase_trained):
-            self.metrics, self.iterations = {}, {}
-        self.context["metrics"] = self.metrics
-        over = False
-        for index, phase in list(enumerate(self.phases))[first:]:
-            self.counters["phase_index"] = index
-            with phase_errors(phase.name):
-                self.train_phase(phase, epoch)
-                if self.schedule.validating.fires_after(epoch + 1):
-                    self.validate(phase, epoch)
-            over = self.schedule.over(self.counters)
-            if over:
-                break
-            if phase is not self.phases[-1]:
-                self.phase_trained = False
-                self.counters["phase_index"] = index + 1
-                self.save_if(False)
-        if self.runner.valid_intervals and (over or epoch + 1 >= self.schedule.epochs):
-            for phase in self.phases:
-                with phase_errors(phase.name):
-                    self.validate(phase, epoch, last=True)
-        self.phase_trained = False
-        self.counters.update(epoch=epoch + 1, phase_index=0)
-
-    def train_phase(self, phase: PhaseSchema, epoch: int) -> None:
-        """One pass over the data of a phase, unless the run was interrupted in the validation after it."""
-        entry = self.models[phase.name]
-        brain, updater = entry["brain"], entry["updater"]
-        # Phases may share a Brain.
-        type(brain).bind(brain, phase.name, entry["optim_schedulers"], self.context, self.runner.nonfinite_patience)
-        brain._counts_batches = is_plain(brain, updater)
-        if self.phase_trained:
-            self.validation.running = False
-            return
-        report = IntervalReport(self.context, phase.name, brain)
-        updater.state.epoch = epoch
-        pass_state, self.pass_state = self.pass_state, None
-        loader = pass_loader(phase.dataset_name or "", self.runner, self.context)
-        self.brain, self.resumable = brain, not random_sampler_of(loader)
-        numbers = train_epoch(
-            brain,
-            updater,
-            loader,
-            epoch,
-            self.schedule.next_check(self.counters),
-            partial(self.on_due, phase, report),
-            context=self.context,
-            dataset=f"'{phase.dataset_name}'",
-            pass_state=pass_state,
-        )
-        self.brain, self.resumable, self.phase_trained = None, True, True
-        self.validation.outdate(brain)
-        updater.state.epoch = epoch + 1
-        self.metrics[phase.name] = {**numbers, **self.metrics.get(phase.name, {})}
-        current = dict.fromkeys(numbers, self.counters["iteration"])
-        self.iterations[phase.name] = {**current, **self.iterations.get(phase.name, {})}
-
-    def on_due(self, phase: PhaseSchema, report: IntervalReport, iteration: int) -> int:
-        """Report, validate, save and end where it is time to; the next iteration to check, 0 at the end.
+    def epochs(self, count: int | None = None) -> Iterator[int]:
+        """The epochs that are left: of ``count``, or up to the runner's limits.
 
         Raises:
-            StoppedError, KeyboardInterrupt: a signal has requested it; what was due is done, and a checkpoint saved.
-            ExitError: ``is_exit`` has, likewise.
+            StageError: an epoch is running.
         """
-        self.checkpoints.notify_saved()
-        printing, validating, saving, exporting = self.schedule.due(iteration)
-        # A validation that a signal has interrupted is made again, and then saved what was to be saved after it.
-        validating, saving = validating or self.validation.running, saving or self.validation.running
-        if printing or validating or saving or exporting:
-            # On a GPU this waits for the work so far, as what follows does anyway.
-            report.brain._check_divergence()
-        if printing:
-            report.print()
-        if exporting:
-            self.exporter.save()
-        if validating:
-            self.validate(phase, self.context["current_epoch"])
-        if self.schedule.over(self.counters):
-            return 0
-        self.save_if(saving)
-        return self.schedule.next_check(self.counters)
+        self.begin()
+        if self.inner is not None and not self._left:
+            raise StageError("context.epochs: an epoch is running; end it first, or use batches(…, repeat=True)")
+        self._settle()
+        call = self._call("epochs", "")
+        if call.first < 0:
+            call.first = self.counters["epoch"]
+        return self._epochs(call, NEVER if count is None else call.first + count)
 
-    def validate(self, phase: PhaseSchema, epoch: int, *, last: bool = False) -> None:
-        """Validate a phase, once in an iteration; ``last``: once since its last update, at the end of training."""
-        if not self.validation.is_needed(phase, last=last):
-            return
-        dataset = phase.dataset_name if self.runner.overfit_batches else phase.valid_dataset_name
-        random = random_state()
+    def _epochs(self, call: Call, end: int) -> Iterator[int]:
+        self._arrive_at_end()
         try:
-            loader = pass_loader(dataset or "", self.runner, self.context)
-            numbers = self.validation.run(phase, loader, epoch, last=last)
-        except (StoppedError, KeyboardInterrupt):
-            # A resumed run makes the whole validation again.
-            restore_random_state(random)
-            if self.resumable:
-                self.save()
-            self.checkpoints.finish()
+            while not call.over and self.counters["epoch"] < end and (self._in_epoch or not self.is_over()):
+                epoch = self.context["current_epoch"] = self.counters["epoch"]
+                self.inner = []
+                if not self._in_epoch:
+                    self.metrics, self.iterations = {}, {}
+                self.context["metrics"] = self.metrics
+                self.hooks.before_epoch(context=self.context)
+                yield epoch
+                self._end_epoch()
+        except GeneratorExit:
+            self._left = call
             raise
-        if last:
-            # At no interval: a run that goes on with higher limits draws what it would have drawn.
-            restore_random_state(random)
-        self.metrics[phase.name] = {**self.metrics.get(phase.name, {}), **numbers}
-        current = dict.fromkeys(numbers, self.counters["iteration"])
-        self.iterations[phase.name] = {**self.iterations.get(phase.name, {}), **current}
+
+    def batches(self, phase: str | Phase, *, count: int | None = None, repeat: bool = False) -> PassIterator:
+        """One pass over the data of a phase: an iterator of batches, on their device.
+
+        Args:
+            phase: its name, or its entry.
+            count: how many batches end it, those before a resume included; None: the data does.
+            repeat: whether it begins again at the end of the data, in a new order.
+        """
+        training = self.train_pass(phase)
+        training.count, training.repeat = count, repeat
+        return PassIterator(training)
+
+    def train_pass(self, phase: str | Phase) -> TrainPass:
+        """The same as an object that trains by itself, with ``run``."""
+        self.begin()
+        name = self._name(phase)
+        if self._left:
+            self._settle()
+        training = self._recall("pass", name)
+        if not isinstance(training, TrainPass):
+            training = self._add(self._new_pass(name))
+        return training
+
+    def validate(self, phase: str | Phase | None = None) -> dict[str, Any]:
+        """The numbers of a phase's validation data with ``valid_`` before their names; None: of each phase that has such.
+
+        Raises:
+            ConfigError: there is no validation data.
+        """
+        self.begin()
+        names = [self._name(phase)] if phase is not None else list(self.validation.phases)
+        for name in names or ["…"]:
+            if name not in self.validation.phases:
+                what = f"phase.{name}.valid_dataset_name: is not set, and context.validate() needs it"
+                raise ConfigError(f"{what}; name a dataset there")
+        self._settle()
+        call = self._call("validate", ",".join(names))
+        if not call.over:
+            self._arrive_at_end()
+            for name in names:
+                call.numbers[name] = self._validate(name, asked=True)
+            call.over = True
+            self.wake()
+        return call.numbers if phase is None else call.numbers[names[0]]
+
+    def save(self) -> None:
+        """Save a checkpoint: now, or when the pass that leads is asked for its next batch."""
+        self.begin()
+        self._settle()
+        self._arrive_at_end()
+        if self.resuming:
+            return
+        if self.work:
+            self._save_wanted = True
+            self.wake()
+        else:
+            self._save()
+
+    # What the default Runner calls.
+
+    def end_phase(self, phase: Phase) -> bool:
+        """After a pass: validate the phase, if that is due after this epoch; whether training is over."""
+        own = [entry for entry in self.inner or () if isinstance(entry, TrainPass) and entry.phase == phase.name]
+        # A train_phase of one's own may do without a pass.
+        entry = own[-1] if own else self._call("validate", phase.name)
+        if not entry.validated:
+            self._arrive_at_end()
+            if self.schedule.validating.fires_after(self.counters["epoch"] + 1):
+                self._validate(phase.name)
+            entry.validated = True
+        return self.is_over()
+
+    def is_over(self) -> bool:
+        """Whether training is over, as the stage's ``is_over`` says; it is not before the code is where it was saved."""
+        if not self.resuming and not self.over:
+            self.over = bool(self._verb_is_over(self.context)) if self._verb_is_over else self.limit_reached()
+        return self.over
+
+    def limit_reached(self) -> bool:
+        """Whether epochs, iterations or updates are as many as the runner allows."""
+        return self.schedule.over(self.counters)
 
     def save_if(self, due: bool) -> None:
         """Save if it is due, after one of the best validations, or if the run is to end; then end it.
@@ -245,48 +245,378 @@ class TrainLoop:
             StoppedError, KeyboardInterrupt: a signal has requested the end.
             ExitError: ``is_exit`` has.
         """
-        best = self.validation.best
-        due = due or (best is not None and best.deserves_checkpoint(self.counters["iteration"]))
-        if not self.resumable:
-            if exit_requested(self.context) and not self.exit_announced:
-                logger.info("asked to end: the epoch is finished first, for no run could go on in the middle of it")
-                self.exit_announced = True
-            self.save_postponed |= due
+        best, ending = self.validation.best, exit_requested(self.context)
+        if self.resuming:
+            # What was saved stands.
+            SHUTDOWN.raise_if_requested()
             return
-        due, self.save_postponed = due or self.save_postponed, False
-        ending = exit_requested(self.context)
-        if due or ending:
-            self.save()
-            # A plugin that is notified of a checkpoint may request the end; this moment is saved then.
-            ending = exit_requested(self.context)
-        if ending:
+        due = due or self._save_wanted or (best is not None and best.deserves_checkpoint(self.counters["iteration"]))
+        if not (due or ending or self._save_postponed):
+            return
+        if not self.resumable:
+            if ending and not self._exit_announced:
+                logger.info("asked to end: the epoch is finished first, for no run could go on in the middle of it")
+                self._exit_announced = True
+            self._save_postponed |= due
+            return
+        self._save()
+        # A plugin that is notified of a checkpoint may request the end; this moment is saved then.
+        if exit_requested(self.context):
             self.checkpoints.finish()
             SHUTDOWN.raise_if_requested()
             raise ExitError
 
-    def save(self) -> None:
+    # What the session calls.
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around the stage: what it began is ended; after a failure, what is open is closed."""
+        try:
+            with suppress(ExitError):
+                yield
+                self.finish()
+        except BaseException:
+            with ExitStack() as stack:
+                stack.push(self.resources)
+                for training in self._reports:
+                    stack.push(training.resources)
+                raise
+        self.resources.close()
+
+    def begin(self) -> None:
+        """Prepare everything, with the first call of a method."""
+        if self.begun:
+            return
+        context = self.context
+        if context["is_infer"]:
+            raise StageError(f"runner.{context['runner_name']}.class: is infer, which trains nothing; write train")
+        self.begun = True
+        self.runner: RunnerSchema = context["runner"]
+        self.hooks = context["hooks"]
+        self.before_batch, self.after_batch = (
+            hook_or_none(self.hooks, name) for name in ("before_batch", "after_batch")
+        )
+        schemas: list[PhaseSchema] = context["config"].phases(self.runner)
+        self.schemas = {phase.name: phase for phase in schemas}
+        self.schedule = Schedule(self.runner, self.counters["iteration"])
+        context["best"] = None
+        self.validation = Validation(context, self.runner, schemas)
+        self.phases = {name: phase_of(name, context) for name in self.schemas}
+        for phase in self.phases.values():
+            attach_optimizer_hooks(phase.optim_schedulers, context)
+        best, on_save_error = self.validation.best, self.runner.on_save_error
+        self.checkpoints = Checkpoints(context["checkpointer"], context, best, on_save_error)
+        self.exporter = WeightExporter(self.runner, context)
+        self._resume()
+        context["metrics"] = self.metrics
+        self.resources.enter_context(SHUTDOWN.defer(self.wake))
+        warn_of_unresumable_orders(self.runner, schemas, context)
+        # That of the last epoch, in case none is left.
+        context["current_epoch"] = max(0, self.counters["epoch"] - 1)
+        self.exporter.begin()
+        self.next_due.set(self.schedule.next_check(self.counters))
+
+    def finish(self) -> None:
+        """The stage is at its end: end what it began, validate the last weights, and save."""
+        if not self.begun:
+            return
+        self._settle()
+        for training in list(self._reports):
+            self.close(training)
+        self._arrive_at_end()
+        if self.resuming:
+            raise CheckpointError(self._unlike("the runner stage ended"))
+        self._validate_last()
+        self._save()
+        self.checkpoints.finish()
+        self.exporter.finish()
+
+    # What its passes call.
+
+    def wake(self) -> None:
+        """Look after the current iteration for what is due."""
+        self.next_due.wake()
+
+    def open(self, training: TrainPass) -> Iterator[Any] | None:
+        """Begin a pass, or go on with one."""
+        if self.work and self.work[-1].dropped:
+            self._settle()
+        goes_on, leads = training.state is not None, not self.work
+        is_leader = goes_on and training is self._resumed_leader
+        if leads and not is_leader:
+            self._between()
+        if training.over or (not goes_on and self.is_over()):
+            return None
+        with phase_errors(training.phase):
+            random = random_state()
+            batches = self._read(training, leads=leads)
+            if goes_on:
+                # The start of an iteration over the loader draws a number, as it did when the pass began.
+                restore_random_state(random)
+        training.in_work = True
+        self.work.append(training)
+        if leads:
+            self._last = training
+            self.next_due.set(self.schedule.next_check(self.counters))
+        if is_leader:
+            self._arrive()
+            return batches if self.on_due(training) else None
+        return batches
+
+    def _read(self, training: TrainPass, *, leads: bool) -> Iterator[Any]:
+        """The batches that are left of the present round of a pass."""
+        loader = pass_loader(self.schemas[training.phase].dataset_name or "", self.runner, self.context)
+        training.order_is_drawn = bool(random_sampler_of(loader))
+        if training.state is None:
+            training.number = self.passes.get(training.phase, 0)
+            self.passes[training.phase] = training.number + 1
+        set_epoch(loader, training.number)
+        batches = 0 if training.repeat else length(loader) or 0
+        if not training.open:
+            self._start(training, batches)
+        training.brain._pass_batches = min(batches, training.count or batches)
+        training.resources.enter_context(phase_errors(training.phase))
+        return training.read(loader, interruptible=leads)
+
+    def _start(self, training: TrainPass, batches: int) -> None:
+        """Prepare the Brain of a pass."""
+        brain, own = training.brain, self.phases[training.phase]
+        for other in self._reports:
+            if other.brain is brain:
+                what = f"phase.{training.phase}: a pass begins while one of phase '{other.phase}' is open"
+                raise StageError(f"{what}, and both train the same Brain; end that one first")
+        type(brain).bind(brain, training.phase, own.optim_schedulers, self.context, self.runner.nonfinite_patience)
+        self._reports[training] = IntervalReport(self.context, training.phase, brain)
+        epoch = training.updater.state.epoch = self.counters["epoch"]
+        training.start(epoch, batches)
+
+    def next_round(self, training: TrainPass) -> Iterator[Any]:
+        """The batches of one more round over the data of a pass, in a new order."""
+        training.brain._batches_taken = 0
+        training.resources.close()
+        return self._read(training, leads=self.work[0] is training)
+
+    def on_due(self, training: TrainPass) -> bool:
+        """Do what is due after an iteration of the pass that leads; False at the end of training.
+
+        Raises:
+            StoppedError, KeyboardInterrupt: a signal has requested it; what was due is done, and a checkpoint saved.
+            ExitError: ``is_exit`` has, likewise.
+        """
+        if self.work[0] is training:
+            return self._do_due(training)
+        iteration = self.counters["iteration"]
+        self._due_since = self._due_since or iteration
+        if iteration - self._due_since >= PATIENCE:
+            self._due_since = 0
+            what = f"for {PATIENCE} iterations something is due, such as a save"
+            logger.warning(f"{what}, and waits until the pass over '{self.work[0].phase}' is asked for a batch")
+        return True
+
+    def _do_due(self, training: TrainPass) -> bool:
+        self._asking, self._due_since = None if training.over else training, 0
+        self.checkpoints.notify_saved()
+        printing, validating, saving, exporting = self.schedule.due(self.counters["iteration"])
+        # A validation that a signal has interrupted is made again, and then saved what was to be saved after it.
+        validating, saving = validating or self.validation.running, saving or self.validation.running
+        if printing or validating or saving or exporting:
+            for other in self._reports:
+                # On a GPU this waits for the work so far, as what follows does anyway.
+                other.brain._check_divergence()
+        # In the order of the config, in whatever order they were begun, or begun again.
+        for name in self.phases if printing else ():
+            for report in (report for report in self._reports.values() if report.phase == name):
+                report.print()
+        if exporting:
+            self.exporter.save()
+        if validating:
+            self._validate(training.phase)
+        over = self.is_over()
+        if not over:
+            self.save_if(saving)
+            self.next_due.set(self.schedule.next_check(self.counters))
+        self._asking = None
+        return not over
+
+    def unwind(self, training: TrainPass) -> None:
+        """A pass is asked for its next batch: what was begun in the body of the one before is done."""
+        self._unwind(self.work.index(training) + 1 if training.in_work else len(self.work))
+        if not training.in_work:
+            self.work.append(training)
+            training.in_work = True
+
+    def close(self, training: TrainPass) -> None:
+        """A pass is over."""
+        if training.in_work and self.work[-1] is not training:
+            self.unwind(training)
+        self._end(training)
+
+    # What is done when.
+
+    def _unwind(self, count: int) -> None:
+        """Leave so many passes in work: the batches of the others are done, and what was dropped is over."""
+        dropped = [index for index, training in enumerate(self.work) if training.dropped]
+        count = min([count, *dropped])
+        others, self.work[count:] = self.work[count:], []
+        for training in reversed(others):
+            if training.in_batch:
+                training.count_batch()
+            training.in_work = False
+        for training in others:
+            if training.dropped:
+                self._end(training)
+        if 0 in dropped:
+            self._between()
+
+    def _settle(self) -> None:
+        """A call that gives no batch: those in work are done, and what was dropped is over."""
+        if any(training.dropped for training in self.work):
+            self._unwind(len(self.work))
+        for training in reversed(self.work):
+            if training.in_batch:
+                training.count_batch()
+        if self._left:
+            left, self._left = self._left, None
+            self._end_epoch()
+            left.over = True
+
+    def _between(self) -> None:
+        """No batch is in work: do what has become due."""
+        self._arrive_at_end()
+        if self.resuming:
+            return
+        due = self.counters["iteration"] >= self.next_due.iteration
+        # A validation that a signal has interrupted is made again.
+        if self._last and (due or self.validation.running):
+            self._do_due(self._last)
+        elif exit_requested(self.context) or self._save_postponed:
+            self.save_if(False)
+
+    def _end(self, training: TrainPass) -> None:
+        """Take the numbers of a pass, once."""
+        if training.over or not training.open:
+            training.over = True
+            return
+        if not training.done:
+            data, epoch = self.schemas[training.phase].dataset_name, self.context["current_epoch"]
+            remedy = "check the dataset, or drop_last with few samples"
+            raise DataError(f"phase.{training.phase}: '{data}' gave no batch in epoch {epoch}; {remedy}")
+        with phase_errors(training.phase):
+            training.end(self.context["current_epoch"])
+        training.over = True
+        if training in self.work:
+            self.work.remove(training)
+            training.in_work = False
+        del self._reports[training]
+        self.validation.outdate(training.brain)
+        training.updater.state.epoch = self.context["current_epoch"] + 1
+        self._take(training.phase, training.numbers)
+
+    def _take(self, phase: str, numbers: Mapping[str, float]) -> None:
+        """Put numbers where plugins and checkpoints find them; those of the pass come first."""
+        others = self.metrics.get(phase, {})
+        is_training = not all(name.startswith("valid_") for name in numbers)
+        merged = {**numbers, **others, **numbers} if is_training else {**others, **numbers}
+        self.metrics[phase] = merged
+        current = dict.fromkeys(numbers, self.counters["iteration"])
+        self.iterations[phase] = {**self.iterations.get(phase, {}), **current}
+
+    def _end_epoch(self) -> None:
+        """The next epoch is asked for, or what comes after the last."""
+        self._unwind(0)
+        entries = self.inner or []
+        for training in [entry for entry in entries if isinstance(entry, TrainPass)]:
+            self._end(training)
+        self._arrive_at_end()
+        if self.resuming:
+            raise CheckpointError(self._unlike("the epoch ended"))
+        epoch = self.counters["epoch"]
+        validated = {entry.phase for entry in entries if entry.validated}
+        for name in self.phases if self.schedule.validating.fires_after(epoch + 1) else ():
+            if "loss" in self.metrics.get(name, {}) and name not in validated:
+                self._validate(name)
+        if self.is_over() or epoch + 1 >= self.schedule.epochs:
+            self._validate_last()
+        self.counters.update(epoch=epoch + 1, phase_index=0)
+        self.inner = None
+        self.hooks.after_epoch(context=self.context)
+        self.checkpoints.notify_saved()
+        if self.schedule.exporting.fires_after(epoch + 1):
+            self.exporter.save()
+        self.save_if(self.schedule.saving.fires_after(epoch + 1))
+
+    def _validate_last(self) -> None:
+        """Validate, at the end of training, what was not validated since its last update."""
+        for name in self.schemas if self.runner.valid_intervals else ():
+            self._validate(name, last=True)
+
+    def _validate(self, name: str, *, last: bool = False, asked: bool = False) -> dict[str, float]:
+        """Validate a phase, once in an iteration; ``last``: once since its last update; ``asked``: in any case."""
+        if not asked and not self.validation.is_needed(self.schemas[name], last=last):
+            return {}
+        random = random_state()
+        verb = getattr(self.stage, "validate", None) or self.evaluate
+        # In the body of a batch there is no place to go on from.
+        waits = SHUTDOWN.postponed() if asked and self.work else nullcontext()
+        try:
+            with phase_errors(name), waits:
+                numbers = self.validation.run(self.phases[name], verb, last=last)
+        except (StoppedError, KeyboardInterrupt):
+            # A resumed run makes the whole validation again.
+            restore_random_state(random)
+            if self.resumable:
+                self._save()
+            self.checkpoints.finish()
+            raise
+        if last:
+            # At no interval: a run that goes on with higher limits draws what it would have drawn.
+            restore_random_state(random)
+        self._take(name, numbers)
+        return numbers
+
+    def evaluate(self, context: Context, phase: Phase) -> dict[str, float]:
+        """The numbers of a phase's validation data, as the weights are now."""
+        schema = self.schemas[phase.name]
+        dataset = schema.dataset_name if self.runner.overfit_batches else schema.valid_dataset_name
+        loader = pass_loader(dataset or "", self.runner, context)
+        metrics, epoch = self.validation.metrics[phase.name], context["current_epoch"]
+        return evaluate_loader(phase.brain, loader, context["device"], Stage.VALID, metrics, epoch=epoch)
+
+    # What is saved and resumed.
+
+    @property
+    def resumable(self) -> bool:
+        """Whether a run could go on from here; in a pass whose order was drawn by chance it could not."""
+        return not any(training.order_is_drawn for training in self._reports)
+
+    def _save(self) -> None:
         """Save a checkpoint, while training continues."""
         # First, since this checkpoint keeps which of the earlier ones are the best.
         self.checkpoints.wait_for_save()
+        self._save_wanted = self._save_postponed = False
+        for entries in (self.outer, self.inner or []):
+            # What began in the body of a batch that is done is not called again, unless it is open.
+            entries[:] = [entry for entry in entries if not entry.nested or (entry.kind == "pass" and not entry.over)]
+        entries = [*self.outer, *(self.inner or [])]
+        loop = LoopState(
+            outer=[entry.entry_state() for entry in self.outer],
+            inner=None if self.inner is None else [entry.entry_state() for entry in self.inner],
+            leader=entries.index(self._asking) if self._asking in entries else None,
+            passes=self.passes,
+            validation=ValidationState(**self.validation.state_dict()),
+            iterations=self.iterations,
+        )
         for phase, numbers in self.metrics.items():
             # A plugin may have added some.
             for name, number in numbers.items():
                 numbers[name] = as_number(number, f"metrics['{phase}']['{name}']")
-        loop = {
-            "pass": self.brain._pass_state() if self.brain else None,
-            "trained": self.phase_trained,
-            "validation": self.validation.state_dict(),
-            "iterations": self.iterations,
-        }
-        names = [phase.name for phase in self.phases]
-        epoch, index = self.counters["epoch"], self.counters["phase_index"]
-        upgraded = LoopState1.from_tree(loop, "the loop").upgrade(epoch, index, names, self.metrics)
-        training = self.context["checkpointer"].capture(self.models, loop=upgraded, metrics=self.metrics).to_tree()
-        self.checkpoints.save(self.counters, self.metrics, training, self.iterations_of_weights())
+        training = self.context["checkpointer"].capture(self.context["model"], loop=loop, metrics=self.metrics)
+        self.checkpoints.save(self.counters, self.metrics, training.to_tree(), self.iterations_of_weights())
 
     def iterations_of_weights(self) -> Iterations:
         """``iterations``, but the current one for validations of weights that have not been trained since."""
-        unchanged = {name for name in self.validation.validated if self.models[name]["brain"] is not self.brain}
+        trained = [training.brain for training in self._reports]
+        unchanged = {name for name in self.validation.validated if self.phases[name].brain not in trained}
         current = self.counters["iteration"]
         return {
             phase: {
@@ -296,9 +626,139 @@ class TrainLoop:
             for phase, iterations in self.iterations.items()
         }
 
+    def _resume(self) -> None:
+        """Take the journal of the checkpoint that the trainer has restored."""
+        checkpoint = self.context["checkpointer"].resumed
+        if checkpoint is None:
+            return
+        if checkpoint.state is None or checkpoint.state.loop is None:
+            what = f"{checkpoint.path}: is of another runner stage, without epochs() and batches()"
+            raise CheckpointError(f"{what}; resume with that one, or begin a new run with init_model_path")
+        state = checkpoint.state.loop
+        self.metrics, self._random = checkpoint.state.metrics, dict(checkpoint.state.random)
+        self.iterations, self.passes = state.iterations, state.passes
+        self.validation.load_state_dict(state.validation.to_tree())
+        self.resuming, self._in_epoch = True, state.inner is not None
+        for in_epoch, states in ((False, state.outer), (True, state.inner or [])):
+            self._journal[in_epoch].extend(map(self._entry, states))
+        entries = [*self._journal[False], *self._journal[True]]
+        leader = None if state.leader is None else entries[state.leader]
+        self._resumed_leader = leader if isinstance(leader, TrainPass) else None
+        restore_random_state(self._random)
+        for entry in entries:
+            if isinstance(entry, TrainPass) and entry.state and entry is not leader:
+                self._start(entry, 0)
 
-def _let_wait() -> None:
-    """A signal waits until the loop checks for it."""
+    def _entry(self, state: EntryState) -> Entry:
+        if state.kind == "pass":
+            training = self._new_pass(self._name(state.phase))
+            training.load(state)
+            return training
+        call = Call(state.kind, state.phase)
+        call.over, call.first, call.numbers, call.validated = state.over, state.first, state.numbers, state.validated
+        return call
+
+    def _new_pass(self, name: str) -> TrainPass:
+        return TrainPass(self, name, self.phases[name].brain, self.phases[name].updater)
+
+    def _call(self, kind: Kind, phase: str) -> Call:
+        """The next line of the journal: on resume what was called then, else a new one."""
+        call = self._recall(kind, phase)
+        return call if isinstance(call, Call) else self._add(Call(kind, phase))
+
+    def _add(self, entry: _T) -> _T:
+        entry.nested = bool(self.work) and not self.work[0].dropped
+        self._scope(entry.kind).append(entry)
+        return entry
+
+    def _scope(self, kind: str) -> list[Entry]:
+        return self.outer if kind == "epochs" or self.inner is None else self.inner
+
+    def _recall(self, kind: str, phase: str) -> Entry | None:
+        """What a checkpoint knows of this call; None if it is new."""
+        self._arrive_at_end()
+        if not self.resuming:
+            own = (entry for entry in self._unclaimed if (entry.kind, entry.phase) == (kind, phase))
+            entry = next(own, None)
+            if entry:
+                self._unclaimed.remove(entry)
+            return entry
+        scope = self._scope(kind)
+        queue = self._journal[scope is not self.outer]
+        if not queue or (queue[0].kind, queue[0].phase) != (kind, phase):
+            raise CheckpointError(self._unlike(_describe(kind, phase), queue[0] if queue else None))
+        entry = queue.popleft()
+        scope.append(entry)
+        self._last = entry if isinstance(entry, TrainPass) and entry.over else self._last
+        return entry
+
+    def _unlike(self, event: str, expected: Entry | None = None) -> str:
+        """Why a run cannot go on: its code has called something else than before."""
+        path = self.context["checkpointer"].resumed.path
+        rest = [*self._journal[True], *self._journal[False]]
+        expected = expected or next(iter(rest), None) or self._resumed_leader
+        before = _describe(expected.kind, expected.phase) if expected else "something else"
+        what = f"{path}: {event}, where the run that saved it had {before} next"
+        return f"{what}; a resumed stage has to make the same calls in the same order: set its code back, or begin anew"
+
+    def _arrive_at_end(self) -> None:
+        """Where the code has made all calls of the checkpoint, and no pass leads, it is where that was saved."""
+        if self.resuming and not (self._resumed_leader or self._journal[True] or self._journal[False]):
+            self._arrive()
+
+    def _arrive(self) -> None:
+        """The code has come to where the checkpoint was saved."""
+        self.resuming = self._in_epoch = False
+        self._resumed_leader = None
+        for in_epoch, queue in self._journal.items():
+            self._unclaimed += queue
+            (self.outer if not in_epoch or self.inner is None else self.inner).extend(queue)
+            queue.clear()
+        restore_random_state(self._random)
+
+    def _name(self, phase: str | Phase) -> str:
+        name = phase.name if isinstance(phase, Phase) else phase
+        if name not in self.phases:
+            what = f"the runner '{self.runner.name}' has no phase '{name}'{one_of(name, self.phases)}"
+            raise ContextError(what)
+        return name
+
+
+def _describe(kind: str, phase: str) -> str:
+    return "epochs()" if kind == "epochs" else f"{'batches' if kind == 'pass' else kind}('{phase}')"
+
+
+def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSchema) -> None:
+    """Call ``on_fit_start`` of each Brain, before a restore, whichever runner stage trains it.
+
+    What the network stage left for a phase is looked at by whoever trains it; without a Brain nobody is told.
+
+    Raises:
+        ConfigError: the runner's options contradict each other, or the device cannot do them.
+    """
+    models = context.peek("model")
+    entries = {phase.name: models.get(phase.name) for phase in phases} if isinstance(models, Mapping) else {}
+    started = set[int]()
+    for name, entry in entries.items():
+        brain = entry.get("brain") if isinstance(entry, Mapping) else None
+        if isinstance(entry, Mapping) and isinstance(brain, Brain) and id(brain) not in started:
+            started.add(id(brain))
+            brain._apply_run_options(run_options_for(runner, context.peek("device")))
+            type(brain).bind(brain, name, entry.get("optim_schedulers") or {}, context, runner.nonfinite_patience)
+            with error_context(f"phase.{name}"):
+                brain.on_fit_start()
+
+
+def loop_of(context: Context) -> TrainLoop:
+    """The loop of the runner stage, prepared.
+
+    Raises:
+        StageError: no runner stage trains.
+    """
+    if not isinstance(context.loop, TrainLoop):
+        raise StageError("the loop is there in the runner stage alone; call this there")
+    context.loop.begin()
+    return context.loop
 
 
 class IntervalReport:
@@ -310,7 +770,7 @@ class IntervalReport:
         brain: its Brain, which collects the numbers.
     """
 
-    def __init__(self, context: Context, phase: str, brain: Brain) -> None:
+    def __init__(self, context: Context, phase: str, brain: BatchBrain) -> None:
         self.context, self.phase, self.brain = context, phase, brain
         self.counters: dict[str, int] = context["train_state"]
         self.started, self.samples = time.perf_counter(), self.counters["samples"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from loguru import logger
@@ -13,30 +13,69 @@ from pipeline.config.schema import PhaseSchema, RunnerSchema, too_short
 from pipeline.context import Context
 from pipeline.data.loader import LimitedLoader, length, overfit_batches, random_sampler_of
 from pipeline.errors import ConfigError, ContextError, DataError, one_of
-from pipeline.training.brain import Brain
+from pipeline.training.batch_brain import BatchBrain
+from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.run_options import RunOptions
 from pipeline.training.schedules import TorchSchedule
-from pipeline.training.triggers import NEVER
-from pipeline.training.updater import is_plain
+from pipeline.training.triggers import NEVER, Schedule
+from pipeline.training.updater import UpdaterBase, is_plain
 from pipeline.user_code.tracebacks import error_context
 
 
-def phase_of(phase: str, context: Context, *needed: str) -> Mapping[str, Any]:
-    """``context["model"][phase]``, with at least the keys that are needed.
+class Phase(dict[str, Any]):
+    """What the network stage builds for a phase: a dict whose items are attributes too.
+
+    Args:
+        name: of the phase.
+        entry: ``model``, the object that the phase's ``model`` names; ``brain``, the Brain that trains it; ``updater``;
+            and ``optim_schedulers`` by name.
+    """
+
+    def __init__(self, name: str, entry: Mapping[str, Any]) -> None:
+        super().__init__(entry)
+        self.name = name
+
+    def __missing__(self, key: str) -> NoReturn:
+        """Raise for a key that the network stage has not written."""
+        keys = ", ".join(map(str, self)) or "nothing"
+        what = f"context['model']['{self.name}'] has no '{key}', only {keys}"
+        raise ContextError(f"{what}; the network stage has to write it, or replace the runner stage as well")
+
+    @property
+    def model(self) -> Any:
+        """The object that the phase's ``model`` names: a Brain, or a module."""
+        return self["model"]
+
+    @property
+    def brain(self) -> BatchBrain:
+        """The Brain that trains it."""
+        brain: BatchBrain = self["brain"]
+        return brain
+
+    @property
+    def updater(self) -> UpdaterBase:
+        """Trains on one batch."""
+        updater: UpdaterBase = self["updater"]
+        return updater
+
+    @property
+    def optim_schedulers(self) -> Mapping[str, OptimScheduler]:
+        """Name -> optimizer and its learning rate."""
+        optim_schedulers: Mapping[str, OptimScheduler] = self["optim_schedulers"]
+        return optim_schedulers
+
+
+def phase_of(name: str, context: Context) -> Phase:
+    """``context["model"][name]``.
 
     Raises:
-        ContextError: the network stage left no such entry, or one without a key.
+        ContextError: the network stage left no such entry.
     """
-    entry = _entry_of(context, "model", phase, "entry for phase")
+    entry = _entry_of(context, "model", name, "entry for phase")
     if not isinstance(entry, Mapping):
-        kind = type(entry).__name__
-        raise ContextError(f"context['model']['{phase}'] is a {kind}, not a dict; write {{{', '.join(needed)}}} there")
-    missing = [key for key in needed if key not in entry]
-    if missing:
-        keys = ", ".join(map(str, entry)) or "nothing"
-        what = f"context['model']['{phase}'] has no '{missing[0]}', only {keys}"
-        raise ContextError(f"{what}; the network stage has to write it, or replace the runner stage as well")
-    return entry
+        keys = "{model, brain, optim_schedulers, updater}"
+        raise ContextError(f"context['model']['{name}'] is a {type(entry).__name__}, not a dict; write {keys} there")
+    return entry if isinstance(entry, Phase) else Phase(name, entry)
 
 
 def _entry_of(context: Context, key: str, name: str, what: str) -> Any:
@@ -92,27 +131,6 @@ def run_options_for(runner: RunnerSchema, device: torch.device) -> RunOptions:
         raise ConfigError(f"runner.{runner.name}: {error}") from error
 
 
-def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSchema) -> None:
-    """Call ``on_fit_start`` of each Brain, before a restore, whichever runner stage trains it.
-
-    What the network stage left for a phase is looked at by whoever trains it; without a Brain nobody is told.
-
-    Raises:
-        ConfigError: the runner's options contradict each other, or the device cannot do them.
-    """
-    models = context.peek("model")
-    entries = {phase.name: models.get(phase.name) for phase in phases} if isinstance(models, Mapping) else {}
-    started = set[int]()
-    for name, entry in entries.items():
-        brain = entry.get("brain") if isinstance(entry, Mapping) else None
-        if isinstance(entry, Mapping) and isinstance(brain, Brain) and id(brain) not in started:
-            started.add(id(brain))
-            brain._apply_run_options(run_options_for(runner, context.peek("device")))
-            type(brain).bind(brain, name, entry.get("optim_schedulers") or {}, context, runner.nonfinite_patience)
-            with error_context(f"phase.{name}"):
-                brain.on_fit_start()
-
-
 def pass_loader(dataset: str, runner: RunnerSchema, context: Context) -> Any:
     """The batches of one pass over a dataset: all of them, or as many as the runner allows."""
     loader = loader_of(dataset, context)
@@ -140,18 +158,18 @@ def warn_of_unresumable_orders(runner: RunnerSchema, phases: list[PhaseSchema], 
             logger.warning(f"{drawn}: {when}{best}{other}; {remedy}")
 
 
-def refuse_short_schedules(runner: RunnerSchema, phases: list[PhaseSchema], epochs: int, context: Context) -> None:
+def refuse_short_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Context) -> None:
     """Raise before the first step if a schedule of torch would end before the training.
 
     Args:
         runner: what is trained.
         phases: its phases, in order.
-        epochs: after which training ends at the latest.
         context: after network and startup.
 
     Raises:
         ConfigError: there is one.
     """
+    epochs = Schedule(runner, 0).epochs
     for phase in phases:
         for name, scheduler in context["model"][phase.name]["optim_schedulers"].items():
             if isinstance(scheduler, TorchSchedule) and scheduler.steps is not None and phase.model_of is None:

@@ -1,19 +1,22 @@
-"""One pass of training over the batches of a loader: the hot loop, and what is around it."""
+"""One pass of training over the batches of a loader: the hot loop, what it counts, and where it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, nullcontext
+from itertools import islice
+from typing import Any, Protocol
 
-from pipeline.checkpoint.random_state import restore_random_state
+from pipeline.checkpoint.state import EntryState, PassState
 from pipeline.context import Context
 from pipeline.data.batch import on_device
-from pipeline.data.loader import has_own_state, length, random_sampler_of, remaining_batches, set_epoch
+from pipeline.data.loader import has_own_state, position_of, random_sampler_of, remaining_batches
 from pipeline.data.workers import supervise_workers
-from pipeline.errors import DataError
 from pipeline.signals import SHUTDOWN, exit_requested
-from pipeline.training.batch_brain import BatchBrain, Stage
-from pipeline.training.updater import UpdaterBase, UpdaterState, make_update
+from pipeline.training.batch_brain import NO_OUTPUTS, BatchBrain, Stage
+from pipeline.training.meters import MOST
+from pipeline.training.optim_scheduler import Losses, OptimScheduler, autocast, close_windows, losses_by_name
+from pipeline.training.updater import UpdaterBase
 
 
 class NextDue:
@@ -39,99 +42,340 @@ class NextDue:
             self.wake()
 
 
-def train_pass(
-    batches: Iterable[Any],
-    update: Callable[[Any], Any],
-    counters: dict[str, int],
-    updater_state: UpdaterState,
-    next_due: NextDue,
-    on_due: Callable[[int], int],
-) -> None:
-    """Train on every batch of a pass. The hot loop.
+class PassLoop(Protocol):
+    """The loop that a pass is part of.
 
-    Args:
-        batches: the batches, on their device.
-        update: trains on one batch, and counts it in ``counters``.
+    Attributes:
+        context: the run's; without hooks where a Brain trains by itself.
         counters: the run's; ``context["train_state"]``.
-        updater_state: the updater's own counters.
         next_due: the next iteration after which ``on_due`` is called.
-        on_due: does what is due, and returns the next such iteration; 0 ends the pass.
+        work: the passes whose batch is in work, the oldest first: that one leads.
+        before_batch, after_batch: call the plugins; None where no plugin listens.
     """
-    # The updater counts its own iterations; other phases have trained in the rest.
-    in_other_phases = counters["iteration"] - updater_state.iteration
-    for batch in batches:
-        update(batch)
-        iteration = counters["iteration"]
-        # Assigned and not added, so that an updater which counts by itself does not count twice.
-        updater_state.iteration = iteration - in_other_phases
-        if iteration >= next_due.iteration:
-            following = on_due(iteration)
-            if not following:
-                break
-            next_due.set(following)
+
+    context: Context
+    counters: dict[str, int]
+    next_due: NextDue
+    work: list[TrainPass]
+    before_batch: Callable[..., Any] | None
+    after_batch: Callable[..., Any] | None
+
+    def open(self, training: TrainPass) -> Iterator[Any] | None:
+        """Begin a pass, or go on with one: its batches; None where it is over at once."""
+
+    def next_round(self, training: TrainPass) -> Iterator[Any]:
+        """The batches of one more round over the data of a pass."""
+
+    def on_due(self, training: TrainPass) -> bool:
+        """Do what is due after an iteration; whether the pass goes on."""
+
+    def unwind(self, training: TrainPass) -> None:
+        """A pass is asked for its next batch: what was begun in the body of the one before is done."""
+
+    def close(self, training: TrainPass) -> None:
+        """A pass is over."""
 
 
-def train_epoch(
-    brain: BatchBrain,
-    updater: UpdaterBase,
-    loader: Iterable[Any],
-    epoch: int,
-    first_due: int,
-    on_due: Callable[[int], int],
-    *,
-    context: Context | None = None,
-    dataset: str = "the training set",
-    pass_state: Mapping[str, Any] | None = None,
-) -> dict[str, float]:
-    """Train on every batch of a loader, or until ``on_due`` ends the pass.
+class TrainPass:
+    """One pass over the batches of a phase, or with ``repeat`` as many as are asked for.
+
+    ``run`` trains on them all; ``batches`` gives them out to a loop of one's own.
 
     Args:
-        brain: bound to its optimizers.
-        updater: trains on one batch.
-        loader: the batches.
-        epoch: its number.
-        first_due: the first iteration after which ``on_due`` is called.
-        on_due: does what is due, and returns the next such iteration; 0 ends the pass.
-        context: the run's; None: there are no plugins.
-        dataset: what messages call the data.
-        pass_state: the states ``pass`` and ``random`` of a checkpoint saved in the middle of this pass, which goes on
-            from there; first ``on_due`` is called, since a validation may have been interrupted or a limit changed.
+        loop: the loop that it is part of.
+        phase: the phase's name, for messages.
+        brain: computes the losses; bound to its optimizers.
+        updater: trains on a batch, and has counters of its own.
 
-    Returns:
-        ``loss`` and what the Brain has logged, means over samples.
-
-    Raises:
-        DataError: there was no batch.
-        DivergedError: too many losses were not finite.
+    Attributes:
+        count: how many batches end it, over all rounds; None: the data does.
+        repeat: whether it begins again at the end of the data.
+        number: how many rounds over the data of this phase were begun before; with the seed it decides the order.
+        done: how many batches are done, over all rounds.
+        numbers: ``loss`` and what was logged, means over samples; empty until it is over.
+        open, over: whether it has begun; whether it is done.
+        dropped: whether the loop has left it before its end.
+        in_work, in_batch: whether it is in ``loop.work``; whether its batch is not counted yet.
+        validated: whether its phase had the validation that is due after it.
+        nested: whether it was begun in the body of another's batch.
+        order_is_drawn: whether its order is drawn by chance, so that no run could go on in its middle.
+        state: that of a checkpoint, with which it goes on; None for one that begins.
     """
-    counters = brain._train_state
-    first_iteration = counters["iteration"]
-    set_epoch(loader, epoch)
-    brain._begin_pass(length(loader) or 0)
-    if pass_state:
-        brain._load_pass_state(pass_state["pass"])
-    brain.on_stage_start(Stage.TRAIN, epoch)
-    update = make_update(brain, updater, context)
-    remaining = remaining_batches(loader, brain._batches_taken, pass_state["pass"]["data"] if pass_state else None)
-    brain._pass_loader = remaining
-    batches: Iterable[Any] = iter(on_device(remaining, brain.device))
-    # An interrupted wait may lose a batch: where nothing says which one, no resumed run could make it again.
-    if getattr(remaining, "num_workers", 0) and not random_sampler_of(remaining) and not has_own_state(remaining):
-        batches = SHUTDOWN.interruptible(batches, lambda: on_due(counters["iteration"]))
-    if pass_state:
-        # Only now: the start of an iteration over the loader draws a number, as it did when the pass began.
-        restore_random_state(pass_state["random"])
-    next_due = NextDue(first_due, context)
-    if context is not None:
-        context.wake = next_due.wake
-    with SHUTDOWN.defer(next_due.wake), supervise_workers(batches):
-        following = on_due(first_iteration) if pass_state else first_due
-        if following:
-            next_due.set(following)
-            train_pass(batches, update, counters, updater.state, next_due, on_due)
-    if counters["iteration"] == first_iteration and not pass_state:
-        raise DataError(f"{dataset} gave no batch in epoch {epoch}; check the dataset, or drop_last with few samples")
-    brain._end_pass()
-    loss = brain._pass_loss.mean()
-    brain.on_stage_end(Stage.TRAIN, loss, epoch)
-    return brain._with_logged({"loss": loss})
+
+    kind = "pass"
+
+    def __init__(self, loop: PassLoop, phase: str, brain: BatchBrain, updater: UpdaterBase) -> None:
+        self.loop, self.phase, self.brain, self.updater = loop, phase, brain, updater
+        self.count: int | None = None
+        self.number = self.done = 0
+        self.numbers: dict[str, float] = {}
+        self.repeat = self.open = self.over = self.dropped = self.in_work = self.in_batch = self.validated = False
+        self.nested = self.order_is_drawn = False
+        self.state: PassState | None = None
+        self.resources = ExitStack()
+        self._batch: Any = None
+        self._remaining: Any = None
+        self._iteration = self._fits = self._updates = self._steps = 0
+        self._scheduled = False
+
+    def run(self, update: Callable[[Any], Any]) -> None:
+        """Train on every batch that is left. The hot loop.
+
+        Args:
+            update: trains on one batch; what it returns are losses, if it is not the Brain's own ``fit_batch``.
+        """
+        loop, brain, state, context = self.loop, self.brain, self.updater.state, self.loop.context
+        counters, work, due, before, after = (
+            loop.counters,
+            loop.work,
+            loop.next_due,
+            loop.before_batch,
+            loop.after_batch,
+        )
+        for batches in self._rounds():
+            for batch in batches:
+                brain.step += 1
+                brain._batches_taken += 1
+                self._batch, self.in_batch = batch, True
+                if before:
+                    before(context=context, batch=batch)
+                update(batch)
+                if work[-1] is not self:
+                    loop.unwind(self)
+                # Where nothing in the update has counted it.
+                if self.in_batch:
+                    self.in_batch = False
+                    self.done += 1
+                    self._iteration += 1
+                    counters["iteration"] += 1
+                    # Assigned and not added, so that an updater which counts by itself does not count twice.
+                    state.iteration = self._iteration
+                    if after:
+                        (predictions, losses), brain._outputs = brain._outputs, NO_OUTPUTS
+                        after(context=context, batch=batch, predictions=predictions, losses=losses)
+                if counters["iteration"] >= due.iteration and not loop.on_due(self):
+                    loop.close(self)
+                    return
+        loop.close(self)
+
+    def batches(self) -> Generator[Any]:
+        """The batches, for a loop of one's own; one is done when the next is asked for."""
+        loop, brain, context = self.loop, self.brain, self.loop.context
+        counters, work, due, before = loop.counters, loop.work, loop.next_due, loop.before_batch
+        try:
+            for batches in self._rounds():
+                for batch in batches:
+                    brain.step += 1
+                    brain._batches_taken += 1
+                    self._expect(batch)
+                    if before:
+                        before(context=context, batch=batch)
+                    yield batch
+                    if work[-1] is not self:
+                        loop.unwind(self)
+                    if self.in_batch:
+                        self.count_batch()
+                    if counters["iteration"] >= due.iteration and not loop.on_due(self):
+                        loop.close(self)
+                        return
+        except GeneratorExit:
+            self.dropped = True
+            # Whoever is asked next sees that it is not the youngest.
+            work.append(self)
+            raise
+        loop.close(self)
+
+    def _rounds(self) -> Iterator[Iterator[Any]]:
+        """The batches of each round over the data."""
+        if self.over:
+            return
+        batches = self.loop.open(self)
+        while batches is not None:
+            yield batches if self.count is None else islice(batches, self.count - self.done)
+            # A round without a batch would be followed by another for ever.
+            again = self.repeat and self.brain._batches_taken and self.done != self.count and not self.over
+            batches = self.loop.next_round(self) if again else None
+
+    def start(self, epoch: int, batches: int) -> None:
+        """Prepare the Brain and the counters: from zero, or from the state of a checkpoint.
+
+        Args:
+            epoch: the epoch that is running, from 0.
+            batches: how many there are in a round; 0 if that is not known, or if another round may follow.
+        """
+        brain = self.brain
+        self.open = True
+        self._iteration = self.updater.state.iteration
+        brain._begin_pass(batches)
+        if self.state:
+            brain._load_pass_state(self.state.to_tree())
+        numbers = brain._pass_numbers
+        numbers.count_samples = brain._samples_of_batch
+        self.updater.logged = numbers
+        brain.on_stage_start(Stage.TRAIN, epoch)
+
+    def read(self, loader: Any, *, interruptible: bool) -> Iterator[Any]:
+        """The batches that are left of a round over a loader, on their device.
+
+        Args:
+            loader: in the right order.
+            interruptible: whether a signal may end the wait for a batch of workers.
+        """
+        brain = self.brain
+        self._remaining = remaining_batches(loader, brain._batches_taken, self.state.data if self.state else None)
+        remaining, self.state = self._remaining, None
+        batches: Iterable[Any] = iter(on_device(remaining, brain.device))
+        # An interrupted wait may lose a batch: where nothing says which one, no resumed run could make it again.
+        workers, keeps_place = getattr(remaining, "num_workers", 0), has_own_state(remaining)
+        if interruptible and workers and not keeps_place and not random_sampler_of(remaining):
+            batches = SHUTDOWN.interruptible(batches, lambda: self.loop.on_due(self))
+        self.resources.enter_context(supervise_workers(batches))
+        return iter(batches)
+
+    def end(self, epoch: int) -> None:
+        """Close the windows that are open, and compute the numbers of the pass."""
+        brain = self.brain
+        brain._train_state["update"] += close_windows(brain._optim_schedulers, brain._train_state["epoch"])
+        brain._check_divergence()
+        self.resources.close()
+        loss = brain._pass_loss.mean()
+        brain.on_stage_end(Stage.TRAIN, loss, epoch)
+        self.numbers = brain._with_logged({"loss": loss})
+
+    def entry_state(self) -> EntryState:
+        """What a checkpoint keeps; on a GPU this waits."""
+        brain, state = self.brain, self.state
+        if self.open and not self.over:
+            # One that was not asked for since the resume is where it was in its data.
+            data = state.data if state else position_of(self._remaining, brain._batches_taken)
+            state = PassState(**brain._pass_state(), data=data)
+        own = {"over": self.over, "repeat": self.repeat, "numbers": self.numbers, "validated": self.validated}
+        return EntryState.begun("pass", self.phase, self.number, **own, done=self.done, state=state)
+
+    def load(self, state: EntryState) -> None:
+        """Go on from that state, once it is asked for."""
+        self.over, self.validated, self.number, self.done = state.over, state.validated, state.number, state.done
+        self.numbers, self.state = state.numbers, state.state
+
+    def _expect(self, batch: Any) -> None:
+        """A batch is given out, on which anything may train."""
+        brain, loop = self.brain, self.loop
+        if not self.in_work:
+            self.in_work = True
+            loop.work.append(self)
+        self._batch, self.in_batch, self._fits, self._updates, self._steps = batch, True, brain._fits, 0, 0
+        numbers, epoch = brain._pass_numbers, loop.counters["epoch"]
+        numbers.samples, numbers.batch = 0, batch
+        for scheduler in brain._optim_schedulers:
+            self._updates += scheduler.real_step // scheduler.step_per_update
+            self._steps += scheduler.real_step * scheduler.accum_grad + scheduler.batches
+            scheduler.epoch = epoch
+            if scheduler.accum_grad > 1:
+                scheduler.batch_samples = brain._samples_of_batch(batch)
+
+    def count_batch(self) -> None:
+        """The batch that was given out is done."""
+        loop, brain = self.loop, self.brain
+        self.in_batch = False
+        if brain._fits == self._fits:
+            self._count_losses(self._optimized_losses())
+        self.done += 1
+        self._iteration += 1
+        loop.counters["iteration"] += 1
+        self.updater.state.iteration = self._iteration
+        if loop.after_batch:
+            (predictions, losses), brain._outputs = brain._outputs, NO_OUTPUTS
+            loop.after_batch(context=loop.context, batch=self._batch, predictions=predictions, losses=losses)
+
+    def _count_losses(self, losses: Losses) -> None:
+        """Count a batch that did not go through the Brain's own ``fit_batch``."""
+        brain = self.brain
+        samples = brain._pass_numbers.samples = brain._pass_numbers.samples or brain._samples_of_batch(self._batch)
+        if losses:
+            brain._pass_loss.add(brain._reported_loss(losses), samples)
+        brain._outputs = None, losses
+        updates, steps = _progress(brain._optim_schedulers)
+        self._scheduled |= steps > self._steps
+        brain._train_state["samples"] += samples
+        # Where nothing goes through the schedulers, each batch counts as one update.
+        brain._train_state["update"] += updates > self._updates if self._scheduled else 1
+        if brain._batches_taken % MOST == 0:
+            brain._check_divergence()
+
+    def _optimized_losses(self) -> Losses:
+        """The losses that ``optimize`` was called with in this batch."""
+        losses: Losses = {}
+        for scheduler in self.brain._optim_schedulers:
+            losses |= scheduler.losses or {}
+            scheduler.losses = None
+        return losses
+
+    def custom(self, update: Callable[[Any], Any], name: str) -> Callable[[Any], None]:
+        """An update that is not the Brain's own ``fit_batch``: its losses and windows are counted here.
+
+        Args:
+            update: returns a loss, several by name, or None.
+            name: what messages call it.
+        """
+        brain = self.brain
+        # Not the Brain's autocast: the update may call fit_batch, which enters that one, and it cannot be entered twice.
+        around = autocast(brain._run_options.precision, brain.device, steps=True)
+
+        def train_on(batch: Any) -> None:
+            samples = brain._pass_numbers.samples = brain._samples_of_batch(batch)
+            self.updater.logged = brain._pass_numbers
+            self._fits, (self._updates, self._steps) = brain._fits, _progress(brain._optim_schedulers)
+            for scheduler in brain._optim_schedulers:
+                scheduler.epoch, scheduler.batch_samples = brain._train_state["epoch"], samples
+                scheduler.under_autocast = bool(around)
+            with around or nullcontext():
+                returned = update(batch)
+            losses = {} if returned is None else losses_by_name(returned, name)
+            losses = {name: loss.detach() for name, loss in losses.items()}
+            if brain._fits == self._fits:
+                self._count_losses(losses)
+            else:
+                brain._outputs = brain._outputs[0], losses
+
+        return train_on
+
+
+class PassIterator(Iterator[Any]):
+    """The batches of a pass, for a loop of one's own. Where nothing refers to it any more, the pass is over.
+
+    Args:
+        training: the pass.
+    """
+
+    def __init__(self, training: TrainPass) -> None:
+        self._training, self._batches = training, training.batches()
+
+    @property
+    def done(self) -> int:
+        """How many batches are done, those before a resume included."""
+        return self._training.done
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """``loss`` and what was logged, means over samples; empty until the pass is over."""
+        return self._training.numbers
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches; a loop over them needs no call of ours beside."""
+        return self._batches
+
+    def __next__(self) -> Any:
+        """The next batch."""
+        return next(self._batches)
+
+    def close(self) -> None:
+        """End the pass."""
+        self._batches.close()
+
+
+def _progress(optim_schedulers: Iterable[OptimScheduler]) -> tuple[int, int]:
+    """How many windows have been closed in which a scheduler acted, and how many batches the schedulers have had."""
+    updates = sum(scheduler.real_step // scheduler.step_per_update for scheduler in optim_schedulers)
+    return updates, sum(
+        scheduler.real_step * scheduler.accum_grad + scheduler.batches for scheduler in optim_schedulers
+    )

@@ -159,7 +159,10 @@ def by_run(
             "hyper_parameters": {"optimizer": {"class": "SGD", "lr": 0.1}},
             "dataset": [{"name": "data", "class_path": partial(table, steps, kind), "batch_size": BATCH_SIZE}],
             "runner": [{"name": "train", "class": "train", "device": "cpu", "epochs": 1, **network, **settings}],
-            "phase": [{"name": "mlp", "model": model, "loss": cross_entropy, "dataset_name": "data"}],
+            "phase": [
+                {"name": name, "model": model, "loss": cross_entropy, "dataset_name": "data"}
+                for name in ("mlp", "second")[: 1 + (settings.get("runner_class_path") is Nested)]
+            ],
         }
         GeneralTrainer(config).run()
 
@@ -168,6 +171,29 @@ def without_numpy(steps: int, clock: Clock) -> None:
     """The run with a dataset of the user's own, in a process that has not imported numpy."""
     with patch.dict(sys.modules, {"numpy": None}):
         by_run(None, {}, [], steps, clock, Table)
+
+
+class OwnLoop(stages.Runner):
+    """A loop of one's own over the batches of a phase."""
+
+    def run(self, context: Context) -> None:
+        fit_batch = context["model"]["mlp"]["brain"].fit_batch
+        for _ in context.epochs():
+            for batch in context.batches("mlp"):
+                fit_batch(batch)
+
+
+class Nested(stages.Runner):
+    """Three batches of one phase for one of another, in its body."""
+
+    def run(self, context: Context) -> None:
+        first, second = (context["model"][name]["brain"].fit_batch for name in ("mlp", "second"))
+        for _ in context.epochs():
+            others = context.batches("second", repeat=True)
+            for number, batch in enumerate(context.batches("mlp")):
+                first(batch)
+                if number % 3 == 2:
+                    second(next(others))
 
 
 def clocked(clock: Clock) -> type:
@@ -204,6 +230,10 @@ WAYS = {
     "pipeline run, defaults, a save every 10 minutes": Way(
         partial(by_run, in_memory, {"save_interval": "10 minute"}, []), "raw loop"
     ),
+    "pipeline run, a loop of one's own": Way(
+        partial(by_run, in_memory, {"runner_class_path": OwnLoop}, []), "raw loop"
+    ),
+    "pipeline run, two phases 3 : 1": Way(partial(by_run, in_memory, {"runner_class_path": Nested}, []), "raw loop"),
     "pipeline run, everything off": Way(partial(by_run, in_memory, ALL_OFF, NO_PLUGINS), "raw loop"),
     "pipeline run, DataLoader, defaults": Way(partial(by_run, None, {}, []), "raw loop, DataLoader"),
     "pipeline run, DataLoader, everything off": Way(partial(by_run, None, ALL_OFF, NO_PLUGINS), "raw loop, DataLoader"),

@@ -28,7 +28,9 @@ def open_pass(**changes: Any) -> Tree:
 def entry(**changes: Any) -> EntryState:
     """A pass that has begun in epoch 3."""
     flags = {"over": False, "repeat": False, "validated": False}
-    return EntryState(**{"kind": "pass", "number": 3, "first": 0, "numbers": {}, "state": None, **flags, **changes})
+    return EntryState(
+        **{"kind": "pass", "number": 3, "first": 0, "numbers": {}, "done": 0, "state": None, **flags, **changes}
+    )
 
 
 def upgraded(index: int, running: Tree | None = None, *, trained: bool = False) -> LoopState:

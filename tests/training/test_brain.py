@@ -95,17 +95,6 @@ def test_a_brain_is_told_in_which_pass_it_is() -> None:
     assert seen == [Stage.TRAIN, Stage.VALID, Stage.TEST]
 
 
-def test_plugins_see_each_batch_before_it_and_after_it_with_predictions_and_losses(recorder: Any) -> None:
-    brain = bound(Returning(lambda weight, batch: {"loss": weight, "other": weight * 2}), plugins=(recorder,))
-    loss = brain.fit_batch(X)
-    (before, _, batch), (after, _, (same, predictions, losses)) = recorder.events
-    assert (before, after) == ("before_batch", "after_batch")
-    assert batch is X
-    assert same is X
-    assert torch.equal(predictions, loss)
-    assert torch.equal(losses["other"], loss * 2)
-
-
 class Two(nn.Module):
     """Takes two inputs by name, the second one not always."""
 

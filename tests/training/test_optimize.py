@@ -270,7 +270,7 @@ def two_passes(first: Brain, second: Brain, accum: int) -> None:
         brain._begin_pass()
         for batch in data:
             brain.fit_batch(batch)
-        brain._end_pass()
+        close_windows(brain._optim_schedulers, 0)
 
 
 def test_nothing_leaks_between_two_phases_that_share_a_module() -> None:
@@ -296,7 +296,7 @@ def test_nothing_leaks_into_a_part_that_the_second_phase_does_not_train(run: Any
     other.fit_batch((torch.ones(2, 3), torch.ones(2, 1)))
     assert first.weight.grad is None
     assert second.weight.grad is not None
-    other._end_pass()
+    close_windows(other._optim_schedulers, 0)
     assert second.weight.grad is None
 
 

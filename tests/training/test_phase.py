@@ -31,7 +31,7 @@ class Network(stages.Network):
     [
         ("context['model']['line'].pop('brain')",
          "context['model']['line'] has no 'brain', only model, optim_schedulers, updater; the network stage has to write it"),
-        ("context['model']['line'] = 3", "context['model']['line'] is a int, not a dict; write {brain, optim_schedulers, updater} there"),
+        ("context['model']['line'] = 3", "context['model']['line'] is a int, not a dict; write {model, brain, optim_schedulers, updater} there"),
         ("context['model']['lime'] = context['model'].pop('line')",
          "context['model'] has no entry for phase 'line'; did you mean 'lime'?; the network stage has to write it"),
         ("context['model'] = [3]", "context['model'] has no entry for phase 'line'; it is a list; the network stage has to write it"),

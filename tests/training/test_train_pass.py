@@ -14,8 +14,9 @@ from pipeline import Brain, Stage
 from pipeline.context import Context
 from pipeline.errors import ConfigError
 from pipeline.training.brain import ModuleBrain
+from pipeline.training.fit import Fit
 from pipeline.training.schedules import Constant
-from pipeline.training.train_pass import train_epoch
+from pipeline.training.train_pass import TrainPass
 from pipeline.training.updater import Updater, UpdaterBase
 
 Config = Callable[..., dict[str, Any]]
@@ -88,24 +89,50 @@ def test_a_test_has_no_epoch(config: Config, run: Run) -> None:
     assert context["model"]["line"]["brain"].events == [("start", "TEST", None), ("end", "TEST", loss, None)]
 
 
+def test_plugins_see_each_batch_before_it_and_after_it_with_predictions_and_losses(
+    config: Config, run: Run, recorder: Any
+) -> None:
+    chosen = config(epochs=1)
+    chosen["hyper_parameters"] = {"optimizer": {"class": "SGD", "lr": 0.0}}
+    chosen["plugins"].append(recorder)
+    brain = run(chosen)["model"]["line"]["brain"]
+    events = [value for hook, _, value in recorder.events if hook in {"before_batch", "after_batch"}]
+    for before, (batch, predictions, losses) in zip(events[::2], events[1::2], strict=True):
+        assert batch is before
+        assert torch.equal(predictions, brain.module(batch[0]))
+        assert torch.equal(losses["loss"], brain.loss(predictions, batch[1]))
+
+
+def trained(brain: Brain, updater: UpdaterBase, epochs: int = 1) -> Fit:
+    """So many passes over the data, as ``fit`` makes them."""
+    fit = Fit(brain, DATA, None, None)
+    fit.updater = updater
+    fit.run(range(epochs))
+    return fit
+
+
 def bound() -> ModuleBrain:
     brain = ModuleBrain(nn.Linear(1, 1), mse)
     brain.bind("", {"main": Constant("SGD", {"lr": 0.1}, brain.modules)})
     return brain
 
 
-def test_training_ends_where_the_caller_says_and_goes_on_from_there() -> None:
+def test_training_ends_where_the_loop_says_and_goes_on_from_there() -> None:
     brain, looked = bound(), []
 
-    def on_due(iteration: int) -> int:
-        looked.append(iteration)
-        return {2: 5, 5: 0}[iteration]
+    class Ending(Fit):
+        def on_due(self, training: TrainPass) -> bool:
+            looked.append(brain._train_state["iteration"])
+            self.next_due.set({2: 5, 5: 9}[looked[-1]])
+            return looked[-1] != 5
 
-    updater = Updater(brain)
-    train_epoch(brain, updater, DATA, 0, 2, on_due)
-    train_epoch(brain, updater, DATA, 1, 5, on_due)
+        def _next_check(self) -> int:
+            return 5 if looked else 2
+
+    fit = Ending(brain, DATA, None, None)
+    fit.run(range(2))
     assert looked == [2, 5]
-    assert (brain._train_state["iteration"], updater.state.iteration) == (5, 5)
+    assert (brain._train_state["iteration"], fit.updater.state.iteration) == (5, 5)
 
 
 def test_its_numbers_are_the_mean_loss_and_what_was_logged() -> None:
@@ -116,18 +143,21 @@ def test_its_numbers_are_the_mean_loss_and_what_was_logged() -> None:
 
     brain = Logging(nn.Linear(1, 1), mse)
     brain.bind("", {"main": Constant("SGD", {"lr": 0.0}, brain.modules)})
-    numbers = train_epoch(brain, Updater(brain), DATA, 0, 99, lambda iteration: 0)
+    numbers = trained(brain, Updater(brain)).metrics
     x, y = (torch.cat(parts) for parts in zip(*DATA, strict=True))
     assert numbers == {"loss": pytest.approx(mse(brain.module(x), y).item(), rel=1e-6), "first": 1.0}
 
 
 @pytest.mark.parametrize("returned", [True, False])
-def test_what_is_logged_replaces_no_loss_but_that_of_an_updater_without_one(returned: bool) -> None:
+def test_what_is_logged_replaces_no_loss_but_that_of_an_updater_without_one(
+    returned: bool, config: Config, run: Run
+) -> None:
     class Logging(UpdaterBase):
         def update(self, batch: Any) -> Any:
             self.log("loss", 7.0)
             return torch.tensor(1.0) if returned else None
 
-    brain = bound()
+    chosen = config(epochs=1)
+    chosen["phase"][0]["updater"] = {"class_path": Logging}
     with pytest.raises(ConfigError, match="would replace the loss") if returned else nullcontext():
-        assert train_epoch(brain, Logging(), DATA, 0, 99, lambda iteration: 0) == {"loss": 7.0}
+        assert run(chosen)["metrics"]["line"]["loss"] == 7.0
