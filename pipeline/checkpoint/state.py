@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import reduce
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, InstanceOf, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 from torch import Tensor, nn
 
 from pipeline.checkpoint.comparison import below, brief
@@ -24,7 +24,7 @@ MID_EPOCH = "mid_epoch"
 class StateModel(BaseModel):
     """A part of the training state: an unknown key, a missing one or one of another type is an error."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, populate_by_name=True)
+    model_config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 
     @classmethod
     def from_tree(cls, tree: Any, where: str) -> Self:
@@ -41,14 +41,30 @@ class StateModel(BaseModel):
             return cls.model_validate(tree)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            what = "is missing" if first["type"] == "missing" else f"is {brief(first['input'])}: {first['msg'].lower()}"
-            place = reduce(below, first["loc"], "") or "the state"
-            raise CheckpointError(f"{where}: {place} {what}; use another checkpoint") from error
+            place, what = (
+                _place(first["loc"], tree, first["input"]),
+                f"is {brief(first['input'])}: {first['msg'].lower()}",
+            )
+            if first["type"] == "missing":
+                place, what = below(place, first["loc"][-1]), "is missing"
+            raise CheckpointError(f"{where}: {place or 'the state'} {what}; use another checkpoint") from error
 
     def to_tree(self) -> dict[str, Any]:
         """The same as nested dicts and lists; what others load stays as it is."""
         fields = type(self).model_fields.items()
         return {field.alias or name: _tree(getattr(self, name)) for name, field in fields}
+
+
+def _place(keys: Iterable[Any], value: Any, found: Any) -> str:
+    """The place of a value that was found in another; the rest of the keys are names of types that it might have had."""
+    place = ""
+    with suppress(LookupError, TypeError):
+        for key in keys:
+            if value is found:
+                break
+            value = value[key]
+            place = below(place, key)
+    return place
 
 
 def _tree(value: Any) -> Any:
@@ -63,27 +79,25 @@ def _tree(value: Any) -> Any:
 OwnState = InstanceOf[Mapping[str, Any]]
 
 
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise ValueError("has to be a number, or another plain value")
-
-
 # Plugins may put other plain values beside the numbers.
-Numbers = dict[str, Annotated[Any, AfterValidator(_plain)]]
+Numbers = dict[str, bool | int | float | str | None]
+
+
+# A number of samples; whoever logs may weight by any number, also by one on a GPU.
+Amount = int | float | Tensor
 
 
 class MeterState(StateModel):
     """The sums of a ``Meter``."""
 
     batches: int
-    samples: int
+    samples: Amount
     nonfinite: int
     first: tuple[int, float] | None
-    total: float = Field(alias="_total")
-    count: int = Field(alias="_count")
-    recent_total: float = Field(alias="_recent_total")
-    recent_count: int = Field(alias="_recent_count")
+    total: Amount = Field(alias="_total")
+    count: Amount = Field(alias="_count")
+    recent_total: Amount = Field(alias="_recent_total")
+    recent_count: Amount = Field(alias="_recent_count")
 
 
 class PassState(StateModel):
@@ -249,7 +263,7 @@ class WindowState(StateModel):
 
     real_step: int
     batches: int
-    samples: int
+    samples: Amount
     discards: bool
 
 
@@ -266,7 +280,7 @@ class FitState(StateModel):
     """Of ``Brain.fit``: the epochs that are done, the numbers of the last one, and whether that one is over."""
 
     epochs: list[int]
-    metrics: dict[str, float]
+    metrics: dict[str, Any]
     over: bool
 
 
@@ -302,7 +316,7 @@ class ExperimentState(StateModel):
     data: OwnState | None
     in_epoch: bool
     validated: int
-    numbers: ReportedState | None
+    numbers: ReportedState
     attributes: dict[str, Any]
     lines: int | None
     state: OwnState

@@ -454,8 +454,7 @@ class ExperimentBase(ExperimentSetup):
         with loading(f"{where}: experiment.state"):
             self.load_training_state(own.state)
         parts.restore_parts(self._parts(), own.attributes, self._options, where)
-        if own.numbers:
-            self._numbers.load_state_dict(own.numbers.to_tree())
+        self._numbers.load_state_dict(own.numbers.to_tree())
         self._interrupted, self._validated = own.in_epoch, own.validated
         if self.alone:
             restore_recoverables(self.checkpointer.recoverables, state, where)

@@ -37,7 +37,7 @@ Place = tuple[Any, ...]
 
 # The states of which only their owner knows what is in them.
 OWN = ["updaters.*", "optim_schedulers.*.*.state", "*.data", "data", "experiment.state", "optimizer"]
-OWN += ["loop.*.numbers", "recoverables.*", "parts.*", "*attributes.*"]
+OWN += ["loop.*.numbers", "fit.metrics", "recoverables.*", "parts.*", "*attributes.*"]
 
 # Mappings of which the names are data: that one is missing shows nowhere, or only to the run.
 BY_NAME = ["updaters", "optim_schedulers*", "gradients*", "metrics*", "buffers", "frozen.*", "recoverables", "parts"]
@@ -307,7 +307,8 @@ def test_what_the_users_own_code_raises_of_its_state_stays_what_it_is_and_a_note
 def test_no_damage_ends_in_a_traceback(run: Path, tmp_path: Path) -> None:
     training = read_checkpoint(newest(run)).training
     for number, keys in enumerate(keys_of(training)):
-        for gone in ((), (True,)):
+        # How many items there are is another question.
+        for gone in ((), (True,))[: 1 if isinstance(keys[-1], int) else 2]:
             with suppress(PipelineError):
                 resume(run, tmp_path / f"{number}{gone}", damaged(training, keys, *gone))
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from pipeline.checkpoint.pytree import load_state
-from pipeline.checkpoint.state import EntryState, LoopState, LoopState1
+from pipeline.checkpoint.state import EntryState, LoopState, LoopState1, MeterState
+from pipeline.training.meters import Meter
 from tests.run.test_stopped_run import CHECKPOINT
 
 Tree = dict[str, Any]
@@ -100,3 +102,12 @@ def test_the_best_comes_back_from_its_tree(kept: list[Any]) -> None:
     assert loop.validation.best
     assert [iteration for _, iteration in loop.validation.best.kept] == [iteration for _, iteration in kept]
     assert LoopState1.model_validate(loop.to_tree()) == loop
+
+
+@pytest.mark.parametrize("samples", [3, 1.5, torch.tensor(3)])
+def test_a_mean_over_a_number_of_samples_of_any_kind_goes_on_from_its_state(samples: Any) -> None:
+    meter, other = Meter(), Meter()
+    meter.add(torch.tensor(0.5), samples)
+    other.load_state_dict(MeterState.from_tree(meter.state_dict(), "here").to_tree())
+    other.add(torch.tensor(1.5), samples)
+    assert (type(other.samples), other.samples, other.mean()) == (type(samples), 2 * samples, 1.0)
