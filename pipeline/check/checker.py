@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from pipeline.check.data_flow import DataFlow, FlowCheck, default_path, flow_of_plugin, is_untouched, runs_in_order
@@ -95,7 +94,7 @@ def inspect(
         if runner.node and not resumes and (message := missing_checkpoint(runner.node)):
             runner.fault_at("init_model_path", message)
     flows = {check.runner.name: check.flow for check in checks}
-    if in_order and not any(check.is_open() for check in checks):
+    if in_order and not any(check.is_open for check in checks):
         inspection.faults += faults_of_hooks(plugins, list(flows.values()))
     certain = sound and in_order and not isinstance(config, Mapping)
     suspects = HyperParameterCheck(inspection, builder.used).all(certain=certain)
@@ -165,6 +164,7 @@ class _RunnerCheck:
 
     Attributes:
         flow: how the keys of the context flow through the stages.
+        is_open: whether other code than the stages and plugins may use the context.
     """
 
     def __init__(
@@ -173,7 +173,6 @@ class _RunnerCheck:
         self.runner = runner
         self.inspection = runner.inspection
         assert runner.node, "a section has what is written alone"
-        self.is_open: Callable[[], bool] = lambda: True
         definitions = {stage: self.stage(stage) for stage in STAGES}
         trainer = runner["trainer_class"]
         trainer_class = trainer.find_class("Trainer", uncalled.TRAINER) if trainer.is_written else None
@@ -194,7 +193,7 @@ class _RunnerCheck:
         in_order = in_order and runs_in_order(runner.node)
         if in_order:
             flow_check.faults(self.flow)
-            self.is_open = partial(flow_check.is_reached, self.flow)
+        self.is_open = not in_order or flow_check.is_reached(self.flow)
         runner_flow = self.flow.stages["runner"]
         for message in runner_notes(runner_flow) if runner_flow and kind(runner) == "train" else ():
             runner["runner_class_path"].note(message)

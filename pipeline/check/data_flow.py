@@ -43,13 +43,18 @@ _VERBS = {
 # What the default network writes for each phase.
 _ENTRY = ("model", "brain", "optim_schedulers", "updater")
 
+# Key of the context -> its value, where that is known before anything runs.
+Facts: TypeAlias = Mapping[str, bool]
+
+_NONE: Facts = {}
+
 # Stage -> its class; None for one that cannot be told.
 Definitions = Mapping[str, source.Definition | None]
 
-# What is known of the arguments of a constructor, and of keys before anything runs.
+# The same and the arguments of a constructor, as far as they are known.
 Constants: TypeAlias = frozenset[tuple[str, Const | None]]
 
-Facts: TypeAlias = frozenset[tuple[str, bool]]
+KnownKeys: TypeAlias = frozenset[tuple[str, bool]]
 
 # The way out of a fault that is none.
 _DECLARE_IT = "; if a stage writes it where check cannot see it, declare it in the `writes` of that stage"
@@ -125,10 +130,7 @@ class StageFlow:
 
 
 def flow_of_stage(
-    definition: source.Definition,
-    stage: str,
-    arguments: Mapping[str, object] | None = None,
-    facts: Mapping[str, bool] | None = None,
+    definition: source.Definition, stage: str, arguments: Mapping[str, object] = _NONE, facts: Facts = _NONE
 ) -> Flow:
     """What a stage reads and writes: what its source shows, and what it declares.
 
@@ -139,10 +141,10 @@ def flow_of_stage(
         facts: keys of the context whose value is known before anything runs.
     """
     follow = _flow_of_our_stage if source.is_ours(definition.module) else _flow_of_stage
-    return follow(definition, stage, _constants(arguments or {}), frozenset((facts or {}).items()))
+    return follow(definition, stage, _constants(arguments), frozenset(facts.items()))
 
 
-def _flow_of_stage(definition: source.Definition, stage: str, arguments: Constants, known: Facts) -> Flow:
+def _flow_of_stage(definition: source.Definition, stage: str, arguments: Constants, known: KnownKeys) -> Flow:
     method, facts = STAGES[stage], dict(known)
     visitor = ContextVisitor(definition, method, facts)
     _call(visitor, "__init__", Arguments([Ref()], dict(arguments)))
@@ -401,7 +403,7 @@ class FlowCheck:
         self.runner = runner
         self.phases = phases
 
-    def flow(self, definitions: Definitions, plugins: Sequence[Flow | None], facts: Mapping[str, bool]) -> DataFlow:
+    def flow(self, definitions: Definitions, plugins: Sequence[Flow | None], facts: Facts) -> DataFlow:
         """How the keys flow through the stages.
 
         Args:
@@ -415,7 +417,7 @@ class FlowCheck:
             return self.flow(definitions, plugins, {})
         return DataFlow(stages, plugins)
 
-    def stage(self, stage: str, definition: source.Definition | None, facts: Mapping[str, bool]) -> StageFlow | None:
+    def stage(self, stage: str, definition: source.Definition | None, facts: Facts) -> StageFlow | None:
         """What a stage does with the context."""
         if definition is None:
             return None
@@ -429,7 +431,7 @@ class FlowCheck:
         custom = not is_untouched(self.runner.node, stage)
         return StageFlow(stage, definition, flow, custom, {} if custom or stage != "network" else self.items(facts))
 
-    def items(self, facts: Mapping[str, bool]) -> dict[str, Sequence[str]]:
+    def items(self, facts: Facts) -> dict[str, Sequence[str]]:
         """The names of the phases and datasets that the default network builds."""
         phase_names, section = self.runner["phases"].value, self.runner.inspection.tree.section("dataset")
         datasets = {dataset for name in self.phases if facts for dataset in self.datasets(name, facts)}
@@ -438,7 +440,7 @@ class FlowCheck:
             return {}
         return {"model": list(self.phases), "dataset": sorted(datasets)}
 
-    def datasets(self, phase: str, facts: Mapping[str, bool]) -> list[str]:
+    def datasets(self, phase: str, facts: Facts) -> list[str]:
         """The names of the datasets that the default network builds for a phase."""
         data = ("valid_dataset_name", "dataset_name")
         names = [name for key in data if isinstance(name := self.phases[phase][key].value, str)]
@@ -459,23 +461,13 @@ class FlowCheck:
                 self.runner.fault_at(f"{owner.stage}_class_path", fault.message)
 
     def is_reached(self, flow: DataFlow) -> bool:
-        """Whether a Brain may use the context, which the runner stage passes to it."""
+        """Whether a Brain of the workspace may use the context, which the runner stage passes to it."""
         modules = [stage.definition.module for stage in flow.stages.values() if stage]
-        modules += self.runner.inspection.modules.values()
-        for phase in self.phases.values():
-            paths = {"Updater": phase["updater"]["class_path"], "Model": phase["model"]}
-            for implied, path in paths.items():
-                definition = path.find_class(implied)
-                if definition is None and path.value is not None:
-                    return True
-                modules += [base.module for base in classes.ancestry(definition)[0]] if definition else []
-        users = (module for module in modules if not source.is_ours(module))
-        texts = (
-            near.file.read_text(encoding="utf-8", errors="replace")
-            for user in users
-            for near in source.neighbours(user)
-        )
-        return any(re.search(r"_run_context|\bdef bind\b", text) for text in texts)
+        users = [module for module in modules if not source.is_ours(module)]
+        users += self.runner.inspection.modules.values()
+        files = {near.file for user in users for near in source.neighbours(user)}
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+        return any(re.search(r"\bdef bind\b", text) for text in texts)
 
 
 def is_untouched(runner: Node | None, stage: str) -> bool:

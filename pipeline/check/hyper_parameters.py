@@ -83,9 +83,7 @@ class HyperParameterCheck:
         plugins, _ = configured_plugins(self.inspection.tree, self.inspection.workspace)
         certain = [runs_in_order(runner) and is_untouched(runner, stage) for runner in runners for stage in STAGES]
         certain += [parameters is not None and not parameters.any_name for parameters in self.parameters]
-        certain += [
-            definition is not None and _is_looked_at(definition, files) for definition in (*self.models, *updaters)
-        ]
+        certain += [cls is not None and _is_looked_at(cls, files) for cls in (*self.models, *updaters)]
         certain += [isinstance(plugin.target, class_path.ClassPath) and _is_known(plugin.target) for plugin in plugins]
         return all(certain)
 

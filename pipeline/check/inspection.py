@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pipeline.config.load import unknown_name
 from pipeline.config.yaml_tree import DEFAULT, Node, Origin
@@ -201,6 +201,10 @@ class Setting:
         if self.is_mapping and not set(self.value) - {"args"}:  # else the class is there, or may be misspelt
             self.fault(f"has no class; write {example}")
         return self["class"]
+
+
+# Name -> item of a section.
+Settings: TypeAlias = Mapping[str, Setting]
 
 
 def _wrong_class(text: str, definition: source.Definition, base: str) -> str | None:

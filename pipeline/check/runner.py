@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from pipeline.check.data_flow import EXPERIMENT, is_untouched
-from pipeline.check.inspection import Setting, plain
+from pipeline.check.inspection import Setting, Settings, plain
 from pipeline.check.phase import is_brain, may_report, reported_names
 from pipeline.check.stage import is_experiment
 from pipeline.config.keys import fields
@@ -17,7 +17,7 @@ from pipeline.errors import one_of
 from pipeline.user_code import classes, source
 
 
-def _check_inference(runner: Setting, phases: dict[str, Setting], *, whole: bool) -> None:
+def _check_inference(runner: Setting, phases: Settings, *, whole: bool) -> None:
     """The faults of a train runner's ``save_inference_…`` keys.
 
     Args:
@@ -62,11 +62,7 @@ def is_set(runner: Setting, key: str) -> bool:
 
 
 def check_runner(
-    runner: Setting,
-    phases: dict[str, Setting],
-    train_runners: Mapping[str, Setting],
-    default: Collection[str],
-    experiment: str | None,
+    runner: Setting, phases: Settings, train_runners: Settings, default: Collection[str], experiment: str | None
 ) -> None:
     """Whether the keys of a runner agree.
 
@@ -104,7 +100,7 @@ def _check_debug(runner: Setting) -> None:
             runner[key].fault(f"is on here, and off for {', '.join(off)}; set it for {both}: {why}")
 
 
-def _check_keys(runner: Setting, phases: dict[str, Setting]) -> None:
+def _check_keys(runner: Setting, phases: Settings) -> None:
     """Report keys that the default runner stage would ignore, or cannot obey."""
     trains = kind(runner) == "train"
     # Only of the defaults themselves it is known what they report and export.
@@ -218,7 +214,7 @@ def _check_experiment(name: str, runner: Setting) -> None:
             training[key].fault(f"would be ignored: the runner's `{ours}` says it; write it there", of_key=True)
 
 
-def _check_init(runner: Setting, train_runners: Mapping[str, Setting], experiment: str | None, *, builds: bool) -> None:
+def _check_init(runner: Setting, train_runners: Settings, experiment: str | None, *, builds: bool) -> None:
     """What a runner says of its first weights; ``builds``: its network stage is the default."""
     path = runner["init_model_path"].value
     if experiment:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -90,7 +91,8 @@ def _types(node: ast.expr, module: source.Module) -> dict[str, None]:
         case ast.Constant(value=None):
             return {"None": None}
         case ast.Constant(value=str(text)):
-            parts = _parse_annotation(text)
+            with suppress(SyntaxError):
+                parts = [ast.parse(text, mode="eval").body]
         case ast.BinOp(op=ast.BitOr()):
             parts = [node.left, node.right]
         case ast.Subscript(value=generic) if (name := _name(generic, module)) in {"Optional", "Union"}:
@@ -104,13 +106,6 @@ def _types(node: ast.expr, module: source.Module) -> dict[str, None]:
             return {name: None} if name in _TYPES else {}
     types = [_types(part, module) for part in parts]
     return {name: None for part_types in types for name in part_types} if all(types) else {}
-
-
-def _parse_annotation(text: str) -> list[ast.expr]:
-    try:
-        return [ast.parse(text, mode="eval").body]
-    except SyntaxError:
-        return []
 
 
 def _name(node: ast.expr, module: source.Module) -> str:

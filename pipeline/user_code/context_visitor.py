@@ -164,11 +164,10 @@ class ContextVisitor(ast.NodeVisitor):
     def note_declaration(self, home: source.Definition) -> None:
         """What a class declares, whose method runs."""
         self.flow.declared_writes |= dict.fromkeys(classes.own_declaration(home, "writes"))
-        if source.is_ours(home.module):
-            for key in classes.own_declaration(home, "reads"):
-                self.note("read", key, home.node)
-            for key in classes.own_declaration(home, "writes"):
-                self.note("write", key, home.node)
+        actions: tuple[Action, ...] = ("read", "write")
+        for action in actions if source.is_ours(home.module) else ():
+            for key in classes.own_declaration(home, f"{action}s"):
+                self.note(action, key, home.node)
 
     @contextmanager
     def uncertain_block(self) -> Iterator[None]:
@@ -689,11 +688,8 @@ class ContextVisitor(ast.NodeVisitor):
         for name, default in defaults(signature).items():
             if isinstance(default, ast.Constant):
                 values[name] = self.visit(default)
-        extra = [
-            *arguments.values[len(positional) :],
-            *(value for name, value in arguments.keywords.items() if name not in values),
-        ]
-        self.escape(node, *extra)
+        others = [value for name, value in arguments.keywords.items() if name not in values]
+        self.escape(node, *arguments.values[len(positional) :], *others)
         values |= zip(positional, arguments.values, strict=False)
         return values | {name: value for name, value in arguments.keywords.items() if name in values}
 
@@ -724,9 +720,8 @@ def _text(value: Value) -> str | None:
 
 def _written_out(node: ast.expr, function: ast.AST) -> ast.expr:
     """An expression; for a name that is used just for this, what it holds."""
-    names = [
-        name for name in ast.walk(function) if isinstance(name, ast.Name) and ast.unparse(name) == ast.unparse(node)
-    ]
+    text = ast.unparse(node)
+    names = [name for name in ast.walk(function) if isinstance(name, ast.Name) and name.id == text]
     for statement in ast.walk(function) if len(names) == 2 else ():
         if isinstance(statement, ast.Assign) and statement.targets == names[:1]:
             return statement.value

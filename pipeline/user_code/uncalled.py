@@ -38,10 +38,7 @@ TRAINER_REMEDIES = {
 
 
 def uncalled_faults(
-    definition: source.Definition | None,
-    base: str,
-    remedies: Mapping[str, str],
-    modules: Iterable[source.Module] = (),
+    definition: source.Definition | None, base: str, remedies: Mapping[str, str], modules: Iterable[source.Module] = ()
 ) -> list[str]:
     """The messages for such methods in the source of a class, with place and remedy.
 
