@@ -388,3 +388,24 @@ def test_one_step_finds_what_needs_a_batch(linear: Path, override: str, message:
     assert found.startswith("runner.train_runner: runner (runner.Runner, ")
     assert message in found
     assert faults(build(linear, override)) == []
+
+
+KIT = """
+    from pathlib import Path
+    from pipeline import RunnerBase
+
+    class Runner(RunnerBase):
+        def run(self, context):
+            done = []
+            for _ in context.epochs():
+                for batch in context.batches("line"):
+                    done.append(float(context["model"]["line"].brain.fit_batch(batch)))
+            Path("done").write_text(str(len(done)))
+"""
+
+
+def test_a_loop_of_ones_own_ends_after_so_many_steps(linear: Path) -> None:
+    assert steps(linear, KIT, [OWN_RUNNER], 3) == []
+    assert Path("done").read_text(encoding="utf-8") == "3"
+    assert steps(linear, KIT, [OWN_RUNNER], 8) == []
+    assert Path("done").read_text(encoding="utf-8") == "8"

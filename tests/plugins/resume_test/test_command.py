@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -215,3 +216,38 @@ def test_a_config_without_training_is_refused(pipeline: Call, linear: Path) -> N
     done = pipeline("resume-test", linear, "--at", 1)
     assert done.exit_code == 2, done.output
     assert f"{linear}: has no runner that trains; name a config, or a mode, with one" in done.stderr
+
+
+OWN_LOOPS = """
+    from pipeline import RunnerBase, stages
+
+    class Nested(RunnerBase):
+        def run(self, context):
+            fit = {name: phase.brain.fit_batch for name, phase in context["model"].items()}
+            for _ in context.epochs():
+                for batch in context.batches("line"):
+                    fit["line"](batch)
+                    for other in context.batches("other", count=2, repeat=True):
+                        fit["other"](other)
+
+    class Twice(stages.Runner):
+        def train_batch(self, context, phase, batch):
+            super().train_batch(context, phase, batch)
+            return phase.brain.fit_batch(batch)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", ["Nested", "Twice"])
+def test_a_loop_of_ones_own_is_killed_after_any_iteration_and_goes_on(
+    pipeline: Call, linear: Path, workspace: Workspace, runner: str
+) -> None:
+    workspace({"own.py": OWN_LOOPS})
+    text = linear.read_text(encoding="utf-8")
+    linear.write_text(text + text.partition("phase:\n")[2].replace("name: line", "name: other"), encoding="utf-8")
+    own = f"runner.train_runner.runner_class_path={{workspace}}/own.py:{runner}"
+    done = pipeline("resume-test", linear, own, "runner.train_runner.save_interval=2", "--at", 4, "--at", 17)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count(", resumed after iteration ") == 2
+    assert re.search("batches and losses +the same in (24|36) iterations\n", done.stdout)
+    assert done.stdout.endswith("\nequal, bit for bit\n")
