@@ -59,7 +59,9 @@ class Batches:
         self.loader = loader
         self.epoch = epoch
         self.count = count
-        self.length = _exact_length(loader)
+        map_style = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+        # Of an IterableDataset it is not certain.
+        self.length = length(loader) if map_style or isinstance(loader, list | tuple) else None
         self._rest: Iterator[Any] | None = None
         self._reading: Any = None
         self._place: Mapping[str, Any] | None = None
@@ -111,12 +113,6 @@ class Batches:
             self._reading = remaining_batches(self.loader, self.count, self._place)
             self._rest = iter(self._reading)
         return self._rest
-
-
-def _exact_length(loader: Iterable[Any]) -> int | None:
-    """How many batches there are, if that is certain; for an IterableDataset it is not."""
-    is_map_style = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
-    return length(loader) if is_map_style or isinstance(loader, list | tuple) else None
 
 
 class ExperimentSetup(RunnerBase):
@@ -178,7 +174,7 @@ class ExperimentSetup(RunnerBase):
         self._count_iterations()
         self.setup_model()
         self._offer_model()
-        on_error = "error" if self.alone else experiment_config.runner_value(self.context, "on_save_error")
+        on_error = "error" if self.alone else self.context["runner"].on_save_error
         self._checkpoints = Checkpoints(self.checkpointer, self.context, None, on_error)
         self.iteration = self.epoch = 0
 
@@ -252,12 +248,14 @@ class ExperimentSetup(RunnerBase):
             raise StageError(f"{kind}; set it to one, to an nn.ModuleDict where there are several")
         models = self.context.peek("model") or {}
         self.context["model"] = {**models, PHASE: {"model": model}}
-        optimizer = getattr(self, "optimizer", None)
-        self._configured = parts.options_of(optimizer) if isinstance(optimizer, Optimizer) else []
-        self._options = {
-            name: parts.options_of(part) for name, part in self._parts().items() if isinstance(part, Optimizer)
-        }
+        trained = {**self._optimizer(), **self._parts()}
+        self._options = {name: parts.options_of(part) for name, part in trained.items() if isinstance(part, Optimizer)}
         self.checkpointer.begin(self.context["model"])
+
+    def _optimizer(self) -> dict[str, Any]:
+        """``self.optimizer``, if it has a state."""
+        optimizer = getattr(self, "optimizer", None)
+        return {"self.optimizer": optimizer} if hasattr(optimizer, "state_dict") else {}
 
     def _parts(self) -> dict[str, Any]:
         """The attributes beside model and optimizer that have a state."""
@@ -364,8 +362,11 @@ class ExperimentBase(ExperimentSetup):
         if self._in_epoch:
             self._ended = self.epoch
             self._end_epoch()
-        self._numbers.begin_epoch()
-        self._next_epoch()
+        if not self._interrupted:
+            self._numbers.begin_epoch()
+        self.epoch += 1
+        self._batches = Batches(self.train_loader, self.epoch)
+        self._begin_epoch()
 
     def save(self, epoch: int | None = None, context: Context | None = None, is_fleet: bool = False) -> None:
         """Save a checkpoint: the model with its gradients, the counters, and ``training_state()``.
@@ -421,20 +422,12 @@ class ExperimentBase(ExperimentSetup):
 
     def training_state(self) -> dict[str, Any]:
         """What checkpoints keep beside weights, counters and random generators; a subclass adds what it needs."""
-        optimizer = getattr(self, "optimizer", None)
-        if isinstance(optimizer, Optimizer):
-            return {"optimizer": parts.optimizer_state_of(optimizer, self._configured)}
-        state_of = getattr(optimizer, "state_dict", None)
-        return {"optimizer": state_of() if state_of else None}
+        return {"optimizer": parts.part_states(self._optimizer(), {}, self._options).get("self.optimizer")}
 
     def load_training_state(self, training_state: Mapping[str, Any]) -> None:
         """Restore a ``training_state``; optimizer options that the config has changed keep their new value."""
-        remedy = "make it as it was, or begin a new run with init_model_path"
-        with parts.fitting("load_training_state", "self.optimizer", remedy):
-            if isinstance(getattr(self, "optimizer", None), Optimizer):
-                parts.load_optimizer(self.optimizer, training_state["optimizer"], self._configured)
-            elif training_state["optimizer"] is not None:
-                self.optimizer.load_state_dict(training_state["optimizer"])
+        state = {"self.optimizer": training_state["optimizer"]} if training_state["optimizer"] else {}
+        parts.restore_parts(self._optimizer(), state, self._options, "load_training_state")
 
     def _go_on(self, checkpoint: LoadedCheckpoint) -> None:
         """Restore everything from a checkpoint."""
@@ -455,7 +448,8 @@ class ExperimentBase(ExperimentSetup):
             self.load_training_state(own.state)
         parts.restore_parts(self._parts(), own.attributes, self._options, where)
         self._numbers.load_state_dict(own.numbers.to_tree())
-        self._interrupted, self._validated = own.in_epoch, own.validated
+        # An epoch had begun, and no batch of it was read.
+        self._interrupted, self._validated = own.in_epoch and not self._batches.count, own.validated
         if self.alone:
             restore_recoverables(self.checkpointer.recoverables, state, where)
             self.checkpointer.resumed = checkpoint
@@ -470,10 +464,9 @@ class ExperimentBase(ExperimentSetup):
     def state_dict(self) -> dict[str, int]:
         """Where the training is: ``iteration``, ``epoch`` (how many are over), ``batches`` (read of the one after)."""
         batches = self._batches.count
-        if batches and not self._batches.over():
-            return {"iteration": self.iteration, "epoch": self.epoch - 1, "batches": batches}
-        just_begun = self._in_epoch and not batches
-        return {"iteration": self.iteration, "epoch": self.epoch - just_begun, "batches": 0}
+        over = batches and self._batches.over()
+        unfinished = not over and (batches or self._in_epoch)
+        return {"iteration": self.iteration, "epoch": self.epoch - bool(unfinished), "batches": 0 if over else batches}
 
     def set_state_dict(self, state_dict: Mapping[str, int]) -> None:
         """Continue from these counters: ``read_batch`` returns the batch that comes next."""
@@ -488,7 +481,7 @@ class ExperimentBase(ExperimentSetup):
         """Be ready for the first batch."""
         self._refuse_overwriting(self.iteration + 1)
         self._plan()
-        every = None if self.alone else experiment_config.runner_value(self.context, "print_interval")
+        every = None if self.alone else self.context["runner"].print_interval
         self._printing = Trigger(parse_intervals(every), self.iteration)
         self._ended = 0
         if self.alone and self.iteration >= self._limit:
@@ -497,9 +490,7 @@ class ExperimentBase(ExperimentSetup):
             return
         if not self._batches.over():
             self._begin_epoch()
-        elif self._interrupted:
-            self._next_epoch()
-        elif self.iteration < self._limit:
+        elif self._interrupted or self.iteration < self._limit:
             self.new_epoch()
 
     def _plan(self) -> None:
@@ -581,11 +572,6 @@ class ExperimentBase(ExperimentSetup):
             raise ConfigError(
                 f"{what}; choose another args.output, or go on from it, by resume_or_load() without a checkpoint_path"
             )
-
-    def _next_epoch(self) -> None:
-        self.epoch += 1
-        self._batches = Batches(self.train_loader, self.epoch)
-        self._begin_epoch()
 
     def _begin_epoch(self) -> None:
         self._in_epoch, self._interrupted = True, False

@@ -15,7 +15,7 @@ from loguru import logger
 from torch import Tensor
 
 from pipeline.checkpoint.storage import finite
-from pipeline.config.schema import Interval, parse_intervals
+from pipeline.config.schema import Interval, RunnerSchema, parse_intervals
 from pipeline.context import Context
 from pipeline.errors import ConfigError, one_of
 from pipeline.training.meters import Meters
@@ -271,11 +271,6 @@ def plain(value: Any) -> Any:
     return plain(vars(value)) if hasattr(value, "__dict__") and not isinstance(value, type) else repr(value)
 
 
-def runner_value(context: Context, key: str, default: Any = None) -> Any:
-    """A key of the current runner."""
-    return context["config"].get(f"runner.{context['runner_name']}.{key}", default)
-
-
 def training_of(context: Context) -> dict[str, Any]:
     """``config.training`` of a stage: what ``hyper_parameters.training`` has, and the intervals of the runner.
 
@@ -291,14 +286,10 @@ def training_of(context: Context) -> dict[str, Any]:
         if name in settings:
             ignored = f"hyper_parameters.training.{name}: would be ignored: the runner's `{key}` says it"
             raise ConfigError(f"{ignored}; write it there")
-    training = {
-        **settings,
-        "valid_interval": runner_value(context, "valid_interval", "1 epoch"),
-        "save_interval": runner_value(context, "save_interval"),
-    }
-    steps = runner_value(context, "max_steps")
-    if steps is not None and runner_value(context, "epochs") is None:
-        training["max_iteration"] = steps
+    runner = context["runner"]
+    training = {**settings, "valid_interval": runner.valid_interval, "save_interval": runner.save_interval}
+    if runner.epochs is None and runner.max_steps is not None:
+        training["max_iteration"] = runner.max_steps
     return training
 
 
@@ -316,7 +307,7 @@ def args_of(context: Context) -> SimpleNamespace:
         device=str(context["device"]),
         nprocs=context["world_size"],
         output=str(context["run_dir"] / context["runner_name"]),
-        checkpoint_path=runner_value(context, "init_model_path"),
+        checkpoint_path=context["runner"].init_model_path,
     )
 
 
@@ -326,16 +317,15 @@ def iterations_of(context: Context, loader: Any) -> int:
     Raises:
         ConfigError: it has neither, or epochs of a loader without a length.
     """
-    epochs: int | None = runner_value(context, "epochs")
-    steps: int | None = runner_value(context, "max_steps")
-    address = f"runner.{context['runner_name']}"
-    if epochs is None:
-        if steps is None:
-            raise ConfigError(f"{address}: does not say how long to train; add `epochs:` or `max_steps:`")
-        return steps
+    runner: RunnerSchema = context["runner"]
+    if runner.epochs is None:
+        if runner.max_steps is None:
+            what = "does not say how long to train; add `epochs:` or `max_steps:`"
+            raise ConfigError(f"runner.{runner.name}: {what}")
+        return runner.max_steps
     try:
-        iterations = epochs * len(loader)
+        iterations = runner.epochs * len(loader)
     except TypeError as error:
-        unknown = f"is {epochs}, and nobody knows how many batches an epoch of train_loader has ({error})"
-        raise ConfigError(f"{address}.epochs: {unknown}; give max_steps instead") from error
-    return min(iterations, steps or iterations)
+        unknown = f"is {runner.epochs}, and nobody knows how many batches an epoch of train_loader has ({error})"
+        raise ConfigError(f"runner.{runner.name}.epochs: {unknown}; give max_steps instead") from error
+    return min(iterations, runner.max_steps or iterations)

@@ -116,8 +116,8 @@ def context(hyper_parameters: dict[str, Any] | None = None, **runner: Any) -> Co
     """What the settings of a stage are made of."""
     named = {"name": "train", "class": "train", **runner}
     draft = ConfigBuilder({"runner": [named], "phase": [], "hyper_parameters": hyper_parameters or {}})
-    given = {"device": torch.device("cpu"), "world_size": 1, "run_dir": Path("/run"), "runner_name": "train"}
-    return Context(config=draft.config, hyper_parameters=hyper_parameters or {}, **given)
+    run = {"device": torch.device("cpu"), "world_size": 1, "run_dir": Path("/run"), "runner_name": "train"}
+    return Context(runner=draft.config.runner("train"), hyper_parameters=hyper_parameters or {}, **run)
 
 
 def test_training_has_the_runners_keys_and_those_of_hyper_parameters() -> None:
