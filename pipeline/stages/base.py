@@ -10,7 +10,6 @@ stage's. A stage may write ``context["status"]`` to name the stage that follows 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any, ClassVar, Self
 
@@ -62,14 +61,11 @@ class StartupBase(StageBase):
         Of these, the modules that ``init_modules`` names; and what ``freeze`` names is not trained. Of several checkpoints,
         each of which an infer runner evaluates, the first is loaded, and ``checkpoints`` says which there are.
         """
-        # By its name, as the default stages are: it imports torch, and this module is read without.
-        self._load_by(import_module("pipeline.checkpoint.initial_weights").load_initial, context)
-
-    def _load_by(self, load: Callable[..., Any], context: Context) -> None:
-        """Load the weights if the runner names any, and note where they are from."""
-        runner = f"runner.{context['runner_name']}"
-        if context["config"].get(f"{runner}.init_model_path") or context["config"].get(f"{runner}.freeze"):
-            self._keep(load(context["config"], context["runner_name"], context["run_dir"], context["model"]), context)
+        runner = context["runner"]
+        if runner.init_model_path or runner.freeze:
+            # By its name, as the default stages are: it imports torch, and this module is read without.
+            load = import_module("pipeline.checkpoint.initial_weights").load_initial
+            self._keep(load(context["config"], runner.name, context["run_dir"], context["model"]), context)
 
     def _keep(self, initial: Any, context: Context) -> None:
         context["checkpoints"].clear()

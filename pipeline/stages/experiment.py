@@ -26,7 +26,7 @@ from pipeline.config import yaml_tree
 from pipeline.config.schema import parse_intervals
 from pipeline.context import TRAIN_STATE, Context
 from pipeline.data.batch import count_samples, to_device
-from pipeline.data.loader import has_own_state, length, position_of, remaining_batches, set_epoch
+from pipeline.data.loader import length, position_of, remaining_batches, set_epoch
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
 from pipeline.run.device import resolve_device
 from pipeline.run.log import StandardLogger
@@ -77,9 +77,7 @@ class Batches:
 
     def position(self) -> Mapping[str, Any] | None:
         """The position in the data; None if the number of batches is enough."""
-        if self._reading is None or (self._ahead and has_own_state(self.loader)):
-            return self._place
-        return position_of(self._reading, self.count)
+        return self._place if self._reading is None or self._ahead else position_of(self._reading, self.count)
 
     def over(self) -> bool:
         """Whether all batches were read. A loader without a certain length is read one batch ahead for this."""
@@ -87,9 +85,8 @@ class Batches:
             return self.count >= self.length
         if not self._ahead:
             batches = self._iterator()
-            if has_own_state(self.loader):
-                # Its state will be that after the batch that is read ahead.
-                self._place = position_of(self._reading, self.count)
+            # A loader's own state will be that after the batch that is read ahead.
+            self._place = position_of(self._reading, self.count)
             self._ahead = list(islice(batches, 1))
         return not self._ahead
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.checkpoint.initial_weights import load_initial, load_last
+from pipeline.checkpoint.initial_weights import load_last
 from pipeline.context import Context
 from pipeline.stages.base import StartupBase
 
@@ -16,18 +16,10 @@ class Startup(StartupBase):
 
     def startup(self, context: Context) -> None:
         """Load weights, if there are any to load."""
-        path = context["config"].get(f"runner.{context['runner_name']}.init_model_path")
-        if path or not context["is_infer"]:
+        if context["runner"].init_model_path or not context["is_infer"]:
             self.load(context)
         else:
             self.load_trained(context)
-
-    def load(self, context: Context) -> None:
-        """Load the weights that the runner's ``init_model_path`` names; without one, nothing.
-
-        As that of the base class says, and what it does with the context can be read without running it.
-        """
-        self._load_by(load_initial, context)
 
     def load_trained(self, context: Context) -> None:
         """Load the newest valid checkpoint of the train runner before this one; damaged ones are set aside.

@@ -85,7 +85,8 @@ class Brain(BatchBrain):
         valid = valid_set
         if valid is not None:
             valid = self._loader_of(valid_set, Stage.VALID, valid_loader_kwargs, "valid_loader_kwargs")
-        with self._fit_checkpoints():
+        self._debug_folder = self._new_debug_folder()
+        with self._checkpoints_in(self._debug_folder):
             self.on_fit_start()
             show_progress = False if self._run_options.noprogressbar and progressbar is None else progressbar
             Fit(self, train, valid, show_progress).run(epoch_counter)
@@ -159,13 +160,8 @@ class Brain(BatchBrain):
             return
         self.optimizers_dict = {}
         self.init_optimizers()
-        self._schedule_optimizers()
-
-    def _schedule_optimizers(self) -> None:
-        """Make an OptimScheduler with a constant rate of each optimizer."""
-        options = self._run_options
+        options, schedulers = self._run_options, dict[str, OptimScheduler]()
         factor, norm = options.grad_accumulation_factor, options.max_grad_norm
-        schedulers: dict[str, OptimScheduler] = {}
         for name, optimizer in self.optimizers_dict.items():
             make = partial(_same_optimizer, optimizer)
             schedulers[name] = Constant(make, {}, self.modules, accum_grad=factor, grad_clip=norm)
@@ -192,17 +188,15 @@ class Brain(BatchBrain):
         if faults:
             raise ConfigError("\n".join(faults))
 
-    @contextmanager
-    def _fit_checkpoints(self) -> Iterator[None]:
-        """In a debug run, save checkpoints to a temporary folder that exists until the next fit."""
+    def _new_debug_folder(self) -> TemporaryDirectory[str] | None:
+        """For the checkpoints of a debug run, a temporary folder that exists until the next fit; None for another run."""
         if self._debug_folder:
             self._debug_folder.cleanup()
-            self._debug_folder = None
-        if self.checkpointer and self._run_options.debug and not self._run_options.debug_persistently:
-            self._debug_folder = TemporaryDirectory(prefix="debug-")
-            finalize(self, self._debug_folder.cleanup)
-        with self._checkpoints_in(self._debug_folder):
-            yield
+        if not self.checkpointer or not self._run_options.debug or self._run_options.debug_persistently:
+            return None
+        folder = TemporaryDirectory(prefix="debug-")
+        finalize(self, folder.cleanup)
+        return folder
 
     @contextmanager
     def _checkpoints_in(self, folder: TemporaryDirectory[str] | None) -> Iterator[None]:
@@ -248,9 +242,9 @@ class ModuleBrain(Brain):
         self.loss = loss
         self._signature = inspect.signature(module.forward)
         by_name = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
-        parameters = [parameter for parameter in self._signature.parameters.values() if parameter.kind in by_name]
-        self._names = [parameter.name for parameter in parameters]
-        self._needed = [parameter.name for parameter in parameters if parameter.default is Parameter.empty]
+        parameters = self._signature.parameters.items()
+        # Name -> whether it has a default.
+        self._defaults = {name: own.default is not Parameter.empty for name, own in parameters if own.kind in by_name}
 
     def _place_modules(self) -> None:
         """Place the modules, and the loss if it is a module; scripting replaces a module by another."""
@@ -280,11 +274,11 @@ class ModuleBrain(Brain):
         """The items of a mapping that ``forward`` takes; the inputs of a pair are passed as they are."""
         if not isinstance(batch, Mapping):
             return inputs
-        if missing := [name for name in self._needed if name not in batch]:
+        if missing := [name for name, has_default in self._defaults.items() if not has_default and name not in batch]:
             what = f"a batch with the keys {', '.join(map(str, batch))} has no '{missing[0]}'"
             forward = f"{type(self.module).__name__}.forward{self._signature}"
             raise DataError(f"{self._where}{what}, which {forward} takes; name one so, or write a Brain")
-        return {name: batch[name] for name in self._names if name in batch} or inputs
+        return {name: batch[name] for name in self._defaults if name in batch} or inputs
 
     def _explain(self, error: TypeError, inputs: Any) -> None:
         """Raise a clearer error than ``error`` if the batch does not fit the signature of ``forward``."""

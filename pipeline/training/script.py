@@ -95,14 +95,10 @@ def _put(path: Path, content: bytes) -> None:
     if path.exists():
         if path.read_bytes() == content:
             return
-        path.rename(_free(path.with_name(f"{path.name}.{datetime.now(UTC):%Y%m%d-%H%M%S}")))
+        kept = f"{path.name}.{datetime.now(UTC):%Y%m%d-%H%M%S}"
+        others = (path.with_name(f"{kept}-{number}") for number in count(2))
+        path.rename(next(free for free in chain([path.with_name(kept)], others) if not free.exists()))
     storage.replace_durably(path, content)
-
-
-def _free(path: Path) -> Path:
-    """This path, or a similar one that does not exist yet."""
-    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
-    return next(free for free in chain([path], others) if not free.exists())
 
 
 def _environment() -> str:
@@ -163,8 +159,6 @@ def _merged(base: yaml.Node | None, over: yaml.Node) -> yaml.Node:
 
 
 _WHERE = "command line"
-
-_TAGGED = (yaml.ScalarEvent, yaml.CollectionStartEvent)
 
 _USAGE = (
     "write PARAM_FILE [--NAME VALUE]…, and a truth value as --NAME or --NAME=false; "
@@ -258,13 +252,12 @@ def _plain(text: str) -> Any:
 
 def _yaml_of(name: str, text: str) -> str:
     """A value for a hyperparameter as YAML on one line; tags are left to whoever loads the file."""
-    where = f"{_WHERE}: --{name} is '{text}'"
-    try:
-        nodes = [node for node in yaml.parse(text, Loader=yaml.SafeLoader) if isinstance(node, _TAGGED)]
-    except yaml.YAMLError as error:
-        if text.startswith(("[", "{", "!")):
-            raise ConfigError(f"{where}, which is no YAML: {str(error).splitlines()[0]}; mend or quote it") from error
-        nodes = []
-    if any(node.tag for node in nodes) and "\n" not in text and text.startswith(("!", "[", "{")):
-        return text
+    if text.startswith(("!", "[", "{")):
+        try:
+            has_tag = any(getattr(event, "tag", None) for event in yaml.parse(text, Loader=yaml.SafeLoader))
+        except yaml.YAMLError as error:
+            what = f"--{name} is '{text}', which is no YAML: {str(error).splitlines()[0]}"
+            raise ConfigError(f"{_WHERE}: {what}; mend or quote it") from error
+        if has_tag and "\n" not in text:
+            return text
     return yaml_tree.one_line(_plain(text))
