@@ -98,7 +98,7 @@ class Runner(RunnerBase):
 
         It is called after each validation, pass and epoch, and where a limit may be reached.
         """
-        return loop_of(context).limit_reached()
+        return loop_of(context).schedule.over(context["train_state"])
 
     def _infer(self, context: Context) -> None:
         """Evaluate every phase, for each checkpoint; ``metrics`` are the numbers of the last one."""

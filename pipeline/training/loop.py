@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from loguru import logger
 
@@ -45,29 +45,8 @@ PATIENCE = 1000
 Kind = Literal["epochs", "pass", "validate"]
 
 
-class Call:
-    """A call of ``epochs`` or ``validate``, as the journal of the loop keeps it.
-
-    Attributes:
-        over: whether it is done.
-        first: the epoch with which epochs began.
-        numbers: what a validation gave.
-    """
-
-    def __init__(self, kind: Kind, phase: str) -> None:
-        self.kind, self.phase = kind, phase
-        self.over = self.nested = self.validated = False
-        self.first = -1
-        self.numbers: dict[str, Any] = {}
-
-    def entry_state(self) -> EntryState:
-        """What a checkpoint keeps."""
-        own = {"over": self.over, "first": self.first, "numbers": self.numbers, "validated": self.validated}
-        return EntryState.begun(self.kind, self.phase, 0, **own)
-
-
-Entry = Call | TrainPass
-_T = TypeVar("_T", Call, TrainPass)
+# A call of ``epochs`` or ``validate``, or one of ``batches``.
+Entry = EntryState | TrainPass
 
 
 class TrainLoop:
@@ -113,7 +92,7 @@ class TrainLoop:
         self._asking: TrainPass | None = None
         self._last: TrainPass | None = None
         self._in_epoch = False
-        self._left: Call | None = None
+        self._left: EntryState | None = None
         self._random: Mapping[str, Any] = {}
         self._save_wanted = self._save_postponed = self._exit_announced = False
         # The open passes.
@@ -133,12 +112,10 @@ class TrainLoop:
         if self.inner is not None and not self._left:
             raise StageError("context.epochs: an epoch is running; end it first, or use batches(…, repeat=True)")
         self._settle()
-        call = self._call("epochs", "")
-        if call.first < 0:
-            call.first = self.counters["epoch"]
+        call = self._call("epochs", "", first=self.counters["epoch"])
         return self._epochs(call, NEVER if count is None else call.first + count)
 
-    def _epochs(self, call: Call, end: int) -> Iterator[int]:
+    def _epochs(self, call: EntryState, end: int) -> Iterator[int]:
         self._arrive_at_end()
         try:
             while not call.over and self.counters["epoch"] < end and (self._in_epoch or not self.is_over()):
@@ -174,7 +151,9 @@ class TrainLoop:
             self._settle()
         training = self._recall("pass", name)
         if not isinstance(training, TrainPass):
-            training = self._add(self._new_pass(name))
+            training = self._new_pass(name)
+            training.nested = self._in_body()
+            self._scope("pass").append(training)
         return training
 
     def validate(self, phase: str | Phase | None = None) -> dict[str, Any]:
@@ -196,7 +175,7 @@ class TrainLoop:
             for name in names:
                 call.numbers[name] = self._validate(name, asked=True)
             call.over = True
-            self.wake()
+            self.next_due.wake()
         return call.numbers if phase is None else call.numbers[names[0]]
 
     def save(self) -> None:
@@ -208,7 +187,7 @@ class TrainLoop:
             return
         if self.work:
             self._save_wanted = True
-            self.wake()
+            self.next_due.wake()
         else:
             self._save()
 
@@ -229,12 +208,9 @@ class TrainLoop:
     def is_over(self) -> bool:
         """Whether training is over, as the stage's ``is_over`` says; it is not before the code is where it was saved."""
         if not self.resuming and not self.over:
-            self.over = bool(self._verb_is_over(self.context)) if self._verb_is_over else self.limit_reached()
+            verb = self._verb_is_over
+            self.over = bool(verb(self.context)) if verb else self.schedule.over(self.counters)
         return self.over
-
-    def limit_reached(self) -> bool:
-        """Whether epochs, iterations or updates are as many as the runner allows."""
-        return self.schedule.over(self.counters)
 
     def save_if(self, due: bool) -> None:
         """Save if it is due, after one of the best validations, or if the run is to end; then end it.
@@ -270,18 +246,19 @@ class TrainLoop:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around the stage: what it began is ended; after a failure, what is open is closed."""
-        try:
+        """Around the stage: in the end, what it began is ended; after a failure, it is closed."""
+        with ExitStack() as stack:
+            stack.push(self._close)
             with suppress(ExitError):
                 yield
                 self.finish()
-        except BaseException:
-            with ExitStack() as stack:
-                stack.push(self.resources)
-                for training in self._reports:
-                    stack.push(training.resources)
-                raise
-        self.resources.close()
+
+    def _close(self, *error: Any) -> bool | None:
+        """Leave the blocks around all passes that are open, with the error that ends them, if there is one."""
+        stack = ExitStack()
+        for resources in (self.resources, *(training.resources for training in self._reports)):
+            stack.push(resources)
+        return stack.__exit__(*error)
 
     def begin(self) -> None:
         """Prepare everything, with the first call of a method."""
@@ -309,7 +286,7 @@ class TrainLoop:
         self.exporter = WeightExporter(self.runner, context)
         self._resume()
         context["metrics"] = self.metrics
-        self.resources.enter_context(SHUTDOWN.defer(self.wake))
+        self.resources.enter_context(SHUTDOWN.defer(self.next_due.wake))
         warn_of_unresumable_orders(self.runner, schemas, context)
         # That of the last epoch, in case none is left.
         context["current_epoch"] = max(0, self.counters["epoch"] - 1)
@@ -332,10 +309,6 @@ class TrainLoop:
         self.exporter.finish()
 
     # What its passes call.
-
-    def wake(self) -> None:
-        """Look after the current iteration for what is due."""
-        self.next_due.wake()
 
     def open(self, training: TrainPass) -> Iterator[Any] | None:
         """Begin a pass, or go on with one."""
@@ -595,12 +568,15 @@ class TrainLoop:
         self.checkpoints.wait_for_save()
         self._save_wanted = self._save_postponed = False
         for entries in (self.outer, self.inner or []):
-            # What began in the body of a batch that is done is not called again, unless it is open.
-            entries[:] = [entry for entry in entries if not entry.nested or (entry.kind == "pass" and not entry.over)]
+            # A pass that began in the body of a batch is not begun again, but goes on if it is open.
+            entries[:] = [
+                entry for entry in entries if not (isinstance(entry, TrainPass) and entry.nested and entry.over)
+            ]
         entries = [*self.outer, *(self.inner or [])]
+        states = [entry if isinstance(entry, EntryState) else entry.entry_state() for entry in entries]
         loop = LoopState(
-            outer=[entry.entry_state() for entry in self.outer],
-            inner=None if self.inner is None else [entry.entry_state() for entry in self.inner],
+            outer=states[: len(self.outer)],
+            inner=None if self.inner is None else states[len(self.outer) :],
             leader=entries.index(self._asking) if self._asking in entries else None,
             passes=self.passes,
             validation=ValidationState(**self.validation.state_dict()),
@@ -650,26 +626,27 @@ class TrainLoop:
                 self._start(entry, 0)
 
     def _entry(self, state: EntryState) -> Entry:
-        if state.kind == "pass":
-            training = self._new_pass(self._name(state.phase))
-            training.load(state)
-            return training
-        call = Call(state.kind, state.phase)
-        call.over, call.first, call.numbers, call.validated = state.over, state.first, state.numbers, state.validated
-        return call
+        if state.kind != "pass":
+            return state
+        training = self._new_pass(self._name(state.phase))
+        training.load(state)
+        return training
 
     def _new_pass(self, name: str) -> TrainPass:
         return TrainPass(self, name, self.phases[name].brain, self.phases[name].updater)
 
-    def _call(self, kind: Kind, phase: str) -> Call:
+    def _call(self, kind: Kind, phase: str, **own: int) -> EntryState:
         """The next line of the journal: on resume what was called then, else a new one."""
         call = self._recall(kind, phase)
-        return call if isinstance(call, Call) else self._add(Call(kind, phase))
+        if not isinstance(call, EntryState):
+            call = EntryState.begun(kind, phase, 0, **own)
+            if not self._in_body():
+                self._scope(kind).append(call)
+        return call
 
-    def _add(self, entry: _T) -> _T:
-        entry.nested = bool(self.work) and not self.work[0].dropped
-        self._scope(entry.kind).append(entry)
-        return entry
+    def _in_body(self) -> bool:
+        """Whether the code is in the body of a batch."""
+        return bool(self.work) and not self.work[0].dropped
 
     def _scope(self, kind: str) -> list[Entry]:
         return self.outer if kind == "epochs" or self.inner is None else self.inner
