@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ _TRAINER_ITEMS = {
 
 # Verb of the default Runner -> those whose defaults lead to it.
 _VERBS = {
-    **dict.fromkeys(("train_epoch", "validate", "evaluate", "is_over", "save"), ("run",)),
+    **dict.fromkeys(("train_epoch", "validate", "evaluate", "is_over"), ("run",)),
     "train_phase": ("run", "train_epoch"),
     "train_batch": ("run", "train_epoch", "train_phase"),
 }
@@ -85,17 +84,13 @@ def own_verbs(definition: source.Definition) -> dict[str, tuple[tuple[str, ...],
     """
     ancestry, complete = classes.ancestry(definition)
     users = [base for base in ancestry if not source.is_ours(base.module)]
-    verbs = {}
+    default, verbs = default_definition("runner"), {}
     for verb, leading in _VERBS.items():
-        default = classes.member(default_definition("runner"), verb)
-        own = [methods[verb] for base in users if verb in (methods := classes.methods(base))]
-        if own and default and default[1] in ancestry and isinstance(default[0], ast.FunctionDef):
+        parameters = tuple(parameter.arg for parameter in classes.methods(default)[verb].args.args[1:])
+        if own := next((methods[verb] for base in users if verb in (methods := classes.methods(base))), None):
             changed = [(base, name) for base in users for name in leading if name in classes.own_names(base)]
-            called = complete and all(classes.calls_super(base, name) for base, name in changed)
-            optional = classes.defaults(default[0].args)
-            names = [parameter.arg for parameter in default[0].args.args[1:]]
-            parameters = tuple(f"{name}={ast.unparse(optional[name])}" if name in optional else name for name in names)
-            if called or classes.takes(own[0].args, len(parameters) + 1):
+            called = complete and default in ancestry and all(classes.calls_super(base, name) for base, name in changed)
+            if called or classes.takes(own.args, len(parameters) + 1):
                 verbs[verb] = parameters, called
     return verbs
 
@@ -152,7 +147,7 @@ def _flow_of_stage(definition: source.Definition, stage: str, arguments: Constan
     for verb, (parameters, called) in own_verbs(definition).items() if stage == "runner" else ():
         with visitor.uncertain_block():
             visitor.sure = called and verb.startswith("train_") and facts.get("is_infer") is False
-            _call(visitor, verb, Arguments([Ref() if name.startswith("context") else None for name in parameters]))
+            _call(visitor, verb, Arguments([Ref() if name == "context" else None for name in parameters]))
     flow = visitor.flow
     flow.declared_writes = dict.fromkeys(classes.declared_keys(definition, "writes", method)) | flow.declared_writes
     # A key that it declares to write, and whose write cannot be seen, may be there at any time.

@@ -92,7 +92,7 @@ def _method(node: source.FunctionNode, place: str, arguments: tuple[str, ...]) -
     elif not marks and any(isinstance(below, ast.Yield | ast.YieldFrom) for below in source.own_nodes(node)):
         yield f"{place} has a yield: called, it would do nothing; take the yield out"
     elif (static or not marks) and not classes.takes(node.args, len(own) + len(arguments)):
-        *others, last = [name.partition("=")[0] for name in arguments or ("",)]
+        *others, last = arguments or ("",)
         single = "with the context alone" if last else "without arguments"
         with_what = f"with {', '.join(others)} and {last}" if others else single
         yield f"{place} takes ({ast.unparse(node.args)}), and is called {with_what}; write {signature}"

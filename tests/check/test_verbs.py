@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import GeneralTrainer, stages
+from pipeline import GeneralTrainer
 from pipeline.check.checker import CheckResult, inspect
 from pipeline.user_code.context_flow import Flow
 
-pytestmark = pytest.mark.skipif(not hasattr(stages.Runner, "train_batch"), reason="the Runner has no verbs yet")
 PATH = ["runner.train_runner.runner_class_path={workspace}/own.py", "runner.train_runner.epochs=1"]
 
 

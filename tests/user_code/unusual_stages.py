@@ -917,4 +917,58 @@ class Terminal(TerminalBase):
     def terminal(self, context):
         print(context["labels"])
 """,
+    "a loop of one's own in a neighbouring file": """
+from .lib import train
+class Runner(RunnerBase):
+    def run(self, context):
+        train(context, context["model"]["line"])
+class Terminal(TerminalBase):
+    def terminal(self, context):
+        print(context["metrics"]["line"]["loss"], context["current_epoch"])
+# lib.py
+def train(context, phase):
+    for epoch in context.epochs():
+        for batch in passes(context, phase):
+            phase.updater.update(batch)
+        if not context.resuming:
+            context.save()
+def passes(context, phase):
+    return context.batches(phase, repeat=False)
+""",
+    "a loop of one's own whose parts are kept": """
+class Runner(stages.Runner):
+    def __init__(self, context, rounds=2):
+        super().__init__(context)
+        self.context, self.rounds, self.batches = context, rounds, context.batches
+    def run(self, context):
+        for self.epoch in self.context.epochs(self.rounds):
+            self.real = iter(self.batches("line", count=3))
+            for number in range(3):
+                self.train(context["model"]["line"], next(self.real))
+    def train(self, phase, batch):
+        phase.updater.update(batch)
+""",
+    "verbs that write": """
+class Runner(stages.Runner):
+    def train_epoch(self, context, epoch):
+        context["seen"] = epoch + 1
+        super().train_epoch(context, epoch)
+    def train_batch(self, context, phase, batch):
+        context["batches"] = context.get("batches", 0) + 1
+        return super().train_batch(context, phase, batch)
+    def is_over(self, context):
+        return super().is_over(context) or context.get("seen", 0) > context["runner"].epochs
+class Terminal(TerminalBase):
+    def terminal(self, context):
+        print(context["seen"], context["batches"], context["metrics"]["line"])
+""",
+    "a verb with parameters of its own, called by a loop of its own": """
+class Runner(stages.Runner):
+    def run(self, context):
+        for epoch in context.epochs():
+            self.train_phase(context["model"]["line"], context.batches("line"))
+    def train_phase(self, phase, batches):
+        for batch in batches:
+            phase.brain.fit_batch(batch)
+""",
 }
