@@ -423,6 +423,10 @@ class ExperimentBase(ExperimentSetup):
 
     def load_training_state(self, training_state: Mapping[str, Any]) -> None:
         """Restore a ``training_state``; optimizer options that the config has changed keep their new value."""
+        if "optimizer" not in training_state:
+            raise CheckpointError(
+                "load_training_state: there is no 'optimizer'; give it what training_state() returned"
+            )
         state = {"self.optimizer": training_state["optimizer"]} if training_state["optimizer"] else {}
         parts.restore_parts(self._optimizer(), state, self._options, "load_training_state")
 

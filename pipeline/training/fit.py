@@ -113,11 +113,10 @@ class Fit:
         if checkpointer:
             checkpointer.begin(self.models)
         while checkpointer and (checkpoint := checkpointer.newest_valid()):
-            state = checkpoint.state
-            if checkpoint.weights.keys() != {NAME} or (state and not state.fit):
+            if checkpoint.weights.keys() != {NAME} or (checkpoint.state and not checkpoint.state.fit):
                 what = f"{checkpoint.path}: was saved by a run, or by something else that is no fit of a Brain"
                 raise CheckpointError(f"{what}; give the Brain a Checkpointer with a folder of its own")
-            fit = state.fit if state else None
+            fit = checkpoint.state.fit if checkpoint.state else None
             if fit is None or fit.over:
                 context = Context(model=self.models, train_state=self.brain._train_state)
                 restore_training(checkpoint, context, checkpointer.recoverables, checkpointer.initial)

@@ -134,15 +134,20 @@ def newest(run: Path) -> Path:
     return max((run / "t" / "checkpoints").glob("step-*"))
 
 
+def experimented(output: Path) -> Line:
+    """An experiment of 5 iterations, or of those that are left."""
+    args = {"device": "cpu", "nprocs": 1, "output": str(output), "checkpoint_path": None}
+    experiment = Line({"training": {"max_iteration": 5, "valid_interval": 2, "save_interval": None}}, args)
+    experiment.setup()
+    experiment.run()
+    return experiment
+
+
 @pytest.fixture(scope="module")
 def checkpoints(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedCheckpoint]:
     """Of a run, of an earlier version's, of an experiment, and of a Brain that was fitted."""
     folder = tmp_path_factory.mktemp("others")
-    args = {"device": "cpu", "nprocs": 1, "output": str(folder / "out"), "checkpoint_path": None}
-    training = {"max_iteration": 5, "valid_interval": 2, "save_interval": None}
-    experiment = Line({"training": training}, args)
-    experiment.setup()
-    experiment.run()
+    experiment = experimented(folder / "out")
     checkpointer = Checkpointer(folder / "fit")
     Fitted({"net": net()}, torch.optim.Adam, checkpointer=checkpointer).fit([1], BATCHES, BATCHES)
     paths = {
@@ -264,7 +269,7 @@ WRONG: list[tuple[Place, Any, str]] = [
     (("recoverables", "mid_epoch", "dataset", "d", "seed"), "1", r"mid_epoch: dataset\.d\.seed is '1'"),
     (("recoverables", "plugin:metric_log"), {"metrics": 1}, "plugin:metric_log: metric_log: timing is missing"),
     (("recoverables", "plugin:progress_bar", "epoch"), "1", "plugin:progress_bar: progress_bar: epoch is '1'"),
-    (("loop",), None, "is of another runner stage than the default one, which could not go on from it; resume with"),
+    (("loop",), None, "is of another runner stage, .*; resume with that one, or begin a new run with init_model_path"),
 ]
 
 
@@ -277,6 +282,27 @@ def test_what_no_object_of_ours_takes_is_an_error_that_names_it(
     owner[keys[-1]] = value
     with pytest.raises(CheckpointError, match=message):
         resume(run, tmp_path, training)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "message"),
+    [
+        (("experiment", "state"), {}, r"experiment\.state: load_training_state: there is no 'optimizer'; give it"),
+        (("experiment", "state", "optimizer"), {"state": {}}, r"the state of self\.optimizer does not fit it"),
+        (("gradients", "experiment", "weight"), torch.zeros(7), r"gradients\.experiment: the state of weight does not"),
+        (("random", "torch"), torch.zeros(3), "the state of random does not fit it"),
+    ],
+)
+def test_an_experiment_names_what_it_does_not_take(
+    checkpoints: dict[str, LoadedCheckpoint], tmp_path: Path, keys: Place, value: Any, message: str
+) -> None:
+    path = checkpoints["experiment"].path
+    copied = shutil.copytree(path, tmp_path / "checkpoints" / path.name)
+    training = read_checkpoint(copied).training
+    reduce(lambda tree, key: tree[key], keys[:-1], training)[keys[-1]] = value
+    rewrite(copied, training)
+    with pytest.raises(CheckpointError, match=message):
+        experimented(tmp_path)
 
 
 class Demanding:
