@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -13,7 +14,6 @@ from pipeline.context import Context
 from pipeline.data.loader import make_loader
 from pipeline.errors import ConfigError
 from pipeline.stages.base import NetworkBase
-from pipeline.stages.build import load_optimizer, make
 from pipeline.training.brain import Brain, ModuleBrain
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.phase import Phase
@@ -202,3 +202,33 @@ class Network(NetworkBase):
         arguments = {**phase.updater.args, **{name: value for name, value in ours.items() if name in names}}
         updater: UpdaterBase = make(cls, arguments, address, "updater.args", UpdaterBase)
         return updater
+
+
+def load_optimizer(kind: Any, address: str, config: Config) -> Any:
+    """The class that a class path of the config names; the name of one of torch's, or a class, stays as it is."""
+    return load_named(kind, address, "Optimizer", config) if isinstance(kind, str) and not kind.isidentifier() else kind
+
+
+def make(cls: Callable[..., Any], arguments: Mapping[str, Any], address: str, place: str, *bases: type) -> Any:
+    """What a class or function of the config makes of its arguments, which has to be an instance of one of the bases.
+
+    Args:
+        cls: the class or function.
+        arguments: its keyword arguments.
+        address: of the class.
+        place: where the arguments are written.
+        bases: the classes.
+
+    Raises:
+        ConfigError: it does not take these arguments, or needs others, or makes something else.
+    """
+    name = getattr(cls, "__name__", repr(cls))  # a functools.partial has none
+    try:
+        inspect.signature(cls).bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"{address}: {name}: {error}; mend {place}") from error
+    instance = cls(**arguments)
+    if not isinstance(instance, bases):
+        kinds = " or ".join(f"a {base.__name__}" for base in bases)
+        raise ConfigError(f"{address}: {name} made a {type(instance).__name__}; name {kinds}")
+    return instance

@@ -81,10 +81,8 @@ class Brain(BatchBrain):
         self._refuse_uncalled()
         if self._run_options.test_only:
             return
-        train = self._loader_of(train_set, Stage.TRAIN, train_loader_kwargs, "train_loader_kwargs")
-        valid = valid_set
-        if valid is not None:
-            valid = self._loader_of(valid_set, Stage.VALID, valid_loader_kwargs, "valid_loader_kwargs")
+        train = self._loader_of(train_set, Stage.TRAIN, train_loader_kwargs)
+        valid = None if valid_set is None else self._loader_of(valid_set, Stage.VALID, valid_loader_kwargs)
         self._debug_folder = self._new_debug_folder()
         with self._checkpoints_in(self._debug_folder):
             self.on_fit_start()
@@ -112,7 +110,7 @@ class Brain(BatchBrain):
             The mean loss over samples.
         """
         self._refuse_uncalled()
-        loader = self._loader_of(test_set, Stage.TEST, test_loader_kwargs, "test_loader_kwargs")
+        loader = self._loader_of(test_set, Stage.TEST, test_loader_kwargs)
         if self._run_options.debug:
             loader = LimitedLoader(loader, self._run_options.debug_batches)
         self._place_modules()
@@ -214,12 +212,12 @@ class Brain(BatchBrain):
             if checkpointer:
                 checkpointer.recoverables = recoverables
 
-    def _loader_of(self, data: Any, stage: Stage, keywords: Mapping[str, Any] | None, name: str) -> Any:
+    def _loader_of(self, data: Any, stage: Stage, keywords: Mapping[str, Any] | None) -> Any:
         """The loader itself, or a loader made of a dataset."""
         if hasattr(data, "__getitem__") or isinstance(data, Dataset):
             return self.make_dataloader(data, stage, **(keywords or {}))
         if keywords:
-            what = f"{name} would be ignored: {type(data).__name__} is a loader already"
+            what = f"{stage.name.lower()}_loader_kwargs would be ignored: {type(data).__name__} is a loader already"
             raise ConfigError(f"{what}; give fit the dataset, or leave it out")
         return data
 
