@@ -208,8 +208,9 @@ class TrainLoop:
     def is_over(self) -> bool:
         """Whether training is over, as the stage's ``is_over`` says; it is not before the code is where it was saved."""
         if not self.resuming and not self.over:
-            verb = self._verb_is_over
-            self.over = bool(verb(self.context)) if verb else self.schedule.over(self.counters)
+            verb, limit = self._verb_is_over, self.schedule.over(self.counters)
+            # A debug run ends at its limits, whatever the stage says.
+            self.over = bool(verb(self.context)) if verb and not (limit and self.runner.debug) else limit
         return self.over
 
     def save_if(self, due: bool) -> None:

@@ -409,3 +409,16 @@ def test_a_loop_of_ones_own_ends_after_so_many_steps(linear: Path) -> None:
     assert Path("done").read_text(encoding="utf-8") == "3"
     assert steps(linear, KIT, [OWN_RUNNER], 8) == []
     assert Path("done").read_text(encoding="utf-8") == "8"
+
+
+UNTIL_GOOD = """
+    from pipeline import stages
+
+    class Runner(stages.Runner):
+        def is_over(self, context):
+            return context["metrics"].get("line", {}).get("loss", 1.0) < 0
+"""
+
+
+def test_a_runner_that_trains_until_a_number_is_reached_ends_after_so_many_steps(linear: Path) -> None:
+    assert steps(linear, UNTIL_GOOD, [OWN_RUNNER], 2) == []
