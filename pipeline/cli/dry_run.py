@@ -123,84 +123,72 @@ class Problems:
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
-# Bytes of weights beyond which nothing is tried for real.
-LARGE = 2**31
-
 # A plugin with one of these may make what the network stage needs.
 _EARLY_HOOKS = ("before_pipeline", "before_stage", "after_stage")
 
 
 class PhaseBuild:
-    """A phase, built once on each device that is needed.
+    """A phase, built on the meta device; where that fails, for real.
 
     Attributes:
         owner: the phase whose model it has: itself, or the one that ``model_of`` names.
+        entry: the entry of ``context["model"]`` for the phase, without optimizers.
     """
 
     def __init__(self, phase: PhaseSchema, runner: RunnerSchema, config: Config) -> None:
         self.runner = runner
         self.config = config
         self.owner = next((other for other in config.phases(runner) if other.name == phase.model_of), phase)
-        self.entries: dict[torch.device, dict[str, Any]] = {}
-
-    def on_meta_or_cpu(self, act: Callable[[torch.device], _T]) -> _T:
-        """Call ``act`` with the meta device; if that fails, with the real one.
-
-        Raises:
-            CannotTellError: it fails on the meta device, and the model is too large for more.
-            Exception: what ``act`` raises for real.
-        """
+        self.device = META
         try:
-            return act(META)
-        except (Exception, SystemExit) as error:
-            if META in self.entries and _bytes(self.modules) > LARGE:
-                raise CannotTellError("too large to be tried but on the meta device", error) from error
-        return act(CPU)
+            self.entry = self._build()
+        except (Exception, SystemExit):
+            self.device = CPU
+            self.entry = self._build()
 
-    def entry(self, device: torch.device) -> dict[str, Any]:
-        """The entry of ``context["model"]`` for the phase, without optimizers."""
-        if device not in self.entries:
-            with device, warnings.catch_warnings():
-                # A constructor that loads weights would be told that nothing is copied.
-                warnings.filterwarnings("ignore", message=".*to a meta parameter")
-                context = self.context(device)
-                phase = self.owner.model_copy(deep=True)
-                self.entries[device] = Network(context).build_phase(phase, self.runner, context)
-        return self.entries[device]
+    def _build(self) -> dict[str, Any]:
+        with self.device, warnings.catch_warnings():
+            # A constructor that loads weights would be told that nothing is copied.
+            warnings.filterwarnings("ignore", message=".*to a meta parameter")
+            context = self._context()
+            return Network(context).build_phase(self.owner.model_copy(deep=True), self.runner, context)
 
-    def context(self, device: torch.device) -> Context:
+    def _context(self) -> Context:
         """The context for the network stage; of an infer runner, so that it builds no optimizer."""
         return Context(
             config=self.config,
             hyper_parameters=self.config.plain()["hyper_parameters"],
             runner_name=self.runner.name,
-            device=device,
+            device=self.device,
             is_infer=True,
             hooks=plugins.plugin_manager().hook,
             train_state=dict.fromkeys(TRAIN_STATE, 0),
         )
 
-    @property
-    def modules(self) -> nn.Module:
-        """The modules that are trained and saved, on the device where they could be built."""
-        modules: nn.Module = next(iter(self.entries.values()))["brain"].modules
-        return modules
+    def build_optimizers(self) -> None:
+        """Build the optimizers of the phase.
+
+        Raises:
+            CannotTellError: one asks for numbers, and the model has none.
+        """
+        context = self._context()
+        try:
+            Network(context).build_optim_schedulers(self.owner, self.entry["brain"], self.runner, context)
+        except RuntimeError as error:
+            if self.device == META:
+                raise CannotTellError("an optimizer is tried without numbers", error) from error
+            raise
 
     def size(self) -> str:
         """The class and the size of the model."""
-        parameters = list(self.modules.parameters())
-        name = type(next(iter(self.entries.values()))["model"]).__name__
+        modules, name = self.entry["brain"].modules, type(self.entry["model"]).__name__
+        parameters = list(modules.parameters())
         if any(map(is_lazy, parameters)):
             return f"{name}, whose lazy modules take their shape from the first batch"
         count = sum(parameter.numel() for parameter in parameters)
         trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
         frozen = "" if trained == count else f", {trained:,} of them trained"
-        return f"{name}, {count:,} parameters{frozen} ({size_in_words(_bytes(self.modules))})"
-
-    def optimizers(self, device: torch.device) -> None:
-        """Build the optimizers of the phase."""
-        context, brain = self.context(device), self.entry(device)["brain"]
-        Network(context).build_optim_schedulers(self.owner, brain, self.runner, context)
+        return f"{name}, {count:,} parameters{frozen} ({size_in_words(_bytes(modules))})"
 
 
 def _bytes(modules: nn.Module) -> int:
@@ -263,18 +251,16 @@ class Build:
 
     def phase(self, phase: PhaseSchema, runner: RunnerSchema, preparing: str) -> str:
         """Build a phase, and return a line about it."""
-        build, metrics = PhaseBuild(phase, runner, self.config), f"phase.{phase.name}.metrics"
+        metrics, make = f"phase.{phase.name}.metrics", partial(PhaseBuild, phase, runner, self.config)
         self.problems.attempt(metrics, partial(build_metrics, phase.metrics, self.config.workspace))
+        build = None
         try:
-            entry = partial(build.on_meta_or_cpu, build.entry)
-            if not self.problems.attempt(f"phase.{phase.name}.model", entry, excuse=preparing):
-                return "cannot be built"
-            if runner.kind == "train":
-                optimizers = partial(build.on_meta_or_cpu, build.optimizers)
-                self.problems.attempt("hyper_parameters.optimizer", optimizers, excuse=preparing)
+            build = self.problems.attempt(f"phase.{phase.name}.model", make, excuse=preparing)
+            if build and runner.kind == "train":
+                self.problems.attempt("hyper_parameters.optimizer", build.build_optimizers, excuse=preparing)
         except CannotTellError as error:
-            return f"{build.size()}; {error}" if build.entries else str(error)
-        return build.size()
+            return f"{build.size()}; {error}" if build else str(error)
+        return build.size() if build else "cannot be built"
 
 
 def _name(cls: type | None) -> str:

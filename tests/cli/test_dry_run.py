@@ -69,14 +69,13 @@ def test_the_size_is_that_of_the_model_that_a_run_builds(linear: Path) -> None:
     init = "self.more = nn.Sequential(nn.Embedding(7, 3), nn.BatchNorm1d(3), nn.LSTM(3, 5).requires_grad_(False))"
     config = check_or_raise(linear, own_model(linear, init=init))
     built = PhaseBuild(config.settings.phase[0], config.runners[0], config)
-    built.entry(META)
     more = nn.Sequential(nn.Embedding(7, 3), nn.BatchNorm1d(3), nn.LSTM(3, 5).requires_grad_(False))
     real = nn.ModuleList([more, nn.Linear(1, 1)])
     weights = sum(p.numel() for p in real.parameters())
     trained = sum(p.numel() for p in real.parameters() if p.requires_grad)
     buffers = 4 * (3 + 3) + 8  # running mean and variance, and an integer of 8 bytes
     assert built.size() == f"Model, {weights} parameters, {trained} of them trained ({4 * weights + buffers} B)"
-    assert all(each.is_meta for each in built.modules.parameters())
+    assert all(each.is_meta for each in built.entry["brain"].modules.parameters())
 
 
 def test_a_part_that_is_not_trained_is_counted_apart(linear: Path) -> None:
@@ -142,12 +141,25 @@ def test_a_constructor_that_reads_numbers_is_tried_with_numbers(linear: Path) ->
     assert (done.lines, done.problems.entries) == ({"line": "Model, 2 parameters (8 B)"}, [])
 
 
-def test_optimizers_of_a_model_too_large_for_that_are_left_open(linear: Path) -> None:
-    overrides = own_model(linear, init="self.huge = nn.Linear(60_000, 60_000)")
+def test_a_model_that_fits_into_no_memory_is_built_with_its_optimizers(linear: Path) -> None:
+    overrides = own_model(linear, init="self.huge = nn.Linear(600_000, 600_000)")
     done = build(linear, *overrides, "hyper_parameters.optimizer.nesterov=true")
-    reason = "cannot tell (too large to be tried but on the meta device): ValueError: Nesterov momentum"
+    assert done.lines["line"].startswith("Model, 360,000,600,002 parameters (1.3 TiB)")
+    assert "Nesterov momentum requires a momentum" in faults(done)[0]
+
+
+def test_an_optimizer_that_reads_numbers_is_left_open(linear: Path) -> None:
+    own = """
+        import torch
+        class Own(torch.optim.SGD):
+            def __init__(self, params, lr):
+                super().__init__(params, lr=lr)
+                self.start = self.param_groups[0]["params"][0].sum().item()
+    """
+    (linear.parent / "optimizer.py").write_text(textwrap.dedent(own), encoding="utf-8")
+    done = build(linear, "hyper_parameters.optimizer.class={workspace}/optimizer.py:Own")
     assert done.problems.entries == []
-    assert done.lines["line"].startswith(f"Model, 3,600,060,002 parameters (13.4 GiB); {reason}")
+    assert "; cannot tell (an optimizer is tried without numbers): RuntimeError: " in done.lines["line"]
 
 
 def test_a_lazy_module_takes_its_size_from_the_first_batch(linear: Path) -> None:
@@ -160,7 +172,7 @@ def test_a_constructor_that_loads_weights_says_nothing_of_the_meta_device(linear
     copies = "m = nn.Linear(2, 2); m.load_state_dict({n: torch.empty(v.shape, device='cpu') for n, v in m.state_dict().items()})"
     config = check_or_raise(linear, own_model(linear, init=copies))
     # A warning would be an error here.
-    assert PhaseBuild(config.settings.phase[0], config.runners[0], config).entry(META)
+    assert PhaseBuild(config.settings.phase[0], config.runners[0], config).device == META
 
 
 def test_a_network_stage_of_the_users_own_builds_what_it_wants(linear: Path) -> None:
