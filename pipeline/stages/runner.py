@@ -98,7 +98,8 @@ class Runner(RunnerBase):
 
         It is called after each validation, pass and epoch, and where a limit may be reached.
         """
-        return loop_of(context).schedule.over(context["train_state"])
+        loop = loop_of(context)
+        return loop.schedule.over(loop.counters)
 
     def _infer(self, context: Context) -> None:
         """Evaluate every phase, for each checkpoint; ``metrics`` are the numbers of the last one."""
