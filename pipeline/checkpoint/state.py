@@ -322,25 +322,20 @@ class ExperimentState(StateModel):
     state: OwnState
 
 
-class OrderState(StateModel):
-    """What decides the order of a map-style dataset; the seed where it is shuffled."""
+class MidEpochState(StateModel, extra="ignore"):
+    """What decides the order of the data.
 
-    samples: int | None
-    batch_size: int | None
-    drop_last: bool
-    sampler: str
-    shuffle: bool | None
-    seed: int | None
+    Attributes:
+        phases: in order; of version 1.
+        dataset: the order of each dataset; None for a stream.
+        generators: the states of each loader's own generators.
+        overfit_batches: of the runner.
+    """
 
-
-class MidEpochState(StateModel):
-    """What may not change in the middle of an epoch: phases, the order of each dataset, and accumulation windows."""
-
-    phases: list[str]
-    dataset: dict[str, OrderState | None]
+    phases: list[str] = []
+    dataset: dict[str, OwnState | None]
     generators: dict[str, list[Tensor]]
     overfit_batches: int | None
-    accum_grad: dict[str, dict[str, int]]
 
 
 class Recoverable(Protocol):

@@ -217,7 +217,7 @@ class SeededLoader(DataLoader[Any]):
         sampler, order = order_of(self), state.get("order")
         if order and isinstance(sampler, EpochSampler) and self.seed is None and order["seed"] is not None:
             # Drawn by chance, it stays that of the pass.
-            sampler.seed = order["seed"]
+            sampler.seed = int(order["seed"])
         if state.get("epoch", self.epoch) != self.epoch:
             self.set_epoch(state["epoch"])
         self._to_come = self._start = None
@@ -232,7 +232,8 @@ class SeededLoader(DataLoader[Any]):
             now = self.order()
             if lines := "; ".join(differences(state.get("order", now), now, self.where)):
                 why = "has changed in the middle of an epoch, and samples would come twice, and others not at all"
-                raise DataError(f"{lines}: {why}; set it back until the epoch is over")
+                remedy = "set it back until the epoch is over, or resume from a checkpoint between two epochs"
+                raise DataError(f"{lines}: {why}; {remedy}")
         elif state["shares"] != self.shards:
             self._refuse("num_workers", state["shares"], "each worker reads a part of the stream")
         elif not state["states"] and state["batch_size"] != self.batch_size:

@@ -677,7 +677,8 @@ class TrainLoop:
         expected = expected or next(iter(rest), None) or self._resumed_leader
         before = _describe(expected.kind, expected.phase) if expected else "something else"
         what = f"{path}: {event}, where the run that saved it had {before} next"
-        return f"{what}; a resumed stage has to make the same calls in the same order: set its code back, or begin anew"
+        remedy = "set its code and phases back, or begin anew"
+        return f"{what}; a resumed stage has to make the same calls in the same order: {remedy}"
 
     def _arrive_at_end(self) -> None:
         """Where the code has made all calls of the checkpoint, and no pass leads, it is where that was saved."""

@@ -18,7 +18,7 @@ from pipeline.checkpoint.parts import load_optimizer, optimizer_state_of, option
 from pipeline.checkpoint.state import WindowState
 from pipeline.context import Context
 from pipeline.data.batch import shape_of
-from pipeline.errors import ConfigError, DataError, one_of
+from pipeline.errors import CheckpointError, ConfigError, DataError, one_of
 from pipeline.training.nonfinite import NonFiniteGuard
 from pipeline.user_code import class_path
 from pipeline.user_code.class_path import OPTIMIZERS, optimizer_name
@@ -376,6 +376,7 @@ class OptimScheduler(ABC):
         return {
             "optimizer": optimizer_state_of(self.optimizer, self.configured),
             "scaler": self.scaler.state_dict() if self.scaler else None,
+            "accum_grad": self.accum_grad,
             "window": {
                 "real_step": self.real_step,
                 "batches": self.batches,
@@ -386,12 +387,21 @@ class OptimScheduler(ABC):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a ``state_dict``; options that the config has changed keep their new value."""
+        """Restore a ``state_dict``; options that the config has changed keep their new value.
+
+        Raises:
+            CheckpointError: it has an open window of another length.
+        """
         load_optimizer(self.optimizer, state_dict["optimizer"], self.configured, scheduled=not self.constant)
         if self.scaler and state_dict["scaler"]:
             self.scaler.load_state_dict(state_dict["scaler"])
         for name, value in WindowState.from_tree(state_dict["window"], "window"):
             setattr(self, name, value)
+        length = state_dict.get("accum_grad", self.accum_grad)
+        if self.batches and length != self.accum_grad:
+            what = f"accum_grad: {length} -> {self.accum_grad}: has changed, and a window of accumulation is open"
+            remedy = "set it back until the epoch is over, or resume from a checkpoint between two epochs"
+            raise CheckpointError(f"{what}; {remedy}")
         self.load_schedule_state(state_dict["schedule"])
 
     def schedule_state(self) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from pipeline import Context, GeneralTrainer, hookimpl
-from pipeline.errors import CheckpointError
+from pipeline.errors import CheckpointError, DataError
+from pipeline.stages.runner import Runner
 
 STEPS_OF_EPOCH = 6
 
@@ -72,18 +73,19 @@ CHANGES = [
 ]
 
 
+MIDDLE = "has changed in the middle of an epoch, and samples would come twice, and others not at all; set it back until"
+
+
 @pytest.mark.parametrize(("override", "told"), CHANGES)
 def test_another_order_of_samples_is_refused_in_the_middle_of_an_epoch(
     override: str, told: str, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped(monkeypatch, config, at=2)
-    message = (
-        rf"step-\d+: was saved in the middle of an epoch, and samples would be trained on twice.*: {told}; set it back"
-    )
-    with pytest.raises(CheckpointError, match=message):
+    message = f"{told}: {MIDDLE} the epoch is over, or resume from a checkpoint between two epochs"
+    with pytest.raises((CheckpointError, DataError), match=message):
         GeneralTrainer(config, [override], resume="auto").run()
     # And again: the checkpoint says what it was, and not the config that was kept last.
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises((CheckpointError, DataError), match=message):
         GeneralTrainer(config, [override], resume="auto").run()
 
 
@@ -119,7 +121,9 @@ def test_another_length_of_an_open_window_is_refused(
 ) -> None:
     config["runner"][0]["accum_grad"] = 3
     stopped(monkeypatch, config, at=2)
-    message = rf"the window of accumulation that is open.*: phase.line.optim_schedulers.main.accum_grad: 3 -> {accum_grad}; set"
+    message = (
+        rf"step-\d+: phase 'line': 'main': accum_grad: 3 -> {accum_grad}: has changed, and a window .* is open; set"
+    )
     with pytest.raises(CheckpointError, match=message):
         GeneralTrainer(config, [f"runner.t.accum_grad={accum_grad}"], resume="auto").run()
 
@@ -143,7 +147,7 @@ def test_phases_in_another_order_are_refused_in_the_middle_of_an_epoch(
     at: int, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped(monkeypatch, two_phases(config), at)
-    message = "has the phases line, second, and the run has second, line; set them back, or begin a new run"
+    message = r"step-\d+: batches\('second'\), where the run that saved it had batches\('line'\) next; .* phases back"
     with pytest.raises(CheckpointError, match=message):
         GeneralTrainer(two_phases(config), ["runner.t.phases=[second, line]"], resume="auto").run()
 
@@ -151,6 +155,41 @@ def test_phases_in_another_order_are_refused_in_the_middle_of_an_epoch(
 def test_a_phase_that_is_gone_is_refused(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     stopped(monkeypatch, two_phases(config), at=2)
     with pytest.raises(CheckpointError, match="phases line, second, and the run has line"):
+        GeneralTrainer(config, resume="auto").run()
+
+
+def test_a_phase_that_is_gone_with_the_model_of_another_is_refused(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = {"name": "second", "dataset_name": "train_data", "model_of": "line"}
+    sharing = {**config, "phase": [*config["phase"], second]}
+    stopped(monkeypatch, sharing, at=STEPS_OF_EPOCH * 2)
+    with pytest.raises(
+        CheckpointError, match="has the phase 'second', and the run has none such; resume with the conf"
+    ):
+        GeneralTrainer(config, resume="auto").run()
+
+
+class Growing(Runner):
+    """A sample more before each epoch; a resumed run has as many as it had."""
+
+    growth = 1
+
+    def train_epoch(self, context: Context, epoch: int) -> None:
+        samples = context["dataset"]["train_data"].dataset
+        samples.x = samples.y = torch.linspace(-1, 1, 24 + self.growth * epoch)[:, None]
+        super().train_epoch(context, epoch)
+
+
+def test_data_may_grow_in_the_runner_stage(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    config["runner"][0]["runner_class_path"] = Growing
+    whole = GeneralTrainer(config).run()["model"]["line"]["model"].state_dict()
+    stopped(monkeypatch, config, at=STEPS_OF_EPOCH + 2)
+    resumed = GeneralTrainer(config, resume="auto").run()["model"]["line"]["model"].state_dict()
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.items())
+    stopped(monkeypatch, config, at=STEPS_OF_EPOCH + 2)
+    monkeypatch.setattr(Growing, "growth", 2)
+    with pytest.raises(DataError, match=r"dataset\.train_data\.samples: 25 -> 26: has changed in the middle"):
         GeneralTrainer(config, resume="auto").run()
 
 

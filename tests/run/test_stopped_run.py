@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pipeline import Context, GeneralTrainer
+from pipeline.errors import DataError
 
 STOPPED = Path(__file__).parent / "data" / "stopped_run"
 CHECKPOINT = STOPPED / "run" / "train" / "checkpoints" / "step-000000000009"
@@ -162,8 +163,8 @@ def by_hand() -> Loop:
 
 
 @pytest.fixture
-def resumed(tmp_path: Path) -> Context:
-    """The run, copied to another folder and resumed to its end."""
+def folder(tmp_path: Path) -> Path:
+    """The run, copied to another folder."""
     folder = tmp_path / "stopped_run"
     shutil.copytree(STOPPED, folder)
     shutil.copytree(folder / "run" / "workspace", folder / "workspace")
@@ -171,10 +172,27 @@ def resumed(tmp_path: Path) -> Context:
     for name in ("config.yaml", "command.txt"):
         file = folder / "run" / name
         file.write_text(file.read_text(encoding="utf-8").replace("{folder}", str(folder)), encoding="utf-8")
-    return GeneralTrainer(folder / "workspace" / "config.yaml", ["name=stopped_run"], resume=folder / "run").run()
+    return folder
 
 
-def test_a_run_that_an_earlier_version_left_goes_on_as_a_loop_by_hand(by_hand: Loop, resumed: Context) -> None:
+def resume(folder: Path, *overrides: str) -> Context:
+    """Resume it to its end."""
+    config = folder / "workspace" / "config.yaml"
+    return GeneralTrainer(config, ["name=stopped_run", *overrides], resume=folder / "run").run()
+
+
+@pytest.mark.parametrize(
+    ("key", "change"), [("batch_size=3", "batch_size: 2 -> 3"), ("shuffle=false", "shuffle: true")]
+)
+def test_a_run_that_an_earlier_version_left_goes_on_with_the_same_data_alone(
+    key: str, change: str, folder: Path
+) -> None:
+    with pytest.raises(DataError, match=f"dataset.train_data.{change}.* has changed in the middle of an epoch"):
+        resume(folder, f"dataset.train_data.{key}")
+
+
+def test_a_run_that_an_earlier_version_left_goes_on_as_a_loop_by_hand(by_hand: Loop, folder: Path) -> None:
+    resumed = resume(folder)
     weights = resumed["model"]["line"]["model"].linear.state_dict()
     optimizer = resumed["model"]["line"]["optim_schedulers"]["main"].optimizer.state_dict()
     lines = (resumed["run_dir"] / "train" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
