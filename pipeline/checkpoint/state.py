@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, model_validator
 from torch import Tensor, nn
 
 from pipeline.checkpoint.comparison import below, brief
@@ -194,6 +194,13 @@ class LoopState(StateModel):
     validation: ValidationState
     iterations: dict[str, dict[str, int]]
 
+    @model_validator(mode="after")
+    def _check_leader(self) -> Self:
+        entries = dict(enumerate([*self.outer, *(self.inner or [])]))
+        if self.leader is not None and (self.leader not in entries or not entries[self.leader].state):
+            raise ValueError(f"its leader, {self.leader}, is no open pass")
+        return self
+
     def open_passes(self) -> list[EntryState]:
         """The passes that were begun and are not over."""
         return [entry for entry in [*self.outer, *(self.inner or [])] if entry.state]
@@ -218,23 +225,19 @@ class LoopState1(StateModel):
             phases: their names, in order.
             metrics: phase -> the numbers of the running epoch.
         """
-        over = [
+        inner = [
             EntryState.begun(
                 "pass", phase, epoch, over=True, validated=number < index, numbers={**metrics.get(phase, {})}
             )
             for number, phase in enumerate(phases[: index + self.trained])
         ]
-        leader = (
-            [EntryState.begun("pass", phases[index], epoch, done=self.running.taken, state=self.running)]
-            if self.running
-            else []
-        )
-        inner = [*over, *leader]
+        if self.running:
+            inner.append(EntryState.begun("pass", phases[index], epoch, done=self.running.taken, state=self.running))
         begun = {entry.phase for entry in inner}
         return LoopState(
             outer=[EntryState.begun("epochs", "", epoch)],
             inner=inner or None,
-            leader=len(inner) if leader else None,
+            leader=len(inner) if self.running else None,
             passes={phase: epoch + (phase in begun) for phase in phases},
             validation=self.validation,
             iterations=self.iterations,
@@ -383,11 +386,7 @@ class TrainingState(StateModel):
 
     @classmethod
     def capture(
-        cls,
-        models: Models,
-        recoverables: Mapping[str, Recoverable] | None = None,
-        initial: InitialModels | None = None,
-        **more: Any,
+        cls, models: Models, recoverables: Mapping[str, Recoverable], initial: InitialModels | None, **more: Any
     ) -> TrainingState:
         """The state of everything that trains, between two steps.
 
@@ -401,17 +400,14 @@ class TrainingState(StateModel):
             CheckpointError: something has a state from which no run could go on.
         """
         trained = {phase: entry for phase, entry in models.items() if "updater" in entry}
-        brains = unique_brains(trained)
-        updaters = {
-            phase: _mapping(entry["updater"], entry["updater"].state_dict(), phase) for phase, entry in trained.items()
-        }
+        brains, updaters = unique_brains(trained), {phase: entry["updater"] for phase, entry in trained.items()}
         own = {
             "version": VERSION,
-            "updaters": updaters,
+            "updaters": {phase: _mapping(updater, updater.state_dict(), phase) for phase, updater in updaters.items()},
             "optim_schedulers": {phase: _schedulers(entry, phase) for phase, entry in brains.items()},
             "gradients": {phase: gradients_of(entry["brain"].modules) for phase, entry in brains.items()},
             "random": random_state(),
-            "recoverables": {name: recoverable.state_dict() for name, recoverable in (recoverables or {}).items()},
+            "recoverables": {name: recoverable.state_dict() for name, recoverable in recoverables.items()},
         }
         changes = initial.changes(models) if initial else {}
         return super().from_tree({**_OPTIONAL, **own, **changes, **more}, "the training state")
@@ -457,8 +453,7 @@ def _of_version_1(tree: Mapping[str, Any]) -> dict[str, Any]:
         new |= {"updaters": {}, "optim_schedulers": {}, "gradients": {}, "random": random_state()}
         new["fit"] = {"epochs": [], "metrics": {}, "over": False}
     if "data" in tree:
-        fields = ExperimentState.model_fields.keys() & tree
-        experiment = {name: new.pop(name) for name in fields}
+        experiment = {name: new.pop(name) for name in ExperimentState.model_fields.keys() & tree}
         own = {name: new.pop(name) for name in tree if name in new.keys() - TrainingState.model_fields}
         new["experiment"] = {"lines": None, **experiment, "state": own}
     return new

@@ -269,6 +269,8 @@ WRONG: list[tuple[Place, Any, str]] = [
     (("recoverables", "mid_epoch", "dataset", "d"), 1, r"mid_epoch: dataset\.d is 1"),
     (("recoverables", "plugin:metric_log"), {"metrics": 1}, "plugin:metric_log: metric_log: timing is missing"),
     (("recoverables", "plugin:progress_bar", "epoch"), "1", "plugin:progress_bar: progress_bar: epoch is '1'"),
+    (("loop", "leader"), 7, "loop is dict of 6: value error, its leader, 7, is no open pass; use another checkpoint"),
+    (("loop", "inner"), None, "loop is dict of 6: value error, its leader, 2, is no open pass; use another checkpoint"),
     (("loop",), None, "is of another runner stage, .*; resume with that one, or begin a new run with init_model_path"),
 ]
 
@@ -341,7 +343,7 @@ def test_no_damage_ends_in_a_traceback(run: Path, tmp_path: Path) -> None:
 
 def test_a_large_state_is_read_without_looking_at_what_only_its_owner_knows() -> None:
     large = {"state": {number: {"step": torch.zeros(())} for number in range(20_000)}}
-    tree = TrainingState.capture({}).to_tree()
+    tree = TrainingState.capture({}, {}, None).to_tree()
     tree["optim_schedulers"] = {"p": {"main": {"class": "Constant of SGD", "state": {"optimizer": large}}}}
     state = TrainingState.from_tree(tree, "here")
     assert state.optim_schedulers["p"]["main"].state["optimizer"] is large

@@ -247,7 +247,7 @@ def with_best(kept: Any) -> TrainingState:
     best = {"value": 0.0, "iteration": 0, "kept": kept, "reported": {}}
     validation = {"validated": {}, "running": False, "best": best}
     loop = {"outer": [], "inner": None, "leader": None, "passes": {}, "validation": validation, "iterations": {}}
-    return TrainingState.capture({}, loop=loop)
+    return TrainingState.capture({}, {}, None, loop=loop)
 
 
 def saved(folder: Path, *iterations: int, losses: tuple[float, ...] = (), best: Any = None) -> list[Path]:
