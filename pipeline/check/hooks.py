@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pipeline.check.data_flow import DataFlow, flow_of_plugin, slips
 from pipeline.config.yaml_tree import DEFAULT
 from pipeline.context import KEYS
-from pipeline.errors import ClassPathError, Fault, nearest
+from pipeline.errors import Fault, nearest
 from pipeline.user_code import class_path, classes, source
 from pipeline.user_code.context_flow import Flow
 from pipeline.user_code.plugins import HOOKS, Plugin
@@ -44,8 +44,5 @@ def _missing(plugin: Plugin, written_keys: set[str]) -> Iterator[Fault]:
 
 def definition_of(plugin: Plugin) -> source.Definition | None:
     """The source of a plugin's class; None if it cannot be read."""
-    try:
-        definition = class_path.define(plugin.target) if isinstance(plugin.target, class_path.ClassPath) else None
-    except ClassPathError:  # a fault already
-        return None
+    definition = class_path.examine(plugin.target)[0] if isinstance(plugin.target, class_path.ClassPath) else None
     return definition if definition and isinstance(definition.node, source.ClassNode) else None

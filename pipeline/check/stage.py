@@ -251,7 +251,7 @@ def _methods(stage: StageFlow) -> Iterator[str]:
     method_names = {name for base in ancestry for name in classes.methods(base)}
     default_names = {name for base in classes.ancestry(default)[0] for name in classes.methods(base)}
     if inherits and method in own_methods:
-        if f"{default.name}.{method}" in stage.flow.runs:
+        if stage.flow.ours.get(method):
             yield f"calls super().{method}()"
         elif method in stage.flow.ours:
             writes = ", ".join(stage.default_flow.writes())

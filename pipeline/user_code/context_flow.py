@@ -47,8 +47,7 @@ class Flow:
         opaque: the keys in whose values it may put other names.
         unknown: where it does something to the context that cannot be followed; ``""`` where there is no such place.
         statuses: what it may write to ``context["status"]``.
-        runs: the methods of default stages that it certainly runs: ``Runner.run``.
-        ours: names of what of ours it may give the context to, or use of the context's loop.
+        ours: what of ours may use the context, and of the context's loop: name -> whether it certainly runs.
         inexact: where a resumed run would take other batches: ``next`` in a counted loop.
     """
 
@@ -57,8 +56,7 @@ class Flow:
     opaque: set[str] = field(default_factory=set)
     unknown: str = ""
     statuses: set[str] = field(default_factory=set)
-    runs: set[str] = field(default_factory=set)
-    ours: set[str] = field(default_factory=set)
+    ours: dict[str, bool] = field(default_factory=dict)
     inexact: dict[str, None] = field(default_factory=dict)
 
     def demands(self) -> Iterator[Use]:

@@ -548,7 +548,7 @@ class ContextVisitor(ast.NodeVisitor):
     def use_kit(self, name: str, node: ast.AST, arguments: Arguments) -> Value:
         """``context.batches("ctr", count=6)``, or the method alone."""
         reads, writes = _KIT[name]
-        self.flow.ours.add(name)
+        self.flow.ours[name] = False
         for key in reads:
             self.note("read", key, node)
         if reads and isinstance(phase := next(iter(arguments.all()), None), Const):
@@ -562,7 +562,7 @@ class ContextVisitor(ast.NodeVisitor):
         """Any other method of the context, or of what lies in it."""
         name, arguments = getattr(node.func, "attr", ""), self.arguments(node)
         ours = not owner.path or owner.path[0] in _OURS or name == "bind"
-        self.flow.ours |= {name} if ours and Ref() in arguments.all() else set()
+        self.flow.ours |= {name: False} if ours and Ref() in arguments.all() else {}
         self.escape(node, *(value for value in arguments.all() if not (ours and value == Ref())))
         if name not in _READ_ONLY and hasattr(dict, name):
             self.escape(node, owner)
@@ -661,7 +661,7 @@ class ContextVisitor(ast.NodeVisitor):
     def hand_over(self, arguments: Arguments, module: source.Module, node: ast.AST) -> None:
         """Give values to code that is not followed; ours does nothing to the context."""
         ours = source.is_ours(module)
-        self.flow.ours |= {module.name} if ours and Ref() in arguments.all() else set()
+        self.flow.ours |= {module.name: False} if ours and Ref() in arguments.all() else {}
         self.escape(node, *(value for value in arguments.all() if not (isinstance(value, Ref) and ours)))
 
     def follow(self, function: Function, arguments: Arguments, node: ast.AST) -> Value:
@@ -701,11 +701,10 @@ class ContextVisitor(ast.NodeVisitor):
         lazy = yields or isinstance(body, ast.AsyncFunctionDef)
         self.sure = self.sure and not lazy
         if source.is_ours(self.frame.module) and body.name != "__init__":
-            self.flow.ours.add(body.name)
+            certain = self.sure and not self.flow.unknown
+            self.flow.ours[body.name] = certain or self.flow.ours.get(body.name, False)
         if self.frame.home and body.name == self.method:
             self.note_declaration(self.frame.home)
-            if self.sure and not self.flow.unknown and source.is_ours(self.frame.module):
-                self.flow.runs.add(f"{self.frame.home.name}.{body.name}")
         self.block(body.body)
         return_values = self.frame.return_values
         if len(return_values) == 1 and isinstance(body.body[-1], ast.Return):
