@@ -250,6 +250,63 @@ def test_gan_ends_with_the_weights_of_a_loop_written_by_hand(ran: Ran) -> None:
     assert all(torch.equal(by_hand[name], trained[name]) for name in trained)
 
 
+# Runners of one's own
+
+
+def loss_uphill(context: Context, radius: float = 0.2) -> float:
+    """How much higher the training loss is where the weights have gone so far up its gradient."""
+    data, model = context["dataset"]["train_data"].dataset, context["model"]["rings"]["model"]
+    before = nn.functional.cross_entropy(model(data.points), data.labels)
+    gradients = torch.autograd.grad(before, list(model.parameters()))
+    with torch.no_grad():
+        for weight, gradient in zip(model.parameters(), gradients, strict=True):
+            weight.add_(gradient * radius / nn.utils.get_total_norm(gradients))
+        return (nn.functional.cross_entropy(model(data.points), data.labels) - before).item()
+
+
+@pytest.mark.slow
+def test_sam_finds_a_flatter_minimum_than_the_default_runner(ran: Ran) -> None:
+    runner = "runner.train_runner"
+    plain = [f"{runner}.runner_class_path=pipeline.stages.runner:Runner", f"{runner}.runner_args={{}}"]
+    flat, steep = (loss_uphill(ran("sam", *each).contexts["train_runner"]) for each in ([], plain))
+    assert 0 < flat < 0.5 * steep
+
+
+def agreement(context: Context) -> float:
+    """The share of the validation points of which student and teacher say the same."""
+    points = context["dataset"]["valid_data"].dataset.points
+    teacher, student = (context["model"][name]["model"](points).argmax(dim=1) for name in ("teacher", "student"))
+    return (teacher == student).float().mean().item()
+
+
+def test_distillation_has_a_small_student_say_what_its_large_teacher_says(ran: Ran) -> None:
+    context = ran("distillation").contexts["train_runner"]
+    sizes = [
+        sum(each.numel() for each in context["model"][name]["model"].parameters()) for name in ("student", "teacher")
+    ]
+    assert sizes == [354, 4482]
+    assert agreement(context) > 0.9
+
+
+def test_self_training_labels_the_other_points_and_learns_from_them(ran: Ran) -> None:
+    context = ran("self_training").contexts["train_runner"]
+    labels = context["dataset"]["train_data"].dataset.labels
+    right = labels == torch.arange(len(labels)) % 2
+    assert (labels >= 0).sum() > 450
+    assert right[labels >= 0].float().mean() > 0.95
+    assert context["metrics"]["clouds"]["valid_accuracy"] > 0.95
+
+
+@pytest.mark.slow
+def test_self_training_is_better_than_a_training_on_the_ten_labels_alone(ran: Ran) -> None:
+    never = "runner.train_runner.runner_args.confidence=1.0"
+    grown, few = (
+        ran("self_training", *each).contexts["train_runner"]["metrics"]["clouds"]["valid_accuracy"]
+        for each in ([], [never])
+    )
+    assert grown > few + 0.01
+
+
 # A language model
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -47,3 +47,12 @@ def config() -> dict[str, Any]:
             }
         ],
     }
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Configs that set ``threads`` leave the process as it was."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

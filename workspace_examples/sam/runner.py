@@ -1,0 +1,31 @@
+"""How one batch trains the model; the loop, its validations, checkpoints and plugins stay the default Runner's."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from pipeline import Context, optimize, stages
+
+
+class Runner(stages.Runner):
+    """Sharpness-aware minimization (Foret et al., ICLR 2021).
+
+    It descends the gradient of the worst weights nearby: those that lie ``radius`` up the gradient.
+    """
+
+    def __init__(self, context: Context, radius: float = 0.05) -> None:
+        super().__init__(context)
+        self.radius = radius
+
+    def train_batch(self, context: Context, phase: Any, batch: Any) -> dict[str, Tensor]:
+        """One step, with two forward and backward passes; the loss is that of the worst weights."""
+        (inputs, target), loss = batch, phase.brain.loss
+        weights = dict(phase.model.named_parameters())
+        gradients = torch.autograd.grad(loss(phase.model(inputs), target), list(weights.values()))
+        scale = self.radius / torch.nn.utils.get_total_norm(gradients)
+        worst = {name: weights[name] + scale * each for name, each in zip(weights, gradients, strict=True)}
+        losses = {"loss": loss(functional_call(phase.model, worst, inputs), target)}
+        optimize(losses, list(phase.optim_schedulers.values()))
+        return losses
