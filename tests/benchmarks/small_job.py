@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from importlib.util import find_spec
+from itertools import cycle
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -64,6 +65,11 @@ def in_memory(steps: int) -> Batches:
     return Batches(list(zip(inputs.split(BATCH_SIZE), target.split(BATCH_SIZE), strict=True)))
 
 
+def three_quarters(steps: int) -> Batches:
+    """Batches for three of four steps; the fourth is another model's."""
+    return in_memory(steps * 3 // 4)
+
+
 def loaded(steps: int) -> DataLoader[Any]:
     """The same, from torch's DataLoader."""
     return DataLoader(table(steps), batch_size=BATCH_SIZE)
@@ -87,6 +93,24 @@ def by_hand(data: Callable[[int], Iterable[Batch]], clip: float | None, steps: i
         if clip is not None:
             nn.utils.clip_grad_norm_(parameters, clip)
         optimizer.step()
+        if step % 50 == 0:
+            loss.item()
+    clock.stop()
+
+
+def nested_by_hand(steps: int, clock: Clock) -> None:
+    """The raw loop over two models: three batches of one for one of the other."""
+    networks = model(), model()
+    optimizers = [torch.optim.SGD(network.parameters(), lr=0.1) for network in networks]
+    others = cycle(three_quarters(steps))
+    clock.start()
+    for step, batch in enumerate(three_quarters(steps), 1):
+        turns = [(0, batch), (1, next(others))] if step % 3 == 0 else [(0, batch)]
+        for turn, (inputs, target) in turns:
+            optimizers[turn].zero_grad(set_to_none=True)
+            loss = cross_entropy(networks[turn](inputs), target)
+            torch.autograd.backward(loss)
+            optimizers[turn].step()
         if step % 50 == 0:
             loss.item()
     clock.stop()
@@ -233,7 +257,10 @@ WAYS = {
     "pipeline run, a loop of one's own": Way(
         partial(by_run, in_memory, {"runner_class_path": OwnLoop}, []), "raw loop"
     ),
-    "pipeline run, two phases 3 : 1": Way(partial(by_run, in_memory, {"runner_class_path": Nested}, []), "raw loop"),
+    "raw loop, two models 3 : 1": Way(nested_by_hand),
+    "pipeline run, two phases 3 : 1": Way(
+        partial(by_run, three_quarters, {"runner_class_path": Nested}, []), "raw loop, two models 3 : 1"
+    ),
     "pipeline run, everything off": Way(partial(by_run, in_memory, ALL_OFF, NO_PLUGINS), "raw loop"),
     "pipeline run, DataLoader, defaults": Way(partial(by_run, None, {}, []), "raw loop, DataLoader"),
     "pipeline run, DataLoader, everything off": Way(partial(by_run, None, ALL_OFF, NO_PLUGINS), "raw loop, DataLoader"),
