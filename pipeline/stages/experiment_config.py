@@ -83,7 +83,6 @@ class PluginNumbers:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.train_state: dict[str, int] = context["train_state"]
         self.training = Meters()
         self.validation: Meters | None = None
         self.validations: dict[str, float] = {}
@@ -92,7 +91,7 @@ class PluginNumbers:
 
     def add_scalar(self, name: str, value: Any, step: int) -> None:
         """Report a number; several with one name are averaged, each with the same weight."""
-        iteration = self.train_state["iteration"]
+        iteration = self.context["train_state"]["iteration"]
         # A batch counts once it has been trained on.
         if step not in (iteration, iteration + 1) and name not in self._misnumbered:
             self._misnumbered.add(name)
@@ -122,12 +121,12 @@ class PluginNumbers:
             self.validation = None
         self.validations |= numbers
         self.context["metrics"][PHASE] |= numbers
-        self.iterations |= dict.fromkeys(numbers, self.train_state["iteration"])
+        self.iterations |= dict.fromkeys(numbers, self.context["train_state"]["iteration"])
         hooks.after_validation(context=self.context, phase=PHASE, metrics=numbers)
 
     def end_epoch(self) -> None:
         """Put the training numbers of the epoch before those of its validations."""
-        numbers, iteration = self.training.means(), self.train_state["iteration"]
+        numbers, iteration = self.training.means(), self.context["train_state"]["iteration"]
         self.context["metrics"][PHASE] = numbers | self.validations
         self.iterations = dict.fromkeys(numbers, iteration) | {name: self.iterations[name] for name in self.validations}
 

@@ -14,9 +14,7 @@ from pipeline.errors import DataError
 # Numbers that may wait on their device until they are read.
 MOST = 1000
 
-_STATE = (
-    "batches", "samples", "nonfinite", "first", "_total", "_count", "_recent_total", "_recent_count",
-)  # fmt: skip
+_STATE = ("batches", "samples", "nonfinite", "first", "_total", "_count", "_recent_total", "_recent_count")
 
 
 class Meter:

@@ -22,26 +22,15 @@ DEPRECATED = {"auto_mix_prec": "fp16", "bfloat16_mix_prec": "bf16"}
 
 _SEVERAL = "several processes are not yet possible; leave it out"
 
-_PROFILING = "profiling is not yet possible; leave it out"
-
-_BAR = "the progress bar chooses its own; leave it out"
-
 # SpeechBrain's other options: why they are refused, and what to do.
 NOT_TAKEN = {
-    "data_parallel_backend": _SEVERAL,
-    "data_parallel_count": _SEVERAL,
-    "distributed_launch": _SEVERAL,
-    "profile_training": _PROFILING,
-    "profile_warmup": _PROFILING,
-    "profile_steps": _PROFILING,
-    "tqdm_colored_bar": _BAR,
-    "tqdm_barcolor": _BAR,
+    **dict.fromkeys(("data_parallel_backend", "data_parallel_count", "distributed_launch"), _SEVERAL),
+    **dict.fromkeys(
+        ("profile_training", "profile_warmup", "profile_steps"), "profiling is not yet possible; leave it out"
+    ),
+    **dict.fromkeys(("tqdm_colored_bar", "tqdm_barcolor"), "the progress bar chooses its own; leave it out"),
     "log_config": "log lines go through loguru; add a place for them with loguru.logger.add",
 }
-
-
-def _precision(value: Any) -> Any:
-    return PRECISIONS.get(str(value), value)
 
 
 def _list(value: Any) -> Any:
@@ -64,7 +53,7 @@ def _minutes(value: float) -> float:
     return value
 
 
-_Precision = Annotated[Precision, BeforeValidator(_precision)]
+_Precision = Annotated[Precision, BeforeValidator(lambda value: PRECISIONS.get(str(value), value))]
 
 _ModuleKeys = Annotated[Names | None, BeforeValidator(_list)]
 
