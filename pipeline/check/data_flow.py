@@ -50,7 +50,7 @@ _NONE: Facts = {}
 # Stage -> its class; None for one that cannot be told.
 Definitions = Mapping[str, source.Definition | None]
 
-# The same and the arguments of a constructor, as far as they are known.
+# Arguments of a constructor as far as they are known, and such facts, in the form in which flows are cached by them.
 Constants: TypeAlias = frozenset[tuple[str, Const | None]]
 
 KnownKeys: TypeAlias = frozenset[tuple[str, bool]]
