@@ -33,4 +33,4 @@ class Runner(stages.Runner):
                 with torch.no_grad():
                     soft = (teacher.model(points) / self.temperature).softmax(dim=1)
                 loss = functional.cross_entropy(student.model(points) / self.temperature, soft)
-                optimize({"loss": loss}, list(student.optim_schedulers.values()))
+                optimize(loss, student.optim_schedulers)

@@ -19,13 +19,14 @@ class Runner(stages.Runner):
         super().__init__(context)
         self.radius = radius
 
-    def train_batch(self, context: Context, phase: Any, batch: Any) -> dict[str, Tensor]:
+    def train_batch(self, context: Context, phase: Any, batch: Any) -> Tensor:
         """One step, with two forward and backward passes; the loss is that of the worst weights."""
         (inputs, target), loss = batch, phase.brain.loss
         weights = dict(phase.model.named_parameters())
         gradients = torch.autograd.grad(loss(phase.model(inputs), target), list(weights.values()))
         scale = self.radius / torch.nn.utils.get_total_norm(gradients)
-        worst = {name: weights[name] + scale * each for name, each in zip(weights, gradients, strict=True)}
-        losses = {"loss": loss(functional_call(phase.model, worst, inputs), target)}
-        optimize(losses, list(phase.optim_schedulers.values()))
-        return losses
+        names = zip(weights, gradients, strict=True)
+        worst = {name: weights[name] + scale * gradient for name, gradient in names}
+        worst_loss = loss(functional_call(phase.model, worst, inputs), target)
+        optimize(worst_loss, phase.optim_schedulers)
+        return worst_loss
