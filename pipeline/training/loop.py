@@ -360,6 +360,11 @@ class TrainLoop:
                 what = f"phase.{training.phase}: a pass begins while one of phase '{other.phase}' is open"
                 raise StageError(f"{what}, and both train the same Brain; end that one first")
         type(brain).bind(brain, training.phase, own.optim_schedulers, self.context, self.runner.nonfinite_patience)
+        if training.state and len(training.state.discarded) != len(own.optim_schedulers):
+            where = f"{self.context['checkpointer'].resumed.path}: loop: the pass over '{training.phase}'"
+            raise CheckpointError(
+                f"{where} is not of {len(own.optim_schedulers)} optim_schedulers; use another checkpoint"
+            )
         self._reports[training] = IntervalReport(self.context, training.phase, brain)
         epoch = training.updater.state.epoch = self.counters["epoch"]
         training.start(epoch, batches)
@@ -593,7 +598,8 @@ class TrainLoop:
     def iterations_of_weights(self) -> Iterations:
         """``iterations``, but the current one for validations of weights that have not been trained since."""
         trained = [training.brain for training in self._reports]
-        unchanged = {name for name in self.validation.validated if self.phases[name].brain not in trained}
+        unchanged = {name for name, phase in self.phases.items() if phase.brain not in trained}
+        unchanged &= self.validation.validated.keys()
         current = self.counters["iteration"]
         return {
             phase: {

@@ -271,6 +271,7 @@ WRONG: list[tuple[Place, Any, str]] = [
     (("recoverables", "plugin:progress_bar", "epoch"), "1", "plugin:progress_bar: progress_bar: epoch is '1'"),
     (("loop", "leader"), 7, "loop is dict of 6: value error, its leader, 7, is no open pass; use another checkpoint"),
     (("loop", "inner"), None, "loop is dict of 6: value error, its leader, 2, is no open pass; use another checkpoint"),
+    (("loop", "inner", 1, "state", "discarded"), [], r"the pass over 'q' is not of 1 optim_schedulers; use another"),
     (("loop",), None, "is of another runner stage, .*; resume with that one, or begin a new run with init_model_path"),
 ]
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.func import functional_call
 
 from pipeline import Context, optimize, stages
@@ -19,7 +18,7 @@ class Runner(stages.Runner):
         super().__init__(context)
         self.radius = radius
 
-    def train_batch(self, context: Context, phase: Any, batch: Any) -> Tensor:
+    def train_batch(self, context: Context, phase: Any, batch: Any) -> Any:
         """One step, with two forward and backward passes; the loss is that of the worst weights."""
         (inputs, target), loss = batch, phase.brain.loss
         weights = dict(phase.model.named_parameters())
