@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pipeline.stages.base import TerminalBase as TerminalBase
     from pipeline.stages.experiment import ExperimentBase as ExperimentBase
     from pipeline.trainer import GeneralTrainer as GeneralTrainer
-    from pipeline.training.batch_brain import Stage as Stage
     from pipeline.training.brain import Brain as Brain
+    from pipeline.training.brain import Stage as Stage
     from pipeline.training.optim_scheduler import OptimScheduler as OptimScheduler
     from pipeline.training.optim_scheduler import optimize as optimize
     from pipeline.training.run_options import RunOptions as RunOptions
@@ -42,8 +42,7 @@ _HOMES = {
     "pipeline.stages.base": ("InstanceBase", "NetworkBase", "RunnerBase", "StartupBase", "TerminalBase"),
     "pipeline.stages.experiment": ("ExperimentBase",),
     "pipeline.trainer": ("GeneralTrainer",),
-    "pipeline.training.batch_brain": ("Stage",),
-    "pipeline.training.brain": ("Brain",),
+    "pipeline.training.brain": ("Brain", "Stage"),
     "pipeline.training.optim_scheduler": ("OptimScheduler", "optimize"),
     "pipeline.training.run_options": ("RunOptions",),
     "pipeline.training.script": ("create_experiment_directory", "parse_arguments"),

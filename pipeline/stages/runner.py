@@ -16,7 +16,7 @@ from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context
 from pipeline.errors import DataError
 from pipeline.stages.base import RunnerBase
-from pipeline.training.batch_brain import Stage
+from pipeline.training.brain import Stage
 from pipeline.training.evaluation import evaluate_loader, report_evaluation
 from pipeline.training.loop import loop_of
 from pipeline.training.metrics.base import build_metrics

@@ -1,49 +1,146 @@
-"""Brain: what a model computes, and how it is trained by itself; ModuleBrain around a plain module. Names are SpeechBrain's."""
+"""Brain: what is computed for a batch, and how that trains a model; ModuleBrain around a plain module. Names are SpeechBrain's."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from enum import Enum, auto
 from functools import partial
 from inspect import Parameter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import finalize
 
+import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from pipeline.checkpoint.checkpointer import Checkpointer
-from pipeline.data.batch import on_device, shape_of, split
-from pipeline.data.loader import LimitedLoader, length, make_loader, without_state
-from pipeline.errors import ConfigError, DataError
-from pipeline.training.batch_brain import BatchBrain, Stage
-from pipeline.training.evaluation import evaluate
-from pipeline.training.fit import NAME, Fit, pass_progress
-from pipeline.training.optim_scheduler import OptimScheduler, trainable_parameters, without_decay
+from pipeline.context import Context
+from pipeline.data.batch import count_samples, raise_no_samples, shape_of, split
+from pipeline.data.loader import LimitedLoader, make_loader
+from pipeline.errors import ConfigError, DataError, StageError
+from pipeline.training.meters import MOST, Meter, Meters
+from pipeline.training.nonfinite import check_divergence
+from pipeline.training.optim_scheduler import (
+    Losses,
+    OptimScheduler,
+    autocast,
+    autocast_enabled,
+    backward_and_step,
+    losses_by_name,
+    make_scaler,
+    trainable_parameters,
+    without_autocast,
+    without_decay,
+)
+from pipeline.training.run_options import RunOptions, compile_modules
 from pipeline.training.schedules import Constant
-from pipeline.user_code import source
+from pipeline.user_code import class_path, source
+from pipeline.user_code.plugins import hook_or_none
 from pipeline.user_code.uncalled import BRAIN, BRAIN_REMEDIES, uncalled_faults
 
-__all__ = ["Brain", "Stage"]
+
+class Stage(Enum):
+    """The pass in which a batch is computed."""
+
+    TRAIN = auto()
+    VALID = auto()
+    TEST = auto()
 
 
-class Brain(BatchBrain):
+# Predictions and losses where there are none.
+NO_OUTPUTS: tuple[Any, Losses] = (None, {})
+
+# Kept, since each look-up of an enum's member is a call.
+TRAIN = Stage.TRAIN
+
+# The phase under which a Brain that runs by itself saves and reports.
+NAME = "brain"
+
+# What trains and tests a Brain by itself; that imports this file.
+FIT, TEST = "pipeline.training.fit:Fit", "pipeline.training.fit:test"
+
+
+class ConstructorError(ConfigError, AttributeError):
+    """A Brain lacks an attribute, since its constructor was not called; ``hasattr`` still says no."""
+
+
+class Brain:
     """Computes predictions and losses; a subclass defines ``compute_forward`` and ``compute_objectives``.
 
-    By itself it trains with ``fit``, and ``evaluate`` tests it; in a config it is the ``model`` of a phase. What it does
-    with one batch is in BatchBrain, with its arguments and attributes.
+    By itself it trains with ``fit``, and ``evaluate`` tests it; in a config it is the ``model`` of a phase.
+
+    Args:
+        modules: name -> module: all that is trained and saved; ``self.modules.<name>``.
+        opt_class: makes an optimizer of the parameters, for ``fit``; in a config, the phase has ``optim_schedulers``.
+        hparams: hyperparameters; ``self.hparams.<name>``. One with the name of a run option sets it.
+        run_opts: run options (see RunOptions), over those in ``hparams``; in a config, the runner has such keys.
+        checkpointer: where ``fit`` saves, and ``evaluate`` finds the best checkpoint.
 
     Attributes:
+        step: the number of the batch in its pass, from 1; a validation within a pass counts separately.
         optimizers_dict: the optimizers that the losses drive in ``fit``, by name.
+        _pass_loss: the training loss of the pass.
+        _pass_numbers: what ``log`` was called with in this pass.
+        _train_state: the counters; in a run, ``context["train_state"]``.
+        _batches_taken: how many batches of the pass were taken, whatever a subclass does to ``step``.
+        _fits: how often ``fit_batch`` was called.
+        _outputs: predictions and losses of the last batch, for the plugins; kept only where one listens.
+
+    Names that are not SpeechBrain's begin with an underscore, so that a subclass is free in its own; except ``bind``,
+    ``log``, ``count_samples`` and ``target``, which may be overridden.
     """
 
     optimizers_dict: dict[str, Optimizer]
     # Has the checkpoints of the debug fit that was the last; None where the last was none.
     _debug_folder: TemporaryDirectory[str] | None = None
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module] | None = None,
+        opt_class: Callable[..., Optimizer] | None = None,
+        hparams: Mapping[str, Any] | None = None,
+        run_opts: Mapping[str, Any] | RunOptions | None = None,
+        checkpointer: Checkpointer | None = None,
+    ) -> None:
+        self.modules = nn.ModuleDict(dict(modules or {}))
+        self.opt_class = opt_class
+        self.hparams = SimpleNamespace(**(hparams or {}))
+        self.checkpointer = checkpointer
+        self.step = self._batches_taken = self._fits = 0
+        self._pass_loss = Meter()
+        self._pass_numbers = Meters()
+        self._train_state: dict[str, int] = {"iteration": 0, "update": 0, "epoch": 0, "samples": 0}
+        self._phase_name = ""
+        self._pass_began = self._pass_batches = 0
+        self._in_run = self._keeps_outputs = False
+        self._outputs = NO_OUTPUTS
+        self._optim_schedulers: list[OptimScheduler] = []
+        # The function itself costs one call less than the method.
+        overridden = type(self).count_samples is not Brain.count_samples
+        self._sample_counter = self._checked_samples if overridden else count_samples
+        self._overrides_batch_hooks = (
+            type(self).on_fit_batch_start is not Brain.on_fit_batch_start
+            or type(self).on_fit_batch_end is not Brain.on_fit_batch_end
+        )
+        self._apply_run_options(RunOptions.resolve(hparams, run_opts))
+
+    if not TYPE_CHECKING:  # it would accept any misspelt attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise for an attribute that does not exist; without the call of this constructor nearly none does."""
+            kind = type(self).__name__
+            if "_run_options" not in vars(self):
+                remedy = "call it first, with the modules: super().__init__({'net': net})"
+                raise ConstructorError(f"{kind}.__init__ has not called super().__init__(); {remedy}")
+            raise AttributeError(f"'{kind}' object has no attribute '{name}'", name=name, obj=self)
 
     def fit(
         self,
@@ -87,7 +184,8 @@ class Brain(BatchBrain):
         with self._checkpoints_in(self._debug_folder):
             self.on_fit_start()
             show_progress = False if self._run_options.noprogressbar and progressbar is None else progressbar
-            Fit(self, train, valid, show_progress).run(epoch_counter)
+            fit = class_path.load(class_path.parse(FIT))(self, train, valid, show_progress)
+            fit.run(epoch_counter)
 
     def evaluate(
         self,
@@ -117,11 +215,8 @@ class Brain(BatchBrain):
         with self._checkpoints_in(self._debug_folder):
             self.on_evaluate_start(max_key, min_key)
         show_progress = False if self._run_options.noprogressbar and progressbar is None else progressbar
-        with pass_progress("test", length(loader), show_progress) as bar:
-            batches: Iterable[Any] = on_device(without_state(loader), self.device)
-            if not bar.disable:
-                batches = bar.track(batches, task_id=bar.task_ids[0])
-            return evaluate(self, batches, Stage.TEST, {})["loss"]
+        loss: float = class_path.load(class_path.parse(TEST))(self, loader, show_progress)
+        return loss
 
     def make_dataloader(self, dataset: Any, stage: Stage, **loader_kwargs: Any) -> Iterable[Any]:
         """A loader of a dataset. The order of samples depends on the hyperparameter ``seed`` and the epoch alone.
@@ -180,11 +275,267 @@ class Brain(BatchBrain):
         if path:
             self.checkpointer.load_weights(path, {NAME: {"model": self, "brain": self}})
 
+    def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
+        """A pass begins; ``epoch`` is None in a test."""
+
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        """A pass is over; ``stage_loss`` is its mean loss over samples."""
+
+    def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
+        """A training batch is about to be used; ``should_step``: it closes an accumulation window."""
+
+    def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Tensor, should_step: bool) -> None:
+        """A training batch has been used; ``loss`` is detached, and on its device."""
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        """The predictions for a batch."""
+        raise NotImplementedError(f"{type(self).__name__} does not define compute_forward(batch, stage)")
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor | Losses:
+        """The loss, a scalar tensor that is a mean over samples; or several losses by name."""
+        kind = type(self).__name__
+        raise NotImplementedError(f"{kind} does not define compute_objectives(predictions, batch, stage)")
+
+    def fit_batch(self, batch: Any) -> Tensor:
+        """One training step.
+
+        Returns:
+            The loss, detached, on its device; not finite where the step was discarded.
+        """
+        if not self._optim_schedulers:
+            self._refuse_without_schedulers()
+        if self._train_autocast and autocast_enabled(self.device):
+            with without_autocast(self.device):
+                return Brain.fit_batch(self, batch)
+        samples = self._pass_numbers.samples = self._sample_counter(batch) or raise_no_samples(batch)
+        last = 0 < self._pass_batches == self._batches_taken
+        if self._overrides_batch_hooks:
+            filled = [scheduler.batches + 1 >= scheduler.accum_grad for scheduler in self._optim_schedulers]
+            should_step = last or any(filled)
+            self.on_fit_batch_start(batch, should_step)
+        if self._train_autocast is None:
+            predictions = self.compute_forward(batch, TRAIN)
+            returned = self.compute_objectives(predictions, batch, TRAIN)
+        else:
+            with self._train_autocast:
+                predictions = self.compute_forward(batch, TRAIN)
+                returned = self.compute_objectives(predictions, batch, TRAIN)
+        # A scalar tensor is the usual case, checked without a call.
+        plain = returned if type(returned) is Tensor and not returned.ndim else None
+        losses = losses_by_name(returned, f"{self._where}compute_objectives") if plain is None else {"loss": plain}
+        epoch = self._train_state["epoch"]
+        finite, updated = backward_and_step(losses, self._optim_schedulers, epoch, samples, last=last)
+        self._train_state["samples"] += samples
+        self._train_state["update"] += updated
+        loss = self._reported_loss(losses) if plain is None else plain.detach()
+        self._pass_loss.waiting.append((loss, samples))
+        self._fits += 1
+        if not finite or self._fits % MOST == 0:
+            self._check_divergence()
+        if self._overrides_batch_hooks:
+            self.on_fit_batch_end(batch, predictions, loss, should_step)
+        if self._keeps_outputs:
+            self._outputs = predictions, losses
+        return loss
+
+    def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
+        """The loss of one batch, without training."""
+        return self._reported_loss(self._compute_batch(batch, stage)[1])
+
+    def count_samples(self, batch: Any) -> int:
+        """How many samples a batch holds: the length of the first tensor in it, else of an object with ``to``."""
+        return count_samples(batch)
+
+    def target(self, batch: Any) -> Any:
+        """What the metrics compare the predictions with."""
+        return split(batch)[1]
+
+    def log(self, name: str, value: Tensor | float, batch_size: int | None = None) -> None:
+        """Report a number; it is averaged over the samples of the pass, and stays on its device until it is read.
+
+        Args:
+            name: how it is reported; in a validation pass with ``valid_`` before it. That of a metric, and ``loss``, are
+                taken, but by an updater that returns no loss.
+            value: a scalar that is a mean over the samples.
+            batch_size: how many these are; None: those of the batch.
+        """
+        self._pass_numbers.log(name, value, batch_size)
+
+    def bind(
+        self,
+        phase: str,
+        optim_schedulers: Mapping[str, OptimScheduler],
+        context: Context | None = None,
+        patience: int | None = 3,
+    ) -> None:
+        """Prepare this Brain for a phase and its optimizers; the default network and runner stages and ``fit`` call it.
+
+        Args:
+            phase: its name, for messages.
+            optim_schedulers: name -> scheduler that one of its losses drives.
+            context: the run's, for its hooks; None: there are none.
+            patience: how many non-finite batches a pass may have before training ends; None does not check.
+        """
+        self._phase_name, self._loss_patience, self._in_run = phase, patience, context is not None
+        self._optim_schedulers = list(optim_schedulers.values())
+        parameters = {parameter for parameter in self.modules.parameters() if parameter.requires_grad}
+        # A scaler is shared by windows that close together, since its scale may change only between two windows.
+        scalers: dict[tuple[str, int], GradScaler | None] = {}
+        for scheduler in self._optim_schedulers:
+            scheduler.guarded = patience is not None
+            scheduler.under_autocast = False
+            scheduler.owns_all = parameters <= set(scheduler.parameters)
+            if scheduler.use_amp and not scheduler.scaler:
+                window = scheduler.loss_name, scheduler.accum_grad
+                scheduler.scaler = scalers.setdefault(window, make_scaler(self._run_options.precision, self.device))
+        if context is not None:
+            self._train_state = context["train_state"]
+            self._keeps_outputs = hook_or_none(context["hooks"], "after_batch") is not None
+
+    def _apply_run_options(self, options: RunOptions) -> None:
+        """Set the options of a run; each is also an attribute with its name.
+
+        Raises:
+            ConfigError: the device cannot compute in a precision.
+        """
+        self._run_options = options
+        vars(self).update(options)
+        self.device = torch.device(options.device or "cpu")
+        self._train_autocast = autocast(options.precision, self.device)
+        self._eval_autocast = autocast(options.eval_precision, self.device)
+
+    def _place_modules(self) -> None:
+        """Move the modules to their device, and compile or script them if the options say so; only once."""
+        self.modules.to(self.device)
+        compile_modules(self.modules, self._run_options)
+
+    def _begin_pass(self, batches: int = 0) -> None:
+        """Set training mode and reset the numbers of the last pass; ``batches``: how many come, 0 if unknown."""
+        self.modules.train()
+        self.step = self._batches_taken = 0
+        self._pass_batches, self._pass_began = batches, self._train_state["iteration"]
+        self._pass_loss.reset()
+        self._pass_numbers = Meters()
+        for scheduler in self._optim_schedulers:
+            scheduler.guard.reset()
+
+    def _pass_state(self) -> dict[str, Any]:
+        """The batches of the pass that are done, and its numbers so far; on a GPU this waits."""
+        return {
+            "step": self.step,
+            "taken": self._batches_taken,
+            "began": self._pass_began,
+            "train_loss": self._pass_loss.state_dict(),
+            "logged": self._pass_numbers.state_dict(),
+            "discarded": [(scheduler.guard.read(), scheduler.guard.parameter) for scheduler in self._optim_schedulers],
+        }
+
+    def _load_pass_state(self, state: Mapping[str, Any]) -> None:
+        """Go on in the middle of a pass, after ``_begin_pass``."""
+        self.step, self._pass_began = state["step"], state["began"]
+        # Checkpoints of earlier versions have one count for both.
+        self._batches_taken = state.get("taken", self.step)
+        self._pass_loss.load_state_dict(state["train_loss"])
+        self._pass_numbers.load_state_dict(state["logged"])
+        for scheduler, (discarded, parameter) in zip(self._optim_schedulers, state["discarded"], strict=True):
+            scheduler.guard.discarded, scheduler.guard.parameter = discarded, parameter
+
+    def _predictions_and_losses(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
+        """Predictions and losses of one batch; of a subclass with its own ``evaluate_batch``, the loss alone."""
+        if not self._gives_predictions:
+            # Not self._eval_autocast: evaluate_batch may call super(), which enters that one, and it cannot be entered twice.
+            with autocast(self._run_options.eval_precision, self.device) or nullcontext():
+                returned = self.evaluate_batch(batch, stage)
+            return None, losses_by_name(returned, f"{self._where}evaluate_batch")
+        return self._compute_batch(batch, stage)
+
+    def _compute_batch(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
+        with self._eval_autocast or nullcontext():
+            predictions = self.compute_forward(batch, stage)
+            returned = self.compute_objectives(predictions, batch, stage)
+        return predictions, losses_by_name(returned, f"{self._where}compute_objectives")
+
+    @property
+    def _gives_predictions(self) -> bool:
+        """Whether an evaluated batch has predictions; not if a subclass overrides ``evaluate_batch``."""
+        return type(self).evaluate_batch is Brain.evaluate_batch
+
+    def _samples_of_batch(self, batch: Any) -> int:
+        """How many samples a batch holds.
+
+        Raises:
+            DataError: it holds none that can be counted, or ``count_samples`` of a subclass returned no number of them.
+        """
+        return self._sample_counter(batch) or raise_no_samples(batch)
+
+    def _checked_samples(self, batch: Any) -> int:
+        """The result of a subclass's ``count_samples``, checked to be a number of samples."""
+        samples = type(self).count_samples(self, batch)
+        if samples is not None and (not isinstance(samples, int) or samples < 0):
+            what = f"{self._where}{type(self).__name__}.count_samples returned {samples!r}"
+            raise DataError(f"{what}; return how many samples the batch has, an int")
+        return samples
+
+    def _with_logged(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """The numbers of a pass together with those that ``log`` has reported.
+
+        Raises:
+            ConfigError: one that was logged has the name of another.
+        """
+        logged = self._pass_numbers.means()
+        # Of an updater that returns nothing there is no other loss than the one that it logs.
+        for name in (name for name in logged if not math.isnan(numbers.get(name, math.nan))):
+            replaced = f"{self._where}log('{name}', …) would replace the {'loss' if name == 'loss' else 'metric'}"
+            raise ConfigError(f"{replaced} of the pass, which is reported by that name; give it another")
+        return {**numbers, **logged}
+
+    def _check_divergence(self) -> None:
+        """Read the losses so far, and stop the training if too many were not finite.
+
+        Raises:
+            DivergedError: more than ``nonfinite_patience`` of this pass.
+        """
+        if self._loss_patience is not None:
+            guards = [scheduler.guard for scheduler in self._optim_schedulers]
+            check_divergence(self._pass_loss, guards, self._loss_patience, self._where, self._pass_began)
+
+    @property
+    def _where(self) -> str:
+        return f"phase.{self._phase_name}: " if self._phase_name else ""
+
+    def _reported_loss(self, losses: Losses) -> Tensor:
+        """The loss that is reported: the one named ``loss``, else the sum; the others are logged by their names."""
+        others = [name for name in losses if name != "loss"]
+        for name in others:
+            self._pass_numbers.log(name, losses[name])
+        if "loss" in losses:
+            return losses["loss"].detach()
+        return torch.stack([loss.detach() for loss in losses.values()]).sum()
+
+    def _refuse_without_schedulers(self) -> NoReturn:
+        remedy = "give it opt_class and call fit, or call bind(phase, optim_schedulers, context) first"
+        raise StageError(f"{type(self).__name__}.fit_batch: no OptimScheduler trains it; {remedy}")
+
     def _refuse_uncalled(self) -> None:
         """Raise for methods that nobody calls; with a config, ``check`` reports them."""
         faults = [] if self._in_run else uncalled_faults(source.class_definition(type(self)), BRAIN, BRAIN_REMEDIES)
         if faults:
             raise ConfigError("\n".join(faults))
+
+    def _ignored_arguments(self) -> list[str]:
+        """Arguments of the constructor that a config would ignore: optimizer, checkpointer, options of the run."""
+        names = [name for name in ("opt_class", "checkpointer") if getattr(self, name) is not None]
+        return names + sorted(self._run_options.model_fields_set - {"device"})
+
+    def _unregistered_modules(self) -> list[str]:
+        """Attributes with trainable parameters outside of ``modules``, which nothing trains or saves."""
+        registered = set(self.modules.parameters())
+        modules = {name: value for name, value in vars(self).items() if isinstance(value, nn.Module)}
+        return [
+            name
+            for name, module in modules.items()
+            if any(parameter.requires_grad and parameter not in registered for parameter in module.parameters())
+        ]
 
     def _new_debug_folder(self) -> TemporaryDirectory[str] | None:
         """For the checkpoints of a debug run, a temporary folder that exists until the next fit; None for another run."""

@@ -18,7 +18,7 @@ from pipeline.data.loader import without_state
 from pipeline.data.workers import supervise_workers
 from pipeline.errors import DataError, one_of
 from pipeline.signals import SHUTDOWN
-from pipeline.training.batch_brain import BatchBrain, Stage
+from pipeline.training.brain import Brain, Stage
 from pipeline.training.meters import Meters
 from pipeline.training.metrics.base import Mean, Metric, build_metrics
 from pipeline.training.phase import Phase
@@ -42,7 +42,7 @@ def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(brain: BatchBrain) -> Iterator[None]:
+def evaluating(brain: Brain) -> Iterator[None]:
     """The same for a Brain; its logged numbers and step count are separate from those of the pass around it."""
     numbers, brain._pass_numbers = brain._pass_numbers, Meters()
     step, brain.step = brain.step, 0
@@ -54,7 +54,7 @@ def evaluating(brain: BatchBrain) -> Iterator[None]:
 
 
 def evaluate(
-    brain: BatchBrain,
+    brain: Brain,
     batches: Iterable[Any],
     stage: Stage,
     metrics: Mapping[str, Metric],
@@ -111,7 +111,7 @@ def _number(value: Any, name: str, metric: Metric) -> float:
 
 
 def evaluate_loader(
-    brain: BatchBrain,
+    brain: Brain,
     loader: Any,
     device: torch.device,
     stage: Stage,
@@ -278,7 +278,7 @@ class Validation:
         done = phase.name in self.validated if last else self.validated.get(phase.name) == self._iteration
         return phase.valid_dataset_name is not None and not done
 
-    def outdate(self, brain: BatchBrain) -> None:
+    def outdate(self, brain: Brain) -> None:
         """A pass has changed the weights of a Brain: its phases are to be validated again."""
         for name, entry in self.context["model"].items():
             if entry["brain"] is brain and self.validated.get(name) != self._iteration:

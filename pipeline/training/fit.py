@@ -1,4 +1,4 @@
-"""``Brain.fit``: the training of a Brain by itself, over epochs, with a bar for each pass."""
+"""``Brain.fit`` and ``evaluate``: a Brain by itself, over epochs, with a bar for each pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipeline.data.loader import LimitedLoader, length, set_epoch, without_state
 from pipeline.errors import CheckpointError, DataError
 from pipeline.run.log import on_terminal
 from pipeline.signals import SHUTDOWN
-from pipeline.training.batch_brain import BatchBrain, Stage
+from pipeline.training.brain import NAME, Brain, Stage
 from pipeline.training.evaluation import evaluate
 from pipeline.training.train_pass import NextDue, TrainPass
 from pipeline.training.triggers import NEVER, Trigger
@@ -55,8 +55,13 @@ def pass_progress(title: str, batches: int | None, show: bool | None) -> Iterato
         yield bar
 
 
-# The phase under which a Brain that runs by itself saves and reports.
-NAME = "brain"
+def test(brain: Brain, loader: Any, show: bool | None) -> float:
+    """The mean loss over the samples of a test set; ``show``: as in ``pass_progress``."""
+    with pass_progress("test", length(loader), show) as bar:
+        batches: Iterable[Any] = on_device(without_state(loader), brain.device)
+        if not bar.disable:
+            batches = bar.track(batches, task_id=bar.task_ids[0])
+        return evaluate(brain, batches, Stage.TEST, {})["loss"]
 
 
 class Fit:
@@ -78,7 +83,7 @@ class Fit:
         CheckpointError: the checkpoints are not of this Brain.
     """
 
-    def __init__(self, brain: BatchBrain, train: Iterable[Any], valid: Iterable[Any] | None, show: bool | None) -> None:
+    def __init__(self, brain: Brain, train: Iterable[Any], valid: Iterable[Any] | None, show: bool | None) -> None:
         options = brain._run_options
         self.brain, self.options, self.show = brain, options, show
         max_batches = options.debug_batches if options.debug else None

@@ -19,8 +19,7 @@ from pipeline.context import Context
 from pipeline.data.loader import length, random_sampler_of, set_epoch
 from pipeline.errors import CheckpointError, ConfigError, ContextError, DataError, StageError, one_of
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
-from pipeline.training.batch_brain import BatchBrain, Stage
-from pipeline.training.brain import Brain
+from pipeline.training.brain import Brain, Stage
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import Validation, evaluate_loader
 from pipeline.training.export import WeightExporter
@@ -755,7 +754,7 @@ class IntervalReport:
         brain: its Brain, which collects the numbers.
     """
 
-    def __init__(self, context: Context, phase: str, brain: BatchBrain) -> None:
+    def __init__(self, context: Context, phase: str, brain: Brain) -> None:
         self.context, self.phase, self.brain = context, phase, brain
         self.counters: dict[str, int] = context["train_state"]
         self.started, self.samples = time.perf_counter(), self.counters["samples"]

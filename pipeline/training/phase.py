@@ -13,7 +13,7 @@ from pipeline.config.schema import PhaseSchema, RunnerSchema, too_short
 from pipeline.context import Context
 from pipeline.data.loader import LimitedLoader, length, overfit_batches, random_sampler_of
 from pipeline.errors import ConfigError, ContextError, DataError, one_of
-from pipeline.training.batch_brain import BatchBrain
+from pipeline.training.brain import Brain
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.run_options import RunOptions
 from pipeline.training.schedules import TorchSchedule
@@ -47,9 +47,9 @@ class Phase(dict[str, Any]):
         return self["model"]
 
     @property
-    def brain(self) -> BatchBrain:
+    def brain(self) -> Brain:
         """The Brain that trains it."""
-        brain: BatchBrain = self["brain"]
+        brain: Brain = self["brain"]
         return brain
 
     @property

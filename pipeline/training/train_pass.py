@@ -13,7 +13,7 @@ from pipeline.data.batch import on_device
 from pipeline.data.loader import has_own_state, position_of, random_sampler_of, remaining_batches
 from pipeline.data.workers import supervise_workers
 from pipeline.signals import SHUTDOWN, exit_requested
-from pipeline.training.batch_brain import NO_OUTPUTS, BatchBrain, Stage
+from pipeline.training.brain import NO_OUTPUTS, Brain, Stage
 from pipeline.training.meters import MOST
 from pipeline.training.optim_scheduler import Losses, OptimScheduler, autocast, close_windows, losses_by_name
 from pipeline.training.updater import UpdaterBase
@@ -104,7 +104,7 @@ class TrainPass:
 
     kind = "pass"
 
-    def __init__(self, loop: PassLoop, phase: str, brain: BatchBrain, updater: UpdaterBase) -> None:
+    def __init__(self, loop: PassLoop, phase: str, brain: Brain, updater: UpdaterBase) -> None:
         self.loop, self.phase, self.brain, self.updater = loop, phase, brain, updater
         self.count: int | None = None
         self.number = self.done = 0

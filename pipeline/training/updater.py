@@ -11,13 +11,13 @@ from torch import Tensor
 
 from pipeline.checkpoint.pytree import load_state, save_state
 from pipeline.errors import CheckpointError
-from pipeline.training.batch_brain import BatchBrain
+from pipeline.training.brain import Brain
 from pipeline.training.meters import Meters
 
 
-def is_plain(brain: BatchBrain, updater: UpdaterBase) -> bool:
+def is_plain(brain: Brain, updater: UpdaterBase) -> bool:
     """Whether an update is what ``Brain.fit_batch`` does, and nothing else."""
-    return type(updater) is Updater and updater.brain is brain and type(brain).fit_batch is BatchBrain.fit_batch
+    return type(updater) is Updater and updater.brain is brain and type(brain).fit_batch is Brain.fit_batch
 
 
 @dataclass
@@ -97,7 +97,7 @@ class UpdaterBase:
 class Updater(UpdaterBase):
     """The default: what the Brain does with a batch."""
 
-    def __init__(self, brain: BatchBrain) -> None:
+    def __init__(self, brain: Brain) -> None:
         super().__init__()
         self.brain = brain
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from pipeline.context import Context
 from pipeline.errors import DataError
-from pipeline.training.batch_brain import Stage
-from pipeline.training.brain import ModuleBrain
+from pipeline.training.brain import ModuleBrain, Stage
 
 mse = nn.functional.mse_loss
 X, Y = torch.ones(4, 3), torch.ones(4, 1)
