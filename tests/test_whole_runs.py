@@ -33,6 +33,11 @@ def test_runners_of_ones_own_that_are_killed_end_like_ones_that_were_not() -> No
     assert (found["runners"], found["kills"], found["unlike"]) == (12, 12, 0)
 
 
+def test_killed_at_random_moments_a_fit_and_an_experiment_alone_end_like_ones_that_were_not() -> None:
+    found = counts("alone_kills.py", 4)
+    assert [(found[name]["kills"], found[name]["unlike"]) for name in ("fit", "experiment")] == [(4, 0), (4, 0)]
+
+
 def test_stopped_by_signals_at_random_moments_runs_leave_with_the_right_code_and_go_on() -> None:
     found = counts("run_signals.py", 8)
     assert found["signals"] >= 8

@@ -117,7 +117,6 @@ class Checkpointer:
         train_state: Mapping[str, int],
         metrics: Mapping[str, Any],
         training: Mapping[str, Any] | None = None,
-        keep: Iterable[Path] = (),
         iterations: Iterations | None = None,
     ) -> Path:
         """Write a checkpoint and return its path; an equal one of the same step stays as it is.
@@ -129,7 +128,6 @@ class Checkpointer:
             train_state: the counters; ``iteration`` names the checkpoint.
             metrics: the newest numbers, kept beside the weights.
             training: what else is needed to go on: the tree of what ``capture`` returns.
-            keep: checkpoints that do not make place for this one, however old they are.
             iterations: phase -> name -> the iteration that a number of ``metrics`` is of; None: all are of this one.
 
         Raises:
@@ -144,7 +142,7 @@ class Checkpointer:
             "iterations": reader.iterations_at(metrics, train_state["iteration"]) if iterations is None else iterations,
         }
         contents = self._snapshot(models, counted, training)
-        work = partial(self._write, final, contents, frozenset(keep))
+        work = partial(self._write, final, contents)
         if self.asynchronous:
             self._background.start(work)
         else:
@@ -293,9 +291,9 @@ class Checkpointer:
             memory = self._buffers[file] = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
         return memory
 
-    def _write(self, final: Path, contents: Contents, keep: frozenset[Path]) -> None:
+    def _write(self, final: Path, contents: Contents) -> None:
         """Save, then report the checkpoint and remove old ones."""
         if not self._saver.save(final.name, contents):
             return
         self._committed.append(final)
-        self._retention.apply(final, self._protected | keep)
+        self._retention.apply(final, self._protected)

@@ -280,11 +280,17 @@ class RandomState(StateModel):
 
 
 class FitState(StateModel):
-    """Of ``Brain.fit``: the epochs that are done, the numbers of the last one, and whether that one is over."""
+    """Where ``Brain.fit`` is.
+
+    Attributes:
+        epochs: the numbers of those that are done.
+        metrics: the numbers of the last of them.
+        running: the pass of an epoch that is not over; without a state where version 1 saved its weights alone.
+    """
 
     epochs: list[int]
     metrics: dict[str, Any]
-    over: bool
+    running: EntryState | None
 
 
 class FrozenState(StateModel):
@@ -447,11 +453,11 @@ def _of_version_1(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The tree of version 1 as it is now, but for the loop."""
     new = {**_OPTIONAL, **tree, "version": VERSION, "loop": None}
     if isinstance(new["fit"], Mapping):
-        new["fit"] = {**new["fit"], "over": True}
+        new["fit"] = {**new["fit"], "running": None}
     elif "fit" in tree:
         # Weights alone, saved within an epoch.
         new |= {"updaters": {}, "optim_schedulers": {}, "gradients": {}, "random": random_state()}
-        new["fit"] = {"epochs": [], "metrics": {}, "over": False}
+        new["fit"] = {"epochs": [], "metrics": {}, "running": EntryState.begun("pass", "", 0).to_tree()}
     if "data" in tree:
         experiment = {name: new.pop(name) for name in ExperimentState.model_fields.keys() & tree}
         own = {name: new.pop(name) for name in tree if name in new.keys() - TrainingState.model_fields}

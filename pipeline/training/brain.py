@@ -153,9 +153,9 @@ class Brain:
     ) -> None:
         """Train, without a config.
 
-        With a checkpointer it goes on from where the last epoch ended that a fit has saved there: weights, optimizers,
-        counters, random generators, and what ``add_recoverable`` has named. After it everything is as if that fit and
-        this one had been one. It ends with a log line where nothing is left to train.
+        With a checkpointer it goes on from the newest checkpoint that a fit has saved there, also in the middle of an
+        epoch: weights, optimizers, counters, random generators, and what ``add_recoverable`` has named. After it
+        everything is as if that fit and this one had been one. It ends with a log line where nothing is left to train.
 
         Args:
             epoch_counter: gives the number of each epoch: a range, a list, or an object that counts by itself. Those

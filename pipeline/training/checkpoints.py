@@ -50,7 +50,7 @@ class Checkpoints:
             self.checkpointer.protect(self.checkpointer.path_of(entry.iteration) for entry in best)
         self._pending = True
         with self._errors():
-            self.checkpointer.save(self.context["model"], counters, metrics, training, iterations=iterations)
+            self.checkpointer.save(self.context["model"], counters, metrics, training, iterations)
         self.notify_saved()
 
     def wait_for_save(self) -> None:

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from loguru import logger
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pipeline.checkpoint import reader, store
+from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.restore import restore_training
-from pipeline.checkpoint.state import FitState
+from pipeline.checkpoint.state import EntryState, FitState
 from pipeline.config.schema import Interval
 from pipeline.context import Context
 from pipeline.data.batch import on_device
-from pipeline.data.loader import LimitedLoader, length, set_epoch, without_state
+from pipeline.data.loader import LimitedLoader, length, random_sampler_of, set_epoch, without_state
 from pipeline.errors import CheckpointError, DataError
 from pipeline.run.log import on_terminal
 from pipeline.signals import SHUTDOWN
 from pipeline.training.brain import NAME, Brain, Stage
 from pipeline.training.evaluation import evaluate
-from pipeline.training.train_pass import NextDue, TrainPass
+from pipeline.training.phase import warn_of_drawn_order
+from pipeline.training.train_pass import NextDue, PassLoop, TrainPass
 from pipeline.training.triggers import NEVER, Trigger
 from pipeline.training.updater import Updater, is_plain
 
@@ -64,8 +65,8 @@ def test(brain: Brain, loader: Any, show: bool | None) -> float:
         return evaluate(brain, batches, Stage.TEST, {})["loss"]
 
 
-class Fit:
-    """The training of one ``Brain.fit``; with a checkpointer it continues after the last finished epoch.
+class Fit(PassLoop):
+    """The training of one ``Brain.fit``; with a checkpointer it goes on from the newest checkpoint.
 
     Args:
         brain: what is trained; its ``on_fit_start`` has been called.
@@ -75,7 +76,7 @@ class Fit:
 
     Attributes:
         epochs: the numbers of the epochs that are done, those of earlier fits first.
-        last_end: the checkpoint of the last end of an epoch; None where there is none.
+        running: the pass in which the checkpoint was saved; None: between two epochs.
         metrics: the numbers of the last epoch.
         measured: the iteration that they are of.
 
@@ -95,8 +96,7 @@ class Fit:
         self.updater, self.counters = Updater(brain), brain._train_state
         # No plugin listens, and no other pass is open.
         self.context = Context()
-        self.before_batch: Callable[..., Any] | None = None
-        self.after_batch: Callable[..., Any] | None = None
+        self.before_batch = self.after_batch = None
         self.next_due, self.work = NextDue(NEVER, None), list[TrainPass]()
         self.bar: Progress
         schedulers = {str(number): scheduler for number, scheduler in enumerate(brain._optim_schedulers)}
@@ -105,15 +105,17 @@ class Fit:
         self.metrics: dict[str, float] = {}
         self.measured = 0
         self.epochs: list[int] = []
-        self.last_end: Path | None = None
+        self.running: EntryState | None = None
         # Those of a window that an earlier fit was interrupted in.
         brain.modules.zero_grad()
         self.restore()
-        self.saving = Trigger(intervals if brain.checkpointer else [], brain._train_state["iteration"])
-        self.updater.state.iteration = brain._train_state["iteration"]
+        self.saving = Trigger(intervals if brain.checkpointer else [], self.counters["iteration"])
+        self.updater.state.iteration = self.counters["iteration"]
+        if self.saving.intervals:
+            warn_of_drawn_order("fit: train_set", self.train, keep_best=False)
 
     def restore(self) -> None:
-        """Restore the checkpoint of the last finished epoch; newer ones are set aside."""
+        """Restore the newest checkpoint from which a fit can go on; newer ones are set aside."""
         checkpointer = self.brain.checkpointer
         if checkpointer:
             checkpointer.begin(self.models)
@@ -122,22 +124,23 @@ class Fit:
                 what = f"{checkpoint.path}: was saved by a run, or by something else that is no fit of a Brain"
                 raise CheckpointError(f"{what}; give the Brain a Checkpointer with a folder of its own")
             fit = checkpoint.state.fit if checkpoint.state else None
-            if fit is None or fit.over:
-                context = Context(model=self.models, train_state=self.brain._train_state)
+            if not (fit and fit.running) or fit.running.state:
+                context = Context(model=self.models, train_state=self.counters)
                 restore_training(checkpoint, context, checkpointer.recoverables, checkpointer.initial)
                 self._go_on(checkpoint, fit)
                 return
             moved = store.quarantine(checkpoint.path)
-            message = f"{checkpoint.path}: was saved within an epoch, and training goes on from the last end of one"
-            logger.info(f"{message}; it is now {moved.name}")
+            message = f"{checkpoint.path}: an earlier version saved weights alone within an epoch"
+            logger.info(f"{message}, and training goes on from the last end of one; it is now {moved.name}")
 
     def _go_on(self, checkpoint: LoadedCheckpoint, fit: FitState | None) -> None:
-        self.last_end = checkpoint.path
         if fit is None:
             what = f"{checkpoint.path}: an earlier version saved weights and counters alone"
             logger.warning(f"{what}; the optimizers begin anew, and no epoch of the counter is skipped")
             return
-        self.epochs, self.metrics, self.measured = fit.epochs, fit.metrics, checkpoint.train_state["iteration"]
+        self.epochs, self.metrics, self.running = fit.epochs, fit.metrics, fit.running
+        open_pass = fit.running.state if fit.running else None
+        self.measured = open_pass.began if open_pass else self.counters["iteration"]
         logger.info(f"going on after {len(self.epochs)} epochs, from {checkpoint.path}")
 
     def run(self, epoch_counter: Iterable[int]) -> None:
@@ -149,12 +152,12 @@ class Fit:
                 continue
             self.epoch(epoch)
             self.epochs.append(epoch)
-            self.brain._train_state["epoch"] += 1
-            self.last_end = self.save()
+            self.counters["epoch"] += 1
+            self.save()
             if self._over():
                 break
         if len(self.epochs) == epochs_before:
-            updates = self.brain._train_state["update"]
+            updates = self.counters["update"]
             logger.info(f"fit: nothing is left to train; {epochs_before} epochs and {updates} updates are done")
         if self.brain.checkpointer:
             self.brain.checkpointer.wait()
@@ -163,6 +166,12 @@ class Fit:
         """Train on everything, then validate."""
         brain, training = self.brain, TrainPass(self, NAME, self.brain, self.updater)
         training.number = epoch
+        if self.running:
+            training.load(self.running)
+            self.running = None
+        if training.number != epoch:
+            what = f"the checkpoint was saved in the middle of epoch {training.number}, and epoch {epoch} would be next"
+            raise CheckpointError(f"fit: {what}; give it the epochs that it had then")
         update = brain.fit_batch if is_plain(brain, self.updater) else training.custom(brain.fit_batch, "fit_batch")
         progress = pass_progress(f"epoch {epoch}", length(self.train), self.show)
         with progress as self.bar, SHUTDOWN.defer(self.next_due.wake), training.resources:
@@ -171,22 +180,21 @@ class Fit:
         if self.valid is not None:
             numbers = evaluate(brain, on_device(without_state(self.valid), brain.device), Stage.VALID, {}, epoch=epoch)
             self.metrics |= {f"valid_{name}": value for name, value in numbers.items()}
-        self.measured = brain._train_state["iteration"]
+        self.measured = self.counters["iteration"]
 
     def open(self, training: TrainPass) -> Iterator[Any]:
-        """Begin the pass of an epoch."""
+        """Begin the pass of an epoch, or go on with it."""
         set_epoch(self.train, training.number)
+        training.order_is_drawn = bool(random_sampler_of(self.train))
+        random, goes_on = random_state(), training.state is not None
         training.start(training.number, length(self.train) or 0)
         self.work[:] = [training]
         self.next_due.set(self._next_check())
-        return training.read(self.train, interruptible=True)
-
-    def next_round(self, training: TrainPass) -> NoReturn:
-        """An epoch is one round."""
-        raise AssertionError("a fit does not repeat a pass")
-
-    def unwind(self, training: TrainPass) -> None:
-        """No other pass is open."""
+        batches = training.read(self.train, interruptible=True)
+        if goes_on:
+            # The start of the pass may draw numbers, as it did when that began.
+            restore_random_state(random)
+        return batches
 
     def close(self, training: TrainPass) -> None:
         """The pass of an epoch is over."""
@@ -200,31 +208,29 @@ class Fit:
         batches, bar, iteration = self.brain._batches_taken, self.bar, self.counters["iteration"]
         if not bar.disable and batches % EVERY == 0:
             bar.update(bar.task_ids[0], completed=batches, loss=f"loss {self.brain._pass_loss.mean():.4f}")
-        if self.saving.fires(iteration):
+        over = self._over()
+        if self.saving.fires(iteration) and not (over or training.order_is_drawn):
             self.brain._check_divergence()
-            self.save(within_epoch=True)
+            self.save(training.entry_state())
         self.next_due.set(self._next_check())
-        return not self._over()
+        return not over
 
     def _over(self) -> bool:
         """Whether ``optimizer_step_limit`` or ``debug_epochs`` is reached."""
         limit, max_epochs = self.options.optimizer_step_limit, self.options.debug_epochs if self.options.debug else 0
-        return (limit is not None and self.brain._train_state["update"] >= limit) or 0 < max_epochs <= len(self.epochs)
+        return (limit is not None and self.counters["update"] >= limit) or 0 < max_epochs <= len(self.epochs)
 
     def _next_check(self) -> int:
         # An iteration makes one update at most.
-        updates_left = (self.options.optimizer_step_limit or NEVER) - self.brain._train_state["update"]
+        updates_left = (self.options.optimizer_step_limit or NEVER) - self.counters["update"]
         until_shown = NEVER if self.bar.disable else EVERY - self.brain._batches_taken % EVERY
         return min(self.saving.next_check(), self.counters["iteration"] + max(1, min(updates_left, until_shown)))
 
-    def save(self, *, within_epoch: bool = False) -> Path | None:
-        """Save a checkpoint, if there is a checkpointer; within an epoch, only the weights."""
-        brain = self.brain
-        if brain.checkpointer is None:
-            return None
-        fit = FitState(epochs=self.epochs, metrics=self.metrics, over=not within_epoch)
-        training = brain.checkpointer.capture({} if within_epoch else self.models, fit=fit).to_tree()
-        keep = [self.last_end] if self.last_end else []
-        metrics = {NAME: self.metrics}
-        iterations = reader.iterations_at(metrics, self.measured)
-        return brain.checkpointer.save(self.models, brain._train_state, metrics, training, keep, iterations)
+    def save(self, running: EntryState | None = None) -> None:
+        """Save a checkpoint, if there is a checkpointer; ``running``: the pass of an epoch that is not over."""
+        checkpointer = self.brain.checkpointer
+        if checkpointer:
+            fit = FitState(epochs=self.epochs, metrics=self.metrics, running=running)
+            training, metrics = checkpointer.capture(self.models, fit=fit).to_tree(), {NAME: self.metrics}
+            iterations = reader.iterations_at(metrics, self.measured)
+            checkpointer.save(self.models, self.counters, metrics, training, iterations)

@@ -144,18 +144,20 @@ def pass_loader(dataset: str, runner: RunnerSchema, context: Context) -> Any:
 def warn_of_unresumable_orders(runner: RunnerSchema, phases: list[PhaseSchema], context: Context) -> None:
     """Warn of loaders that cannot be resumed in the middle of an epoch."""
     for name in dict.fromkeys(phase.dataset_name or "" for phase in phases):
-        loader = pass_loader(name, runner, context)
-        if sampler := random_sampler_of(loader):
-            drawn = (
-                f"dataset.{name}: its order is drawn anew in each epoch, by a {sampler}, and no place in it is known"
-            )
-            when = "checkpoints, a signal's too, are saved at the ends of epochs alone"
-            best = ", so none is the best that was validated within one" if runner.keep_best else ""
-            # torch draws a number when a loader begins, which a loader with persistent workers does only once.
-            persistent = getattr(loader, "persistent_workers", False)
-            other = "; with its persistent_workers a resumed run has another order nevertheless" if persistent else ""
-            remedy = "make the loader with pipeline.data.loader.make_loader, or give it state_dict and load_state_dict"
-            logger.warning(f"{drawn}: {when}{best}{other}; {remedy}")
+        warn_of_drawn_order(f"dataset.{name}", pass_loader(name, runner, context), keep_best=bool(runner.keep_best))
+
+
+def warn_of_drawn_order(where: str, loader: Any, *, keep_best: bool) -> None:
+    """Warn if a loader cannot be resumed in the middle of an epoch."""
+    if sampler := random_sampler_of(loader):
+        drawn = f"{where}: its order is drawn anew in each epoch, by a {sampler}, and no place in it is known"
+        when = "checkpoints, a signal's too, are saved at the ends of epochs alone"
+        best = ", so none is the best that was validated within one" if keep_best else ""
+        # torch draws a number when a loader begins, which a loader with persistent workers does only once.
+        persistent = getattr(loader, "persistent_workers", False)
+        other = "; with its persistent_workers a resumed run has another order nevertheless" if persistent else ""
+        remedy = "make the loader with pipeline.data.loader.make_loader, or give it state_dict and load_state_dict"
+        logger.warning(f"{drawn}: {when}{best}{other}; {remedy}")
 
 
 def refuse_short_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Context) -> None:

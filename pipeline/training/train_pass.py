@@ -63,8 +63,8 @@ class PassLoop(Protocol):
     def open(self, training: TrainPass) -> Iterator[Any] | None:
         """Begin a pass, or go on with one: its batches; None where it is over at once."""
 
-    def next_round(self, training: TrainPass) -> Iterator[Any]:
-        """The batches of one more round over the data of a pass."""
+    def next_round(self, training: TrainPass) -> Iterator[Any] | None:
+        """The batches of one more round over the data of a pass that repeats; None: there is none."""
 
     def on_due(self, training: TrainPass) -> bool:
         """Do what is due after an iteration; whether the pass goes on."""

@@ -13,9 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
+from torch.utils.data import DataLoader
 
 from pipeline import Brain, Checkpointer, Stage
 from pipeline.checkpoint.comparison import differences
+from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import CheckpointError
 
 
@@ -157,17 +159,66 @@ def fit_and_be_killed(folder: Path, iteration: int) -> int:
         os._exit(1)
 
 
-@pytest.mark.parametrize(("iteration", "end", "within"), [(2, None, [1, 2]), (8, 6, [7, 8])])
-def test_a_fit_killed_within_an_epoch_goes_on_from_the_last_end_of_one(
-    tmp_path: Path, iteration: int, end: int | None, within: list[int]
-) -> None:
+class Counting(Dropping):
+    """Counts the batches that it trains on."""
+
+    batches = 0
+
+    def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
+        self.batches += 1
+
+
+@pytest.mark.parametrize("iteration", [2, 3, 8])
+def test_a_fit_killed_within_an_epoch_goes_on_from_its_newest_checkpoint(tmp_path: Path, iteration: int) -> None:
     own = tmp_path / "own"
     assert fit_and_be_killed(own, iteration) == 9
-    assert steps(own) == [*([end] if end else []), *within]
-    brain = Dropping(own)
+    brain = Counting(own)
     brain.fit(range(4), Batches(), Batches())
     assert not list(differences(unbroken(tmp_path), state_of(brain)))
-    assert sorted(int(path.name[12:24]) for path in own.glob(".later-*")) == within
+    assert brain.batches == 12 - iteration
+
+
+def test_the_numbers_of_the_last_epoch_stay_those_of_its_end_in_a_fit_that_goes_on_within_the_next(
+    tmp_path: Path,
+) -> None:
+    fit_and_be_killed(tmp_path, 4)
+    brain = Interrupted(tmp_path, ckpt_interval_steps=1)
+    brain.at = 2
+    with pytest.raises(KeyboardInterrupt):
+        brain.fit(range(4), Batches(), Batches())
+    first, *_, last = [read_checkpoint(tmp_path / f"step-{step:012d}") for step in (3, 4, 5)]
+    assert last.metrics == first.metrics != {}
+    assert last.iterations == first.iterations == {"brain": dict.fromkeys(last.metrics["brain"], 3)}
+
+
+def test_a_fit_that_goes_on_within_an_epoch_is_refused_where_another_epoch_would_be_next(tmp_path: Path) -> None:
+    fit_and_be_killed(tmp_path, 5)
+    with pytest.raises(CheckpointError, match=r"fit: the checkpoint was saved in the middle of epoch 1, and epoch 7"):
+        Dropping(tmp_path).fit([0, 7], Batches())
+
+
+def test_a_loader_whose_order_is_drawn_by_chance_is_saved_at_the_ends_of_epochs_alone(
+    tmp_path: Path, log_lines: list[str]
+) -> None:
+    loader = DataLoader(data()[0][0], batch_size=2, shuffle=True)
+    brain = Dropping(tmp_path, ckpt_interval_steps=1)
+    brain.compute_objectives = lambda predictions, batch, stage: predictions.mean()  # type: ignore[method-assign]
+    brain.fit(range(2), loader)
+    assert steps(tmp_path) == [2, 4]
+    assert any(
+        "WARNING fit: train_set: its order is drawn anew in each epoch, by a Random" in line for line in log_lines
+    )
+
+
+def test_weights_that_an_earlier_version_saved_within_an_epoch_are_set_aside(tmp_path: Path) -> None:
+    Dropping(tmp_path / "own").fit(range(2), Batches(), Batches())
+    old = Dropping(tmp_path / "other")
+    counters = {"iteration": 7, "update": 7, "epoch": 2, "samples": 28}
+    Checkpointer(tmp_path / "own").save({"brain": {"model": old, "brain": old}}, counters, {"brain": {}}, {"fit": None})
+    brain = Dropping(tmp_path / "own")
+    brain.fit(range(4), Batches(), Batches())
+    assert not list(differences(unbroken(tmp_path), state_of(brain)))
+    assert [path.name[7:24] for path in (tmp_path / "own").glob(".later-*")] == ["step-000000000007"]
 
 
 def test_a_fit_with_nothing_left_to_do_says_so_and_has_the_weights(tmp_path: Path, log_lines: list[str]) -> None:
