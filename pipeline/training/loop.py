@@ -73,7 +73,8 @@ class TrainLoop:
 
     def __init__(self, context: Context, stage: Any) -> None:
         self.context, self.stage = context, stage
-        self.begun = self.over = self.resuming = False
+        self.begun = self.over = False
+        self.resuming = context["checkpointer"].resumed is not None
         self.counters: dict[str, int] = context["train_state"]
         self.next_due = NextDue(NEVER, context)
         self.work: list[TrainPass] = []
@@ -620,7 +621,7 @@ class TrainLoop:
         self.metrics, self._random = checkpoint.state.metrics, dict(checkpoint.state.random)
         self.iterations, self.passes = state.iterations, state.passes
         self.validation.load_state_dict(state.validation.to_tree())
-        self.resuming, self._in_epoch = True, state.inner is not None
+        self._in_epoch = state.inner is not None
         for in_epoch, states in ((False, state.outer), (True, state.inner or [])):
             self._journal[in_epoch].extend(map(self._entry, states))
         entries = [*self._journal[False], *self._journal[True]]
