@@ -58,13 +58,11 @@ class Network(NetworkBase):
         """The loader of one item of ``dataset:``."""
         address, config = f"dataset.{settings.name}", context["config"]
         dataset_class = load_named(settings.class_path, f"{address}.class_path", "Dataset", config)
-        with error_context(address):
-            dataset = dataset_class(**settings.args)
         collate = settings.collate_fn and load_named(settings.collate_fn, f"{address}.collate_fn", "collate", config)
         workers = {"timeout": settings.timeout or 0, "multiprocessing_context": settings.multiprocessing_context}
         with error_context(address):
             return make_loader(
-                dataset,
+                dataset_class(**settings.args),
                 seed=runner.seed,
                 shuffle=settings.shuffle,
                 batch_size=settings.batch_size,

@@ -14,8 +14,6 @@ from pipeline.errors import DataError
 # Numbers that may wait on their device until they are read.
 MOST = 1000
 
-_STATE = ("batches", "samples", "nonfinite", "first", "_total", "_count", "_recent_total", "_recent_count")
-
 
 class Meter:
     """The mean of one number per batch, weighted by samples: over a pass, and since it was last read.
@@ -82,13 +80,12 @@ class Meter:
     def state_dict(self) -> dict[str, Any]:
         """Everything that is needed to continue; on a GPU this waits for the work so far."""
         self.read()
-        return {name: getattr(self, name) for name in _STATE}
+        return {name: value for name, value in vars(self).items() if name != "waiting"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from that state."""
         self.waiting.clear()
-        for name in _STATE:
-            setattr(self, name, state[name])
+        vars(self).update(state)
 
 
 class Meters(dict[str, Meter]):
