@@ -23,7 +23,7 @@ from pipeline.checkpoint.restore import restore_recoverable, restore_training
 from pipeline.checkpoint.state import Recoverable, TrainingState
 from pipeline.checkpoint.storage import DISK, Buffer, Disk, finite
 from pipeline.checkpoint.store import FEWEST, CheckpointWriter, Contents, Retention, newest_valid
-from pipeline.checkpoint.weights import Models, module_of
+from pipeline.checkpoint.weights import Models
 from pipeline.context import Context
 from pipeline.errors import CheckpointError, ConfigError
 
@@ -220,26 +220,20 @@ class Checkpointer:
         entries = models.items() if isinstance(models, Mapping) else ()
         self.initial = InitialModels({phase: entry for phase, entry in entries if weights.is_entry(entry)})
 
-    def restore(self, context: Context) -> bool:
+    def restore(self, context: Context) -> None:
         """Restore the newest valid checkpoint: weights, optimizers, counters, random generators, recoverables.
 
         The trainer calls this once, before the runner stage, when a run is resumed; the loop takes what is its own from
-        ``resumed``.
-
-        Returns:
-            Whether there was one.
+        ``resumed``, which is None where there was none.
 
         Raises:
             NoCheckpointError: some were committed, and none is valid.
             CheckpointError: it does not fit the models.
         """
-        checkpoint = self.newest_valid()
-        if checkpoint is None:
-            return False
-        restore_training(checkpoint, context, self.recoverables, self.initial)
-        self.resumed = checkpoint
-        logger.info(f"going on after iteration {checkpoint.train_state['iteration']}, from {checkpoint.path}")
-        return True
+        if checkpoint := self.newest_valid():
+            restore_training(checkpoint, context, self.recoverables, self.initial)
+            self.resumed = checkpoint
+            logger.info(f"going on after iteration {checkpoint.train_state['iteration']}, from {checkpoint.path}")
 
     def best(self, metric: str, mode: str) -> Path | None:
         """The checkpoint with the highest (``mode`` max) or lowest (min) number of a name; the newest of equals.
@@ -271,11 +265,11 @@ class Checkpointer:
         """A copy of everything that is saved; asynchronous saves need memory of their own."""
         state = json.dumps(finite(counted), indent=1).encode()
         tensors = {}
-        for phase, entry in weights.unique_modules(models).items():
+        for phase, module in weights.unique_modules(models).items():
             file = f"{phase}{SUFFIX}"
             if file == TRAINING or not layout.is_file_name(file):
                 raise CheckpointError(f"phase '{phase}': {file} cannot be the file of its weights; rename the phase")
-            tensors[file] = pytree.split(module_of(entry).state_dict())
+            tensors[file] = pytree.split(module.state_dict())
         if training is not None:
             tensors[TRAINING] = pytree.flatten(training)
         contents: dict[str, Callable[[], list[Buffer]]] = {STATE: lambda: [state]}

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pipeline import workspaces
-from pipeline.checkpoint.comparison import differences
+from pipeline.checkpoint.comparison import brief, differences
 from pipeline.checkpoint.weights import Models, buffers_of, is_extra_state, module_of, unique_modules
 from pipeline.errors import CheckpointError, printable
 
@@ -272,8 +272,9 @@ class InitialModels:
         self.parts = set(parts)
         self.frozen = _frozen(models)
         self.options = {place: options_of(part) for place, part in parts.items() if isinstance(part, Optimizer)}
-        self._tensors = {phase: _described(module_of(entry)) for phase, entry in unique_modules(models).items()}
-        self._buffers = {phase: set(buffers_of(module_of(entry))) for phase, entry in unique_modules(models).items()}
+        modules = unique_modules(models)
+        self._tensors = {phase: _described(module) for phase, module in modules.items()}
+        self._buffers = {phase: set(buffers_of(module)) for phase, module in modules.items()}
         self._groups = _groups(models)
 
     def changes(self, models: Models) -> dict[str, Any]:
@@ -292,9 +293,7 @@ class InitialModels:
         return {
             "parts": states,
             "frozen": {"begun": self.frozen, "now": _frozen(models)},
-            "buffers": {
-                phase: self._changed(phase, module_of(entry)) for phase, entry in unique_modules(models).items()
-            },
+            "buffers": {phase: self._changed(phase, module) for phase, module in unique_modules(models).items()},
         }
 
     def _changed(self, phase: str, module: nn.Module) -> list[str]:
@@ -316,29 +315,27 @@ _ANY = "of any shape"
 
 def restore_frozen(models: Models, saved: Mapping[str, Frozen], initial: Frozen) -> None:
     """Restore which parameters are trained, unless config or code have changed it."""
-    for phase, entry in unique_modules(models).items():
+    for phase, module in unique_modules(models).items():
         was, now = set(saved["begun"].get(phase, ())), set(saved["now"].get(phase, ()))
         fresh = set(initial.get(phase, was))
-        for name, parameter in module_of(entry).named_parameters():
+        for name, parameter in module.named_parameters():
             if (name in was) == (name in fresh):
                 parameter.requires_grad_(name not in now)
 
 
 def _frozen(models: Models) -> Frozen:
     return {
-        phase: [name for name, parameter in module_of(entry).named_parameters() if not parameter.requires_grad]
-        for phase, entry in unique_modules(models).items()
+        phase: [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+        for phase, module in unique_modules(models).items()
     }
 
 
 def _described(module: nn.Module) -> dict[str, str]:
     """Name -> type and shape."""
-    return {name: _ANY if is_extra_state(name) else _describe(value) for name, value in module.state_dict().items()}
-
-
-def _describe(value: Any) -> str:
-    plain = isinstance(value, Tensor) and not is_lazy(value)
-    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if plain else _ANY
+    return {
+        name: brief(value) if isinstance(value, Tensor) and not (is_lazy(value) or is_extra_state(name)) else _ANY
+        for name, value in module.state_dict().items()
+    }
 
 
 def _groups(models: Models) -> dict[str, list[int]]:

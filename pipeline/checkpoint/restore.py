@@ -74,13 +74,13 @@ def restore_training(
 
 def _check_phases(state: TrainingState, models: Models, where: str) -> None:
     """Raise if the state lacks a phase of the run, or has another."""
-    brains, modules = unique_brains(models), unique_modules(models)
-    owners = {"updaters": models, "optim_schedulers": brains, "gradients": brains}
+    brains, modules = unique_brains(models).keys(), unique_modules(models).keys()
+    owners = {"updaters": models.keys(), "optim_schedulers": brains, "gradients": brains}
     owners |= {"frozen.begun": modules, "frozen.now": modules, "buffers": modules} if state.frozen else {}
     if models and (gone := state.updaters.keys() - models.keys()):
         raise CheckpointError(f"{where}: has the phase '{min(gone)}', and the run has none such; {_REMEDY}")
     for key, phases in owners.items():
-        if missing := phases.keys() - attrgetter(key)(state).keys():
+        if missing := phases - attrgetter(key)(state).keys():
             raise CheckpointError(f"{where}: {key} has no phase '{min(missing)}', and the run has one; {_REMEDY}")
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pipeline.errors import CheckpointError, ConfigError, nearest, one_of, printable
+
+_T = TypeVar("_T")
 
 
 def match_names(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
@@ -70,21 +72,21 @@ def is_entry(entry: Any) -> bool:
     return isinstance(entry.get("model"), nn.Module) or isinstance(modules, nn.Module)
 
 
-def unique_modules(models: Models) -> Models:
-    """The phases whose weights are saved; of those that share a module, the first."""
-    return _unique(models, module_of)
+def unique_modules(models: Models) -> dict[str, nn.Module]:
+    """Phase -> the module whose weights are saved; of phases that share one, the first."""
+    return _unique({phase: module_of(entry) for phase, entry in models.items()})
 
 
 def unique_brains(models: Models) -> Models:
     """The phases that have a Brain of their own, or are the first to have it."""
-    return _unique(models, lambda entry: entry["brain"])
+    return {phase: models[phase] for phase in _unique({phase: entry["brain"] for phase, entry in models.items()})}
 
 
-def _unique(models: Models, owner: Callable[[Mapping[str, Any]], object]) -> Models:
+def _unique(owned: Mapping[str, _T]) -> dict[str, _T]:
     first: dict[int, str] = {}
-    for phase, entry in models.items():
-        first.setdefault(id(owner(entry)), phase)
-    return {phase: models[phase] for phase in first.values()}
+    for phase, item in owned.items():
+        first.setdefault(id(item), phase)
+    return {phase: owned[phase] for phase in first.values()}
 
 
 def load_weights(weights: Weights, models: Models, where: str) -> None:
@@ -93,17 +95,17 @@ def load_weights(weights: Weights, models: Models, where: str) -> None:
     Raises:
         CheckpointError: they do not fit; then no model has changed.
     """
-    models = unique_modules(models)
-    weights = _by_phase(weights, models)
-    for phase, entry in models.items():
+    modules = unique_modules(models)
+    weights = _by_phase(weights, modules)
+    for phase, module in modules.items():
         if phase not in weights:
             what = f"{where}: has no weights for phase '{phase}', but for {', '.join(weights)}"
             raise CheckpointError(f"{what}; name the phase as it was when trained")
-        _check(module_of(entry), weights[phase], f"{where}: phase '{phase}'")
-    for phase, entry in models.items():
-        _make_room(module_of(entry), weights[phase])
+        _check(module, weights[phase], f"{where}: phase '{phase}'")
+    for phase, module in modules.items():
+        _make_room(module, weights[phase])
         with torch.no_grad():
-            module_of(entry).load_state_dict(dict(weights[phase]))
+            module.load_state_dict(dict(weights[phase]))
 
 
 def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] = ("*",)) -> LoadReport:
@@ -119,10 +121,10 @@ def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] 
     Raises:
         CheckpointError: something in ``only`` names nothing, or nothing that can be loaded; then no model has changed.
     """
-    models = unique_modules(models)
-    several = len(models) > 1
-    own = _joined({phase: module_of(entry).state_dict() for phase, entry in models.items()}, several)
-    saved = _joined(_by_phase(weights, models), several)
+    modules = unique_modules(models)
+    several = len(modules) > 1
+    own = _joined({phase: module.state_dict() for phase, module in modules.items()}, several)
+    saved = _joined(_by_phase(weights, modules), several)
     known = [*own, *(name for name in saved if name not in own)]
     if wrong := unmatched_pattern(only, known):
         raise CheckpointError(f"{where}: '{wrong}' names nothing in it or in the models{suggest_names(wrong, known)}")
@@ -132,8 +134,8 @@ def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] 
         raise CheckpointError(f"{what}; name modules that both sides have")
     loaded = set(report[LOADED])
     with torch.no_grad():
-        for phase, entry in models.items():
-            module, prefix = module_of(entry), f"{phase}." if several else ""
+        for phase, module in modules.items():
+            prefix = f"{phase}." if several else ""
             part = {name: saved[prefix + name] for name in module.state_dict() if prefix + name in loaded}
             module.load_state_dict(part, strict=False)
     return report
@@ -153,16 +155,15 @@ def freeze(models: Models, patterns: Sequence[str], where: str) -> list[str]:
     Raises:
         ConfigError: a pattern names no parameter, or nothing is left to an OptimScheduler; then no model has changed.
     """
-    models = unique_modules(models)
-    modules = {phase: module_of(entry) for phase, entry in models.items()}
+    modules = unique_modules(models)
     by_phase = {phase: dict(module.named_parameters(remove_duplicate=False)) for phase, module in modules.items()}
-    parameters = _joined(by_phase, len(models) > 1)
+    parameters = _joined(by_phase, len(modules) > 1)
     if wrong := unmatched_pattern(patterns, parameters):
         raise ConfigError(f"{where}: '{wrong}' names no parameter of the models{suggest_names(wrong, parameters)}")
     names = match_names(patterns, parameters)
     frozen = {parameters[name] for name in names}
-    for phase, entry in models.items() if frozen else ():
-        for name, scheduler in (entry.get("optim_schedulers") or {}).items():
+    for phase in modules if frozen else ():
+        for name, scheduler in (models[phase].get("optim_schedulers") or {}).items():
             if not any(parameter.requires_grad and parameter not in frozen for parameter in scheduler.parameters):
                 raise ConfigError(f"{where}: leaves nothing for '{name}' of phase '{phase}' to train; freeze less")
     for parameter in frozen:
@@ -212,9 +213,9 @@ def _joined(tensors: Weights, several: bool) -> dict[str, Tensor]:
     }
 
 
-def _by_phase(weights: Weights, models: Models) -> Weights:
-    """The weights by the phases of the models: if both sides have just one, the names may differ."""
-    return {next(iter(models)): next(iter(weights.values()))} if len(weights) == len(models) == 1 else weights
+def _by_phase(weights: Weights, modules: Mapping[str, nn.Module]) -> Weights:
+    """The weights by the phases of the modules: if both sides have just one, the names may differ."""
+    return {next(iter(modules)): next(iter(weights.values()))} if len(weights) == len(modules) == 1 else weights
 
 
 def _check(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as torch_pytree
 
 from pipeline.checkpoint import pytree, safetensors_io, storage, store
-from pipeline.checkpoint.weights import module_of, unique_modules
+from pipeline.checkpoint.weights import unique_modules
 from pipeline.config.schema import WARN, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.batch import count_samples, split, to_device
@@ -38,14 +38,14 @@ class WeightExporter:
 
     Attributes:
         folder: where the files are.
-        models: phase -> what the network stage built for it, of those that share a model the first.
+        modules: phase -> its module, of phases that share one the first.
         calls: phase -> an example of what its model is called with, where it is exported.
     """
 
     def __init__(self, runner: RunnerSchema, context: Context) -> None:
         self.runner = runner
         self.context = context
-        self.models = unique_modules(context["model"])
+        self.modules = unique_modules(context["model"])
         self.calls: dict[str, ExampleInputs] = {}
         run_dir, path = context["run_dir"], runner.save_inference_path
         self.folder = (path and store.own_folder(path, run_dir, runner)) or run_dir / runner.name / NAME
@@ -66,8 +66,8 @@ class WeightExporter:
             # What a process that ended was writing.
             for temporary in self.folder.glob(".*.tmp"):
                 temporary.unlink()
-        for phase, entry in self.models.items() if self.runner.save_inference_export else ():
-            self.calls[phase] = self._try(phase, entry)
+        for phase in self.modules if self.runner.save_inference_export else ():
+            self.calls[phase] = self._try(phase, self.context["model"][phase])
 
     def save(self) -> None:
         """Save every model; with ``on_save_error: warn``, training continues if the storage refuses.
@@ -99,17 +99,17 @@ class WeightExporter:
         if moment == self._saved:
             return
         about = {"format": "pt", "step": str(state["iteration"]), "epoch": str(state["epoch"])}
-        for phase, entry in self.models.items():
+        for phase, module in self.modules.items():
             file = self.folder / f"{phase}-{state['iteration']:012d}.safetensors"
-            _put(file, safetensors_io.encode_tensors(*pytree.split(module_of(entry).state_dict(), about)))
+            _put(file, safetensors_io.encode_tensors(*pytree.split(module.state_dict(), about)))
             if phase in self.calls:
-                self._export(phase, entry, file.with_suffix(".pt2"))
+                self._export(phase, file.with_suffix(".pt2"))
         self._saved = moment
 
-    def _export(self, phase: str, entry: Mapping[str, Any], file: Path) -> None:
+    def _export(self, phase: str, file: Path) -> None:
         """Export a model again; it could be exported at the start of the training."""
         try:
-            content = export_program(entry["model"], self.calls[phase], self.context["device"])
+            content = export_program(self.context["model"][phase]["model"], self.calls[phase], self.context["device"])
         except Exception as error:
             # Nothing is gained by ending the training for it: the weights are saved.
             logger.warning(f"{file}: cannot be exported any more ({_first_lines(error)}); training goes on")
