@@ -393,7 +393,7 @@ class RunnerSession:
             return
         iteration, address = self.counters["iteration"], f"runner.{self.settings.name}.runner_class_path: "
         loop = class_path.load(class_path.parse(LOOP))(self.context, runner)
-        self.context.loop, self.context.wake = loop, loop.next_due.wake
+        self.context.loop, self.context.wake = loop, loop.wake
         with loop.running():
             yield
         self.context.loop = None

@@ -303,7 +303,8 @@ class Brain:
             The loss, detached, on its device; not finite where the step was discarded.
         """
         if not self._optim_schedulers:
-            self._refuse_without_schedulers()
+            remedy = "give it opt_class and call fit, or call bind(phase, optim_schedulers, context) first"
+            raise StageError(f"{type(self).__name__}.fit_batch: no OptimScheduler trains it; {remedy}")
         if self._train_autocast and autocast_enabled(self.device):
             with without_autocast(self.device):
                 return Brain.fit_batch(self, batch)
@@ -511,10 +512,6 @@ class Brain:
         if "loss" in losses:
             return losses["loss"].detach()
         return torch.stack([loss.detach() for loss in losses.values()]).sum()
-
-    def _refuse_without_schedulers(self) -> NoReturn:
-        remedy = "give it opt_class and call fit, or call bind(phase, optim_schedulers, context) first"
-        raise StageError(f"{type(self).__name__}.fit_batch: no OptimScheduler trains it; {remedy}")
 
     def _refuse_uncalled(self) -> None:
         """Raise for methods that nobody calls; with a config, ``check`` reports them."""

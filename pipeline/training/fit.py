@@ -26,7 +26,7 @@ from pipeline.signals import SHUTDOWN
 from pipeline.training.brain import NAME, Brain, Stage
 from pipeline.training.evaluation import evaluate
 from pipeline.training.phase import warn_of_drawn_order
-from pipeline.training.train_pass import NextDue, PassLoop, TrainPass
+from pipeline.training.train_pass import PassLoop, TrainPass
 from pipeline.training.triggers import NEVER, Trigger
 from pipeline.training.updater import Updater, is_plain
 
@@ -78,7 +78,6 @@ class Fit(PassLoop):
         epochs: the numbers of the epochs that are done, those of earlier fits first.
         running: the pass in which the checkpoint was saved; None: between two epochs.
         metrics: the numbers of the last epoch.
-        measured: the iteration that they are of.
 
     Raises:
         CheckpointError: the checkpoints are not of this Brain.
@@ -90,26 +89,25 @@ class Fit(PassLoop):
         max_batches = options.debug_batches if options.debug else None
         self.train = LimitedLoader(train, max_batches) if max_batches else train
         self.valid = LimitedLoader(valid, max_batches) if max_batches and valid is not None else valid
-        intervals = [Interval(options.ckpt_interval_steps, "iteration")] if options.ckpt_interval_steps > 0 else []
         seconds = round(options.ckpt_interval_minutes * 60)
-        intervals += [Interval(seconds, "second")] if seconds > 0 else []
+        intervals = [Interval(options.ckpt_interval_steps, "iteration"), Interval(seconds, "second")]
         self.updater, self.counters = Updater(brain), brain._train_state
         # No plugin listens, and no other pass is open.
         self.context = Context()
         self.before_batch = self.after_batch = None
-        self.next_due, self.work = NextDue(NEVER, None), list[TrainPass]()
+        self.due, self.work = NEVER, list[TrainPass]()
         self.bar: Progress
         schedulers = {str(number): scheduler for number, scheduler in enumerate(brain._optim_schedulers)}
         entry = {"model": brain, "brain": brain, "optim_schedulers": schedulers, "updater": self.updater}
         self.models = {NAME: entry}
         self.metrics: dict[str, float] = {}
-        self.measured = 0
         self.epochs: list[int] = []
         self.running: EntryState | None = None
         # Those of a window that an earlier fit was interrupted in.
         brain.modules.zero_grad()
         self.restore()
-        self.saving = Trigger(intervals if brain.checkpointer else [], self.counters["iteration"])
+        own = [interval for interval in intervals if interval.length > 0 and brain.checkpointer]
+        self.saving = Trigger(own, self.counters["iteration"])
         self.updater.state.iteration = self.counters["iteration"]
         if self.saving.intervals:
             warn_of_drawn_order("fit: train_set", self.train, keep_best=False)
@@ -139,8 +137,6 @@ class Fit(PassLoop):
             logger.warning(f"{what}; the optimizers begin anew, and no epoch of the counter is skipped")
             return
         self.epochs, self.metrics, self.running = fit.epochs, fit.metrics, fit.running
-        open_pass = fit.running.state if fit.running else None
-        self.measured = open_pass.began if open_pass else self.counters["iteration"]
         logger.info(f"going on after {len(self.epochs)} epochs, from {checkpoint.path}")
 
     def run(self, epoch_counter: Iterable[int]) -> None:
@@ -174,13 +170,12 @@ class Fit(PassLoop):
             raise CheckpointError(f"fit: {what}; give it the epochs that it had then")
         update = brain.fit_batch if is_plain(brain, self.updater) else training.custom(brain.fit_batch, "fit_batch")
         progress = pass_progress(f"epoch {epoch}", length(self.train), self.show)
-        with progress as self.bar, SHUTDOWN.defer(self.next_due.wake), training.resources:
+        with progress as self.bar, SHUTDOWN.defer(self.wake), training.resources:
             training.run(update)
         self.metrics = training.numbers
         if self.valid is not None:
             numbers = evaluate(brain, on_device(without_state(self.valid), brain.device), Stage.VALID, {}, epoch=epoch)
             self.metrics |= {f"valid_{name}": value for name, value in numbers.items()}
-        self.measured = self.counters["iteration"]
 
     def open(self, training: TrainPass) -> Iterator[Any]:
         """Begin the pass of an epoch, or go on with it."""
@@ -189,7 +184,7 @@ class Fit(PassLoop):
         random, goes_on = random_state(), training.state is not None
         training.start(training.number, length(self.train) or 0)
         self.work[:] = [training]
-        self.next_due.set(self._next_check())
+        self.look_after(self._next_check())
         batches = training.read(self.train, interruptible=True)
         if goes_on:
             # The start of the pass may draw numbers, as it did when that began.
@@ -212,7 +207,7 @@ class Fit(PassLoop):
         if self.saving.fires(iteration) and not (over or training.order_is_drawn):
             self.brain._check_divergence()
             self.save(training.entry_state())
-        self.next_due.set(self._next_check())
+        self.look_after(self._next_check())
         return not over
 
     def _over(self) -> bool:
@@ -232,5 +227,7 @@ class Fit(PassLoop):
         if checkpointer:
             fit = FitState(epochs=self.epochs, metrics=self.metrics, running=running)
             training, metrics = checkpointer.capture(self.models, fit=fit).to_tree(), {NAME: self.metrics}
-            iterations = reader.iterations_at(metrics, self.measured)
+            # The numbers are those of the last end of an epoch.
+            measured = running.state.began if running and running.state else self.counters["iteration"]
+            iterations = reader.iterations_at(metrics, measured)
             checkpointer.save(self.models, self.counters, metrics, training, iterations)

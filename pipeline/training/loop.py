@@ -32,7 +32,7 @@ from pipeline.training.phase import (
     run_options_for,
     warn_of_unresumable_orders,
 )
-from pipeline.training.train_pass import NextDue, PassIterator, TrainPass
+from pipeline.training.train_pass import PassIterator, PassLoop, TrainPass
 from pipeline.training.triggers import NEVER, Schedule
 from pipeline.user_code.plugins import hook_or_none
 from pipeline.user_code.tracebacks import error_context
@@ -48,7 +48,7 @@ Kind = Literal["epochs", "pass", "validate"]
 Entry = EntryState | TrainPass
 
 
-class TrainLoop:
+class TrainLoop(PassLoop):
     """Trains for a runner stage, whose verbs it calls; it begins with the first call of one of its methods.
 
     The calls of ``epochs``, ``batches`` and ``validate`` are a journal: those of the stage outside of epochs, and those
@@ -63,7 +63,7 @@ class TrainLoop:
     Attributes:
         counters: ``context["train_state"]``.
         work: the passes whose batch is in work, the oldest first: that one leads.
-        next_due: the next iteration after which something is due.
+        due: the next iteration after which something is due.
         resuming: whether the code has not come to where the checkpoint was saved.
         metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
         iterations: phase -> name -> the iteration of which that number is.
@@ -76,7 +76,7 @@ class TrainLoop:
         self.begun = self.over = False
         self.resuming = context["checkpointer"].resumed is not None
         self.counters: dict[str, int] = context["train_state"]
-        self.next_due = NextDue(NEVER, context)
+        self.due = NEVER
         self.work: list[TrainPass] = []
         self.outer: list[Entry] = []
         self.inner: list[Entry] | None = None
@@ -175,7 +175,7 @@ class TrainLoop:
             for name in names:
                 call.numbers[name] = self._validate(name, asked=True)
             call.over = True
-            self.next_due.wake()
+            self.wake()
         return call.numbers if phase is None else call.numbers[names[0]]
 
     def save(self) -> None:
@@ -187,7 +187,7 @@ class TrainLoop:
             return
         if self.work:
             self._save_wanted = True
-            self.next_due.wake()
+            self.wake()
         else:
             self._save()
 
@@ -287,12 +287,12 @@ class TrainLoop:
         self.exporter = WeightExporter(self.runner, context)
         self._resume()
         context["metrics"] = self.metrics
-        self.resources.enter_context(SHUTDOWN.defer(self.next_due.wake))
+        self.resources.enter_context(SHUTDOWN.defer(self.wake))
         warn_of_unresumable_orders(self.runner, schemas, context)
         # That of the last epoch, in case none is left.
         context["current_epoch"] = max(0, self.counters["epoch"] - 1)
         self.exporter.begin()
-        self.next_due.set(self.schedule.next_check(self.counters))
+        self.look_after(self.schedule.next_check(self.counters))
 
     def finish(self) -> None:
         """The stage is at its end: end what it began, validate the last weights, and save."""
@@ -331,7 +331,7 @@ class TrainLoop:
         self.work.append(training)
         if leads:
             self._last = training
-            self.next_due.set(self.schedule.next_check(self.counters))
+            self.look_after(self.schedule.next_check(self.counters))
         if is_leader:
             self._arrive()
             return batches if self.on_due(training) else None
@@ -413,7 +413,7 @@ class TrainLoop:
         over = self.is_over()
         if not over:
             self.save_if(saving)
-            self.next_due.set(self.schedule.next_check(self.counters))
+            self.look_after(self.schedule.next_check(self.counters))
         self._asking = None
         return not over
 
@@ -464,7 +464,7 @@ class TrainLoop:
         self._arrive_at_end()
         if self.resuming:
             return
-        due = self.counters["iteration"] >= self.next_due.iteration
+        due = self.counters["iteration"] >= self.due
         # A validation that a signal has interrupted is made again.
         if self._last and (due or self.validation.running):
             self._do_due(self._last)

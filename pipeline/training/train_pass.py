@@ -19,46 +19,33 @@ from pipeline.training.optim_scheduler import Losses, OptimScheduler, autocast, 
 from pipeline.training.updater import UpdaterBase
 
 
-class NextDue:
-    """The next iteration after which something is due; a signal or ``is_exit`` makes it the current one.
-
-    Attributes:
-        iteration: that iteration.
-        context: the run's; None for a Brain that trains by itself.
-    """
-
-    def __init__(self, iteration: int, context: Context | None) -> None:
-        self.iteration = iteration
-        self.context = context
-
-    def wake(self) -> None:
-        """Make the current iteration the one after which something is due."""
-        self.iteration = 0
-
-    def set(self, iteration: int) -> None:
-        """Set the next one; the end of the run may have been requested in the meantime."""
-        self.iteration = iteration
-        if exit_requested(self.context):
-            self.wake()
-
-
 class PassLoop(Protocol):
     """The loop that a pass is part of.
 
     Attributes:
         context: the run's; without hooks where a Brain trains by itself.
         counters: the run's; ``context["train_state"]``.
-        next_due: the next iteration after which ``on_due`` is called.
+        due: the next iteration after which ``on_due`` is called.
         work: the passes whose batch is in work, the oldest first: that one leads.
         before_batch, after_batch: call the plugins; None where no plugin listens.
     """
 
     context: Context
     counters: dict[str, int]
-    next_due: NextDue
+    due: int
     work: list[TrainPass]
     before_batch: Callable[..., Any] | None
     after_batch: Callable[..., Any] | None
+
+    def wake(self) -> None:
+        """Look after the current iteration for what is due, as after a signal or ``is_exit``."""
+        self.due = 0
+
+    def look_after(self, iteration: int) -> None:
+        """Look after that iteration, or at once where the end of the run has been requested in the meantime."""
+        self.due = iteration
+        if exit_requested(self.context):
+            self.wake()
 
     def open(self, training: TrainPass) -> Iterator[Any] | None:
         """Begin a pass, or go on with one: its batches; None where it is over at once."""
@@ -125,13 +112,7 @@ class TrainPass:
             update: trains on one batch; what it returns are losses, if it is not the Brain's own ``fit_batch``.
         """
         loop, brain, state, context = self.loop, self.brain, self.updater.state, self.loop.context
-        counters, work, due, before, after = (
-            loop.counters,
-            loop.work,
-            loop.next_due,
-            loop.before_batch,
-            loop.after_batch,
-        )
+        counters, work, before, after = loop.counters, loop.work, loop.before_batch, loop.after_batch
         for batches in self._rounds():
             for batch in batches:
                 brain.step += 1
@@ -153,7 +134,7 @@ class TrainPass:
                     if after:
                         (predictions, losses), brain._outputs = brain._outputs, NO_OUTPUTS
                         after(context=context, batch=batch, predictions=predictions, losses=losses)
-                if counters["iteration"] >= due.iteration and not loop.on_due(self):
+                if counters["iteration"] >= loop.due and not loop.on_due(self):
                     loop.close(self)
                     return
         loop.close(self)
@@ -161,7 +142,7 @@ class TrainPass:
     def batches(self) -> Generator[Any]:
         """The batches, for a loop of one's own; one is done when the next is asked for."""
         loop, brain, context = self.loop, self.brain, self.loop.context
-        counters, work, due, before = loop.counters, loop.work, loop.next_due, loop.before_batch
+        counters, work, before = loop.counters, loop.work, loop.before_batch
         try:
             for batches in self._rounds():
                 for batch in batches:
@@ -175,7 +156,7 @@ class TrainPass:
                         loop.unwind(self)
                     if self.in_batch:
                         self.count_batch()
-                    if counters["iteration"] >= due.iteration and not loop.on_due(self):
+                    if counters["iteration"] >= loop.due and not loop.on_due(self):
                         loop.close(self)
                         return
         except GeneratorExit:
@@ -322,11 +303,8 @@ class TrainPass:
         around = autocast(brain._run_options.precision, brain.device, steps=True)
 
         def train_on(batch: Any) -> None:
-            samples = brain._pass_numbers.samples = brain._samples_of_batch(batch)
-            self.updater.logged = brain._pass_numbers
-            self._fits, (self._updates, self._steps) = brain._fits, _progress(brain._optim_schedulers)
+            self._expect(batch)
             for scheduler in brain._optim_schedulers:
-                scheduler.epoch, scheduler.batch_samples = brain._train_state["epoch"], samples
                 scheduler.under_autocast = bool(around)
             with around or nullcontext():
                 returned = update(batch)

@@ -123,7 +123,7 @@ def test_training_ends_where_the_loop_says_and_goes_on_from_there() -> None:
     class Ending(Fit):
         def on_due(self, training: TrainPass) -> bool:
             looked.append(brain._train_state["iteration"])
-            self.next_due.set({2: 5, 5: 9}[looked[-1]])
+            self.look_after({2: 5, 5: 9}[looked[-1]])
             return looked[-1] != 5
 
         def _next_check(self) -> int:
