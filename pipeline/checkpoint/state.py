@@ -41,10 +41,8 @@ class StateModel(BaseModel):
             return cls.model_validate(tree)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            place, what = (
-                _place(first["loc"], tree, first["input"]),
-                f"is {brief(first['input'])}: {first['msg'].lower()}",
-            )
+            place = _place(first["loc"], tree, first["input"])
+            what = f"is {brief(first['input'])}: {first['msg'].lower()}"
             if first["type"] == "missing":
                 place, what = below(place, first["loc"][-1]), "is missing"
             raise CheckpointError(f"{where}: {place or 'the state'} {what}; use another checkpoint") from error

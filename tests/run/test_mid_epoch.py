@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from pipeline import Context, GeneralTrainer, hookimpl
+from pipeline.config.schema import RunnerSchema
+from pipeline.data.loader import make_loader
 from pipeline.errors import CheckpointError, DataError
+from pipeline.run.mid_epoch import MidEpoch
 from pipeline.stages.runner import Runner
 
 STEPS_OF_EPOCH = 6
@@ -191,6 +195,23 @@ def test_data_may_grow_in_the_runner_stage(config: dict[str, Any], monkeypatch: 
     monkeypatch.setattr(Growing, "growth", 2)
     with pytest.raises(DataError, match=r"dataset\.train_data\.samples: 25 -> 26: has changed in the middle"):
         GeneralTrainer(config, resume="auto").run()
+
+
+def drawn() -> Context:
+    """Loaders whose orders are drawn by chance."""
+    torch.seed()
+    own = torch.Generator()
+    own.seed()
+    loaders = {"seedless": make_loader(list(range(24)), seed=None, shuffle=True)}
+    return Context(dataset={**loaders, "torch": DataLoader(list(range(24)), shuffle=True, generator=own)})
+
+
+def test_loaders_keep_what_they_have_drawn_between_two_epochs() -> None:
+    before, after = drawn(), drawn()
+    settings = RunnerSchema.model_validate({"name": "t", "class": "train"})
+    MidEpoch(after, settings, []).load_state_dict(MidEpoch(before, settings, []).state_dict())
+    for name, loader in before["dataset"].items():
+        assert torch.cat(list(loader)).tolist() == torch.cat(list(after["dataset"][name])).tolist()
 
 
 def test_an_order_that_chance_decided_stays_that_of_the_epoch(
