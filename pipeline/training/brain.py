@@ -433,9 +433,7 @@ class Brain:
 
     def _load_pass_state(self, state: Mapping[str, Any]) -> None:
         """Go on in the middle of a pass, after ``_begin_pass``."""
-        self.step, self._pass_began = state["step"], state["began"]
-        # Checkpoints of earlier versions have one count for both.
-        self._batches_taken = state.get("taken", self.step)
+        self.step, self._batches_taken, self._pass_began = state["step"], state["taken"], state["began"]
         self._pass_loss.load_state_dict(state["train_loss"])
         self._pass_numbers.load_state_dict(state["logged"])
         for scheduler, (discarded, parameter) in zip(self._optim_schedulers, state["discarded"], strict=True):
@@ -528,11 +526,8 @@ class Brain:
         """Attributes with trainable parameters outside of ``modules``, which nothing trains or saves."""
         registered = set(self.modules.parameters())
         modules = {name: value for name, value in vars(self).items() if isinstance(value, nn.Module)}
-        return [
-            name
-            for name, module in modules.items()
-            if any(parameter.requires_grad and parameter not in registered for parameter in module.parameters())
-        ]
+        trained = {name: {own for own in module.parameters() if own.requires_grad} for name, module in modules.items()}
+        return [name for name, parameters in trained.items() if parameters - registered]
 
     def _new_debug_folder(self) -> TemporaryDirectory[str] | None:
         """For the checkpoints of a debug run, a temporary folder that exists until the next fit; None for another run."""
