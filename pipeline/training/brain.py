@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
-from functools import partial
 from inspect import Parameter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -256,8 +255,9 @@ class Brain:
         options, schedulers = self._run_options, dict[str, OptimScheduler]()
         factor, norm = options.grad_accumulation_factor, options.max_grad_norm
         for name, optimizer in self.optimizers_dict.items():
-            make = partial(_same_optimizer, optimizer)
-            schedulers[name] = Constant(make, {}, self.modules, accum_grad=factor, grad_clip=norm)
+            schedulers[name] = Constant(
+                lambda _, own=optimizer: own, {}, self.modules, accum_grad=factor, grad_clip=norm
+            )
             schedulers[name].check_gradients = options.skip_nonfinite_grads
         type(self).bind(self, "", schedulers, patience=options.nonfinite_patience)
 
@@ -563,10 +563,6 @@ class Brain:
             what = f"{stage.name.lower()}_loader_kwargs would be ignored: {type(data).__name__} is a loader already"
             raise ConfigError(f"{what}; give fit the dataset, or leave it out")
         return data
-
-
-def _same_optimizer(optimizer: Optimizer, _parameters: object) -> Optimizer:
-    return optimizer
 
 
 class ModuleBrain(Brain):

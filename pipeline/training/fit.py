@@ -9,18 +9,17 @@ from typing import Any
 
 from loguru import logger
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from pipeline.checkpoint import reader, store
 from pipeline.checkpoint.random_state import random_state, restore_random_state
-from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.restore import restore_training
 from pipeline.checkpoint.state import EntryState, FitState
 from pipeline.config.schema import Interval
 from pipeline.context import Context
 from pipeline.data.batch import on_device
 from pipeline.data.loader import LimitedLoader, length, random_sampler_of, set_epoch, without_state
-from pipeline.errors import CheckpointError, DataError
+from pipeline.errors import CheckpointError
 from pipeline.run.log import on_terminal
 from pipeline.signals import SHUTDOWN
 from pipeline.training.brain import NAME, Brain, Stage
@@ -43,13 +42,7 @@ def pass_progress(title: str, batches: int | None, show: bool | None) -> Iterato
         batches: how many there will be; None: that isn't known.
         show: whether it is; None: where stderr is a terminal.
     """
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[loss]}"),
-    )
+    columns = *Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}")
     hidden = not (on_terminal() if show is None else show)
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as bar:
         bar.add_task(title, total=batches, loss="")
@@ -125,19 +118,16 @@ class Fit(PassLoop):
             if not (fit and fit.running) or fit.running.state:
                 context = Context(model=self.models, train_state=self.counters)
                 restore_training(checkpoint, context, checkpointer.recoverables, checkpointer.initial)
-                self._go_on(checkpoint, fit)
+                if fit:
+                    self.epochs, self.metrics, self.running = fit.epochs, fit.metrics, fit.running
+                    logger.info(f"going on after {len(self.epochs)} epochs, from {checkpoint.path}")
+                else:
+                    what = f"{checkpoint.path}: an earlier version saved weights and counters alone"
+                    logger.warning(f"{what}; the optimizers begin anew, and no epoch of the counter is skipped")
                 return
             moved = store.quarantine(checkpoint.path)
             message = f"{checkpoint.path}: an earlier version saved weights alone within an epoch"
             logger.info(f"{message}, and training goes on from the last end of one; it is now {moved.name}")
-
-    def _go_on(self, checkpoint: LoadedCheckpoint, fit: FitState | None) -> None:
-        if fit is None:
-            what = f"{checkpoint.path}: an earlier version saved weights and counters alone"
-            logger.warning(f"{what}; the optimizers begin anew, and no epoch of the counter is skipped")
-            return
-        self.epochs, self.metrics, self.running = fit.epochs, fit.metrics, fit.running
-        logger.info(f"going on after {len(self.epochs)} epochs, from {checkpoint.path}")
 
     def run(self, epoch_counter: Iterable[int]) -> None:
         """Train the epochs that are not done yet."""
@@ -193,10 +183,7 @@ class Fit(PassLoop):
 
     def close(self, training: TrainPass) -> None:
         """The pass of an epoch is over."""
-        if not training.done:
-            what = f"the training set gave no batch in epoch {training.number}"
-            raise DataError(f"{what}; check the dataset, or drop_last with few samples")
-        training.end(training.number)
+        training.end(training.number, "the training set")
 
     def on_due(self, training: TrainPass) -> bool:
         """Show progress, save or end, whatever is due; whether training goes on."""

@@ -17,7 +17,7 @@ from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.loader import length, random_sampler_of, set_epoch
-from pipeline.errors import CheckpointError, ConfigError, ContextError, DataError, StageError, one_of
+from pipeline.errors import CheckpointError, ConfigError, ContextError, StageError, one_of
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.checkpoints import Checkpoints
@@ -476,12 +476,8 @@ class TrainLoop(PassLoop):
         if training.over or not training.open:
             training.over = True
             return
-        if not training.done:
-            data, epoch = self.schemas[training.phase].dataset_name, self.context["current_epoch"]
-            remedy = "check the dataset, or drop_last with few samples"
-            raise DataError(f"phase.{training.phase}: '{data}' gave no batch in epoch {epoch}; {remedy}")
         with phase_errors(training.phase):
-            training.end(self.context["current_epoch"])
+            training.end(self.context["current_epoch"], f"'{self.schemas[training.phase].dataset_name}'")
         training.over = True
         if training in self.work:
             self.work.remove(training)

@@ -12,10 +12,11 @@ from pipeline.context import Context
 from pipeline.data.batch import on_device
 from pipeline.data.loader import has_own_state, position_of, random_sampler_of, remaining_batches
 from pipeline.data.workers import supervise_workers
+from pipeline.errors import DataError
 from pipeline.signals import SHUTDOWN, exit_requested
 from pipeline.training.brain import NO_OUTPUTS, Brain, Stage
 from pipeline.training.meters import MOST
-from pipeline.training.optim_scheduler import Losses, OptimScheduler, autocast, close_windows, losses_by_name
+from pipeline.training.optim_scheduler import Losses, autocast, close_windows, losses_by_name
 from pipeline.training.updater import UpdaterBase
 
 
@@ -213,8 +214,14 @@ class TrainPass:
         self.resources.enter_context(supervise_workers(batches))
         return iter(batches)
 
-    def end(self, epoch: int) -> None:
-        """Close the windows that are open, and compute the numbers of the pass."""
+    def end(self, epoch: int, data: str) -> None:
+        """Close the windows that are open, and compute the numbers of the pass.
+
+        Raises:
+            DataError: there was no batch; ``data`` says in what.
+        """
+        if not self.done:
+            raise DataError(f"{data} gave no batch in epoch {epoch}; check the dataset, or drop_last with few samples")
         brain = self.brain
         brain._train_state["update"] += close_windows(brain._optim_schedulers, brain._train_state["epoch"])
         brain._check_divergence()
@@ -275,7 +282,8 @@ class TrainPass:
         if losses:
             brain._pass_loss.add(brain._reported_loss(losses), samples)
         brain._outputs = None, losses
-        updates, steps = _progress(brain._optim_schedulers)
+        updates = sum(own.real_step // own.step_per_update for own in brain._optim_schedulers)
+        steps = sum(own.real_step * own.accum_grad + own.batches for own in brain._optim_schedulers)
         self._scheduled |= steps > self._steps
         brain._train_state["samples"] += samples
         # Where nothing goes through the schedulers, each batch counts as one update.
@@ -349,11 +357,3 @@ class PassIterator(Iterator[Any]):
     def close(self) -> None:
         """End the pass."""
         self._batches.close()
-
-
-def _progress(optim_schedulers: Iterable[OptimScheduler]) -> tuple[int, int]:
-    """How many windows have been closed in which a scheduler acted, and how many batches the schedulers have had."""
-    updates = sum(scheduler.real_step // scheduler.step_per_update for scheduler in optim_schedulers)
-    return updates, sum(
-        scheduler.real_step * scheduler.accum_grad + scheduler.batches for scheduler in optim_schedulers
-    )
