@@ -456,8 +456,7 @@ class TrainLoop(PassLoop):
                 training.count_batch()
         if self._left:
             left, self._left = self._left, None
-            self._end_epoch()
-            left.over = True
+            self._end_epoch(left)
 
     def _between(self) -> None:
         """No batch is in work: do what has become due."""
@@ -496,8 +495,8 @@ class TrainLoop(PassLoop):
         current = dict.fromkeys(numbers, self.counters["iteration"])
         self.iterations[phase] = {**self.iterations.get(phase, {}), **current}
 
-    def _end_epoch(self) -> None:
-        """The next epoch is asked for, or what comes after the last."""
+    def _end_epoch(self, left: EntryState | None = None) -> None:
+        """The next epoch is asked for, or what comes after the last; ``left``: the epochs that a break has left in it."""
         self._unwind(0)
         entries = self.inner or []
         for training in [entry for entry in entries if isinstance(entry, TrainPass)]:
@@ -514,6 +513,9 @@ class TrainLoop(PassLoop):
             self._validate_last()
         self.counters.update(epoch=epoch + 1, phase_index=0)
         self.inner = None
+        if left:
+            # From here on a run that is resumed begins no other epoch of these.
+            left.over = True
         self.hooks.after_epoch(context=self.context)
         self.checkpoints.notify_saved()
         if self.schedule.exporting.fires_after(epoch + 1):

@@ -319,6 +319,26 @@ def test_a_loop_that_is_interrupted_after_any_iteration_ends_as_one_that_is_not(
     assert unlike(name, by_signal=by_signal, save_interval=[f"{save} iteration", "1 epoch"]) == []
 
 
+def test_a_signal_at_the_end_of_an_epoch_left_by_break_does_not_begin_the_epoch_again(two: Config) -> None:
+    class StopsOnce:
+        sent = True
+
+        @hookimpl
+        def after_epoch(self) -> None:
+            if not StopsOnce.sent:
+                StopsOnce.sent = True
+                signal.raise_signal(signal.SIGTERM)
+
+    def run() -> dict[str, Any]:
+        config = two(epochs_left_by_break, **INTERVALS)
+        config["plugins"].append(StopsOnce)
+        return outcome(config)
+
+    whole, StopsOnce.sent = run(), False
+    assert run() == whole
+    assert StopsOnce.sent
+
+
 # Beside the default Runner.
 
 
