@@ -364,7 +364,10 @@ class RunnerSession:
         Raises:
             ContextError: a key that it reads is missing before, or one that it writes is missing after.
         """
-        if stage == "runner" and not self.entered_runner:
+        if stage == "runner" and self.entered_runner:
+            # A stage that is entered again goes on from where the first time has ended.
+            self.checkpointer.resumed = None
+        elif stage == "runner":
             self.entered_runner = True
             if self.settings.kind == "train":
                 self.begin_training()

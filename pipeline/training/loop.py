@@ -118,7 +118,9 @@ class TrainLoop(PassLoop):
     def _epochs(self, call: EntryState, end: int) -> Iterator[int]:
         self._arrive_at_end()
         try:
-            while not call.over and self.counters["epoch"] < end and (self._in_epoch or not self.is_over()):
+            # Where calls behind them were made before the resume, the epochs were over.
+            over = call.over or (self.resuming and not self._in_epoch)
+            while not over and self.counters["epoch"] < end and (self._in_epoch or not self.is_over()):
                 epoch = self.context["current_epoch"] = self.counters["epoch"]
                 self.inner = []
                 if not self._in_epoch:

@@ -860,3 +860,35 @@ def test_one_that_counts_its_iterations_by_itself_is_not_warned(config: Config, 
 
     GeneralTrainer(config(runner_class_path=Counts)).run()
     assert not any("has called neither" in line for line in log_lines)
+
+
+def test_behind_the_epochs_that_the_limits_ended_a_resumed_stage_begins_no_other(two: Config) -> None:
+    def validating(self: Any, context: Context) -> None:
+        for _ in context.epochs():
+            fit(context, "a", context.batches("a"))
+        numbers.append(context.validate("a"))
+        context.save()
+        if len(numbers) == 1:
+            raise KilledError
+
+    numbers: list[dict[str, float]] = []
+    with pytest.raises(KilledError):
+        GeneralTrainer(two(validating)).run()
+    state = GeneralTrainer(two(validating), resume="auto").run()["train_state"]
+    assert numbers[0] == numbers[1]
+    assert (state["iteration"], state["epoch"]) == (10, 2)
+
+
+@pytest.mark.parametrize("at", [2, 5, 9, 10])
+def test_a_runner_stage_that_is_entered_again_takes_nothing_of_the_checkpoint_again(two: Config, at: int) -> None:
+    class Again(stages.Runner):
+        def run(self, context: Context) -> None:
+            super().run(context)
+            if "again" not in context:
+                context.update(again=True, status="train_pass")
+
+    expected = outcome(two(Again, save_interval=1))
+    chosen = two(Again, save_interval=1)
+    Stops.at = [at]
+    ours = outcome(chosen)
+    assert [key for key in expected if ours[key] != expected[key]] == []
