@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from pipeline import Brain, Checkpointer, Stage
 from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.reader import read_checkpoint
-from pipeline.errors import CheckpointError
+from pipeline.errors import CheckpointError, DataError
 
 
 def data() -> list[list[Tensor]]:
@@ -195,6 +195,15 @@ def test_a_fit_that_goes_on_within_an_epoch_is_refused_where_another_epoch_would
     fit_and_be_killed(tmp_path, 5)
     with pytest.raises(CheckpointError, match=r"fit: the checkpoint was saved in the middle of epoch 1, and epoch 7"):
         Dropping(tmp_path).fit([0, 7], Batches())
+
+
+def test_a_fit_does_not_go_on_within_an_epoch_with_other_batches(tmp_path: Path) -> None:
+    samples = [(x, y) for batch in data() for x, y in zip(*batch, strict=True)]
+    brain = Interrupted(tmp_path, ckpt_interval_steps=1)
+    with pytest.raises(KeyboardInterrupt):
+        brain.fit(range(2), samples, train_loader_kwargs={"batch_size": 2})
+    with pytest.raises(DataError, match=r"make_dataloader.batch_size: 2 -> 3: has changed in the middle of an epoch"):
+        Dropping(tmp_path).fit(range(2), samples, train_loader_kwargs={"batch_size": 3})
 
 
 def test_a_loader_whose_order_is_drawn_by_chance_is_saved_at_the_ends_of_epochs_alone(
