@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from pipeline.check.checker import check_or_raise
-from pipeline.cli import COMMANDS
+from pipeline.cli import COMMANDS, package_entries
 from pipeline.cli.options import config_and_overrides, print_traceback, refuse, split
-from pipeline.config.load import Config
 from pipeline.errors import ConfigError, ExitCode, Fault
 from pipeline.run import log
-
-if TYPE_CHECKING:
-    from pipeline.cli.dry_run import Problem
+from pipeline.user_code import class_path
 
 _DATA = "%\r\n"
 _PROPERTY = f"{_DATA}:,"
@@ -57,14 +53,14 @@ def command(
         click.echo(f"note: {note}", err=True)
     if build:
         with _user_code():
-            problems, lines = _build(run_config)
+            problems, lines = _level("build")(run_config)
         for line in lines:
             click.echo(line, err=form != "text")
         if problems:
             sys.exit(_refuse(_faults(problems), form))
     if steps:
         with _user_code():
-            problems = _run_steps(run_config, overrides, steps)
+            problems = _level("steps")(run_config, overrides, steps)
         if problems:
             sys.exit(
                 _refuse(_faults(problems), form, f"{_count(steps)} did not go through, and nothing is kept of them")
@@ -88,29 +84,26 @@ def _user_code() -> Iterator[None]:
         sys.dont_write_bytecode = before
 
 
-def _build(config: Config) -> tuple[list[Problem], list[str]]:
-    # Imported now, since it imports torch.
-    build = import_module("pipeline.cli.dry_run").Build(config)
-    build.all()
-    width = max(map(len, build.lines), default=0) + 1
-    return build.problems.entries, [f"{name + ':':<{width}} {text}" for name, text in build.lines.items()]
-
-
-def _run_steps(config: Config, overrides: Sequence[str], steps: int) -> list[Problem]:
-    problems: list[Problem] = import_module("pipeline.cli.dry_run").run_steps(config, overrides, steps)
-    return problems
+def _level(name: str) -> Callable[..., Any]:
+    """The function behind ``--build`` or ``--steps``, which a package offers: it imports torch."""
+    paths = list(package_entries("pipeline.checks").get(name, {}).values())
+    if len(paths) != 1:
+        offers = ", ".join(paths) or "nothing"
+        raise click.UsageError(f"--{name}: the entry-point group pipeline.checks has {offers} for it; install one")
+    level: Callable[..., Any] = class_path.load(class_path.parse(paths[0]))
+    return level
 
 
 def _count(steps: int | None) -> str:
     return f"{steps} step{'' if steps == 1 else 's'}"
 
 
-def _faults(problems: Sequence[Problem]) -> list[Fault]:
+def _faults(problems: Sequence[tuple[Fault, BaseException | None]]) -> list[Fault]:
     """Show the errors of user code, and return the faults."""
-    for problem in problems:
-        if problem.error:
-            print_traceback(problem.error)
-    return [problem.fault for problem in problems]
+    for _, error in problems:
+        if error:
+            print_traceback(error)
+    return [fault for fault, _ in problems]
 
 
 def _refuse(faults: Sequence[Fault], form: str, outcome: str = "nothing was run") -> ExitCode:

@@ -98,7 +98,9 @@ class Problems:
             problem = self._our_problem(error, address, origin)
         else:
             what = f"{type(error).__name__}: {error}{self._user_location(error)}"
-            frames = user_traceback(error.__traceback__) or error.__traceback__
+            frames = user_traceback(error.__traceback__)
+            while frames and frames.tb_next and frames.tb_frame.f_code.co_filename == __file__:
+                frames = frames.tb_next
             fault = origin.fault(address, f"cannot be built: {what}; mend it, or its arguments")
             problem = Problem(fault, error.with_traceback(frames))
         if problem.fault not in [other.fault for other in self.entries]:
@@ -261,6 +263,14 @@ class Build:
         except CannotTellError as error:
             return f"{build.size()}; {error}" if build else str(error)
         return build.size() if build else "cannot be built"
+
+
+def build(config: Config) -> tuple[list[Problem], list[str]]:
+    """``check --build``: what is wrong, and a line about each phase."""
+    build = Build(config)
+    build.all()
+    width = max(map(len, build.lines), default=0) + 1
+    return build.problems.entries, [f"{name + ':':<{width}} {text}" for name, text in build.lines.items()]
 
 
 def _name(cls: type | None) -> str:

@@ -7,11 +7,11 @@ import traceback
 from pathlib import Path
 
 import pytest
+from pipeline_plugins.dry_run import levels as dry_run
+from pipeline_plugins.dry_run.levels import META, Build, PhaseBuild
 from torch import nn
 
 from pipeline.check.checker import check_or_raise
-from pipeline.cli import dry_run
-from pipeline.cli.dry_run import META, Build, PhaseBuild
 from pipeline.trainer import GeneralTrainer
 
 MODEL = """
