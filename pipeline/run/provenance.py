@@ -100,8 +100,9 @@ class Provenance:
             StorageError: the storage refuses.
         """
         texts = {
-            "config.yaml": self.config,
+            # First, since by it the run is found again.
             "command.txt": "".join(f"{name}: {value}\n" for name, value in self.command.items()),
+            "config.yaml": self.config,
             "environment.json": json.dumps(self.environment, indent=2, default=str) + "\n",
             "swaps.txt": self.swaps,
         }

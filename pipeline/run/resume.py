@@ -81,8 +81,14 @@ def read_command(run_dir: Path) -> dict[str, str]:
 
 
 def _is_run_of(config: Config, run_dir: Path) -> bool:
-    """Whether a run was made with this config file, or with a config of the same ``name``, and not by ``resume-test``."""
+    """Whether a run was made with this config file, or with a config of the same ``name``, and not by ``resume-test``.
+
+    One that was interrupted before it wrote its first file may be anybody's.
+    """
     command, name = read_command(run_dir), config.settings.name
+    with suppress(OSError):
+        if {*os.listdir(run_dir)} <= {"lock", "log.txt", ".command.txt.tmp"}:
+            return True
     same_file = config.path is not None and command.get("config") == str(config.path.resolve())
     same_name = name is not None and command.get("name") == name
     return (same_file or same_name) and not os.path.exists(run_dir / MADE_BY)

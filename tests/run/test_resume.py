@@ -328,6 +328,13 @@ def test_a_config_whose_folder_was_moved_begins_a_new_run_and_says_how_to_name_t
     assert f"to go on with it, name it in the place of auto: {run_dir}" in told
 
 
+def test_auto_takes_a_run_that_was_interrupted_before_it_wrote_its_first_file(linear: Path) -> None:
+    directory = RunDirectory.new(Path("runs"), "workspace")
+    (directory.path / "lock").touch()
+    context = GeneralTrainer(linear, resume="auto").run()
+    assert (context["run_dir"], context["train_state"]["iteration"]) == (directory.path, 12)
+
+
 def test_auto_begins_a_new_run_where_the_one_before_may_not_be_read(linear: Path) -> None:
     config, own = check_or_raise(linear), os.geteuid()
     with TemporaryDirectory() as folder:
