@@ -39,7 +39,8 @@ def before_epoch(context: Context) -> None:
 def before_batch(context: Context, batch: Any) -> None:
     """A training batch, already on its device, is about to be used.
 
-    ``context["train_state"]`` counts the batches before this one, here and until ``after_batch``.
+    ``context["train_state"]`` counts the batches before this one, here and until ``after_batch``. In a runner stage with a
+    loop of its own this is when ``context.batches`` gives the batch out.
     """
 
 
@@ -62,7 +63,9 @@ def after_update(context: Context, name: str, optim_scheduler: Any) -> None:
 def after_batch(context: Context, batch: Any, predictions: Any, losses: dict[str, Any]) -> None:
     """A training batch has been used; the losses are tensors on the device: reading one makes a GPU wait.
 
-    ``context["train_state"]`` counts it.
+    ``context["train_state"]`` counts it. The predictions are those of the Brain's ``fit_batch``, None where it was not
+    called. In a runner stage with a loop of its own this is when the next batch is asked for; of several batches that are
+    done at once, it is called for the one first that was given out last.
     """
 
 

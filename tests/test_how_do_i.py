@@ -96,7 +96,7 @@ def test_stop_early_ends_the_training_once_the_loss_has_not_improved(answered: A
     assert 2 < len(losses) < 20
     assert min(losses[-2:]) >= min(losses[:-2])
     assert all(min(losses[at - 2 : at]) < min([math.inf, *losses[: at - 2]]) for at in range(2, len(losses)))
-    assert json.loads((context["run_dir"] / "status.json").read_text())["state"] == "stopped"
+    assert json.loads((context["run_dir"] / "status.json").read_text())["state"] == "done"
 
 
 def test_a_number_that_is_logged_is_in_the_metrics_of_training_and_validation(answered: Answered) -> None:
@@ -169,9 +169,20 @@ def test_a_finished_run_is_trained_further_as_if_it_had_never_ended(folder: Path
     )
 
 
-def test_a_loop_of_ones_own_is_resumed_as_if_it_had_never_ended(folder: Path) -> None:
-    for language, name in (("python", "experiment.py"), ("yaml", "experiment.yaml")):
+def test_a_loop_of_ones_own_is_the_default_and_is_trained_further(folder: Path) -> None:
+    weights = trained("runner.train_runner.epochs=3", "name=whole")["model"]["spirals"]["model"].state_dict()
+    for language, name in (("python", "own_loop.py"), ("yaml", "own_loop.yaml")):
         (folder / name).write_text(blocks("Write a loop", language)[0], encoding="utf-8")
+    first = GeneralTrainer("own_loop.yaml", [FEW]).run()
+    last = first["checkpointer"].newest()
+    further = GeneralTrainer("own_loop.yaml", ["runner.train_runner.epochs=3"], last).run()
+    assert same(further["model"]["spirals"]["model"].state_dict(), weights)
+    assert [line["epoch"] for line in lines(further, "epoch")] == [0, 1, 2]
+
+
+def test_an_experiment_of_ones_own_is_resumed_as_if_it_had_never_ended(folder: Path) -> None:
+    for language, name in (("python", "experiment.py"), ("yaml", "experiment.yaml")):
+        (folder / name).write_text(blocks("Write a loop", language)[1], encoding="utf-8")
     first, last = ("runner.train_runner.max_steps=40", "runner.train_runner.max_steps=50")
     straight = GeneralTrainer("experiment.yaml", [last, "name=straight"]).run()
     run_dir = GeneralTrainer("experiment.yaml", [first]).run()["run_dir"]

@@ -24,7 +24,7 @@ from pipeline_plugins.new.command import KINDS
 from pydantic import BaseModel
 from torch.utils.data import TensorDataset
 
-from pipeline import Brain, GeneralTrainer, OptimScheduler, RunOptions, hookspecs
+from pipeline import Brain, Context, GeneralTrainer, OptimScheduler, RunOptions, hookspecs, stages
 from pipeline.check.checker import check
 from pipeline.cli import group
 from pipeline.config.aliases import RUNNER_ALIASES
@@ -136,9 +136,9 @@ def test_where_to_change_what_names_files_that_exist() -> None:
     assert len(named) > 10
 
 
-def test_the_reading_list_has_six_files() -> None:
+def test_the_reading_list_has_seven_files() -> None:
     reading = READMES["pipeline"].partition("## Reading list")[2].partition("Whoever writes")[0]
-    assert len(re.findall(r"^\d\. `pipeline/[a-z_/]+\.py`", reading, flags=re.MULTILINE)) == 6
+    assert len(re.findall(r"^\d\. `pipeline/[a-z_/]+\.py`", reading, flags=re.MULTILINE)) == 7
 
 
 # Tables
@@ -467,6 +467,45 @@ def test_the_brain_trains_and_is_evaluated_alone(written: Path, capsys: pytest.C
         torch.nn.functional.l1_loss(model(x), y).backward()
         torch.optim.SGD(model.parameters(), 0.1).step()
     assert float(capsys.readouterr().out) == pytest.approx(torch.nn.functional.l1_loss(model(x), y).item(), rel=1e-6)
+
+
+# A loop of one's own
+
+
+def test_the_verbs_of_the_runner_have_the_parameters_of_the_table() -> None:
+    for row in cells("pipeline/training", "| method of a Runner | does |"):
+        name, _, listed = row[0].strip("`)").partition("(")
+        assert listed.split(", ") == [*inspect.signature(getattr(stages.Runner, name)).parameters][1:]
+
+
+def test_the_calls_of_a_loop_have_the_parameters_of_the_table() -> None:
+    for row in cells("pipeline/training", "| of the context | does |"):
+        name, _, listed = row[0].strip("`)").removeprefix("context.").partition("(")
+        method = getattr(Context, name)
+        parameters = [*inspect.signature(method).parameters.values()][1:] if callable(method) else []
+        shown = [each.name if each.default is each.empty else f"{each.name}={each.default}" for each in parameters]
+        assert listed == ", ".join(shown)
+
+
+def test_every_verb_of_the_runner_is_listed() -> None:
+    verbs = [name for name in (*vars(stages.Runner), "save") if inspect.isfunction(getattr(stages.Runner, name))]
+    rows = [row[0].strip("`").partition("(")[0] for row in cells("pipeline/training", "| method of a Runner | does |")]
+    assert sorted(rows) == sorted(name for name in verbs if not name.startswith("_"))
+
+
+def test_the_loop_of_the_page_trains_one_phase_once_for_three_batches_of_the_other(linear: Path) -> None:
+    (linear.parent / "runner.py").write_text(block("pipeline/training", "python", "# runner.py"), encoding="utf-8")
+    config = yaml.safe_load(linear.read_text(encoding="utf-8"))
+    config["runner"][0] |= {"runner_class_path": "{workspace}/runner.py"}
+    config["phase"] = [{**config["phase"][0], "name": name} for name in ("critic", "generator")]
+    linear.write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert check(linear) == []
+    context = GeneralTrainer(linear).run()
+    # Two epochs of six batches.
+    assert {name: phase.updater.state.iteration for name, phase in context["model"].items()} == {
+        "critic": 12, "generator": 4,
+    }  # fmt: skip
+    assert context["train_state"]["epoch"] == 2
 
 
 HOOKS_OF_A_BRAIN = [row[0].strip("`") for row in cells("pipeline/training", "| method of a Brain | called |")]
