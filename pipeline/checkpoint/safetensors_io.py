@@ -142,7 +142,7 @@ class TensorFile(NamedTuple):
 
 
 def read_tensors(path: Path) -> TensorFile:
-    """Read a whole safetensors file, after ``header`` has checked its header more strictly than the library does.
+    """Read a whole safetensors file, after ``header`` has looked at its header, of which the library checks the rest.
 
     Raises:
         CheckpointError: it is damaged, or something else.

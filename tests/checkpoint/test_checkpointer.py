@@ -240,7 +240,7 @@ def write(path: Path, content: bytes) -> Path:
         (
             "short.safetensors",
             safetensors_io.encode_tensors({"a": torch.ones(4)})[:-1],
-            r"is damaged: its header makes no sense \(its tensors take 16 bytes, and there are 15\); use another",
+            r"short.safetensors: cannot be read \(.*file not fully covered\); use another",
         ),
     ],
 )
