@@ -48,7 +48,7 @@ class PipelineStage(Protocol):
         """Build the stage; ``args`` are the ``<stage>_args`` of the runner."""
 
 
-class Batches(Protocol):
+class Batches(Iterator[Any], Protocol):
     """The batches of a pass."""
 
     @property
@@ -58,12 +58,6 @@ class Batches(Protocol):
     @property
     def numbers(self) -> dict[str, float]:
         """``loss`` and what was logged; empty until the pass is over."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """The batches."""
-
-    def __next__(self) -> Any:
-        """The next batch."""
 
     def close(self) -> None:
         """End the pass."""
@@ -103,12 +97,7 @@ class ContextKey(NamedTuple):
 
 KEYS: tuple[ContextKey, ...] = (
     ContextKey("status", "str", "trainer", "the stage to enter next; a stage that writes it jumps or repeats"),
-    ContextKey(
-        "is_exit",
-        "bool",
-        "trainer",
-        "True ends the run after the current stage, a training between two steps; terminal still runs",
-    ),
+    ContextKey("is_exit", "bool", "trainer", "True ends the run after this stage or training step; terminal still runs"),
     ContextKey("config_yaml", "str | None", "trainer", "path of the config file; None for a dict"),
     ContextKey("config", "Config", "trainer", "the resolved config: `get(address, default)`"),
     ContextKey("env", "dict", "trainer", "the plain dict of the config; `env['phase']` holds the runner's phases"),
@@ -128,15 +117,11 @@ KEYS: tuple[ContextKey, ...] = (
     ContextKey("run_dir", "Path", "trainer", "the run directory"),
     ContextKey("checkpointer", "Checkpointer", "trainer", "saves and loads this runner's checkpoints"),
     ContextKey(
-        "train_state",
-        "dict",
-        "trainer",
+        "train_state", "dict", "trainer",
         "{iteration, update, epoch, samples, phase_index}, all counted from 0; of an infer runner, those of its checkpoint",
     ),
     ContextKey(
-        "checkpoints",
-        "dict",
-        "trainer",
+        "checkpoints", "dict", "trainer",
         "of an infer runner: path -> phase -> {metric: value} of each checkpoint that it evaluates; startup loads the first",
     ),
     ContextKey("resources", "ExitStack", "trainer", "what is closed at the end, whatever happens, last opened first"),
@@ -144,14 +129,9 @@ KEYS: tuple[ContextKey, ...] = (
     ContextKey("model", "dict", "network", "phase name -> {model, brain, optim_schedulers, updater}"),
     ContextKey("current_epoch", "int", "runner", "the epoch that is running, from 0"),
     ContextKey("metrics", "dict", "runner", "the newest numbers: phase name -> {metric: value}"),
-    ContextKey(
-        "best",
-        "dict | None",
-        "runner",
-        "with `keep_best`: the best so far, {metric, mode, value, iteration}; None if there is none",
-    ),
+    ContextKey("best", "dict | None", "runner", "with `keep_best`: {metric, mode, value, iteration}, or None before any"),
     ContextKey("error", "BaseException", "trainer", "what ended the run, after a failure"),
-)
+)  # fmt: skip
 # The counters of ``train_state``.
 TRAIN_STATE = ("iteration", "update", "epoch", "samples", "phase_index")
 # Key of the framework -> who writes it.

@@ -250,9 +250,7 @@ class DatasetSchema(_Section):
     drop_last: bool = Field(False, description="leave out the last batch if it is short")
     num_workers: int = Field(0, ge=0, description="processes that load data; 0 loads in this one")
     multiprocessing_context: StartMethod | None = Field(None, description="how workers start; null leaves it to Python")
-    timeout: float | None = Field(
-        None, ge=0, description="seconds to wait for a worker's batch; null or 0 waits forever"
-    )
+    timeout: float | None = Field(None, ge=0, description="seconds to wait for a worker's batch; null or 0: forever")
     collate_fn: ClassPathValue | None = Field(None, description="makes a batch of a list of samples; null is torch's")
 
 
@@ -263,9 +261,7 @@ class PhaseSchema(_Section):
     model: ClassPathValue | None = Field(None, description="an nn.Module or a Brain (class Model)")
     model_args: Arguments = Field({}, description="keyword arguments of the model, over those from hyper_parameters")
     modules: NamedClasses = Field({}, description="name -> {class, args}, built and given to the Brain as `modules`")
-    model_of: str | None = Field(
-        None, description="a phase whose model and optimizers this one trains; no `model` then"
-    )
+    model_of: str | None = Field(None, description="a phase whose model and optimizers this trains; no `model` then")
     loss: ClassPathValue | None = Field(None, description="(predictions, target) -> scalar; a Brain brings its own")
     metrics: NamedClasses = Field({}, description="name -> {class, args}")
     optim_schedulers: NamedClasses = Field(
@@ -349,21 +345,6 @@ class RunnerSchema(_Section):
     startup_args: Arguments = _stage_arguments("startup")
     runner_args: Arguments = _stage_arguments("runner")
     terminal_args: Arguments = _stage_arguments("terminal")
-
-    @property
-    def intervals(self) -> list[Interval]:
-        """``save_interval`` as a list."""
-        return parse_intervals(self.save_interval)
-
-    @property
-    def valid_intervals(self) -> list[Interval]:
-        """``valid_interval`` as a list."""
-        return parse_intervals(self.valid_interval)
-
-    @property
-    def inference_intervals(self) -> list[Interval]:
-        """``save_inference_interval`` as a list."""
-        return parse_intervals(self.save_inference_interval, "epoch")
 
 
 class ConfigSchema(_Section):

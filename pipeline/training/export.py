@@ -59,7 +59,7 @@ class WeightExporter:
             ConfigError: a model cannot be exported.
             DataError: there is no batch to export it with.
         """
-        if not self.runner.inference_intervals:
+        if not self.runner.save_inference_interval:
             return
         with storage.storing(self.folder, ""):
             storage.make_folder(self.folder)
@@ -88,7 +88,7 @@ class WeightExporter:
         Raises:
             StorageError: the storage refuses.
         """
-        if self.runner.inference_intervals:
+        if self.runner.save_inference_interval:
             self._save()
 
     def _save(self) -> None:

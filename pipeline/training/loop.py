@@ -526,7 +526,7 @@ class TrainLoop(PassLoop):
 
     def _validate_last(self) -> None:
         """Validate, at the end of training, what was not validated since its last update."""
-        for name in self.schemas if self.runner.valid_intervals else ():
+        for name in self.schemas if self.runner.valid_interval else ():
             self._validate(name, last=True)
 
     def _validate(self, name: str, *, last: bool = False, asked: bool = False) -> dict[str, float]:

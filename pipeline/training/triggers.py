@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from pipeline.config.schema import Interval, RunnerSchema
+from pipeline.config.schema import Interval, RunnerSchema, parse_intervals
 
 # An iteration that no run reaches.
 NEVER = 1 << 62
@@ -89,9 +89,9 @@ class Schedule:
     def __init__(self, runner: RunnerSchema, iteration: int) -> None:
         every = runner.print_interval
         self.printing = Trigger([Interval(every, "iteration")] if every else [], iteration)
-        self.validating = Trigger(runner.valid_intervals, iteration)
-        self.saving = Trigger(runner.intervals, iteration)
-        self.exporting = Trigger(runner.inference_intervals, iteration)
+        self.validating = Trigger(parse_intervals(runner.valid_interval), iteration)
+        self.saving = Trigger(parse_intervals(runner.save_interval), iteration)
+        self.exporting = Trigger(parse_intervals(runner.save_inference_interval, "epoch"), iteration)
         self._triggers = self.printing, self.validating, self.saving, self.exporting
         self.epochs = min(runner.epochs or NEVER, runner.debug_epochs if runner.debug else NEVER)
         self.max_steps = runner.max_steps or NEVER

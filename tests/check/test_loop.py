@@ -89,7 +89,7 @@ def test_a_setting_that_the_runner_does_not_have_is_a_fault(linear: Path, use: s
 @pytest.mark.parametrize(
     "use",
     [
-        "context['runner'].epochs, context['runner'].kind, context['runner'].model_dump(), context['runner'].intervals",
+        "context['runner'].epochs, context['runner'].kind, context['runner'].model_dump()",
         "if hasattr(context['runner'], 'epoch'): context['runner'].epoch",
         "context['runner'] = self; context['runner'].epoch = 1; context['runner'].epoch",
     ],

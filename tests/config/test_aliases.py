@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config.aliases import NOT_YET
 from pipeline.config.load import Config
-from pipeline.config.schema import Interval
+from pipeline.config.schema import Interval, parse_intervals
 
 Configs = Callable[..., Config]
 Faults = Callable[..., list[str]]
@@ -44,7 +44,7 @@ def test_an_alias_becomes_the_canonical_key(config: Configs, keys: str, canonica
 def test_each_save_interval_adds_to_the_list(config: Configs) -> None:
     keys = "save_interval: [7, 3 second]; save_checkpoint_interval: 2; save_step_interval: [9, 8]"
     keys += "; ckpt_interval_minutes: 4; ckpt_interval_steps: null"
-    assert config(runner(keys)).runners[0].intervals == [
+    assert parse_intervals(config(runner(keys)).runners[0].save_interval) == [
         Interval(7, "iteration"),
         Interval(3, "second"),
         Interval(2, "epoch"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.load import Config
-from pipeline.config.schema import SECTIONS, ConfigSchema, Interval
+from pipeline.config.schema import SECTIONS, ConfigSchema, Interval, parse_intervals
 
 Configs = Callable[..., Config]
 Faults = Callable[..., list[str]]
@@ -294,7 +294,8 @@ def test_a_device_is_taken_as_written(config: Configs, device: str) -> None:
 def test_an_interval_counts_iterations_epochs_seconds_or_minutes(
     config: Configs, value: str, intervals: list[Interval]
 ) -> None:
-    assert config(TEXTS["runner"].replace("{}", f"save_interval: {value}")).runners[0].intervals == intervals
+    found = config(TEXTS["runner"].replace("{}", f"save_interval: {value}")).runners[0]
+    assert parse_intervals(found.save_interval) == intervals
 
 
 @pytest.mark.parametrize(
@@ -302,7 +303,8 @@ def test_an_interval_counts_iterations_epochs_seconds_or_minutes(
 )
 def test_validation_has_intervals_of_its_own(config: Configs, value: str, intervals: list[Interval]) -> None:
     found = config(TEXTS["runner"].replace("{}", f"valid_interval: {value}")).runners[0]
-    assert (found.valid_intervals, found.intervals) == (intervals, [Interval(1, "epoch")])
+    saving = parse_intervals(found.save_interval)
+    assert (parse_intervals(found.valid_interval), saving) == (intervals, [Interval(1, "epoch")])
 
 
 @pytest.mark.parametrize(
@@ -316,12 +318,13 @@ def test_a_bare_number_of_the_inference_interval_means_epochs(
     config: Configs, value: str, intervals: list[Interval]
 ) -> None:
     found = config(TEXTS["runner"].replace("{}", f"save_inference_interval: {value}")).runners[0]
-    assert found.inference_intervals == intervals
+    assert parse_intervals(found.save_inference_interval, "epoch") == intervals
 
 
 def test_without_an_interval_it_is_one_epoch(config: Configs) -> None:
     found = config("").runners[0]
-    assert found.intervals == found.valid_intervals == [Interval(1, "epoch")]
+    intervals = [parse_intervals(value) for value in (found.save_interval, found.valid_interval)]
+    assert intervals == [[Interval(1, "epoch")]] * 2
 
 
 def test_the_best_checkpoint_and_the_updater_are_objects_with_their_defaults(config: Configs) -> None:
