@@ -159,8 +159,6 @@ class GeneralTrainer:
             context["status"] = next(status for status, name in self.statuses.items() if name == following)
         status = context["status"]
         if status not in list(self.statuses):
-            remedy = one_of(str(status), self.statuses)
-            raise StageError(
-                f"{runner.describe(stage)} wrote context['status'] = {status!r}, which is no status{remedy}"
-            )
+            what = f"wrote context['status'] = {status!r}, which is no status{one_of(str(status), self.statuses)}"
+            raise StageError(f"{runner.describe(stage)} {what}")
         return self.statuses[status]

@@ -62,9 +62,7 @@ def command(
         with _user_code():
             problems = _level("steps")(run_config, overrides, steps)
         if problems:
-            sys.exit(
-                _refuse(_faults(problems), form, f"{_count(steps)} did not go through, and nothing is kept of them")
-            )
+            sys.exit(_refuse(_faults(problems), form, f"{_count(steps)} did not go through; nothing is kept of them"))
     if form == "json":
         click.echo("[]")
     elif form == "text":

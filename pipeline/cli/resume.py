@@ -7,7 +7,6 @@ import os
 import stat
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 
@@ -19,15 +18,6 @@ from pipeline.run.provenance import parse_command
 from pipeline.run.resume import split_path
 
 
-class RunOrigin(NamedTuple):
-    """How a run was started, from its ``command.txt``."""
-
-    folder: str
-    config: str
-    workspace: str
-    overrides: list[str]
-
-
 @click.command("resume", help=COMMANDS["resume"])
 @click.argument("path", metavar="RUN_DIR|CHECKPOINT", type=click.Path(path_type=Path))
 @log_level
@@ -36,27 +26,27 @@ def command(path: Path, level: str | None) -> None:
     log.to_stderr(level or "INFO")
     run_dir, checkpoint = split_path(path)
     _refuse_strangers(run_dir)
-    origin = _run_origin(run_dir)
-    click.echo(f"config {origin.config}, workspace {origin.workspace}, from {origin.folder}", err=True)
-    if not Path(origin.folder).is_dir():
-        raise click.UsageError(f"{run_dir / 'command.txt'}: the folder {origin.folder} is not there any more")
+    folder, config, workspace, overrides = _run_origin(run_dir)
+    click.echo(f"config {config}, workspace {workspace}, from {folder}", err=True)
+    if not Path(folder).is_dir():
+        raise click.UsageError(f"{run_dir / 'command.txt'}: the folder {folder} is not there any more")
     # Outputs are relative to where the run was begun.
-    os.chdir(origin.folder)
-    sys.exit(run(origin.config, origin.overrides, str(checkpoint or run_dir)))
+    os.chdir(folder)
+    sys.exit(run(config, overrides, str(checkpoint or run_dir)))
 
 
-def _run_origin(run_dir: Path) -> RunOrigin:
-    """Read ``command.txt``."""
+def _run_origin(run_dir: Path) -> tuple[str, str, str, list[str]]:
+    """(folder, config, workspace, overrides) with which a run was started, from its ``command.txt``."""
     file = run_dir / "command.txt"
     try:
         facts = parse_command(file.read_text("utf-8", "surrogateescape"))
-        origin = RunOrigin(facts["folder"], facts["config"], facts["workspace"], _words(facts["overrides"]))
+        origin = facts["folder"], facts["config"], facts["workspace"], _words(facts["overrides"])
     except KeyError as error:
         raise click.UsageError(f"{file}: has no {error.args[0]}; {_by_hand(run_dir)}") from error
     except (OSError, ValueError, TypeError, RecursionError) as error:
         what = f"is no run directory, or its command.txt cannot be read ({error})"
         raise click.UsageError(f"{run_dir}: {what}; {_by_hand(run_dir)}") from error
-    if origin.config == "None":
+    if facts["config"] == "None":
         remedy = f"use GeneralTrainer(…, resume={str(run_dir)!r})"
         raise click.UsageError(f"{file}: has no config: it was run from Python; {remedy}")
     return origin

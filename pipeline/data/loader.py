@@ -230,10 +230,8 @@ class SeededLoader(DataLoader[Any]):
         """Raise if a pass would go on with other data, or a stream with other shards."""
         if not self.streams:
             now = self.order()
-            if lines := "; ".join(differences(state.get("order", now), now, self.where)):
-                why = "has changed in the middle of an epoch, and samples would come twice, and others not at all"
-                remedy = "set it back until the epoch is over, or resume from a checkpoint between two epochs"
-                raise DataError(f"{lines}: {why}; {remedy}")
+            if changes := changed_order(state.get("order", now), now, self.where):
+                raise DataError(changes)
         elif state["shares"] != self.shards:
             self._refuse("num_workers", state["shares"], "each worker reads a part of the stream")
         elif not state["states"] and state["batch_size"] != self.batch_size:
@@ -346,6 +344,14 @@ class SeededLoader(DataLoader[Any]):
         size = self.batch_size or 1
         up = 0 if self.drop_last else size - 1
         return sum((len(samples[worker::workers]) + up) // size for worker in range(workers))
+
+
+def changed_order(before: Any, now: Any, where: str) -> str:
+    """Why a pass cannot go on where what decides its order has changed; ``""`` where nothing has."""
+    lines = "; ".join(differences(before, now, where))
+    why = "has changed in the middle of an epoch, and samples would come twice, and others not at all"
+    remedy = "set it back until the epoch is over, or resume from a checkpoint between two epochs"
+    return f"{lines}: {why}; {remedy}" if lines else ""
 
 
 def _identity(batch: _T) -> _T:

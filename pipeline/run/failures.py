@@ -44,7 +44,7 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
     runner.run.failed = True
     # A signal has to wait: the run is ending anyway, and nothing of that is left out.
     with SHUTDOWN.defer(lambda: None):
-        context, stage = runner.context, runner.context.stage
+        context, stage, hooks = runner.context, runner.context.stage, runner.hooks
         runner.restore_protected()
         headline = describe(error, stage, runner)
         log_error(error, headline)
@@ -53,13 +53,11 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
         context.enter("trainer")
         context["error"] = error
         if stage != "trainer":
-            _best_effort(
-                "on_stage_error", lambda: runner.hooks.on_stage_error(name=stage, context=context, error=error)
-            )
+            _best_effort("on_stage_error", lambda: hooks.on_stage_error(name=stage, context=context, error=error))
         if stage != "terminal" and not runner.completed:
             _best_effort("abort", _abort, runner, error)
         if not runner.completed:
-            _best_effort("after_pipeline", lambda: runner.hooks.after_pipeline(context=context))
+            _best_effort("after_pipeline", lambda: hooks.after_pipeline(context=context))
         _best_effort("closing the resources", runner.resources.close)
         # Storage that has refused before refuses this as well, which is said once.
         level = "DEBUG" if isinstance(error, StorageError) else "ERROR"
@@ -67,14 +65,12 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
         _best_effort("status.json", _write_status, error, headline, runner.run.directory, runner.counters, level=level)
 
 
-def _write_status(error: BaseException, headline: str, directory: RunDirectory, counters: Mapping[str, int]) -> None:
+def _write_status(error: BaseException, reason: str, directory: RunDirectory, counters: Mapping[str, int]) -> None:
     code = exit_code(error)
     states = {ExitCode.INTERRUPTED: "interrupted", ExitCode.STOPPED: "stopped"}
     state, resumable = states.get(code, "failed"), not isinstance(error, NoCheckpointError)
     what = f"{type(error).__name__}: {error}"
-    directory.write_status(
-        state, exit_code=code, reason=headline, resumable=resumable, train_state=counters, error=what
-    )
+    directory.write_status(state, exit_code=code, reason=reason, resumable=resumable, train_state=counters, error=what)
 
 
 def describe(error: BaseException, stage: str, runner: RunnerSession) -> str:

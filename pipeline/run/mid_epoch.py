@@ -9,9 +9,8 @@ from pipeline.checkpoint.parts import fitting
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.state import MidEpochState
 from pipeline.config.schema import PhaseSchema, RunnerSchema
-from pipeline.config.yaml_tree import differences
 from pipeline.context import Context
-from pipeline.data.loader import SeededLoader, generators_of
+from pipeline.data.loader import SeededLoader, changed_order, generators_of
 from pipeline.errors import CheckpointError
 
 
@@ -60,12 +59,8 @@ class MidEpoch:
         if self._loaded is None or not passes:
             return
         now, key = self.settings.overfit_batches, f"runner.{self.settings.name}.overfit_batches"
-        if lines := "; ".join(differences(self._loaded.overfit_batches, now, key)):
-            what = (
-                f"{lines}: has changed in the middle of an epoch, and samples would come twice, and others not at all"
-            )
-            remedy = "set it back until the epoch is over, or resume from a checkpoint between two epochs"
-            raise CheckpointError(f"{checkpoint.path}: {what}; {remedy}")
+        if changes := changed_order(self._loaded.overfit_batches, now, key):
+            raise CheckpointError(f"{checkpoint.path}: {changes}")
         for entry in passes:
             order = self._loaded.dataset.get(self.datasets.get(entry.phase, ""))
             if entry.state and entry.state.data is None and order and not now:

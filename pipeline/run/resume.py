@@ -20,7 +20,7 @@ from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
 from pipeline.config.load import Config
 from pipeline.config.yaml_tree import MAX_BYTES, Origin, differences
-from pipeline.errors import CheckpointError, ConfigError, StorageError, one_of
+from pipeline.errors import CheckpointError, ConfigError, StorageError, one_of, printable
 from pipeline.run.directory import DONE, MADE_BY, RunDirectory, new_folder
 from pipeline.run.provenance import Provenance, parse_command
 
@@ -293,7 +293,7 @@ class Changes:
         """Report lines that differ, if any do."""
         if lines:
             more = [f"… and {len(lines) - MAX_LINES} more lines"] if len(lines) > MAX_LINES else []
-            self.messages.append("\n  ".join([what, *map(_printable, lines[:MAX_LINES]), *more]))
+            self.messages.append(printable("\n  ".join([what, *lines[:MAX_LINES], *more]), keep="\t\n"))
             self.files.add(file)
 
     @contextmanager
@@ -302,7 +302,7 @@ class Changes:
         try:
             yield
         except _UNREADABLE as error:
-            self.messages.append(_printable(f"{file} of the run directory cannot be compared: {error}"))
+            self.messages.append(printable(f"{file} of the run directory cannot be compared: {error}", keep="\t\n"))
             self.files.add(file)
 
 
@@ -391,8 +391,3 @@ def _text(path: Path) -> str:
     with suppress(*_UNREADABLE):
         return _read(path)
     return ""
-
-
-def _printable(line: str) -> str:
-    """A line without control characters."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "?", line)

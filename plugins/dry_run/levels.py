@@ -239,10 +239,8 @@ class Build:
         paths = {f"{stage}_class_path": (stage.capitalize(), base) for stage, (base, _) in METHODS.items()}
         classes = {}
         for key, (name, base) in {"trainer_class": ("Trainer", GeneralTrainer), **paths}.items():
-            import_class = partial(load_class, self.config, runner, key, name, base)
-            classes[key.removesuffix("_class_path")] = self.problems.attempt(
-                f"runner.{runner.name}.{key}", import_class
-            )
+            load = partial(load_class, self.config, runner, key, name, base)
+            classes[key.removesuffix("_class_path")] = self.problems.attempt(f"runner.{runner.name}.{key}", load)
         return {stage: cls for stage, cls in classes.items() if cls}
 
     def preparing(self, classes: Mapping[str, type]) -> str:
