@@ -360,7 +360,14 @@ def by_optimize(self: Any, context: Context) -> None:
             optimize({"loss": mse(phase.model(inputs), target)}, list(phase.optim_schedulers.values()), epoch)
 
 
-@pytest.mark.parametrize("body", [by_fit_batch, by_the_updater, by_optimize])
+def by_step(self: Any, context: Context) -> None:
+    phase = context["model"]["line"]
+    for _ in context.epochs():
+        for inputs, target in context.batches(phase):
+            phase.optim_schedulers["main"].step(mse(phase.model(inputs), target))
+
+
+@pytest.mark.parametrize("body", [by_fit_batch, by_the_updater, by_optimize, by_step])
 @pytest.mark.parametrize("runner", [{}, {"max_steps": 4}, {"valid_interval": 2, "save_interval": 2}])
 def test_a_loop_of_ones_own_is_the_default_runner_bit_for_bit(
     config: Config, recorder: Any, body: Body, runner: dict[str, Any]
@@ -619,8 +626,25 @@ def test_a_body_that_raises_counts_nothing(config: Config) -> None:
     assert counters[0]["iteration"] == 1
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_several_steps_by_hand_on_a_batch_count_once(config: Config, at_once: bool) -> None:
+    def several(self: Any, context: Context) -> None:
+        phase = context["model"]["line"]
+        for _ in context.epochs():
+            for inputs, target in context.batches("line"):
+                for _ in range(3):
+                    loss = mse(phase.model(inputs), target)
+                    if at_once:
+                        optimize({"loss": loss}, list(phase.optim_schedulers.values()))
+                    else:
+                        phase.optim_schedulers["main"].step(loss)
+
+    state = GeneralTrainer(config(runner_class_path=runner_of(several))).run()["train_state"]
+    assert (state["iteration"], state["update"], state["samples"]) == (6, 6, 20)
+
+
 @pytest.mark.parametrize(("trains", "counters"), [(0, (6, 6, 20)), (1, (6, 6, 20)), (2, (6, 12, 40))])
-def test_a_batch_counts_once_and_its_updates_and_samples_as_often_as_it_is_trained_on(
+def test_a_batch_counts_once_and_its_updates_and_samples_as_often_as_fit_batch_is_called(
     config: Config, trains: int, counters: tuple[int, int, int]
 ) -> None:
     def several(self: Any, context: Context) -> None:
