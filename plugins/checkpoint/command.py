@@ -12,10 +12,10 @@ import click
 
 from pipeline.checkpoint import layout
 from pipeline.checkpoint.storage import finite
-from pipeline.cli.options import size_in_words
 from pipeline.config import yaml_tree
 from pipeline.errors import ExitCode, printable
 
+from .. import size_in_words
 from . import listing
 from .listing import Checkpoint
 

@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pipeline.check.checker import check_or_raise
-from pipeline.cli.options import size_in_words
 from pipeline.config.load import Config
 from pipeline.config.schema import DEFAULT_PLUGINS, PhaseSchema, RunnerSchema
 from pipeline.config.yaml_tree import Origin
@@ -30,6 +29,8 @@ from pipeline.training.metrics.base import build_metrics
 from pipeline.user_code import plugins
 from pipeline.user_code.class_path import load_named
 from pipeline.user_code.tracebacks import user_traceback
+
+from .. import size_in_words
 
 _T = TypeVar("_T")
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import click
 
 from pipeline.check.checker import inspect
-from pipeline.cli.options import config_and_overrides, print_tables, split
+from pipeline.cli.options import config_and_overrides, split
 from pipeline.errors import ConfigError
 
+from .. import print_tables
 from .graph import graphs, mermaid, table
 
 

@@ -9,10 +9,11 @@ import click
 from rich.table import Table
 
 from pipeline.check.data_flow import default_definition, flow_of_stage, keys_at
-from pipeline.cli.options import print_tables
 from pipeline.errors import one_of
 from pipeline.stages.base import METHODS
 from pipeline.user_code import class_path, classes, source
+
+from .. import print_tables
 
 
 @click.command("stages")
