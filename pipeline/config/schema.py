@@ -146,10 +146,6 @@ Intervals = Annotated[
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$"), BeforeValidator(_not_too_long)]
 
-RunnerName = Annotated[Name, BeforeValidator(_folder_name)]
-
-PhaseName = Annotated[Name, BeforeValidator(_file_name)]
-
 Device = Annotated[
     str, BeforeValidator(_device), WithJsonSchema({"title": "auto, cpu, gpu, cuda or cuda:N", **_DEVICE})
 ]
@@ -257,7 +253,7 @@ class DatasetSchema(_Section):
 class PhaseSchema(_Section):
     """One item of ``phase``: a model with its data."""
 
-    name: PhaseName = Field(description="letters, digits, `_` and `-`")
+    name: Annotated[Name, BeforeValidator(_file_name)] = Field(description="letters, digits, `_` and `-`")
     model: ClassPathValue | None = Field(None, description="an nn.Module or a Brain (class Model)")
     model_args: Arguments = Field({}, description="keyword arguments of the model, over those from hyper_parameters")
     modules: NamedClasses = Field({}, description="name -> {class, args}, built and given to the Brain as `modules`")
@@ -276,7 +272,7 @@ class PhaseSchema(_Section):
 class RunnerSchema(_Section):
     """One item of ``runner``."""
 
-    name: RunnerName = Field(description="letters, digits, `_` and `-`")
+    name: Annotated[Name, BeforeValidator(_folder_name)] = Field(description="letters, digits, `_` and `-`")
     kind: RunnerKind = Field(alias="class", description="train or infer; single_train and single_infer mean the same")
     device: Device = Field("auto", description="auto, cpu, gpu, cuda or cuda:N")
     precision: Precision = Field("fp32", description="for training: fp32, bf16, or fp16 on a GPU; weights stay fp32")
