@@ -385,17 +385,15 @@ def parse(text: str, origin: Origin, faults: list[Fault] | None = None) -> Node:
     return node
 
 
-def dump(value: Any, *, one_line: bool = False) -> str:
-    """YAML text that ``parse`` reads back as the same plain value; ``one_line`` keeps it on one line."""
-    width = float("inf") if one_line else 120
-    return yaml.dump(
-        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width, default_flow_style=one_line
-    )
+def dump(value: Any, *, flow: bool = False) -> str:
+    """YAML text that ``parse`` reads back as the same plain value; ``flow`` keeps it on one line."""
+    width = float("inf") if flow else 120
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width, default_flow_style=flow)
 
 
 def one_line(value: Any) -> str:
     """YAML text of one line."""
-    return dump(value, one_line=True).removesuffix("\n...\n").strip()
+    return dump(value, flow=True).removesuffix("\n...\n").strip()
 
 
 def brief(value: Any) -> str:

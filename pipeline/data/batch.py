@@ -57,9 +57,8 @@ def _first_length(batch: Any) -> int:
 
 def raise_no_samples(batch: Any) -> NoReturn:
     """Refuse a batch without a sample in it, which would count nothing in any mean."""
-    raise DataError(
-        f"a batch is {shape_of(batch)} with no tensor to count samples by; define count_samples in the Brain"
-    )
+    what = f"a batch is {shape_of(batch)} with no tensor to count samples by"
+    raise DataError(f"{what}; define count_samples in the Brain")
 
 
 def shape_of(value: Any, depth: int = 0) -> str:

@@ -154,17 +154,17 @@ VALUES = st.recursive(SCALARS, lambda below: st.lists(below) | st.dictionaries(s
 
 @given(VALUES, st.booleans())
 @settings(max_examples=150, derandomize=True, deadline=None)
-def test_what_is_written_is_read_back_the_same(value: Any, one_line: bool) -> None:
-    assert parse(yaml_tree.dump({"key": value}, one_line=one_line)).plain() == {"key": value}
+def test_what_is_written_is_read_back_the_same(value: Any, flow: bool) -> None:
+    assert parse(yaml_tree.dump({"key": value}, flow=flow)).plain() == {"key": value}
 
 
 @pytest.mark.parametrize("text", ["1e5", ".5e3", "08", "0o10", "yes", "2001-01-01", "1_000", "null", "<<", "", "a: b"])
 def test_a_string_that_looks_like_something_else_is_quoted(text: str) -> None:
-    assert yaml_tree.dump(text, one_line=True).strip() == f"'{text}'"
+    assert yaml_tree.dump(text, flow=True).strip() == f"'{text}'"
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\n\n  b\n", "\r", "x\u2028y", "tab\tbed\n"])
 def test_a_text_of_several_lines_can_be_kept_on_one(text: str) -> None:
-    dumped = yaml_tree.dump(text, one_line=True).strip()
+    dumped = yaml_tree.dump(text, flow=True).strip()
     assert len(dumped.splitlines()) == 1
     assert parse(dumped).value == text
