@@ -499,6 +499,8 @@ class TrainLoop(PassLoop):
 
     def _end_epoch(self, left: EntryState | None = None) -> None:
         """The next epoch is asked for, or what comes after the last; ``left``: the epochs that a break has left in it."""
+        # What came behind a break, whose pass is referred to yet, is not told from its body: the epoch is finished first.
+        waits = SHUTDOWN.postponed() if self.work and not self.work[0].dropped else nullcontext()
         self._unwind(0)
         entries = self.inner or []
         for training in [entry for entry in entries if isinstance(entry, TrainPass)]:
@@ -508,11 +510,12 @@ class TrainLoop(PassLoop):
             raise CheckpointError(self._unlike("the epoch ended"))
         epoch = self.counters["epoch"]
         validated = {entry.phase for entry in entries if entry.validated}
-        for name in self.phases if self.schedule.validating.fires_after(epoch + 1) else ():
-            if "loss" in self.metrics.get(name, {}) and name not in validated:
-                self._validate(name)
-        if self.is_over() or epoch + 1 >= self.schedule.epochs:
-            self._validate_last()
+        with waits:
+            for name in self.phases if self.schedule.validating.fires_after(epoch + 1) else ():
+                if "loss" in self.metrics.get(name, {}) and name not in validated:
+                    self._validate(name)
+            if self.is_over() or epoch + 1 >= self.schedule.epochs:
+                self._validate_last()
         self.counters.update(epoch=epoch + 1, phase_index=0)
         self.inner = None
         if left:

@@ -153,6 +153,38 @@ def broken_out_of(self: Any, context: Context) -> None:
         fit(context, "b", context.batches("b"))
 
 
+def broken_out_of_and_referred_to(self: Any, context: Context) -> None:
+    a = context["model"]["a"].brain
+    for _ in context.epochs():
+        own = context.batches("a")
+        for batch in own:
+            a.fit_batch(batch)
+            if own.done == 2:
+                break
+        fit(context, "b", context.batches("b"))
+
+
+def closed_and_validated(self: Any, context: Context) -> None:
+    for _ in context.epochs():
+        for _ in range(4):
+            own = context.batches("a", count=3)
+            for batch in own:
+                context["model"]["a"].brain.fit_batch(batch)
+                break
+            own.close()
+        context.validate()
+
+
+def everything_in_a_body(self: Any, context: Context) -> None:
+    for _ in context.epochs():
+        for batch in context.batches("a"):
+            context["model"]["a"].brain.fit_batch(batch)
+            for other in context.batches("b", count=1):
+                context["model"]["b"].brain.fit_batch(other)
+                context.validate("b")
+            context.save()
+
+
 def epochs_twice(self: Any, context: Context) -> None:
     for _ in context.epochs(1):
         fit(context, "a", context.batches("a"))
@@ -232,6 +264,9 @@ PROGRAMS: dict[str, Body] = {
         repeat_outside_of_epochs,
         zipped,
         broken_out_of,
+        broken_out_of_and_referred_to,
+        closed_and_validated,
+        everything_in_a_body,
         epochs_twice,
         validate_and_save_in_the_body,
         whole_pass_in_a_body,
