@@ -146,7 +146,9 @@ def _flow_of_stage(definition: source.Definition, stage: str, arguments: Constan
     _call(visitor, method, Arguments([Ref()]))
     for verb, (parameters, called) in own_verbs(definition).items() if stage == "runner" else ():
         with visitor.uncertain_block():
-            visitor.sure = called and verb.startswith("train_") and facts.get("is_infer") is False
+            # The loop asks whether training is over before the first epoch too.
+            in_training = verb.startswith("train_") or verb == "is_over"
+            visitor.sure = called and in_training and facts.get("is_infer") is False
             _call(visitor, verb, Arguments([Ref() if name == "context" else None for name in parameters]))
     flow = visitor.flow
     flow.declared_writes = dict.fromkeys(classes.declared_keys(definition, "writes", method)) | flow.declared_writes

@@ -39,7 +39,14 @@ def overrides(block: str) -> list[str]:
     runner = "runner.train_runner"
     paths = [f"{runner}.{stage}_class_path={{workspace}}/snippet.py" for stage in stages]
     arguments = "{epoch: 15}" if "def __init__(self, epoch)" in block else "{}"
-    return [*paths, *([f"plugins=[{{'{{workspace}}/snippet.py': {arguments}}}]"] if "hookimpl" in block else [])]
+    names = dict.fromkeys(re.findall(r'context\.batches\("(\w+)"', block))
+    own = "model: '{workspace}/model.py', loss: torch.nn.functional.cross_entropy, dataset_name: train_data"
+    phases = [f"phase=[{', '.join(f'{{name: {name}, {own}}}' for name in names)}]"] if names else []
+    return [
+        *paths,
+        *phases,
+        *([f"plugins=[{{'{{workspace}}/snippet.py': {arguments}}}]"] if "hookimpl" in block else []),
+    ]
 
 
 def keys(text: str) -> list[ast.Subscript]:
