@@ -72,6 +72,9 @@ class BackgroundWriter:
 class Checkpointer:
     """The checkpoints of one runner.
 
+    Stages and plugins call ``add_recoverable``, ``all``, ``newest`` and ``best``; the other methods are for the loop and
+    the trainer, and may change.
+
     Args:
         folder: where they are; made with the first.
         keep_last: how many of the newest are kept, 2 at least; None: all.
