@@ -166,7 +166,7 @@ class EntryState(StateModel):
     state: PassState | None
 
     @classmethod
-    def begun(cls, kind: Literal["epochs", "pass", "validate"], phase: str, number: int, **more: Any) -> EntryState:
+    def new(cls, kind: Literal["epochs", "pass", "validate"], phase: str, number: int, **more: Any) -> EntryState:
         """One that has just begun, but for ``more``."""
         flags = dict.fromkeys(("over", "repeat", "validated"), False)
         fields: dict[str, Any] = {**flags, "first": 0, "done": 0, "numbers": {}, "state": None}
@@ -224,16 +224,16 @@ class LoopState1(StateModel):
             metrics: phase -> the numbers of the running epoch.
         """
         inner = [
-            EntryState.begun(
+            EntryState.new(
                 "pass", phase, epoch, over=True, validated=number < index, numbers={**metrics.get(phase, {})}
             )
             for number, phase in enumerate(phases[: index + self.trained])
         ]
         if self.running:
-            inner.append(EntryState.begun("pass", phases[index], epoch, done=self.running.taken, state=self.running))
+            inner.append(EntryState.new("pass", phases[index], epoch, done=self.running.taken, state=self.running))
         begun = {entry.phase for entry in inner}
         return LoopState(
-            outer=[EntryState.begun("epochs", "", epoch)],
+            outer=[EntryState.new("epochs", "", epoch)],
             inner=inner or None,
             leader=len(inner) if self.running else None,
             passes={phase: epoch + (phase in begun) for phase in phases},
@@ -455,7 +455,7 @@ def _of_version_1(tree: Mapping[str, Any]) -> dict[str, Any]:
     elif "fit" in tree:
         # Weights alone, saved within an epoch.
         new |= {"updaters": {}, "optim_schedulers": {}, "gradients": {}, "random": random_state()}
-        new["fit"] = {"epochs": [], "metrics": {}, "running": EntryState.begun("pass", "", 0).to_tree()}
+        new["fit"] = {"epochs": [], "metrics": {}, "running": EntryState.new("pass", "", 0).to_tree()}
     if "data" in tree:
         experiment = {name: new.pop(name) for name in ExperimentState.model_fields.keys() & tree}
         own = {name: new.pop(name) for name in tree if name in new.keys() - TrainingState.model_fields}

@@ -270,6 +270,13 @@ class TrainLoop(PassLoop):
         context = self.context
         if context["is_infer"]:
             raise StageError(f"runner.{context['runner_name']}.class: is infer, which trains nothing; write train")
+        if not isinstance(context["model"], Mapping):
+            what = (
+                f"context['model'] is a {type(context['model']).__name__}, and what trains and saves here is a phase's"
+            )
+            raise ContextError(
+                f"{what}; write {{phase: {{model, brain, optim_schedulers, updater}}}} in the network stage"
+            )
         self.begun = True
         self.runner: RunnerSchema = context["runner"]
         self.hooks = context["hooks"]
@@ -649,7 +656,7 @@ class TrainLoop(PassLoop):
         """The next line of the journal: on resume what was called then, else a new one."""
         call = self._recall(kind, phase)
         if not isinstance(call, EntryState):
-            call = EntryState.begun(kind, phase, 0, **own)
+            call = EntryState.new(kind, phase, 0, **own)
             if not self._in_body():
                 self._scope(kind).append(call)
         return call

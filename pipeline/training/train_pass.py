@@ -238,7 +238,7 @@ class TrainPass:
             data = state.data if state else position_of(self._remaining, brain._batches_taken)
             state = PassState(**brain._pass_state(), data=data)
         own = {"over": self.over, "repeat": self.repeat, "numbers": self.numbers, "validated": self.validated}
-        return EntryState.begun("pass", self.phase, self.number, **own, done=self.done, state=state)
+        return EntryState.new("pass", self.phase, self.number, **own, done=self.done, state=state)
 
     def load(self, state: EntryState) -> None:
         """Go on from that state, once it is asked for."""
@@ -257,7 +257,7 @@ class TrainPass:
         for scheduler in brain._optim_schedulers:
             self._updates += scheduler.real_step // scheduler.step_per_update
             self._steps += scheduler.real_step * scheduler.accum_grad + scheduler.batches
-            scheduler.epoch = epoch
+            scheduler.epoch, scheduler.losses = epoch, None
             if scheduler.accum_grad > 1:
                 scheduler.batch_samples = brain._samples_of_batch(batch)
 
@@ -296,7 +296,6 @@ class TrainPass:
         losses: Losses = {}
         for scheduler in self.brain._optim_schedulers:
             losses |= scheduler.losses or {}
-            scheduler.losses = None
         return losses
 
     def custom(self, update: Callable[[Any], Any], name: str) -> Callable[[Any], None]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline import Context, GeneralTrainer, RunnerBase, hookimpl, optimize, stages
+from pipeline import Context, GeneralTrainer, NetworkBase, RunnerBase, hookimpl, optimize, stages
 from pipeline.data.loader import make_loader
 from pipeline.errors import CheckpointError, ConfigError, ContextError, DataError, StageError
 from pipeline.signals import StoppedError
@@ -459,6 +459,21 @@ def second_pass_of_a_brain(self: Any, context: Context) -> None:
 def epochs_in_an_epoch(self: Any, context: Context) -> None:
     for _ in context.epochs():
         context.epochs()
+
+
+class OwnNetwork(NetworkBase):
+    """Leaves a module where the loop looks for phases."""
+
+    def build_network(self, context: Context) -> None:
+        context["dataset"], context["model"] = {}, nn.Linear(1, 1)
+
+
+def test_a_model_that_is_no_dict_of_phases_is_named_with_what_to_write(tmp_path: Path) -> None:
+    classes = {"network_class_path": OwnNetwork, "runner_class_path": runner_of(epochs_in_an_epoch)}
+    runner = {"name": "t", "class": "train", "device": "cpu", "epochs": 1, **classes}
+    trainer = GeneralTrainer({"output_dir": str(tmp_path), "runner": [runner]})
+    with pytest.raises(ContextError, match=r"context\['model'\] is a Linear, .*; write \{phase: \{model, brain"):
+        trainer.run()
 
 
 def unknown_phase(self: Any, context: Context) -> None:
