@@ -166,7 +166,7 @@ def test_experiment_ends_with_the_same_weights_alone_as_in_its_config(
 
 def test_fine_tune_keeps_the_encoder_of_the_best_pretraining_and_trains_a_head_of_its_own(ran: Ran) -> None:
     first, second = ran("fine_tune").contexts.values()
-    best = first["checkpointer"].path_of(first["best"]["iteration"])
+    best = first["checkpointer"]._path_of(first["best"]["iteration"])
     given = {name: each for name, each in load_file(best / "tone.safetensors").items() if name.startswith("encoder.")}
     trained = second["model"]["note"]["model"].state_dict()
     assert len(given) == 4

@@ -150,7 +150,7 @@ def test_a_trained_model_is_loaded_in_python(folder: Path, monkeypatch: pytest.M
 
 def test_the_best_weights_of_another_run_are_the_first_of_the_next(answered: Answered, folder: Path) -> None:
     first = answered("Take the best", "name=first_steps", FEW)
-    best = first["checkpointer"].path_of(first["best"]["iteration"])
+    best = first["checkpointer"]._path_of(first["best"]["iteration"])
     ls, run = blocks("Take the best", "sh")[0].splitlines()
     assert re.search(rf"^ *{first['best']['iteration']} .*best$", command(ls).stdout, flags=re.MULTILINE)
     limit = "runner.train_runner.init_model_path", "runner.train_runner.max_steps=1 runner.train_runner.init_model_path"

@@ -398,8 +398,8 @@ def test_the_ways_to_name_a_plugin_are_understood(linear: Path) -> None:
     trainer = GeneralTrainer(named)
     trainer.run()
     checkpointer = trainer.contexts["train_runner"]["checkpointer"]
-    assert checkpointer.recoverables["plugin:my_plugin"].state_dict() == {"batches": 12}
-    assert "plugin:metric_log" not in checkpointer.recoverables
+    assert checkpointer._recoverables["plugin:my_plugin"].state_dict() == {"batches": 12}
+    assert "plugin:metric_log" not in checkpointer._recoverables
 
 
 def test_the_command_of_the_page_on_plugins_is_one() -> None:

@@ -70,22 +70,15 @@ class BackgroundWriter:
 
 
 class Checkpointer:
-    """The checkpoints of one runner.
+    """The checkpoints of one runner, of one ``Brain.fit``, or of a script.
 
-    Stages and plugins call ``add_recoverable``, ``all``, ``newest`` and ``best``; the other methods are for the loop and
-    the trainer, and may change.
+    In a run, stages and plugins save with ``context.save()``: the loop adds what a resume needs.
 
     Args:
         folder: where they are; made with the first.
         keep_last: how many of the newest are kept, 2 at least; None: all.
-        asynchronous: ``save`` copies the tensors and returns, a thread does the rest. Whoever saves so calls ``wait``
-            at the end, and reports what ``poll`` returns.
+        asynchronous: ``save`` copies the tensors and returns, a thread does the rest.
         disk: what writes.
-
-    Attributes:
-        recoverables: name -> object whose state is kept too.
-        resumed: the checkpoint from which the run goes on; None for one that begins.
-        initial: the models as they were then, before anything was restored; None while there are none.
 
     Raises:
         ConfigError: ``keep_last`` is less than 2.
@@ -97,12 +90,13 @@ class Checkpointer:
         if keep_last is not None and keep_last < FEWEST:
             remedy = f"use {FEWEST} at least, so that there is another where one is damaged"
             raise ConfigError(f"keep_last is {keep_last}; {remedy}")
-        self.folder = Path(folder)
-        self.resumed: LoadedCheckpoint | None = None
-        self.initial: InitialModels | None = None
-        self.recoverables: dict[str, Recoverable] = {}
-        self.asynchronous = asynchronous
-        self._saver = CheckpointWriter(self.folder, disk)
+        self._folder = Path(folder)
+        # The checkpoint from which the run goes on, and the models as they were before anything was restored.
+        self._resumed: LoadedCheckpoint | None = None
+        self._initial: InitialModels | None = None
+        self._recoverables: dict[str, Recoverable] = {}
+        self._asynchronous = asynchronous
+        self._saver = CheckpointWriter(self._folder, disk)
         self._retention = Retention(keep_last, disk)
         self._background = BackgroundWriter()
         self._buffers: dict[str, Tensor] = {}
@@ -110,9 +104,9 @@ class Checkpointer:
         # Replaced and never changed, since a thread reads it.
         self._protected: frozenset[Path] = frozenset()
 
-    def capture(self, models: Models, **more: Any) -> TrainingState:
+    def _capture(self, models: Models, **more: Any) -> TrainingState:
         """The state of everything that trains and of the recoverables; for ``more`` see ``TrainingState.capture``."""
-        return TrainingState.capture(models, self.recoverables, self.initial, **more)
+        return TrainingState.capture(models, self._recoverables, self._initial, **more)
 
     def save(
         self,
@@ -124,21 +118,21 @@ class Checkpointer:
     ) -> Path:
         """Write a checkpoint and return its path; an equal one of the same step stays as it is.
 
-        Asynchronously the path is that which it will have; ``wait`` and ``poll`` say when it has.
+        Asynchronously the path is that which it will have; ``all``, ``newest`` and the next ``save`` wait for it.
 
         Args:
             models: phase -> what the network stage built for it.
             train_state: the counters; ``iteration`` names the checkpoint.
             metrics: the newest numbers, kept beside the weights.
-            training: what else is needed to go on: the tree of what ``capture`` returns.
+            training: what else is needed to go on, as a run and ``Brain.fit`` have it.
             iterations: phase -> name -> the iteration that a number of ``metrics`` is of; None: all are of this one.
 
         Raises:
             StorageError: the storage refuses, now or at the asynchronous save before; what was saved is there still.
             CheckpointError: something in the state cannot be saved.
         """
-        self.wait()
-        final = self.path_of(train_state["iteration"])
+        self._wait()
+        final = self._path_of(train_state["iteration"])
         counted = {
             "train_state": dict(train_state),
             "metrics": metrics,
@@ -146,13 +140,13 @@ class Checkpointer:
         }
         contents = self._snapshot(models, counted, training)
         work = partial(self._write, final, contents)
-        if self.asynchronous:
+        if self._asynchronous:
             self._background.start(work)
         else:
             work()
         return final
 
-    def wait(self) -> None:
+    def _wait(self) -> None:
         """Wait until the last save is on disk.
 
         Raises:
@@ -160,33 +154,33 @@ class Checkpointer:
         """
         self._background.wait()
 
-    def poll(self) -> list[Path]:
+    def _poll(self) -> list[Path]:
         """The checkpoints that are newly on disk since the last call; it does not wait.
 
         Raises:
-            StorageError: the storage refused the last one; raised once, here or by ``save`` and ``wait``.
+            StorageError: the storage refused the last one; raised once, here or by ``save`` and ``_wait``.
         """
         self._background.check()
         return [self._committed.popleft() for _ in range(len(self._committed))]
 
-    def protect(self, paths: Iterable[Path]) -> None:
+    def _protect(self, paths: Iterable[Path]) -> None:
         """Keep these checkpoints, such as the best, however old they get; it replaces those of an earlier call."""
         self._protected = frozenset(paths)
 
-    def path_of(self, iteration: int) -> Path:
+    def _path_of(self, iteration: int) -> Path:
         """Where the checkpoint of an iteration is, or will be."""
-        return self.folder / layout.checkpoint_name(iteration)
+        return self._folder / layout.checkpoint_name(iteration)
 
     def all(self) -> list[Path]:
         """The checkpoints, by step; waits for one that is being saved."""
-        self.wait()
-        return layout.committed_checkpoints(self.folder)
+        self._wait()
+        return layout.committed_checkpoints(self._folder)
 
     def newest(self) -> Path | None:
         """The checkpoint of the highest step; None if there is none."""
         return next(reversed(self.all()), None)
 
-    def newest_valid(self) -> LoadedCheckpoint | None:
+    def _newest_valid(self) -> LoadedCheckpoint | None:
         """The valid checkpoint of the highest step; first removes what a killed process has left behind.
 
         Damaged ones are renamed ``.bad-…``, and the log says why. Nothing goes before a new one is saved. Only
@@ -199,7 +193,7 @@ class Checkpointer:
             NoCheckpointError: some were committed, and none is valid.
             StorageError: the storage refuses for a reason that may pass.
         """
-        self.wait()
+        self._wait()
         return newest_valid(self._saver)
 
     def add_recoverable(self, name: str, recoverable: Recoverable) -> None:
@@ -208,34 +202,34 @@ class Checkpointer:
         Raises:
             ConfigError: another has the name.
         """
-        if name in self.recoverables:
+        if name in self._recoverables:
             raise ConfigError(f"add_recoverable: '{name}' is taken; give each its own name")
-        self.recoverables[name] = recoverable
-        state = self.resumed.state if self.resumed else None
-        if self.resumed and state and name in state.recoverables:
-            restore_recoverable(name, recoverable, state, str(self.resumed.path))
+        self._recoverables[name] = recoverable
+        state = self._resumed.state if self._resumed else None
+        if self._resumed and state and name in state.recoverables:
+            restore_recoverable(name, recoverable, state, str(self._resumed.path))
 
-    def begin(self, models: Any) -> None:
+    def _begin(self, models: Any) -> None:
         """Remember the models as they are now, before a resumed run restores them.
 
         What is no entry of a phase, as a network stage of one's own may leave it, nobody saves.
         """
         entries = models.items() if isinstance(models, Mapping) else ()
-        self.initial = InitialModels({phase: entry for phase, entry in entries if weights.is_entry(entry)})
+        self._initial = InitialModels({phase: entry for phase, entry in entries if weights.is_entry(entry)})
 
-    def restore(self, context: Context) -> None:
+    def _restore(self, context: Context) -> None:
         """Restore the newest valid checkpoint: weights, optimizers, counters, random generators, recoverables.
 
         The trainer calls this once, before the runner stage, when a run is resumed; the loop takes what is its own from
-        ``resumed``, which is None where there was none.
+        ``_resumed``, which is None where there was none.
 
         Raises:
             NoCheckpointError: some were committed, and none is valid.
             CheckpointError: it does not fit the models.
         """
-        if checkpoint := self.newest_valid():
-            restore_training(checkpoint, context, self.recoverables, self.initial)
-            self.resumed = checkpoint
+        if checkpoint := self._newest_valid():
+            restore_training(checkpoint, context, self._recoverables, self._initial)
+            self._resumed = checkpoint
             logger.info(f"going on after iteration {checkpoint.train_state['iteration']}, from {checkpoint.path}")
 
     def best(self, metric: str, mode: str) -> Path | None:
@@ -260,7 +254,7 @@ class Checkpointer:
         Raises:
             CheckpointError: it is missing or damaged, or does not fit the models.
         """
-        self.wait()
+        self._wait()
         weights.load_weights(foreign.read_weights(Path(path)).weights, models, str(path))
         logger.info(f"weights of {', '.join(models)} loaded from {path}")
 
@@ -277,7 +271,7 @@ class Checkpointer:
             tensors[TRAINING] = pytree.flatten(training)
         contents: dict[str, Callable[[], list[Buffer]]] = {STATE: lambda: [state]}
         for file, (values, texts) in tensors.items():
-            buffer = partial(self._buffer, file) if self.asynchronous else None
+            buffer = partial(self._buffer, file) if self._asynchronous else None
             contents[file] = safetensors_io.pack(values, texts, buffer).parts
         return contents
 

@@ -259,7 +259,7 @@ def open_runner(name: str, run: Run, begin_fit: BeginFit) -> RunnerSession:
     settings = config.runner(name)
     manager, run_dir, resources = plugin_manager(), run.directory.path, ExitStack()
     checkpointer = Checkpointer(run_dir / name / "checkpoints", keep_last=settings.keep_last, asynchronous=True)
-    resources.callback(checkpointer.wait)
+    resources.callback(checkpointer._wait)
     context = _new_context(config, settings)
     context.update(
         device=run.devices[name], hooks=manager.hook, run_dir=run_dir, checkpointer=checkpointer, resources=resources
@@ -366,7 +366,7 @@ class RunnerSession:
         """
         if stage == "runner" and self.entered_runner:
             # A stage that is entered again goes on from where the first time has ended.
-            self.checkpointer.resumed = None
+            self.checkpointer._resumed = None
         elif stage == "runner":
             self.entered_runner = True
             if self.settings.kind == "train":
@@ -385,7 +385,7 @@ class RunnerSession:
             getattr(built, method)(self.context)
         self.check_protected(description)
         # What the stage has saved is on disk before the next begins, or it is this stage that has failed.
-        self.checkpointer.wait()
+        self.checkpointer._wait()
         context_flow.check_writes(built, method, description, self.context)
 
     @contextmanager
@@ -413,14 +413,14 @@ class RunnerSession:
             CheckpointError: the run is not the one that saved it.
         """
         self.begin_fit(self.context, self.config.phases(self.settings), self.settings)
-        self.checkpointer.begin(self.context.peek("model"))
+        self.checkpointer._begin(self.context.peek("model"))
         if not self.run.resumed:
             return
-        self.checkpointer.restore(self.context)
-        if self.checkpointer.resumed:
-            self.mid_epoch.check(self.checkpointer.resumed)
+        self.checkpointer._restore(self.context)
+        if self.checkpointer._resumed:
+            self.mid_epoch.check(self.checkpointer._resumed)
         else:
-            logger.warning(f"{self.checkpointer.folder}: no checkpoint was ever saved; beginning again")
+            logger.warning(f"{self.checkpointer._folder}: no checkpoint was ever saved; beginning again")
 
     def remember_protected(self) -> None:
         """Note the objects that no stage may replace."""

@@ -247,7 +247,7 @@ class ExperimentSetup(RunnerBase):
         self.context["model"] = {**models, PHASE: {"model": model}}
         trained = {**self._optimizer(), **self._parts()}
         self._options = {name: parts.options_of(part) for name, part in trained.items() if isinstance(part, Optimizer)}
-        self.checkpointer.begin(self.context["model"])
+        self.checkpointer._begin(self.context["model"])
 
     def _optimizer(self) -> dict[str, Any]:
         """``self.optimizer``, if it has a state."""
@@ -315,8 +315,8 @@ class ExperimentBase(ExperimentSetup):
                 self.set_state_dict(self.train_state)
             elif "model" not in self.context:
                 raise StageError(f"{type(self).__name__}.run: nothing is set up; call setup() first")
-            if self.checkpointer.resumed is not None and not self.alone:
-                self._go_on(self.checkpointer.resumed)
+            if self.checkpointer._resumed is not None and not self.alone:
+                self._go_on(self.checkpointer._resumed)
             elif not self._loaded:
                 self.resume_or_load()
             self.context.wake = self._wake
@@ -389,11 +389,11 @@ class ExperimentBase(ExperimentSetup):
             "lines": self.visualizer.size if isinstance(self.visualizer, JsonLines) else None,
             "state": self.training_state(),
         }
-        training = self.checkpointer.capture(self.context["model"], experiment=experiment)
+        training = self.checkpointer._capture(self.context["model"], experiment=experiment)
         training.gradients |= {name: gradients_of(module) for name, module in self._modules().items()}
         iterations = {PHASE: self._numbers.iterations}
         self._checkpoints.save(counters, metrics, training.to_tree(), iterations)
-        self._newest = self.checkpointer.path_of(self.iteration)
+        self._newest = self.checkpointer._path_of(self.iteration)
 
     def resume_or_load(self) -> None:
         """Continue from the checkpoint ``args.checkpoint_path``, or from the newest in the output folder; ``run`` does it too.
@@ -409,7 +409,7 @@ class ExperimentBase(ExperimentSetup):
         if path and not (self.alone and Path(path).is_dir()):
             self.checkpointer.load_weights(path, self.context["model"])
         elif self.alone:
-            checkpoint = reader.read_checkpoint(Path(path)) if path else self.checkpointer.newest_valid()
+            checkpoint = reader.read_checkpoint(Path(path)) if path else self.checkpointer._newest_valid()
             if checkpoint:
                 self._go_on(checkpoint)
                 logger.info(f"going on after iteration {self.iteration}, from {checkpoint.path}")
@@ -441,9 +441,9 @@ class ExperimentBase(ExperimentSetup):
         weights.load_weights(checkpoint.weights, self.context["model"], where)
         for name, module in self._modules().items():
             restore_gradients(module, state.gradients.get(name, {}), f"{where}: gradients.{name}")
-        if state.frozen and self.checkpointer.initial:
+        if state.frozen and self.checkpointer._initial:
             frozen = {PHASE: {"model": self.model}}
-            parts.restore_frozen(frozen, state.frozen.to_tree(), self.checkpointer.initial.frozen)
+            parts.restore_frozen(frozen, state.frozen.to_tree(), self.checkpointer._initial.frozen)
         self.set_state_dict(checkpoint.train_state)
         with loading(f"{where}: experiment.state"):
             self.load_training_state(own.state)
@@ -452,10 +452,10 @@ class ExperimentBase(ExperimentSetup):
         # An epoch had begun, and no batch of it was read.
         self._interrupted, self._validated = own.in_epoch and not self._batches.count, own.validated
         if self.alone:
-            restore_recoverables(self.checkpointer.recoverables, state, where)
-            self.checkpointer.resumed = checkpoint
-            in_folder = checkpoint.path.resolve().parent == self.checkpointer.folder.resolve()
-            self._newest = self.checkpointer.path_of(self.iteration) if in_folder else None
+            restore_recoverables(self.checkpointer._recoverables, state, where)
+            self.checkpointer._resumed = checkpoint
+            in_folder = checkpoint.path.resolve().parent == self.checkpointer._folder.resolve()
+            self._newest = self.checkpointer._path_of(self.iteration) if in_folder else None
             if in_folder and isinstance(self.visualizer, JsonLines):
                 self.visualizer.cut(own.lines)
         # The generators last: beginning to read draws a number, as it did before.

@@ -543,17 +543,17 @@ class Brain:
     def _checkpoints_in(self, folder: TemporaryDirectory[str] | None) -> Iterator[None]:
         """Use another folder for checkpoints until the block ends; None: the checkpointer's own."""
         checkpointer = self.checkpointer
-        recoverables = dict(checkpointer.recoverables) if checkpointer else {}
+        recoverables = dict(checkpointer._recoverables) if checkpointer else {}
         if checkpointer and folder:
             self.checkpointer = Checkpointer(Path(folder.name))
-            self.checkpointer.recoverables = dict(recoverables)
+            self.checkpointer._recoverables = dict(recoverables)
         try:
             yield
         finally:
             self.checkpointer = checkpointer
             # What was added in the block, as by on_fit_start, is of this fit.
             if checkpointer:
-                checkpointer.recoverables = recoverables
+                checkpointer._recoverables = recoverables
 
     def _loader_of(self, data: Any, stage: Stage, keywords: Mapping[str, Any] | None) -> Any:
         """The loader itself, or a loader made of a dataset."""

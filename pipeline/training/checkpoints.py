@@ -47,7 +47,7 @@ class Checkpoints:
         if self.best:
             # The best once this one is saved; if the save fails, nothing is removed either.
             best = self.best.kept_with(counters["iteration"])
-            self.checkpointer.protect(self.checkpointer.path_of(entry.iteration) for entry in best)
+            self.checkpointer._protect(self.checkpointer._path_of(entry.iteration) for entry in best)
         self._pending = True
         with self._errors():
             self.checkpointer.save(self.context["model"], counters, metrics, training, iterations)
@@ -56,7 +56,7 @@ class Checkpoints:
     def wait_for_save(self) -> None:
         """Wait for the last save, and notify the plugins of it."""
         with self._errors():
-            self.checkpointer.wait()
+            self.checkpointer._wait()
         self.notify_saved()
         self._pending = False
 
@@ -66,7 +66,7 @@ class Checkpoints:
             return
         paths: list[Path] = []
         with self._errors():
-            paths = self.checkpointer.poll()
+            paths = self.checkpointer._poll()
         # Outside of the block: a plugin's StorageError is not the save's.
         for path in paths:
             self._error, self._pending = None, False

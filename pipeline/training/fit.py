@@ -109,15 +109,15 @@ class Fit(PassLoop):
         """Restore the newest checkpoint from which a fit can go on; newer ones are set aside."""
         checkpointer = self.brain.checkpointer
         if checkpointer:
-            checkpointer.begin(self.models)
-        while checkpointer and (checkpoint := checkpointer.newest_valid()):
+            checkpointer._begin(self.models)
+        while checkpointer and (checkpoint := checkpointer._newest_valid()):
             if checkpoint.weights.keys() != {NAME} or (checkpoint.state and not checkpoint.state.fit):
                 what = f"{checkpoint.path}: was saved by a run, or by something else that is no fit of a Brain"
                 raise CheckpointError(f"{what}; give the Brain a Checkpointer with a folder of its own")
             fit = checkpoint.state.fit if checkpoint.state else None
             if not (fit and fit.running) or fit.running.state:
                 context = Context(model=self.models, train_state=self.counters)
-                restore_training(checkpoint, context, checkpointer.recoverables, checkpointer.initial)
+                restore_training(checkpoint, context, checkpointer._recoverables, checkpointer._initial)
                 if fit:
                     self.epochs, self.metrics, self.running = fit.epochs, fit.metrics, fit.running
                     logger.info(f"going on after {len(self.epochs)} epochs, from {checkpoint.path}")
@@ -146,7 +146,7 @@ class Fit(PassLoop):
             updates = self.counters["update"]
             logger.info(f"fit: nothing is left to train; {epochs_before} epochs and {updates} updates are done")
         if self.brain.checkpointer:
-            self.brain.checkpointer.wait()
+            self.brain.checkpointer._wait()
 
     def epoch(self, epoch: int) -> None:
         """Train on everything, then validate."""
@@ -213,7 +213,7 @@ class Fit(PassLoop):
         checkpointer = self.brain.checkpointer
         if checkpointer:
             fit = FitState(epochs=self.epochs, metrics=self.metrics, running=running)
-            training, metrics = checkpointer.capture(self.models, fit=fit).to_tree(), {NAME: self.metrics}
+            training, metrics = checkpointer._capture(self.models, fit=fit).to_tree(), {NAME: self.metrics}
             # The numbers are those of the last end of an epoch.
             measured = running.state.began if running and running.state else self.counters["iteration"]
             iterations = reader.iterations_at(metrics, measured)

@@ -74,7 +74,7 @@ class TrainLoop(PassLoop):
     def __init__(self, context: Context, stage: Any) -> None:
         self.context, self.stage = context, stage
         self.begun = self.over = False
-        self.resuming = context["checkpointer"].resumed is not None
+        self.resuming = context["checkpointer"]._resumed is not None
         self.counters: dict[str, int] = context["train_state"]
         self.due = NEVER
         self.work: list[TrainPass] = []
@@ -370,7 +370,7 @@ class TrainLoop(PassLoop):
                 raise StageError(f"{what}, and both train the same Brain; end that one first")
         type(brain).bind(brain, training.phase, own.optim_schedulers, self.context, self.runner.nonfinite_patience)
         if training.state and len(training.state.discarded) != len(own.optim_schedulers):
-            where = f"{self.context['checkpointer'].resumed.path}: loop: the pass over '{training.phase}'"
+            where = f"{self.context['checkpointer']._resumed.path}: loop: the pass over '{training.phase}'"
             raise CheckpointError(
                 f"{where} is not of {len(own.optim_schedulers)} optim_schedulers; use another checkpoint"
             )
@@ -602,7 +602,7 @@ class TrainLoop(PassLoop):
             # A plugin may have added some.
             for name, number in numbers.items():
                 numbers[name] = as_number(number, f"metrics['{phase}']['{name}']")
-        training = self.context["checkpointer"].capture(self.context["model"], loop=loop, metrics=self.metrics)
+        training = self.context["checkpointer"]._capture(self.context["model"], loop=loop, metrics=self.metrics)
         self.checkpoints.save(self.counters, self.metrics, training.to_tree(), self.iterations_of_weights())
 
     def iterations_of_weights(self) -> Iterations:
@@ -621,7 +621,7 @@ class TrainLoop(PassLoop):
 
     def _resume(self) -> None:
         """Take the journal of the checkpoint that the trainer has restored."""
-        checkpoint = self.context["checkpointer"].resumed
+        checkpoint = self.context["checkpointer"]._resumed
         if checkpoint is None:
             return
         if checkpoint.state is None or checkpoint.state.loop is None:
@@ -688,7 +688,7 @@ class TrainLoop(PassLoop):
 
     def _unlike(self, event: str, expected: Entry | None = None) -> str:
         """Why a run cannot go on: its code has called something else than before."""
-        path = self.context["checkpointer"].resumed.path
+        path = self.context["checkpointer"]._resumed.path
         rest = [*self._journal[True], *self._journal[False]]
         expected = expected or next(iter(rest), None) or self._resumed_leader
         before = _describe(expected.kind, expected.phase) if expected else "something else"

@@ -126,7 +126,8 @@ class Counters(dict[str, int]):
         """Count."""
         super().__setitem__(name, value)
         if name == "iteration" and value == self.kill_iteration:
-            self.checkpointer.wait()
+            # Waits for the save.
+            self.checkpointer.all()
             os.kill(os.getpid(), signal.SIGKILL)
 
 

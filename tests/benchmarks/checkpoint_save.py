@@ -107,7 +107,7 @@ class Savers:
         """What is measured of saving in a round."""
         save = ({"main": {"model": self.model}}, {"iteration": step}, {}, self.training)
         found: list[list[Part]] = [
-            [(STALL, partial(self.beside.save, *save)), (TOTAL, self.beside.wait)],
+            [(STALL, partial(self.beside.save, *save)), (TOTAL, self.beside._wait)],
             [("synchronous save", partial(self.synchronous.save, *save))],
             [(SAVED, partial(torch_saved, self.model, self.training, self.folder / "torch.pt"))],
             [(f"{SAVED}, again", partial(torch_saved, self.model, self.training, self.folder / "again.pt"))],
@@ -122,7 +122,7 @@ class Savers:
         """What is measured of loading, once it has saved."""
         files = sorted(self.synchronous.all()[-1].glob("*.safetensors"))
         plain = partial(hashed_and_loaded, files)
-        return [[(LOADED, self.synchronous.newest_valid)], [(PLAIN_LOAD, plain)], [(f"{PLAIN_LOAD}, again", plain)]]
+        return [[(LOADED, self.synchronous._newest_valid)], [(PLAIN_LOAD, plain)], [(f"{PLAIN_LOAD}, again", plain)]]
 
     def begin_dcp(self) -> None:
         """torch's own asynchronous save, of the same state."""

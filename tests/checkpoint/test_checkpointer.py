@@ -35,6 +35,13 @@ def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_what_a_user_sees_of_a_checkpointer_is_documented(tmp_path: Path) -> None:
+    seen = {name for name in dir(Checkpointer(tmp_path)) if not name.startswith("_")}
+    assert seen == {"add_recoverable", "all", "best", "load_weights", "newest", "save"}
+    page = (Path(__file__).parents[2] / "pipeline" / "checkpoint" / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{name}" in page or f".{name}(" in page for name in seen)
+
+
 def test_a_checkpoint_is_a_folder_named_after_its_iteration_in_twelve_digits(saved: Path) -> None:
     assert saved.name == "step-000000000012"
     assert sorted(path.name for path in saved.iterdir()) == ["main.safetensors", "manifest.json", "state.json"]
@@ -62,7 +69,7 @@ def test_saving_the_same_step_and_content_again_keeps_what_is_there(saved: Path,
     checkpointer = Checkpointer(saved.parent)
     assert checkpointer.save(entries(main=model), {"iteration": 12}, {"main": {"loss": 0.25}}) == saved
     assert (saved.stat().st_ino, (saved / "main.safetensors").stat().st_ino) == before
-    assert checkpointer.poll() == []
+    assert checkpointer._poll() == []
 
 
 def test_saving_the_same_step_with_another_content_takes_its_place(saved: Path, model: nn.Module) -> None:
@@ -70,7 +77,7 @@ def test_saving_the_same_step_with_another_content_takes_its_place(saved: Path, 
     assert checkpointer.save(entries(main=model), {"iteration": 12, "epoch": 1}, {}) == saved
     assert json.loads((saved / "state.json").read_text())["train_state"] == {"iteration": 12, "epoch": 1}
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
-    assert checkpointer.poll() == [saved]
+    assert checkpointer._poll() == [saved]
 
 
 def test_a_damaged_checkpoint_makes_place_for_the_same_content(saved: Path, model: nn.Module) -> None:
@@ -373,10 +380,10 @@ def test_a_save_returns_before_the_disk_has_it_and_wait_when_it_has(tmp_path: Pa
     checkpointer = Checkpointer(tmp_path, asynchronous=True, disk=disk)
     path = save(checkpointer, 1)
     assert not path.exists()
-    assert checkpointer.poll() == []
+    assert checkpointer._poll() == []
     disk.allowed.set()
-    checkpointer.wait()
-    assert checkpointer.poll() == [path]
+    checkpointer._wait()
+    assert checkpointer._poll() == [path]
     assert problems_of(path) == []
 
 
@@ -391,7 +398,7 @@ def test_what_is_saved_is_the_moment_of_the_save_whatever_changes_meanwhile(tmp_
     training["moments"].zero_()  # type: ignore[attr-defined]
     training["steps"].append(3)  # type: ignore[attr-defined]
     disk.allowed.set()
-    found = checkpointer.newest_valid()
+    found = checkpointer._newest_valid()
     assert found
     assert found.training
     assert torch.equal(found.weights["main"]["weight"], wanted)
@@ -418,7 +425,7 @@ def test_the_memory_of_a_snapshot_is_taken_once(tmp_path: Path) -> None:
     for step in range(1, 4):
         save(checkpointer, step)
         places.add(tuple(memory.data_ptr() for memory in checkpointer._buffers.values()))
-    checkpointer.wait()
+    checkpointer._wait()
     assert len(places) == 1
 
 
@@ -426,7 +433,7 @@ def failing() -> Failing:
     return Failing(12, lambda: OSError(28, "No space left on device"), lasting=True)
 
 
-@pytest.mark.parametrize("asked", ["wait", "save", "poll", "newest"])
+@pytest.mark.parametrize("asked", ["_wait", "save", "_poll", "newest"])
 def test_a_failure_in_the_background_is_raised_wherever_one_asks_next(tmp_path: Path, asked: str) -> None:
     checkpointer = Checkpointer(tmp_path, asynchronous=True, disk=failing())
     save(checkpointer, 1)
@@ -437,7 +444,7 @@ def test_a_failure_in_the_background_is_raised_wherever_one_asks_next(tmp_path: 
         StorageError, match="step-000000000001: cannot be written: No space left on device; free or repair"
     ):
         actions.get(asked, getattr(checkpointer, asked))()
-    assert checkpointer.poll() == []
+    assert checkpointer._poll() == []
 
 
 UNASKED = """
@@ -449,7 +456,7 @@ checkpointer = Checkpointer(__import__("pathlib").Path({folder!r}), asynchronous
 save(checkpointer, 1)
 if {asked}:
     try:
-        checkpointer.wait()
+        checkpointer.newest()
     except Exception:
         pass
 """

@@ -322,9 +322,9 @@ def test_what_the_users_own_code_raises_of_its_state_stays_what_it_is_and_a_note
     checkpointer = Checkpointer(tmp_path)
     checkpointer.add_recoverable("mine", Demanding())
     counters = {"iteration": 1, "update": 1, "epoch": 0, "samples": 1}
-    checkpointer.save({}, counters, {}, checkpointer.capture({}).to_tree())
+    checkpointer.save({}, counters, {}, checkpointer._capture({}).to_tree())
     resumed = Checkpointer(tmp_path)
-    resumed.resumed = resumed.newest_valid()
+    resumed._resumed = resumed._newest_valid()
     with pytest.raises(KeyError) as caught:
         resumed.add_recoverable("mine", Demanding())
     assert caught.value.__notes__ == [

@@ -40,7 +40,7 @@ PLUGIN = """
         def before_batch(self, context):
             iteration = context["train_state"]["iteration"]
             if iteration in {20, KILL}:
-                context["checkpointer"].wait()
+                context["checkpointer"].all()
             if iteration == 20 and JUMP:
                 sys.modules["__main__"].jump(JUMP, context["run_dir"])
             if iteration == KILL:

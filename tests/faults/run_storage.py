@@ -53,7 +53,7 @@ FILES = {
             if moment in EVENTS:
                 # The save that was begun is done: what happens now meets what comes.
                 with suppress(StorageError):
-                    context["checkpointer"].wait()
+                    context["checkpointer"].all()
                 os.environ["RUN_DIR"] = str(context["run_dir"])
                 assert os.system(EVENTS[moment]) == 0
 

@@ -162,7 +162,7 @@ INTERRUPTED = """
     class Plugin:
         @hookimpl
         def before_batch(self, context):
-            if context["train_state"]["iteration"] == 9 and context["checkpointer"].resumed is None:
+            if context["train_state"]["iteration"] == 9 and context["checkpointer"]._resumed is None:
                 raise ZeroDivisionError("in the middle of the second epoch")
 """
 
