@@ -36,7 +36,7 @@ def test_constraints_pin_every_requirement() -> None:
     )
     required = lines("options", "install_requires") + lines("options.extras_require", "dev")
     required += lines("options.extras_require", "paddlerec")
-    names = {re.split(r"[>=<]", each)[0].lower() for each in required}
+    names = {re.split(r"[\[>=<]", each)[0].lower() for each in required}
     assert names <= {each.lower() for each in pinned}
 
 

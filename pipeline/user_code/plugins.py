@@ -117,7 +117,7 @@ def configured_plugins(tree: Node, workspace: Path | None) -> tuple[list[Plugin]
         if name in installed_plugins():
             plugins[name] = Plugin(name, class_path.parse(installed_plugins()[name]))
         else:
-            missing = f"the default plugin '{name}' is not installed; install the package again: pip install -e ."
+            missing = f"the default plugin '{name}' is not installed; install the package again: pip install ."
             faults.append(DEFAULT.fault("plugins", missing))
     for text, args, origin in _items(tree):
         if "{workspace}" in str(text) or "${" in str(text):  # stands for nothing: the config says so

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,24 +63,6 @@ def test_the_commands_that_new_prints_check_and_run_what_it_wrote(pipeline: Call
     results = json.loads(Path("runs/my work/latest", runner, "results.json").read_text(encoding="utf-8"))
     numbers = results["metrics"][phase]
     assert {name: low < numbers[name] < high for name, (low, high) in bounds.items()} == dict.fromkeys(bounds, True)
-
-
-@pytest.mark.slow
-def test_everything_that_new_writes_is_typed(pipeline: Call, pytestconfig: pytest.Config) -> None:
-    for kind in KINDS:
-        pipeline("new", kind, "--kind", kind)
-    for name in ADDED:
-        add(pipeline, name, "plain")
-    # Its cache is kept, since torch takes it ten seconds.
-    kept = getattr(pytestconfig, "cache", None)
-    cache = kept.mkdir("mypy") if kept else "mypy"
-    command = [sys.executable, "-m", "mypy", "--strict", "--explicit-package-bases", "--follow-imports=silent"]
-    done = subprocess.run(
-        [*command, "--config-file=", f"--cache-dir={cache}", "."],
-        env=os.environ | {"MYPYPATH": str(REPOSITORY)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    count = len(list(Path().glob("*/*.py")))
-    assert done.stdout == f"Success: no issues found in {count} source files\n"
 
 
 def test_without_a_kind_the_plain_one_is_written(pipeline: Call) -> None:

@@ -21,6 +21,6 @@ class Runner(RunnerBase):
                 loss = torch.nn.functional.mse_loss(model(x), y)
                 torch.autograd.backward(loss)
                 optimizer.step()
-            context["loss"] = loss.item()
+                context["loss"] = loss.item()
             print(f"runner: epoch {epoch}: loss {context['loss']:.6f}")
         print("runner: reads config, points, model, optimizer; writes current_epoch, loss")
