@@ -262,3 +262,126 @@ def test_replaced_stages_of_a_train_runner_serve_an_infer_runner_too(linear: Pat
     trainer.run()
     trained, judged = (trainer.contexts[name]["metrics"]["line"] for name in ("train_runner", "infer_runner"))
     assert judged["loss"] == trained["valid_loss"]
+
+
+# The classes that PaddleRec's page on stages of one's own shows, with its signatures; what was paddle's is torch's.
+PADDLEREC = """
+import time
+import torch
+from pipeline import (
+    Brain, EngineMode, InstanceBase, NetworkBase, RunnerBase, StartupBase, TerminalBase, Updater,
+)
+from pipeline.training.schedules import Constant
+from .data import Line
+
+class Instance(InstanceBase):
+    def __init__(self, context):
+        pass
+
+    def instance(self, context):
+        torch.manual_seed(0)
+        context["status"] = "network_pass"
+
+class Model(Brain):
+    def __init__(self):
+        super().__init__({"line": torch.nn.Linear(1, 1)})
+
+    def compute_forward(self, batch, stage):
+        return self.modules.line(batch[0])
+
+    def compute_objectives(self, predictions, batch, stage):
+        return torch.nn.functional.mse_loss(predictions, batch[1])
+
+class Network(NetworkBase):
+    def __init__(self, context):
+        pass
+
+    def build_network(self, context):
+        context["model"], context["dataset"] = {}, {}
+        for model_dict in context["env"]["phase"]:
+            context["dataset"][model_dict["dataset_name"]] = torch.utils.data.DataLoader(Line(24), batch_size=4)
+            model = Model()
+            context["model"][model_dict["name"]] = {}
+            context["model"][model_dict["name"]]["model"] = model
+            context["model"][model_dict["name"]]["brain"] = model
+            context["model"][model_dict["name"]]["optim_schedulers"] = {
+                "main": Constant("SGD", {"lr": 0.1}, model.modules, grad_clip=None)
+            }
+            context["model"][model_dict["name"]]["updater"] = Updater(model)
+        context["status"] = "startup_pass"
+
+class Startup(StartupBase):
+    def __init__(self, context):
+        pass
+
+    def startup(self, context):
+        if context["engine"] == EngineMode.SINGLE:
+            self._single_startup(context)
+        else:
+            self._cluster_startup(context)
+        context["status"] = "train_pass"
+
+    def _single_startup(self, context):
+        self.load(context)
+
+    def _cluster_startup(self, context):
+        self.load(context, is_fleet=True, main_program=None)
+
+class Runner(RunnerBase):
+    def __init__(self, context):
+        print("Running PSRunner.")
+        pass
+
+    def run(self, context):
+        epochs = int(context["config"].get("runner." + context["runner_name"] + ".epochs"))
+        model_dict = context["env"]["phase"][0]
+        for epoch in range(epochs):
+            begin_time = time.time()
+            self._run(context, model_dict)
+            end_time = time.time()
+            seconds = end_time - begin_time
+            print("epoch {} done, use time: {}".format(epoch, seconds))
+            self.save(epoch, context, True)
+        context["status"] = "terminal_pass"
+
+class Terminal(TerminalBase):
+    def __init__(self, context):
+        pass
+
+    def terminal(self, context):
+        print("PaddleRec Finish")
+"""
+
+
+@pytest.mark.parametrize("subset", [*((stage,) for stage in STAGES), STAGES], ids="+".join)
+def test_the_classes_that_paddlerec_shows_train_to_the_same_weights(linear: Path, subset: tuple[str, ...]) -> None:
+    context = replaced(linear, PADDLEREC, subset)
+    for found, wanted in zip(weights(context), expected().values(), strict=True):
+        assert torch.equal(found, wanted)
+    saved = context["checkpointer"].folder.iterdir()
+    assert {"step-000000000006", "step-000000000012"} <= {path.name for path in saved}
+
+
+def test_a_pass_as_paddlerec_writes_it_is_validated_and_counted(linear: Path) -> None:
+    context = replaced(linear, PADDLEREC, ("runner",))
+    assert context["train_state"]["iteration"] == context["train_state"]["update"] == 12
+    assert set(context["metrics"]["line"]) == {"loss", "valid_loss"}
+
+
+def test_a_startup_as_paddlerec_writes_it_loads_the_first_weights(linear: Path) -> None:
+    trained = replaced(linear, PADDLEREC, STAGES)
+    infer = ["class=infer", "epochs=null", f"init_model_path={trained['run_dir']}"]
+    paths = [f"{stage}_class_path={{workspace}}/own.py" for stage in ("network", "startup")]
+    context = GeneralTrainer(linear, [f"runner.train_runner.{setting}" for setting in [*infer, *paths]]).run()
+    assert weights(context) == weights(trained)
+
+
+def test_a_loop_as_paddlerec_writes_it_goes_on_after_a_stop(linear: Path) -> None:
+    stop = "\n            if epoch == 0 and not context.resuming: context['is_exit'] = True\n            self.save("
+    stopped = replaced(linear, PADDLEREC.replace("\n            self.save(", stop), STAGES)
+    assert stopped["train_state"]["iteration"] == 6
+    (linear.parent / "own.py").write_text(PADDLEREC, encoding="utf-8")
+    paths = [f"runner.train_runner.{stage}_class_path={{workspace}}/own.py" for stage in STAGES]
+    context = GeneralTrainer(linear, paths, resume="auto").run()
+    for found, wanted in zip(weights(context), expected().values(), strict=True):
+        assert torch.equal(found, wanted)

@@ -12,6 +12,7 @@ from pipeline.context import KEYS, STAGES
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import classes, source
 from pipeline.user_code.classes import supers
+from pipeline.user_code.imports import REPLACED
 from pipeline.user_code.source import once
 
 # The methods of an experiment that are the user's; they are called without arguments.
@@ -59,11 +60,42 @@ def stage_faults(definition: source.Definition, stage: str) -> Iterator[str]:
                 # ``reads = ("model")`` is no tuple: its comma is missing.
                 case ast.Assign(targets=[ast.Name(id="reads" | "writes" as key)], value=ast.Constant(value=str(text))):
                     yield f"{place}:{node.lineno}): `{key}` is '{text}', a string; write {key} = (\"{text}\",)"
+        yield from _paddle_uses(base)
     yield from _constructor(definition)
     for name, arguments in arguments_of.items():
         method, owner = classes.member(definition, name) or (None, definition)
         if isinstance(method, source.FunctionNode):
             yield from _method(method, f"{owner.name}.{name} ({owner.module.file.name}:{method.lineno})", arguments)
+
+
+def _paddle_uses(definition: source.Definition) -> Iterator[str]:
+    """What a stage of PaddleRec's users still uses of paddle and of ``envs``, where nothing of that name is there."""
+    for name, method in classes.methods(definition).items():
+        nodes = list(ast.walk(method))
+        own = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+        for node in nodes:
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="envs" as root), attr="get_global_env")):
+                    arguments = [*node.args, *(keyword.value for keyword in node.keywords)][:2]
+                    call = f"context['config'].get({', '.join(map(ast.unparse, arguments))})"
+                    what = f"calls envs.get_global_env, which is PaddleRec's; write {call}"
+                case ast.Name(id="fluid" | "paddle" as root):
+                    what = f"uses {root}, and paddle is not used here; write it with torch, or take the line out"
+                case _:
+                    continue
+            if root not in own and _is_missing(root, definition.module):
+                yield f"{definition.name}.{name} ({definition.module.file.name}:{node.lineno}) {what}"
+
+
+def _is_missing(name: str, module: source.Module) -> bool:
+    """Whether a module certainly has no such name, or would import it from a package of PaddleRec's that is not there."""
+    binding = module.bindings.get(name)
+    if not isinstance(binding, ast.Import | ast.ImportFrom):
+        return binding is None and module.complete and not module.stars
+    dotted = module.absolute(binding) if isinstance(binding, ast.ImportFrom) else binding.names[0].name
+    top = dotted.partition(".")[0]
+    return top in REPLACED and source.find_spec(top) is None
 
 
 def _constructor(definition: source.Definition) -> Iterator[str]:

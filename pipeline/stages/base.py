@@ -10,6 +10,7 @@ stage's. A stage may write ``context["status"]`` to name the stage that follows 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, ClassVar, Self
 
@@ -55,11 +56,16 @@ class StartupBase(StageBase):
     def startup(self, context: Context) -> None:
         """Initialize or load weights."""
 
-    def load(self, context: Context) -> None:
+    def load(self, context: Context, is_fleet: bool = False, main_program: Any = None) -> None:
         """Load the weights that the runner's ``init_model_path`` names; without one, nothing.
 
         Of these, the modules that ``init_modules`` names; and what ``freeze`` names is not trained. Of several checkpoints,
         each of which an infer runner evaluates, the first is loaded, and ``checkpoints`` says which there are.
+
+        Args:
+            context: after network.
+            is_fleet: PaddleRec's; the run knows its processes.
+            main_program: PaddleRec's; the weights go to the models of ``context["model"]``.
         """
         runner = context["runner"]
         if runner.init_model_path or runner.freeze:
@@ -75,6 +81,13 @@ class StartupBase(StageBase):
 
 class RunnerBase(StageBase):
     """Trains or evaluates: writes ``current_epoch`` and ``metrics``."""
+
+    def _run(self, context: Context, model_dict: Mapping[str, Any]) -> None:
+        """Train one pass over the data of a phase; ``model_dict`` is its item in ``context["env"]["phase"]``."""
+        name = model_dict["name"]
+        updater = context["model"][name]["updater"]
+        for batch in context.batches(name):
+            updater.update(batch)
 
     def save(self, epoch: int | None = None, context: Context | None = None, is_fleet: bool = False) -> None:
         """Save a checkpoint: ``context.save()`` with PaddleRec's arguments; the run knows its epoch and its processes.

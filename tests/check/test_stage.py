@@ -87,6 +87,45 @@ def test_a_constructor_that_takes_the_context_somehow_is_none(linear: Path, take
     assert messages(linear, f"def __init__({taken}): pass") == []
 
 
+ENVS = "path = envs.get_global_env('runner.' + context['runner_name'] + '.init_model_path', None)"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (ENVS, "calls envs.get_global_env, which is PaddleRec's; "
+         "write context['config'].get('runner.' + context['runner_name'] + '.init_model_path', None)"),
+        ("envs.get_global_env('a.b', default_value=3)", "calls envs.get_global_env, which is PaddleRec's; write context['config'].get('a.b', 3)"),
+        ("fluid.io.load_persistables(context['device'])",
+         "uses fluid, and paddle is not used here; write it with torch, or take the line out"),
+    ],
+)  # fmt: skip
+def test_what_is_left_of_paddle_is_named_with_what_to_write_instead(linear: Path, line: str, message: str) -> None:
+    (found,) = messages(linear, f"def startup(self, context):\n    {line}")
+    assert found == f"Startup.startup (own.py:4) {message}"
+
+
+@pytest.mark.parametrize(
+    "line", ["envs = context; envs.get_global_env", "fluid = 1; fluid + 1", "(lambda fluid: fluid)(1)"]
+)
+def test_a_name_of_paddles_that_is_the_users_own_is_no_fault(linear: Path, line: str) -> None:
+    assert messages(linear, f"def startup(self, context):\n    {line}") == []
+
+
+def test_imports_of_paddle_are_named_beside_what_uses_them(linear: Path) -> None:
+    (linear.parent / "own.py").write_text(
+        "import paddle.fluid as fluid\nfrom paddlerec.core.utils import envs\nfrom pipeline import StartupBase\n"
+        "class Startup(StartupBase):\n    def startup(self, context):\n        fluid.io.x(envs.get_global_env('a.b'))\n"
+    )
+    found = [fault.message for fault in check(linear, [f"{RUNNER}.startup_class_path={{workspace}}/own.py"])]
+    assert [re.sub(r"^'.*?': |\S*/|;.*", "", message) for message in found] == [
+        "own.py:1 imports 'paddle', which is not used here",
+        "own.py:2 imports 'paddlerec', which is not used here",
+        "Startup.startup (own.py:6) calls envs.get_global_env, which is PaddleRec's",
+        "Startup.startup (own.py:6) uses fluid, and paddle is not used here",
+    ]
+
+
 def test_a_network_that_writes_another_key_than_it_declares_is_a_fault(linear: Path) -> None:
     body = "writes = ('dataset', 'model', 'tree')\ndef build_network(self, context): context.update(datasat=1, model=2)"
     assert messages(linear, body, stage="network") == [
