@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from typing import Any, Literal
+from typing import Any
 
 from loguru import logger
 
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.reader import Iterations
-from pipeline.checkpoint.state import EntryState, LoopState, ValidationState
+from pipeline.checkpoint.state import EntryState, ValidationState
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
@@ -23,6 +22,7 @@ from pipeline.training.brain import Brain, Stage
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import Validation, evaluate_loader
 from pipeline.training.export import WeightExporter
+from pipeline.training.journal import Journal
 from pipeline.training.optim_scheduler import attach_optimizer_hooks
 from pipeline.training.phase import (
     Phase,
@@ -41,20 +41,11 @@ from pipeline.user_code.tracebacks import error_context
 PATIENCE = 1000
 
 
-Kind = Literal["epochs", "pass", "validate"]
-
-
-# A call of ``epochs`` or ``validate``, or one of ``batches``.
-Entry = EntryState | TrainPass
-
-
 class TrainLoop(PassLoop):
     """Trains for a runner stage, whose verbs it calls; it begins with the first call of one of its methods.
 
-    The calls of ``epochs``, ``batches`` and ``validate`` are a journal: those of the stage outside of epochs, and those
-    of the running epoch. A checkpoint keeps it. On resume the code of the stage runs from its beginning: until it is
-    where the checkpoint was saved, its n-th call has to be the n-th of the journal. What was over then gives nothing,
-    and calls no plugin.
+    A batch is in work until its own pass, or one whose batch was in work before it, is asked for the next. The pass whose
+    batch is the oldest in work leads: only when it is asked, or none leads, is looked at what is due.
 
     Args:
         context: after network and startup.
@@ -64,36 +55,26 @@ class TrainLoop(PassLoop):
         counters: ``context["train_state"]``.
         work: the passes whose batch is in work, the oldest first: that one leads.
         due: the next iteration after which something is due.
-        resuming: whether the code has not come to where the checkpoint was saved.
+        journal: what the stage has called; on resume it brings the stage to where the checkpoint was saved.
         metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
         iterations: phase -> name -> the iteration of which that number is.
-        outer, inner: the calls outside of epochs, and those of the running epoch; None between two epochs.
         passes: phase -> how many rounds over its data were begun.
     """
 
     def __init__(self, context: Context, stage: Any) -> None:
         self.context, self.stage = context, stage
         self.begun = self.over = False
-        self.resuming = context["checkpointer"]._resumed is not None
+        self.journal = Journal(context["checkpointer"]._resumed)
         self.counters: dict[str, int] = context["train_state"]
         self.due = NEVER
         self.work: list[TrainPass] = []
-        self.outer: list[Entry] = []
-        self.inner: list[Entry] | None = None
         self.passes: dict[str, int] = {}
-        self.metrics: dict[str, dict[str, float]] = {}
+        self.metrics: dict[str, dict[str, Any]] = {}
         self.iterations: dict[str, dict[str, int]] = {}
         self.resources = ExitStack()
-        # What a checkpoint had outside of epochs and in the running one, until the code has called it again.
-        self._journal: dict[bool, deque[Entry]] = {False: deque(), True: deque()}
-        # The calls in the body of the pass that leads: the code comes to them by itself.
-        self._unclaimed: list[Entry] = []
-        self._resumed_leader: TrainPass | None = None
         self._asking: TrainPass | None = None
         self._last: TrainPass | None = None
-        self._in_epoch = False
         self._left: EntryState | None = None
-        self._random: Mapping[str, Any] = {}
         self._save_wanted = self._save_postponed = self._exit_announced = False
         # The open passes.
         self._reports: dict[TrainPass, IntervalReport] = {}
@@ -109,21 +90,22 @@ class TrainLoop(PassLoop):
             StageError: an epoch is running.
         """
         self.begin()
-        if self.inner is not None and not self._left:
+        if self.journal.inner is not None and not self._left:
             raise StageError("context.epochs: an epoch is running; end it first, or use batches(…, repeat=True)")
         self._settle()
-        call = self._call("epochs", "", first=self.counters["epoch"])
+        call = self.journal.call("epochs", "", in_body=self._in_body(), first=self.counters["epoch"])
         return self._epochs(call, NEVER if count is None else call.first + count)
 
     def _epochs(self, call: EntryState, end: int) -> Iterator[int]:
-        self._arrive_at_end()
+        journal = self.journal
+        journal.arrive_after_last_call()
         try:
             # Where calls behind them were made before the resume, the epochs were over.
-            over = call.over or (self.resuming and not self._in_epoch)
-            while not over and self.counters["epoch"] < end and (self._in_epoch or not self.is_over()):
+            over = call.over or (journal.resuming and not journal.resuming_in_epoch)
+            while not over and self.counters["epoch"] < end and (journal.resuming_in_epoch or not self.is_over()):
                 epoch = self.context["current_epoch"] = self.counters["epoch"]
-                self.inner = []
-                if not self._in_epoch:
+                journal.begin_epoch()
+                if not journal.resuming_in_epoch:
                     self.metrics, self.iterations = {}, {}
                 self.context["metrics"] = self.metrics
                 self.hooks.before_epoch(context=self.context)
@@ -151,11 +133,13 @@ class TrainLoop(PassLoop):
         name = self._name(phase)
         if self._left:
             self._settle()
-        training = self._recall("pass", name)
+        training = self.journal.recall("pass", name)
         if not isinstance(training, TrainPass):
             training = self._new_pass(name)
-            training.nested = self._in_body()
-            self._scope("pass").append(training)
+            self.journal.add_pass(training, in_body=self._in_body())
+        if training.over:
+            # The code is behind it, as if it had led just now.
+            self._last = training
         return training
 
     def validate(self, phase: str | Phase | None = None) -> dict[str, Any]:
@@ -171,21 +155,26 @@ class TrainLoop(PassLoop):
                 what = f"phase.{name}.valid_dataset_name: is not set, and context.validate() needs it"
                 raise ConfigError(f"{what}; name a dataset there")
         self._settle()
-        call = self._call("validate", ",".join(names))
+        call = self.journal.call("validate", ",".join(names), in_body=self._in_body())
         if not call.over:
-            self._arrive_at_end()
+            self.journal.arrive_after_last_call()
             for name in names:
                 call.numbers[name] = self._validate(name, asked=True)
             call.over = True
             self.wake()
         return call.numbers if phase is None else call.numbers[names[0]]
 
+    @property
+    def resuming(self) -> bool:
+        """Whether the code has not arrived where the checkpoint was saved."""
+        return self.journal.resuming
+
     def save(self) -> None:
         """Save a checkpoint: now, or when the pass that leads is asked for its next batch."""
         self.begin()
         self._settle()
-        self._arrive_at_end()
-        if self.resuming:
+        self.journal.arrive_after_last_call()
+        if self.journal.resuming:
             return
         if self.work:
             self._save_wanted = True
@@ -197,11 +186,12 @@ class TrainLoop(PassLoop):
 
     def end_phase(self, phase: Phase) -> bool:
         """After a pass: validate the phase, if that is due after this epoch; whether training is over."""
-        own = [entry for entry in self.inner or () if isinstance(entry, TrainPass) and entry.phase == phase.name]
+        entries = self.journal.inner or ()
+        own = [entry for entry in entries if isinstance(entry, TrainPass) and entry.phase == phase.name]
         # A train_phase of one's own may do without a pass.
-        entry = own[-1] if own else self._call("validate", phase.name)
+        entry = own[-1] if own else self.journal.call("validate", phase.name, in_body=self._in_body())
         if not entry.validated:
-            self._arrive_at_end()
+            self.journal.arrive_after_last_call()
             if self.schedule.validating.fires_after(self.counters["epoch"] + 1):
                 self._validate(phase.name)
             entry.validated = True
@@ -209,7 +199,7 @@ class TrainLoop(PassLoop):
 
     def is_over(self) -> bool:
         """Whether training is over, as the stage's ``is_over`` says; it is not before the code is where it was saved."""
-        if not self.resuming and not self.over:
+        if not self.journal.resuming and not self.over:
             verb, limit = self._verb_is_over, self.schedule.over(self.counters)
             # A debug run ends at its limits, whatever the stage says.
             self.over = bool(verb(self.context)) if verb and not (limit and self.runner.debug) else limit
@@ -225,7 +215,7 @@ class TrainLoop(PassLoop):
             ExitError: ``is_exit`` has.
         """
         best, ending = self.validation.best, exit_requested(self.context)
-        if self.resuming:
+        if self.journal.resuming:
             # What was saved stands.
             SHUTDOWN.raise_if_requested()
             return
@@ -310,9 +300,7 @@ class TrainLoop(PassLoop):
         self._settle()
         for training in list(self._reports):
             self.close(training)
-        self._arrive_at_end()
-        if self.resuming:
-            raise CheckpointError(self._unlike("the runner stage ended"))
+        self.journal.require_arrival("the runner stage ended")
         self._validate_last()
         self._save()
         self.checkpoints.finish()
@@ -325,7 +313,7 @@ class TrainLoop(PassLoop):
         if self.work and self.work[-1].dropped:
             self._settle()
         goes_on, leads = training.state is not None, not self.work
-        is_leader = goes_on and training is self._resumed_leader
+        is_leader = goes_on and training is self.journal.leader
         if leads and not is_leader:
             self._between()
         if training.over or (not goes_on and self.is_over()):
@@ -342,7 +330,7 @@ class TrainLoop(PassLoop):
             self._last = training
             self.look_after(self.schedule.next_check(self.counters))
         if is_leader:
-            self._arrive()
+            self.journal.arrive()
             return batches if self.on_due(training) else None
         return batches
 
@@ -469,8 +457,8 @@ class TrainLoop(PassLoop):
 
     def _between(self) -> None:
         """No batch is in work: do what has become due."""
-        self._arrive_at_end()
-        if self.resuming:
+        self.journal.arrive_after_last_call()
+        if self.journal.resuming:
             return
         due = self.counters["iteration"] >= self.due
         # A validation that a signal has interrupted is made again.
@@ -509,12 +497,10 @@ class TrainLoop(PassLoop):
         # What came behind a break, whose pass is referred to yet, is not told from its body: the epoch is finished first.
         waits = SHUTDOWN.postponed() if self.work and not self.work[0].dropped else nullcontext()
         self._unwind(0)
-        entries = self.inner or []
+        entries = self.journal.inner or []
         for training in [entry for entry in entries if isinstance(entry, TrainPass)]:
             self._end(training)
-        self._arrive_at_end()
-        if self.resuming:
-            raise CheckpointError(self._unlike("the epoch ended"))
+        self.journal.require_arrival("the epoch ended")
         epoch = self.counters["epoch"]
         validated = {entry.phase for entry in entries if entry.validated}
         with waits:
@@ -524,7 +510,7 @@ class TrainLoop(PassLoop):
             if self.is_over() or epoch + 1 >= self.schedule.epochs:
                 self._validate_last()
         self.counters.update(epoch=epoch + 1, phase_index=0)
-        self.inner = None
+        self.journal.end_epoch()
         if left:
             # From here on a run that is resumed begins no other epoch of these.
             left.over = True
@@ -583,17 +569,8 @@ class TrainLoop(PassLoop):
         # First, since this checkpoint keeps which of the earlier ones are the best.
         self.checkpoints.wait_for_save()
         self._save_wanted = self._save_postponed = False
-        for entries in (self.outer, self.inner or []):
-            # A pass that began in the body of a batch is not begun again, but goes on if it is open.
-            entries[:] = [
-                entry for entry in entries if not (isinstance(entry, TrainPass) and entry.nested and entry.over)
-            ]
-        entries = [*self.outer, *(self.inner or [])]
-        states = [entry if isinstance(entry, EntryState) else entry.entry_state() for entry in entries]
-        loop = LoopState(
-            outer=states[: len(self.outer)],
-            inner=None if self.inner is None else states[len(self.outer) :],
-            leader=entries.index(self._asking) if self._asking in entries else None,
+        loop = self.journal.capture(
+            self._asking,
             passes=self.passes,
             validation=ValidationState(**self.validation.state_dict()),
             iterations=self.iterations,
@@ -621,30 +598,19 @@ class TrainLoop(PassLoop):
 
     def _resume(self) -> None:
         """Take the journal of the checkpoint that the trainer has restored."""
-        checkpoint = self.context["checkpointer"]._resumed
+        checkpoint = self.journal.checkpoint
         if checkpoint is None:
             return
         if checkpoint.state is None or checkpoint.state.loop is None:
             what = f"{checkpoint.path}: is of another runner stage, without epochs() and batches()"
             raise CheckpointError(f"{what}; resume with that one, or begin a new run with init_model_path")
         state = checkpoint.state.loop
-        self.metrics, self._random = checkpoint.state.metrics, dict(checkpoint.state.random)
-        self.iterations, self.passes = state.iterations, state.passes
+        self.metrics, self.iterations, self.passes = checkpoint.state.metrics, state.iterations, state.passes
         self.validation.load_state_dict(state.validation.to_tree())
-        self._in_epoch = state.inner is not None
-        for in_epoch, states in ((False, state.outer), (True, state.inner or [])):
-            self._journal[in_epoch].extend(map(self._entry, states))
-        entries = [*self._journal[False], *self._journal[True]]
-        leader = None if state.leader is None else entries[state.leader]
-        self._resumed_leader = leader if isinstance(leader, TrainPass) else None
-        restore_random_state(self._random)
-        for entry in entries:
-            if isinstance(entry, TrainPass) and entry.state and entry is not leader:
-                self._start(entry, 0)
+        for training in self.journal.load(state, dict(checkpoint.state.random), self._resumed_pass):
+            self._start(training, 0)
 
-    def _entry(self, state: EntryState) -> Entry:
-        if state.kind != "pass":
-            return state
+    def _resumed_pass(self, state: EntryState) -> TrainPass:
         training = self._new_pass(self._name(state.phase))
         training.load(state)
         return training
@@ -652,64 +618,9 @@ class TrainLoop(PassLoop):
     def _new_pass(self, name: str) -> TrainPass:
         return TrainPass(self, name, self.phases[name].brain, self.phases[name].updater)
 
-    def _call(self, kind: Kind, phase: str, **own: int) -> EntryState:
-        """The next line of the journal: on resume what was called then, else a new one."""
-        call = self._recall(kind, phase)
-        if not isinstance(call, EntryState):
-            call = EntryState.new(kind, phase, 0, **own)
-            if not self._in_body():
-                self._scope(kind).append(call)
-        return call
-
     def _in_body(self) -> bool:
         """Whether the code is in the body of a batch."""
         return bool(self.work) and not self.work[0].dropped
-
-    def _scope(self, kind: str) -> list[Entry]:
-        return self.outer if kind == "epochs" or self.inner is None else self.inner
-
-    def _recall(self, kind: str, phase: str) -> Entry | None:
-        """What a checkpoint knows of this call; None if it is new."""
-        self._arrive_at_end()
-        if not self.resuming:
-            own = (entry for entry in self._unclaimed if (entry.kind, entry.phase) == (kind, phase))
-            entry = next(own, None)
-            if entry:
-                self._unclaimed.remove(entry)
-            return entry
-        scope = self._scope(kind)
-        queue = self._journal[scope is not self.outer]
-        if not queue or (queue[0].kind, queue[0].phase) != (kind, phase):
-            raise CheckpointError(self._unlike(_describe(kind, phase), queue[0] if queue else None))
-        entry = queue.popleft()
-        scope.append(entry)
-        self._last = entry if isinstance(entry, TrainPass) and entry.over else self._last
-        return entry
-
-    def _unlike(self, event: str, expected: Entry | None = None) -> str:
-        """Why a run cannot go on: its code has called something else than before."""
-        path = self.context["checkpointer"]._resumed.path
-        rest = [*self._journal[True], *self._journal[False]]
-        expected = expected or next(iter(rest), None) or self._resumed_leader
-        before = _describe(expected.kind, expected.phase) if expected else "something else"
-        what = f"{path}: {event}, where the run that saved it had {before} next"
-        remedy = "set its code and phases back, or begin anew"
-        return f"{what}; a resumed stage has to make the same calls in the same order: {remedy}"
-
-    def _arrive_at_end(self) -> None:
-        """Where the code has made all calls of the checkpoint, and no pass leads, it is where that was saved."""
-        if self.resuming and not (self._resumed_leader or self._journal[True] or self._journal[False]):
-            self._arrive()
-
-    def _arrive(self) -> None:
-        """The code has come to where the checkpoint was saved."""
-        self.resuming = self._in_epoch = False
-        self._resumed_leader = None
-        for in_epoch, queue in self._journal.items():
-            self._unclaimed += queue
-            (self.outer if not in_epoch or self.inner is None else self.inner).extend(queue)
-            queue.clear()
-        restore_random_state(self._random)
 
     def _name(self, phase: str | Phase) -> str:
         name = phase.name if isinstance(phase, Phase) else phase
@@ -717,10 +628,6 @@ class TrainLoop(PassLoop):
             what = f"the runner '{self.runner.name}' has no phase '{name}'{one_of(name, self.phases)}"
             raise ContextError(what)
         return name
-
-
-def _describe(kind: str, phase: str) -> str:
-    return "epochs()" if kind == "epochs" else f"{'batches' if kind == 'pass' else kind}('{phase}')"
 
 
 def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSchema) -> None:
