@@ -139,9 +139,10 @@ def parts_of(models: Models) -> dict[str, Any]:
     return parts
 
 
-def part_states(parts: Mapping[str, Any], models: Models, configured: Mapping[str, Options]) -> dict[str, Any]:
-    """The states of the parts; None for one without a state, or whose updater keeps it."""
-    updaters = [entry["updater"].state_dict() for entry in models.values() if "updater" in entry]
+def part_states(
+    parts: Mapping[str, Any], updaters: Mapping[str, Any], configured: Mapping[str, Options]
+) -> dict[str, Any]:
+    """The states of the parts; None for one without a state, or that is in the state of an updater."""
     saved = {_memory(tensor) for tensor in _tensors(updaters)}
     states: dict[str, Any] = {}
     for place, part in parts.items():
@@ -277,13 +278,13 @@ class InitialModels:
         self._buffers = {phase: set(buffers_of(module)) for phase, module in modules.items()}
         self._groups = _groups(models)
 
-    def changes(self, models: Models) -> dict[str, Any]:
-        """What checkpoints keep of the models beside weights and schedulers.
+    def changes(self, models: Models, updaters: Mapping[str, Any]) -> dict[str, Any]:
+        """What checkpoints keep of the models beside weights, schedulers and the states of their updaters.
 
         Raises:
             CheckpointError: there is something to which a resumed run could not be led.
         """
-        states = part_states(parts_of(models), models, self.options)
+        states = part_states(parts_of(models), updaters, self.options)
         if late := [place for place, state in states.items() if state and place not in self.parts]:
             raise CheckpointError(_unlike(late[0], "was made after the training had begun"))
         for place, sizes in _groups(models).items():

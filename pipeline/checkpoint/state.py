@@ -405,7 +405,7 @@ class TrainingState(StateModel):
         """
         trained = {phase: entry for phase, entry in models.items() if "updater" in entry}
         brains, updaters = unique_brains(trained), {phase: entry["updater"] for phase, entry in trained.items()}
-        own = {
+        own: dict[str, Any] = {
             "version": VERSION,
             "updaters": {phase: _mapping(updater, updater.state_dict(), phase) for phase, updater in updaters.items()},
             "optim_schedulers": {phase: _schedulers(entry, phase) for phase, entry in brains.items()},
@@ -413,7 +413,7 @@ class TrainingState(StateModel):
             "random": random_state(),
             "recoverables": {name: recoverable.state_dict() for name, recoverable in recoverables.items()},
         }
-        changes = initial.changes(models) if initial else {}
+        changes = initial.changes(models, own["updaters"]) if initial else {}
         return super().from_tree({**_OPTIONAL, **own, **changes, **more}, "the training state")
 
     @classmethod

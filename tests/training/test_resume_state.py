@@ -213,6 +213,20 @@ def test_an_updaters_own_optimizers_and_their_schedules_are_resumed(
     assert not any(differences(*kept))
 
 
+def test_a_save_asks_an_updater_for_its_state_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Asked(Alternating):
+        def state_dict(self) -> Options:
+            asked.append(self.state.iteration)
+            return super().state_dict()
+
+    monkeypatch.setattr(Kill, "at", -1)
+    GeneralTrainer(config(updater={"class_path": Asked})).run()
+    # After each iteration, and at the end.
+    assert asked == [*range(1, 10), 9]
+
+
 def test_an_updaters_own_optimizer_goes_on_at_the_rate_that_the_config_now_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
