@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 
 import click
 
-from pipeline.cli.options import refuse
+from pipeline.cli.faults import refuse
 from pipeline.errors import ClassPathError, ExitCode, PipelineError, one_of
 
 # Command -> what it does; each is in the module of its name, with ``_`` for ``-``.

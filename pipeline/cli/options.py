@@ -1,21 +1,37 @@
-"""What the commands have in common: the config, the overrides, and how faults are shown."""
+"""What the commands have in common: the config, the overrides, the swaps, the log level."""
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Sequence
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from pipeline.errors import ClassPathError, ConfigError, ExitCode, PipelineError
+from pipeline.check.runner import runners_of_mode
+from pipeline.config.load import ConfigBuilder
+from pipeline.config.yaml_tree import DEFAULT, Node, one_line
+from pipeline.context import STAGES
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+# ``train_runner=./startup.py``.
+_OF_ONE_RUNNER = re.compile(r"([\w-]+)=(.*)", re.DOTALL)
 
-def config_and_overrides(function: _F, words: str = "CONFIG [KEY=VALUE]…") -> _F:
-    """``CONFIG [KEY=VALUE…]``, also as ``-m CONFIG`` and ``-o KEY=VALUE``; ``words`` is how the help shows it."""
-    example, same = "Set a value, e.g. runner.train_runner.epochs=3.", "The config; the same as naming it first."
+
+def config_and_overrides(function: _F, words: str = "[CONFIG] [KEY=VALUE]…") -> _F:
+    """``[CONFIG] [KEY=VALUE]…``, also as ``-m CONFIG`` and ``-o KEY=VALUE``, and an option for each stage.
+
+    The command calls :func:`split` with what it gets; ``words`` is how the help shows the words.
+    """
+    example = "Set a value, e.g. runner.train_runner.epochs=3."
+    same = "The config, or its folder; the same as naming it first. Without one: config.yaml."
+    for stage in reversed(STAGES):
+        text = f"Swap the {stage} stage, e.g. ./{stage}.py."
+        kind = click.Path(readable=False)
+        function = click.option(f"--{stage}", multiple=True, type=kind, metavar="[RUNNER=]CLASS", help=text)(function)
     function = click.argument("words", nargs=-1, metavar=words)(function)
     function = click.option("-o", "--override", "options", multiple=True, metavar="KEY=VALUE", help=example)(function)
     return click.option("-m", "--model", "config", metavar="CONFIG", help=same)(function)
@@ -27,34 +43,60 @@ def log_level(function: _F) -> _F:
     return click.option("-q", "--quiet", "level", flag_value="WARNING", help="Log warnings and errors only.")(function)
 
 
-def split(config: str | None, words: Sequence[str], options: Sequence[str]) -> tuple[str, list[str]]:
-    """(config, overrides) of a command line.
+def split(
+    config: str | None, words: Sequence[str], options: Sequence[str], swaps: Mapping[str, Sequence[str]]
+) -> tuple[str, list[str]]:
+    """(config, overrides) of a command line; ``swaps``: stage -> what its options say.
 
     Raises:
-        click.UsageError: there is no config, or two.
+        click.UsageError: there is no config, or two; or a class is set twice.
     """
-    overrides = [word for word in words if "=" in word]
+    overrides = [*(word for word in words if "=" in word), *options]
     configs = [word for word in words if "=" not in word]
     if config:
         configs.insert(0, config)
-    if not configs:
-        raise click.UsageError("name a config")
     if len(configs) > 1:
         several = f"name one config, not {len(configs)}: {' '.join(configs)}"
         raise click.UsageError(f"{several}; an override has the form KEY=VALUE")
-    return configs[0], overrides + list(options)
+    path = _config_file(configs[0] if configs else os.curdir)
+    return path, [*overrides, *_swap_overrides(path, overrides, swaps)]
 
 
-def refuse(error: PipelineError, outcome: str = "nothing was run") -> ExitCode:
-    """Show an error on stderr, and after the faults of a config what came of them; the exit code for it."""
-    click.echo(str(error), err=True)
-    if isinstance(error, ClassPathError) and error.user_error:
-        print_traceback(error.user_error)
-    if isinstance(error, ConfigError) and (count := sum(bool(fault.message) for fault in error.faults)):
-        click.echo(f"{count} fault{'s' if count > 1 else ''}; {outcome}", err=True)
-    return error.exit_code
+def _config_file(path: str) -> str:
+    """The file that a command line names: ``config.yaml`` in a folder."""
+    # Of os.path, which says of a name too long that nothing is there.
+    if not os.path.isdir(path):
+        return path
+    file = Path(path, "config.yaml")
+    if all(file.with_name(name).is_file() for name in ("lock", "command.txt")):
+        remedy = f"to go on with it: pipeline resume {path}; for a new run of its config, name {file}"
+        raise click.UsageError(f"{path}: is a run directory; {remedy}")
+    if not file.is_file():
+        others = ", ".join(sorted(other.name for other in file.parent.glob("*.y*ml"))[:5])
+        what = f"{os.path.abspath(path)}: has no config.yaml{others and f', only {others}'}"
+        raise click.UsageError(f"{what}; name a config or its folder, or write one: pipeline new DIR")
+    return str(file)
 
 
-def print_traceback(error: BaseException) -> None:
-    """Print what a user's own code raised on stderr."""
-    click.echo("".join(traceback.format_exception(error, chain=False)).rstrip(), err=True)
+def _swap_overrides(path: str, overrides: Sequence[str], swaps: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """The overrides that do the same as ``--startup [RUNNER=]CLASS`` and the like.
+
+    Raises:
+        click.UsageError: two of them, or one and an override, set the same.
+    """
+    if not any(swaps.values()):
+        return
+    # Without a tree, what is wrong with the config is all there is to say.
+    tree = ConfigBuilder(path, overrides).tree or Node({}, DEFAULT)
+    everyone, setters = list(runners_of_mode(tree)), dict[str, str]()
+    for stage, value in ((stage, value) for stage, values in swaps.items() for value in values):
+        one = _OF_ONE_RUNNER.fullmatch(value)
+        runners, class_path = ([one[1]], one[2]) if one else (everyone, value)
+        for name in runners:
+            address, setter = f"runner.{name}.{stage}_class_path", f"--{stage} {value}"
+            node = tree.find(address)
+            before = setters.get(address, str(node.origin) if node else "")
+            if before.startswith(("--", "override ")):
+                raise click.UsageError(f"{address}: is set by {before} and by {setter}; leave one of them out")
+            setters[address] = setter
+            yield f"{address}={one_line(class_path)}"

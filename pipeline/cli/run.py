@@ -42,9 +42,10 @@ def command(
     debug: bool,
     resume: str,
     level: str | None,
+    **swaps: Sequence[str],
 ) -> None:
     """Exit codes: see the README."""
-    path, overrides = split(config, words, options)
+    path, overrides = split(config, words, options, swaps)
     log.to_stderr(level or "INFO")
     if nproc > 1:
         click.echo(f"--nproc {nproc}: several processes are not yet possible; leave it out", err=True)

@@ -19,18 +19,19 @@ from .usages import usages
 
 
 @click.command("explain")
-@partial(config_and_overrides, words="CONFIG [KEY=VALUE]… ADDRESS")
-def command(config: str | None, words: Sequence[str], options: Sequence[str]) -> None:
+@partial(config_and_overrides, words="[CONFIG] [KEY=VALUE]… ADDRESS")
+def command(config: str | None, words: Sequence[str], options: Sequence[str], **swaps: Sequence[str]) -> None:
     """Say what a config value means, and what set it.
 
     The last word without `=` is the address; the config may have faults, if only it can be read.
     """
     arguments = [word for word in words if "=" not in word]
-    if len(arguments) + bool(config) < 2:
+    is_config = len(arguments) == 1 and arguments[0].endswith((".yaml", ".yml"))
+    if not arguments or (is_config and not config):
         example = "pipeline explain config.yaml runner.train_runner.epochs"
-        raise click.UsageError(f"name a config and an address, e.g. {example}")
+        raise click.UsageError(f"name an address, e.g. {example}")
     address, settings = arguments.pop(), [word for word in words if "=" in word]
-    path, overrides = split(config, [*arguments, *settings], options)
+    path, overrides = split(config, [*arguments, *settings], options, swaps)
     draft = ConfigBuilder(path, overrides)
     if draft.tree is None:
         raise ConfigError(draft.faults)

@@ -17,12 +17,14 @@ from .graph import graphs, mermaid, table
 @click.command("graph")
 @config_and_overrides
 @click.option("--mermaid", "as_mermaid", is_flag=True, help="Print it as Mermaid, which GitHub and many editors draw.")
-def command(config: str | None, words: Sequence[str], options: Sequence[str], as_mermaid: bool) -> None:
+def command(
+    config: str | None, words: Sequence[str], options: Sequence[str], as_mermaid: bool, **swaps: Sequence[str]
+) -> None:
     """Print the five stages with the keys that flow between them, as a table or as Mermaid.
 
     On stdout; faults go to stderr, and what can be told is printed all the same.
     """
-    checked = inspect(*split(config, words, options))
+    checked = inspect(*split(config, words, options, swaps))
     drawn = graphs(checked.flows, checked.faults)
     if drawn and as_mermaid:
         click.echo(mermaid(drawn), nl=False)

@@ -42,13 +42,18 @@ and torch, the time."""
 )
 @click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="Keep both runs in a new folder.")
 def command(
-    config: str | None, words: Sequence[str], options: Sequence[str], kills: Sequence[int], keep: Path | None
+    config: str | None,
+    words: Sequence[str],
+    options: Sequence[str],
+    kills: Sequence[int],
+    keep: Path | None,
+    **swaps: Sequence[str],
 ) -> None:
     """Kill a run, resume it, and compare it with one that nothing interrupts.
 
     Exit 0 if the resumed run is bit for bit the straight one, 1 if not.
     """
-    path, overrides = split(config, words, options)
+    path, overrides = split(config, words, options, swaps)
     log.to_stderr("WARNING")
     try:
         with _folder(keep) as folder:

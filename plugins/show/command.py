@@ -16,12 +16,12 @@ from pipeline.user_code.class_path import describe
 
 @click.command("show")
 @config_and_overrides
-def command(config: str | None, words: Sequence[str], options: Sequence[str]) -> None:
+def command(config: str | None, words: Sequence[str], options: Sequence[str], **swaps: Sequence[str]) -> None:
     """Print the resolved config, each value with where it came from.
 
     The whole config as YAML on stdout; the comments say where each value was set.
     """
-    path, overrides = split(config, words, options)
+    path, overrides = split(config, words, options, swaps)
     lines = list(_lines(check_or_raise(path, overrides).tree, 0))
     width = min(max(len(text) for text, _ in lines), 80)
     for text, origin in lines:

@@ -105,7 +105,7 @@ def test_two_packages_with_one_name_are_both_named(pipeline: Call, install: Inst
 
 def test_a_name_of_ours_stays_ours_and_help_says_so(pipeline: Call, install: Install) -> None:
     install("reports", "check", REPORT)
-    assert "name a config" in pipeline("check").stderr
+    assert "has no config.yaml; name a config" in pipeline("check").stderr
     shown = " ".join(pipeline("--help").stdout.split())
     assert "check Name every mistake of a config" in shown
     assert "check also offered by 'reports', which nobody can call; give it another name there" in shown

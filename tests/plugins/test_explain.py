@@ -157,7 +157,7 @@ def test_a_config_that_cannot_be_read_is_refused(pipeline: Call) -> None:
 def test_without_an_address_the_command_line_is_wrong(pipeline: Call, words: list[str]) -> None:
     done = pipeline("explain", *words)
     assert done.exit_code == 2
-    assert "name a config and an address, e.g. pipeline explain config.yaml runner.train_runner.epochs" in done.stderr
+    assert "name an address, e.g. pipeline explain config.yaml runner.train_runner.epochs" in done.stderr
 
 
 @pytest.mark.parametrize(
