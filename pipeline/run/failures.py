@@ -14,7 +14,7 @@ from pipeline.run.directory import RunDirectory
 from pipeline.run.session import Run, RunnerSession
 from pipeline.signals import SHUTDOWN, StoppedError
 from pipeline.user_code.plugins import failing_plugin
-from pipeline.user_code.tracebacks import user_traceback
+from pipeline.user_code.tracebacks import failing_method, user_traceback
 
 
 def exit_code(error: BaseException) -> ExitCode:
@@ -74,7 +74,7 @@ def _write_status(error: BaseException, reason: str, directory: RunDirectory, co
 
 
 def describe(error: BaseException, stage: str, runner: RunnerSession) -> str:
-    """The headline: which stage, class and line of the config, or which plugin."""
+    """The headline: which stage, class and line of the config, and which of its methods; or which plugin."""
     name = f"runner '{runner.settings.name}'"
     plugin = failing_plugin(runner.manager, error)
     says_where = stage == "trainer" or str(error).startswith(runner.describe(stage))
@@ -87,9 +87,11 @@ def describe(error: BaseException, stage: str, runner: RunnerSession) -> str:
         return f"{name}: interrupted in {place}"
     if isinstance(error, StoppedError):
         return f"{name}: {error}, in {place}"
+    method = "" if plugin or stage not in runner.classes else failing_method(runner.classes[stage], error.__traceback__)
+    failed = f"{place} failed in {method}" if method else f"{place} failed"
     # Such as the sample for which a dataset raised it.
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    return f"{name}: {place} failed: {type(error).__name__}: {error}{notes}"
+    return f"{name}: {failed}: {type(error).__name__}: {error}{notes}"
 
 
 def log_error(error: BaseException, headline: str) -> None:

@@ -105,6 +105,28 @@ def user_traceback(trace: TracebackType | None, *, only: bool = False) -> Traceb
     return result
 
 
+def failing_method(cls: type, trace: TracebackType | None) -> str:
+    """``train_batch (runner.py:14)``: the last method of a stage of the user's that we have called before an error.
+
+    Args:
+        cls: the class of the stage.
+        trace: of the error.
+
+    Returns:
+        The method, and the line that it had come to; ``""`` where no method of a user's class was called.
+    """
+    method, called_by_us = "", False
+    while trace:
+        code, names = trace.tb_frame.f_code, trace.tb_frame.f_locals
+        own = names.get(code.co_varnames[0]) if code.co_argcount else None
+        if _is_ours(trace):
+            called_by_us = True
+        elif called_by_us and isinstance(own, cls) and hasattr(cls, code.co_name):
+            method, called_by_us = f"{code.co_name} ({Path(code.co_filename).name}:{trace.tb_lineno})", False
+        trace = trace.tb_next
+    return method
+
+
 def _is_ours(trace: TracebackType) -> bool:
     file = trace.tb_frame.f_code.co_filename
     return file.startswith(_OURS) or any(folder in file for folder in ("/importlib/", "/pluggy/"))

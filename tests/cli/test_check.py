@@ -294,7 +294,8 @@ def test_steps_that_do_not_go_through_are_a_fault_with_the_users_traceback(pipel
     assert done.exit_code == 2
     assert 'own.py", line 3, in startup' in done.stderr
     assert (
-        f"{linear}:7:5: runner.train_runner: startup (own.Startup, {place}) failed: KeyError: 'mine'\n" in done.stderr
+        f"{linear}:7:5: runner.train_runner: startup (own.Startup, {place}) failed in startup (own.py:3): KeyError: 'mine'\n"
+        in done.stderr
     )
     assert done.stderr.endswith("1 fault; 1 step did not go through; nothing is kept of them\n")
     assert list(Path.cwd().iterdir()) == []

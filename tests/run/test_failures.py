@@ -228,7 +228,7 @@ def failing(linear: Path) -> Path:
     return linear
 
 
-HEADLINE = "runner 'train_runner': startup (startup.Startup, config.yaml:8) failed: ValueError: tree has {no} <root>"
+HEADLINE = "runner 'train_runner': startup (startup.Startup, config.yaml:8) failed in startup (startup.py:9): ValueError: tree has {no} <root>"
 
 
 def test_the_caller_gets_the_users_exception_with_its_traceback_and_a_note(
@@ -255,6 +255,60 @@ def test_the_log_has_stage_class_and_config_line_and_then_the_traceback_from_the
     assert [Path(frame).name for frame in frames] == ["startup.py", "startup.py"]
     assert lines[first + 1].startswith("Traceback")
     assert sum("tree has" in line for line in lines) == 3  # the headline, the line of code and the error
+
+
+OWN_RUNNER = """
+from pipeline import StartupBase, stages
+class Startup(StartupBase):
+    def startup(self, context): pass
+class Runner(stages.Runner):
+    def fail(self):
+        raise RuntimeError("mine")
+    {body}
+"""
+
+
+def reason_of(linear: Path, body: str, *settings: str) -> str:
+    """Why a run failed, by status.json; its Runner has this body from line 8 on."""
+    (linear.parent / "own.py").write_text(OWN_RUNNER.format(body=body), encoding="utf-8")
+    with pytest.raises(RuntimeError, match="mine"):
+        GeneralTrainer(linear, ["runner.train_runner.runner_class_path={workspace}/own.py", *settings]).run()
+    return str(json.loads(Path("runs/workspace/latest/status.json").read_text())["reason"])
+
+
+OWN_STARTUP = "startup_class_path={workspace}/own.py"
+INFER = [f"runner.train_runner.{setting}" for setting in ("class=infer", "epochs=null", OWN_STARTUP)]
+
+
+@pytest.mark.parametrize(
+    "verb", ["__init__", "run", "train_epoch", "train_phase", "train_batch", "validate", "is_over", "evaluate"]
+)
+def test_the_verb_that_failed_is_named_with_its_line(linear: Path, verb: str) -> None:
+    settings = INFER if verb == "evaluate" else []
+    reason = reason_of(linear, f"def {verb}(self, *rest):\n        self.fail()", *settings)
+    assert f"runner (own.Runner, {PLACE}) failed in {verb} (own.py:9): RuntimeError: mine" in reason
+
+
+PLACE = "override 'runner.train_runner.runner_class_path={workspace}/own.py'"
+INNER = [
+    # Of two verbs, that which the other has led to.
+    ("def run(self, context): super().run(context)\n    def train_batch(self, *rest): self.fail()", "train_batch (own.py:9)"),
+    ("@__import__('torch').no_grad()\n    def train_batch(self, *rest): self.fail()", "train_batch (own.py:9)"),
+    ("def run(self, context): self.each(context)\n    def each(self, context): self.fail()", "run (own.py:8)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "verb"), INNER)
+def test_the_verb_is_the_one_that_the_framework_has_called_last(linear: Path, body: str, verb: str) -> None:
+    assert f") failed in {verb}: RuntimeError: mine" in reason_of(linear, body)
+
+
+def test_of_an_error_in_a_worker_the_verb_is_that_which_waited_for_the_batch(linear: Path) -> None:
+    data = linear.parent / "data.py"
+    data.write_text(data.read_text().replace("return self.x", "raise RuntimeError('mine')\n        return self.x", 2))
+    body = "def run(self, context):\n        for batch in context.batches('line'): pass"
+    reason = reason_of(linear, body, "dataset.train_data.num_workers=1")
+    assert ") failed in run (own.py:9): RuntimeError: " in reason
 
 
 def test_a_model_file_that_fails_to_import_is_told_with_the_users_own_traceback(linear: Path) -> None:
