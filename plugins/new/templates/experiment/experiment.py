@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pipeline import ExperimentBase
-from pipeline.data.loader import make_loader
+from pipeline import ExperimentBase, make_loader
 
 
 class Experiment(ExperimentBase):

@@ -1,0 +1,13 @@
+"""How the models are trained; see `pipeline stages runner`."""
+
+from typing import Any
+
+from pipeline import Context, stages
+
+
+class Runner(stages.Runner):
+    """Trains as the default does, each batch by a method of your own."""
+
+    def train_batch(self, context: Context, phase: Any, batch: Any) -> Any:
+        # What is returned is reported as the loss.
+        return super().train_batch(context, phase, batch)
