@@ -6,9 +6,9 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from pipeline.check.data_flow import EXPERIMENT, DataFlow, StageFlow, default_definition, own_verbs
+from pipeline.check.data_flow import EXPERIMENT, TRAINER_KEYS, DataFlow, StageFlow, default_definition, own_verbs
 from pipeline.check.inspection import Setting
-from pipeline.context import KEYS, STAGES
+from pipeline.context import KEYS, STAGES, STATUSES
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import classes, source
 from pipeline.user_code.classes import supers
@@ -215,38 +215,39 @@ def runner_notes(stage: StageFlow) -> Iterator[str]:
 
 
 def swap_report(flows: Mapping[str, DataFlow]) -> str:
-    """The report on all runners; ``""`` where no stage is replaced."""
-    return "".join(f"{line}\n" for runner, flow in flows.items() for line in report(runner, flow))
-
-
-def report(runner: str, flow: DataFlow) -> list[str]:
-    """The lines on one runner: a headline for each replaced stage, and under it what that changes."""
-    lines = []
-    for name, stage in flow.stages.items():
-        if stage is None:
-            lines.append(f"{runner}: {name} is not the default, and what it is cannot be told from its source")
-        elif stage.custom:
-            default = default_definition(stage.stage)
-            own = f"{stage.definition.module.file.name}:{stage.definition.name}"
-            lines.append(f"{runner}: {stage.stage} is {own}, in the place of {default.module.name}:{default.name}")
-            lines += [f"  {line}" for line in _changes(stage, flow)]
-    return lines
+    """What the stages that are not the default change; ``""`` where all are."""
+    # Several runners may have the same swap.
+    runners: dict[str, list[str]] = {}
+    for runner, flow in flows.items():
+        for name, stage in flow.stages.items():
+            if stage is None:
+                text = f"{name} is not the default, and what it is cannot be told from its source"
+                runners.setdefault(text, []).append(runner)
+            elif stage.custom:
+                own = f"{stage.definition.module.file.name}:{stage.definition.name}"
+                headline = f"{name} is {own}, in the place of stages.{default_definition(name).name}"
+                runners.setdefault("\n  ".join([headline, *_changes(stage, flow)]), []).append(runner)
+    return "".join(f"{', '.join(names)}: {text}\n" for text, names in runners.items())
 
 
 def _changes(stage: StageFlow, flow: DataFlow) -> Iterator[str]:
     default, own = stage.default_flow, stage.flow
-    if own.reads():
-        yield f"reads: {', '.join(own.reads())}"
+    yield from _methods(stage)
+    if arguments := _arguments(stage.definition):
+        yield f"arguments: {arguments}"
+    known_keys = {*TRAINER_KEYS, *default.reads(), *own.writes()}
+    if new_reads := [key for key in own.reads() if key not in known_keys]:
+        yield f"also reads: {', '.join(new_reads)}"
+    if new := [key for key in own.writes() if key not in default.writes()]:
+        yield f"also writes: {_with_readers(new, stage, flow)}"
     if lost := [key for key in default.writes() if key not in own.writes()]:
         uncertain = ", as far as can be told" if own.unknown else ""
         yield f"no longer writes{uncertain}: {_with_readers(lost, stage, flow)}"
-    if new := [key for key in own.writes() if key not in default.writes()]:
-        yield f"also writes: {_with_readers(new, stage, flow)}"
+    perhaps = [key for key in own.writes() if key in default.certain_writes() - own.certain_writes()]
+    if perhaps and not own.unknown:
+        yield f"may no longer write: {_with_readers(perhaps, stage, flow)}"
     if own.unknown:
         yield f"may do more to the context: {own.unknown} cannot be followed"
-    if arguments := _arguments(stage.definition):
-        yield f"arguments: {arguments}"
-    yield from _methods(stage)
 
 
 def _with_readers(keys: Iterable[str], stage: StageFlow, flow: DataFlow) -> str:
@@ -254,6 +255,9 @@ def _with_readers(keys: Iterable[str], stage: StageFlow, flow: DataFlow) -> str:
 
 
 def _readers(key: str, stage: StageFlow, flow: DataFlow) -> str:
+    targets = [STATUSES.get(status, "") for status in sorted(stage.flow.statuses)]
+    if key == "status" and targets and all(targets):
+        return f"{'leads' if key in stage.flow.certain_writes() else 'may lead'} to {' or '.join(targets)}"
     order = list(flow.stages)
     after = [reader for name in order[order.index(stage.stage) + 1 :] if (reader := flow.stages[name])]
     needing = [reader.stage for reader in after if any(use.key == key for use in reader.flow.demands())]
@@ -274,23 +278,35 @@ def _arguments(definition: source.Definition) -> str:
 
 
 def _methods(stage: StageFlow) -> Iterator[str]:
-    """How the class changes the methods of the default and of the base."""
-    method, default = STAGES[stage.stage], default_definition(stage.stage)
+    """Whose methods are left out, and which are overridden, with or without ``super()``."""
+    default, ancestry = default_definition(stage.stage), classes.ancestry(stage.definition)[0]
     inherits = classes.is_subclass(stage.definition, f"{default.module.name}:{default.name}")
-    ancestry, _ = classes.ancestry(stage.definition)
-    users = [base for base in ancestry if not base.module.name.startswith("pipeline.stages.")]
-    own_methods = {name for base in users for name in classes.methods(base)}
-    method_names = {name for base in ancestry for name in classes.methods(base)}
-    default_names = {name for base in classes.ancestry(default)[0] for name in classes.methods(base)}
-    if inherits and method in own_methods:
-        if stage.flow.ours.get(method):
-            yield f"calls super().{method}()"
-        elif method in stage.flow.ours:
-            writes = ", ".join(stage.default_flow.writes())
-            left_out = f"{', and with it the writing of ' if writes else ''}{writes}"
-            yield f"may call super().{method}(): on some ways what the default does there is left out{left_out}"
-        else:
-            yield f"does not call super().{method}(): what the default does there is left out"
-    if inherits is False:
-        missing = ", ".join(sorted(name for name in default_names - method_names if not name.startswith("_")))
-        yield f"derives from the base, not from the default{': does not have ' if missing else ''}{missing}"
+    ours = [base for base in ancestry if source.is_ours(base.module)]
+    if inherits is False and ours:
+        yield f"derives from {ours[0].name}: no method of stages.{default.name} runs"
+    inherited = {name: node for base in reversed(ours) for name, node in classes.methods(base).items()}
+    users = [base for base in ancestry if base not in ours]
+    names = dict.fromkeys(name for base in users for name in classes.methods(base))
+    overrides = [
+        f"{name} ({_super_use(stage, name, [base for base in users if name in classes.methods(base)])})"
+        for name in names
+        if name in inherited and not name.startswith("__") and not _is_abstract(inherited[name])
+    ]
+    if overrides or inherits:
+        yield f"overrides: {', '.join(overrides) or 'nothing'}"
+    if added := _OPTIONAL.get(stage.stage, set()) & names.keys():
+        yield f"adds: {', '.join(added)}"
+
+
+def _is_abstract(method: source.FunctionNode) -> bool:
+    return any("abstractmethod" in ast.unparse(decorator) for decorator in method.decorator_list)
+
+
+def _super_use(stage: StageFlow, name: str, bases: Iterable[source.Definition]) -> str:
+    """How classes that override a method call what they override, each with ``super()``."""
+    called = stage.flow.ours.get(name) if name == STAGES[stage.stage] else None
+    if called or all(classes.calls_super(base, name) for base in bases):
+        return "with super()"
+    texts = [ast.unparse(classes.methods(base)[name]) for base in bases]
+    mentioned = all(re.search(rf"(super\(.*\)|\b[A-Z]\w*)\.{name}\b", text) for text in texts)
+    return "without super()" if called is None and not mentioned else "sometimes without super()"

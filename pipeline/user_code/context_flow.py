@@ -75,6 +75,10 @@ class Flow:
         """The keys that are written, or may be."""
         return list(dict.fromkeys([*(use.key for use in self.uses if use.action == "write"), *self.declared_writes]))
 
+    def certain_writes(self) -> set[str]:
+        """The keys that are certainly written."""
+        return {use.key for use in self.uses if use.action == "write" and use.sure}
+
     def removed_keys(self) -> set[str]:
         """The keys that are certainly gone afterwards."""
         last = {use.key: use for use in self.uses if use.action != "read"}

@@ -212,57 +212,85 @@ TERMINAL = """
 """
 
 
-def test_keys_arguments_and_methods_are_held_against_the_default(linear: Path) -> None:
-    lines = report(linear, network=NETWORK, terminal=TERMINAL)
-    assert [line for line in lines if "does not have" not in line] == [
-        "train_runner: network is network.py:Network, in the place of pipeline.stages.network:Network",
-        "  reads: device",
-        "  no longer writes: dataset (needed by runner)",
-        "  also writes: points (needed by terminal)",
+def test_keys_and_arguments_are_held_against_the_default(linear: Path) -> None:
+    assert report(linear, network=NETWORK, terminal=TERMINAL) == [
+        "train_runner: network is network.py:Network, in the place of stages.Network",
+        "  derives from NetworkBase: no method of stages.Network runs",
         "  arguments: width, depth (optional)",
-        "train_runner: terminal is terminal.py:Terminal, in the place of pipeline.stages.terminal:Terminal",
-        "  reads: points, metrics",
+        "  also writes: points (needed by terminal)",
+        "  no longer writes: dataset (needed by runner)",
+        "train_runner: terminal is terminal.py:Terminal, in the place of stages.Terminal",
+        "  derives from TerminalBase: no method of stages.Terminal runs",
+        "  also reads: points",
     ]
-    (network, terminal) = (line for line in lines if "does not have" in line)
-    assert network.startswith(
-        "  derives from the base, not from the default: does not have build_brain, build_dataset, "
-    )
-    assert terminal == "  derives from the base, not from the default: does not have newest"
 
 
-REPORT_HEAD = "from pipeline import stages\nclass Startup(stages.Startup):\n    def "
-FIRST = "train_runner: startup is startup.py:Startup, in the place of pipeline.stages.startup:Startup"
+HEAD = "from pipeline import stages\nclass {0}(stages.{0}):\n    def "
+VERB = "train_batch(self, context, phase, batch): "
+OVERRIDES = [
+    ("startup", "startup(self, context): super().startup(context)", "startup (with super())"),
+    ("startup", "startup(self, context): stages.Startup.startup(self, context)", "startup (with super())"),
+    ("startup", "startup(self, context):\n        if self.x: super().startup(context)", "startup (sometimes without super())"),
+    ("startup", "startup(self, context): pass", "startup (without super())"),
+    ("startup", "load(self, context, is_fleet=False, main_program=None): pass", "load (without super())"),
+    ("startup", "helper(self): pass", "nothing"),
+    ("startup", "startup(self, context): self.lod(context)\n    def lod(self, context): pass", "startup (without super())"),
+    ("runner", VERB + "return phase.brain.fit_batch(batch)", "train_batch (without super())"),
+    ("runner", VERB + "return super().train_batch(context, phase, batch)\n    def is_over(self, context): return False",
+     "train_batch (with super()), is_over (without super())"),
+    ("runner", "is_over(self, context): return context['rank'] > 1 or super().is_over(context)", "is_over (sometimes without super())"),
+    ("runner", "__init__(self, context): pass", "nothing"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("methods", "expected"),
-    [
-        ("startup(self, context): super().startup(context)", ["calls super().startup()"]),
-        ("startup(self, context): stages.Startup.startup(self, context)", ["calls super().startup()"]),
-        ("startup(self, context):\n        if self.x: super().startup(context)",
-         ["may call super().startup(): on some ways what the default does there is left out"]),
-        ("startup(self, context): pass", ["does not call super().startup(): what the default does there is left out"]),
-        ("load(self, context): pass", []),
-        ("startup(self, context): self.lod(context)\n    def lod(self, context): pass",
-         ["does not call super().startup(): what the default does there is left out"]),
-        ("startup(self, context): unknown(context)",
-         ["may do more to the context: startup.py:3 cannot be followed",
-          "does not call super().startup(): what the default does there is left out"]),
-    ],
-)  # fmt: skip
-def test_what_a_subclass_makes_of_the_default_is_told(linear: Path, methods: str, expected: list[str]) -> None:
-    first, *others = report(linear, startup=REPORT_HEAD + methods)
-    assert first == FIRST
-    assert [line for line in others if not line.startswith("  reads: ")] == [f"  {line}" for line in expected]
+@pytest.mark.parametrize(("stage", "methods", "overrides"), OVERRIDES)
+def test_the_methods_that_a_subclass_overrides_are_named(
+    linear: Path, stage: str, methods: str, overrides: str
+) -> None:
+    name = stage.capitalize()
+    assert report(linear, **{stage: HEAD.format(name) + methods}) == [
+        f"train_runner: {stage} is {stage}.py:{name}, in the place of stages.{name}",
+        f"  overrides: {overrides}",
+    ]
+
+
+def test_a_method_of_two_classes_is_with_super_where_both_call_it(linear: Path) -> None:
+    text = HEAD.format("Startup").replace("class Startup", "class First") + "startup(self, context): {}\n"
+    text += "class Startup(First):\n    def startup(self, context): super().startup(context)"
+    assert report(linear, startup=text.format("pass"))[1] == "  overrides: startup (without super())"
+    assert report(linear, startup=text.format("super().startup(context)"))[1] == "  overrides: startup (with super())"
+
+
+def test_one_swap_of_two_runners_is_reported_once(linear: Path) -> None:
+    text = linear.read_text()
+    runner = next(line for line in text.splitlines() if "train_runner" in line)
+    path = 'instance_class_path: "{workspace}/instance.py"}'
+    both = [runner.replace("}", f", {path}").replace("train_runner", name) for name in ("first", "second")]
+    linear.write_text(text.replace(runner, "\n".join(both)))
+    (linear.parent / "instance.py").write_text(HEAD.format("Instance") + "instance(self, context): pass")
+    assert swap_report(inspect(linear).flows).splitlines() == [
+        "first, second: instance is instance.py:Instance, in the place of stages.Instance",
+        "  overrides: instance (without super())",
+    ]
 
 
 def test_with_the_default_left_out_its_keys_are_named(linear: Path) -> None:
     network = "from pipeline import stages\nclass Network(stages.Network):\n    def build_network(self, context): unknown(context)"
     assert report(linear, network=network)[1:] == [
+        "  overrides: build_network (without super())",
         "  no longer writes, as far as can be told: dataset (needed by runner), model (needed by runner, may be read by startup)",
         "  may do more to the context: network.py:3 cannot be followed",
-        "  does not call super().build_network(): what the default does there is left out",
     ]  # fmt: skip
+
+
+def test_keys_that_are_written_on_some_ways_alone_are_named_with_who_reads_them(linear: Path) -> None:
+    network = (
+        HEAD.format("Network") + "build_network(self, context):\n        if self.x: super().build_network(context)"
+    )
+    assert report(linear, network=network)[1:] == [
+        "  overrides: build_network (sometimes without super())",
+        "  may no longer write: dataset (needed by runner), model (needed by runner, may be read by startup)",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -271,6 +299,11 @@ def test_with_the_default_left_out_its_keys_are_named(linear: Path) -> None:
         ("context['points'] = 1", "also writes: points (read by no later stage)"),
         ("context['is_exit'] = True", "also writes: is_exit (needed by terminal)"),
         ("context['metrics'] = {}", "also writes: metrics (may be read by terminal)"),
+        ("context['status'] = 'terminal_pass'", "also writes: status (leads to terminal)"),
+        (
+            "\n        if context['rank']: context['status'] = 'startup_pass'",
+            "also writes: status (may lead to startup)",
+        ),
     ],
 )
 def test_a_new_key_is_named_with_who_reads_it(linear: Path, body: str, expected: str) -> None:
@@ -286,7 +319,10 @@ def test_what_cannot_be_followed_may_write_what_the_default_does(linear: Path) -
 
 def test_abort_may_be_added_to_a_terminal_stage(linear: Path) -> None:
     head = "from pipeline import stages\nclass Terminal(stages.Terminal):\n    def "
-    assert len(report(linear, terminal=f"{head}abort(self, context, error): pass")) == 2
+    assert report(linear, terminal=f"{head}abort(self, context, error): pass")[1:] == [
+        "  overrides: nothing",
+        "  adds: abort",
+    ]
 
 
 def test_a_stage_that_is_not_there_is_reported_as_such(linear: Path) -> None:
