@@ -390,7 +390,12 @@ class TrainingState(StateModel):
 
     @classmethod
     def capture(
-        cls, models: Models, recoverables: Mapping[str, Recoverable], initial: InitialModels | None, **more: Any
+        cls,
+        models: Models,
+        recoverables: Mapping[str, Recoverable],
+        initial: InitialModels | None,
+        modules: Mapping[str, nn.Module] | None = None,
+        **more: Any,
     ) -> TrainingState:
         """The state of everything that trains, between two steps.
 
@@ -398,6 +403,7 @@ class TrainingState(StateModel):
             models: phase -> what the network stage built for it; of phases that share a Brain, the first speaks for all.
             recoverables: name -> object whose state is kept too.
             initial: the models before anything was restored.
+            modules: name -> module without a Brain, whose gradients are kept too.
             more: what the loop itself needs: ``loop``, ``metrics``, ``fit`` or ``experiment``.
 
         Raises:
@@ -405,11 +411,12 @@ class TrainingState(StateModel):
         """
         trained = {phase: entry for phase, entry in models.items() if "updater" in entry}
         brains, updaters = unique_brains(trained), {phase: entry["updater"] for phase, entry in trained.items()}
+        trained_modules = {phase: entry["brain"].modules for phase, entry in brains.items()} | dict(modules or {})
         own: dict[str, Any] = {
             "version": VERSION,
             "updaters": {phase: _mapping(updater, updater.state_dict(), phase) for phase, updater in updaters.items()},
             "optim_schedulers": {phase: _schedulers(entry, phase) for phase, entry in brains.items()},
-            "gradients": {phase: gradients_of(entry["brain"].modules) for phase, entry in brains.items()},
+            "gradients": {name: gradients_of(module) for name, module in trained_modules.items()},
             "random": random_state(),
             "recoverables": {name: recoverable.state_dict() for name, recoverable in recoverables.items()},
         }

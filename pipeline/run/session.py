@@ -401,7 +401,7 @@ class RunnerSession:
             yield
         self.context.loop = None
         is_known = any(address in note for note in self.config.notes)
-        if not (loop.begun or is_known) and self.counters["iteration"] == iteration:
+        if not (loop.in_use or is_known) and self.counters["iteration"] == iteration:
             what = f"{self.describe('runner')} has called neither epochs() nor batches() of the context"
             logger.warning(f"{what}: nothing was saved, no plugin was called, and it cannot be resumed")
 

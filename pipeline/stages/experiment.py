@@ -20,7 +20,6 @@ from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.restore import loading, restore_generators, restore_gradients, restore_recoverables
-from pipeline.checkpoint.state import gradients_of
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
 from pipeline.config.schema import parse_intervals
@@ -379,7 +378,6 @@ class ExperimentBase(ExperimentSetup):
         self._refuse_overwriting(self.iteration)
         metrics = self.context.peek("metrics") or {}
         counters = {**self.train_state, **self.state_dict()}
-        self._checkpoints.wait_for_save()
         experiment = {
             "data": self._batches.position(),
             "in_epoch": self._in_epoch,
@@ -389,10 +387,8 @@ class ExperimentBase(ExperimentSetup):
             "lines": self.visualizer.size if isinstance(self.visualizer, JsonLines) else None,
             "state": self.training_state(),
         }
-        training = self.checkpointer._capture(self.context["model"], experiment=experiment)
-        training.gradients |= {name: gradients_of(module) for name, module in self._modules().items()}
         iterations = {PHASE: self._numbers.iterations}
-        self._checkpoints.save(counters, metrics, training.to_tree(), iterations)
+        self._checkpoints.save(counters, metrics, iterations, experiment=experiment, modules=self._modules())
         self._newest = self.checkpointer._path_of(self.iteration)
 
     def resume_or_load(self) -> None:

@@ -37,20 +37,26 @@ class Checkpoints:
         self._pending = False
 
     def save(
-        self,
-        counters: Mapping[str, int],
-        metrics: Mapping[str, Any],
-        training: Mapping[str, Any],
-        iterations: Iterations,
+        self, counters: Mapping[str, int], metrics: Mapping[str, Any], iterations: Iterations, /, **own: Any
     ) -> None:
-        """Save a checkpoint of this moment, after ``wait_for_save``."""
+        """Save a checkpoint of this moment.
+
+        Args:
+            counters: ``iteration`` names it.
+            metrics: the newest numbers.
+            iterations: phase -> name -> the iteration that a number is of.
+            own: the state of the loop itself: as ``more`` of ``TrainingState.capture``.
+        """
+        self.wait_for_save()
+        models = self.context["model"]
+        training = self.checkpointer._capture(models, **own).to_tree()
         if self.best:
             # The best once this one is saved; if the save fails, nothing is removed either.
             best = self.best.kept_with(counters["iteration"])
             self.checkpointer._protect(self.checkpointer._path_of(entry.iteration) for entry in best)
         self._pending = True
         with self._errors():
-            self.checkpointer.save(self.context["model"], counters, metrics, training, iterations)
+            self.checkpointer.save(models, counters, metrics, training, iterations)
         self.notify_saved()
 
     def wait_for_save(self) -> None:

@@ -12,22 +12,23 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from pipeline.checkpoint import reader, store
-from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.restore import restore_training
 from pipeline.checkpoint.state import EntryState, FitState
 from pipeline.config.schema import Interval
 from pipeline.context import Context
 from pipeline.data.batch import on_device
-from pipeline.data.loader import LimitedLoader, length, random_sampler_of, set_epoch, without_state
+from pipeline.data.loader import LimitedLoader, length, without_state
 from pipeline.errors import CheckpointError
 from pipeline.run.log import on_terminal
 from pipeline.signals import SHUTDOWN
 from pipeline.training.brain import NAME, Brain, Stage
+from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import evaluate
 from pipeline.training.phase import warn_of_drawn_order
 from pipeline.training.train_pass import PassLoop, TrainPass
 from pipeline.training.triggers import NEVER, Trigger
 from pipeline.training.updater import Updater, is_plain
+from pipeline.user_code.plugins import plugin_manager
 
 # Batches between two movements of the bar.
 EVERY = 50
@@ -84,15 +85,14 @@ class Fit(PassLoop):
         self.valid = LimitedLoader(valid, max_batches) if max_batches and valid is not None else valid
         seconds = round(options.ckpt_interval_minutes * 60)
         intervals = [Interval(options.ckpt_interval_steps, "iteration"), Interval(seconds, "second")]
-        self.updater, self.counters = Updater(brain), brain._train_state
-        # No plugin listens, and no other pass is open.
-        self.context = Context()
-        self.before_batch = self.after_batch = None
-        self.due, self.work = NEVER, list[TrainPass]()
+        self.updater = Updater(brain)
         self.bar: Progress
         schedulers = {str(number): scheduler for number, scheduler in enumerate(brain._optim_schedulers)}
         entry = {"model": brain, "brain": brain, "optim_schedulers": schedulers, "updater": self.updater}
-        self.models = {NAME: entry}
+        hooks = plugin_manager().hook
+        super().__init__(Context(model={NAME: entry}, train_state=brain._train_state, hooks=hooks))
+        saver = brain.checkpointer
+        self.checkpoints = Checkpoints(saver, self.context, None, "error") if saver else None
         self.metrics: dict[str, float] = {}
         self.epochs: list[int] = []
         self.running: EntryState | None = None
@@ -109,15 +109,14 @@ class Fit(PassLoop):
         """Restore the newest checkpoint from which a fit can go on; newer ones are set aside."""
         checkpointer = self.brain.checkpointer
         if checkpointer:
-            checkpointer._begin(self.models)
+            checkpointer._begin(self.context["model"])
         while checkpointer and (checkpoint := checkpointer._newest_valid()):
             if checkpoint.weights.keys() != {NAME} or (checkpoint.state and not checkpoint.state.fit):
                 what = f"{checkpoint.path}: was saved by a run, or by something else that is no fit of a Brain"
                 raise CheckpointError(f"{what}; give the Brain a Checkpointer with a folder of its own")
             fit = checkpoint.state.fit if checkpoint.state else None
             if not (fit and fit.running) or fit.running.state:
-                context = Context(model=self.models, train_state=self.counters)
-                restore_training(checkpoint, context, checkpointer._recoverables, checkpointer._initial)
+                restore_training(checkpoint, self.context, checkpointer._recoverables, checkpointer._initial)
                 if fit:
                     self.epochs, self.metrics, self.running = fit.epochs, fit.metrics, fit.running
                     logger.info(f"going on after {len(self.epochs)} epochs, from {checkpoint.path}")
@@ -145,8 +144,8 @@ class Fit(PassLoop):
         if len(self.epochs) == epochs_before:
             updates = self.counters["update"]
             logger.info(f"fit: nothing is left to train; {epochs_before} epochs and {updates} updates are done")
-        if self.brain.checkpointer:
-            self.brain.checkpointer._wait()
+        if self.checkpoints:
+            self.checkpoints.finish()
 
     def epoch(self, epoch: int) -> None:
         """Train on everything, then validate."""
@@ -169,21 +168,18 @@ class Fit(PassLoop):
 
     def open(self, training: TrainPass) -> Iterator[Any]:
         """Begin the pass of an epoch, or go on with it."""
-        set_epoch(self.train, training.number)
-        training.order_is_drawn = bool(random_sampler_of(self.train))
-        random, goes_on = random_state(), training.state is not None
-        training.start(training.number, length(self.train) or 0)
-        self.work[:] = [training]
+        batches = self.read(training, self.train, interruptible=True)
         self.look_after(self._next_check())
-        batches = training.read(self.train, interruptible=True)
-        if goes_on:
-            # The start of the pass may draw numbers, as it did when that began.
-            restore_random_state(random)
         return batches
+
+    def start(self, training: TrainPass, batches: int) -> None:
+        """Prepare the Brain for an epoch."""
+        training.start(training.number, batches)
 
     def close(self, training: TrainPass) -> None:
         """The pass of an epoch is over."""
         training.end(training.number, "the training set")
+        self.work.remove(training)
 
     def on_due(self, training: TrainPass) -> bool:
         """Show progress, save or end, whatever is due; whether training goes on."""
@@ -210,11 +206,8 @@ class Fit(PassLoop):
 
     def save(self, running: EntryState | None = None) -> None:
         """Save a checkpoint, if there is a checkpointer; ``running``: the pass of an epoch that is not over."""
-        checkpointer = self.brain.checkpointer
-        if checkpointer:
-            fit = FitState(epochs=self.epochs, metrics=self.metrics, running=running)
-            training, metrics = checkpointer._capture(self.models, fit=fit).to_tree(), {NAME: self.metrics}
+        if self.checkpoints:
+            fit, metrics = FitState(epochs=self.epochs, metrics=self.metrics, running=running), {NAME: self.metrics}
             # The numbers are those of the last end of an epoch.
             measured = running.state.began if running and running.state else self.counters["iteration"]
-            iterations = reader.iterations_at(metrics, measured)
-            checkpointer.save(self.models, self.counters, metrics, training, iterations)
+            self.checkpoints.save(self.counters, metrics, reader.iterations_at(metrics, measured), fit=fit)

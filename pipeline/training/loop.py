@@ -15,7 +15,6 @@ from pipeline.checkpoint.state import EntryState, ValidationState
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
-from pipeline.data.loader import length, random_sampler_of, set_epoch
 from pipeline.errors import CheckpointError, ConfigError, ContextError, StageError, one_of
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.brain import Brain, Stage
@@ -52,9 +51,8 @@ class TrainLoop(PassLoop):
         stage: the runner stage; its ``validate`` and ``is_over`` are called, if it has them.
 
     Attributes:
-        counters: ``context["train_state"]``.
-        work: the passes whose batch is in work, the oldest first: that one leads.
-        due: the next iteration after which something is due.
+        in_use: whether the stage has called one of its methods.
+        over: whether training is.
         journal: what the stage has called; on resume it brings the stage to where the checkpoint was saved.
         metrics: phase -> name -> number of the running epoch; ``context["metrics"]``.
         iterations: phase -> name -> the iteration of which that number is.
@@ -62,12 +60,10 @@ class TrainLoop(PassLoop):
     """
 
     def __init__(self, context: Context, stage: Any) -> None:
-        self.context, self.stage = context, stage
-        self.begun = self.over = False
+        super().__init__(context)
+        self.stage = stage
+        self.in_use = self.over = False
         self.journal = Journal(context["checkpointer"]._resumed)
-        self.counters: dict[str, int] = context["train_state"]
-        self.due = NEVER
-        self.work: list[TrainPass] = []
         self.passes: dict[str, int] = {}
         self.metrics: dict[str, dict[str, Any]] = {}
         self.iterations: dict[str, dict[str, int]] = {}
@@ -255,7 +251,7 @@ class TrainLoop(PassLoop):
 
     def begin(self) -> None:
         """Prepare everything, with the first call of a method."""
-        if self.begun:
+        if self.in_use:
             return
         context = self.context
         if context["is_infer"]:
@@ -267,7 +263,7 @@ class TrainLoop(PassLoop):
             raise ContextError(
                 f"{what}; write {{phase: {{model, brain, optim_schedulers, updater}}}} in the network stage"
             )
-        self.begun = True
+        self.in_use = True
         self.runner: RunnerSchema = context["runner"]
         self.hooks = context["hooks"]
         self.before_batch, self.after_batch = (
@@ -295,7 +291,7 @@ class TrainLoop(PassLoop):
 
     def finish(self) -> None:
         """The stage is at its end: end what it began, validate the last weights, and save."""
-        if not self.begun:
+        if not self.in_use:
             return
         self._settle()
         for training in list(self._reports):
@@ -319,13 +315,7 @@ class TrainLoop(PassLoop):
         if training.over or (not goes_on and self.is_over()):
             return None
         with phase_errors(training.phase):
-            random = random_state()
             batches = self._read(training, leads=leads)
-            if goes_on:
-                # The start of an iteration over the loader draws a number, as it did when the pass began.
-                restore_random_state(random)
-        training.in_work = True
-        self.work.append(training)
         if leads:
             self._last = training
             self.look_after(self.schedule.next_check(self.counters))
@@ -337,19 +327,13 @@ class TrainLoop(PassLoop):
     def _read(self, training: TrainPass, *, leads: bool) -> Iterator[Any]:
         """The batches that are left of the present round of a pass."""
         loader = pass_loader(self.schemas[training.phase].dataset_name or "", self.runner, self.context)
-        training.order_is_drawn = bool(random_sampler_of(loader))
         if training.state is None:
             training.number = self.passes.get(training.phase, 0)
             self.passes[training.phase] = training.number + 1
-        set_epoch(loader, training.number)
-        batches = 0 if training.repeat else length(loader) or 0
-        if not training.open:
-            self._start(training, batches)
-        training.brain._pass_batches = min(batches, training.count or batches)
         training.resources.enter_context(phase_errors(training.phase))
-        return training.read(loader, interruptible=leads)
+        return self.read(training, loader, interruptible=leads)
 
-    def _start(self, training: TrainPass, batches: int) -> None:
+    def start(self, training: TrainPass, batches: int) -> None:
         """Prepare the Brain of a pass."""
         brain, own = training.brain, self.phases[training.phase]
         for other in self._reports:
@@ -579,8 +563,8 @@ class TrainLoop(PassLoop):
             # A plugin may have added some.
             for name, number in numbers.items():
                 numbers[name] = as_number(number, f"metrics['{phase}']['{name}']")
-        training = self.context["checkpointer"]._capture(self.context["model"], loop=loop, metrics=self.metrics)
-        self.checkpoints.save(self.counters, self.metrics, training.to_tree(), self.iterations_of_weights())
+        iterations = self.iterations_of_weights()
+        self.checkpoints.save(self.counters, self.metrics, iterations, loop=loop, metrics=self.metrics)
 
     def iterations_of_weights(self) -> Iterations:
         """``iterations``, but the current one for validations of weights that have not been trained since."""
@@ -608,7 +592,7 @@ class TrainLoop(PassLoop):
         self.metrics, self.iterations, self.passes = checkpoint.state.metrics, state.iterations, state.passes
         self.validation.load_state_dict(state.validation.to_tree())
         for training in self.journal.load(state, dict(checkpoint.state.random), self._resumed_pass):
-            self._start(training, 0)
+            self.start(training, 0)
 
     def _resumed_pass(self, state: EntryState) -> TrainPass:
         training = self._new_pass(self._name(state.phase))

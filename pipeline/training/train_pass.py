@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, nullcontext
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
+from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.state import EntryState, PassState
 from pipeline.context import Context
 from pipeline.data.batch import on_device
-from pipeline.data.loader import has_own_state, position_of, random_sampler_of, remaining_batches
+from pipeline.data.loader import has_own_state, length, position_of, random_sampler_of, remaining_batches, set_epoch
 from pipeline.data.workers import supervise_workers
 from pipeline.errors import DataError
 from pipeline.signals import SHUTDOWN, exit_requested
 from pipeline.training.brain import NO_OUTPUTS, Brain, Stage
 from pipeline.training.meters import MOST
 from pipeline.training.optim_scheduler import Losses, autocast, close_windows, losses_by_name
+from pipeline.training.triggers import NEVER
 from pipeline.training.updater import UpdaterBase
 
 
-class PassLoop(Protocol):
-    """The loop that a pass is part of.
+class PassLoop(ABC):
+    """The loop that a pass is part of: that of a runner stage, or of ``Brain.fit``.
+
+    Args:
+        context: the run's; where a Brain trains by itself, one with counters, model and no plugins.
 
     Attributes:
-        context: the run's; without hooks where a Brain trains by itself.
-        counters: the run's; ``context["train_state"]``.
+        counters: ``context["train_state"]``.
         due: the next iteration after which ``on_due`` is called.
         work: the passes whose batch is in work, the oldest first: that one leads.
         before_batch, after_batch: call the plugins; None where no plugin listens.
     """
 
-    context: Context
-    counters: dict[str, int]
-    due: int
-    work: list[TrainPass]
-    before_batch: Callable[..., Any] | None
-    after_batch: Callable[..., Any] | None
+    before_batch: Callable[..., Any] | None = None
+    after_batch: Callable[..., Any] | None = None
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.counters: dict[str, int] = context["train_state"]
+        self.due = NEVER
+        self.work: list[TrainPass] = []
 
     def wake(self) -> None:
         """Look after the current iteration for what is due, as after a signal or ``is_exit``."""
@@ -48,20 +55,54 @@ class PassLoop(Protocol):
         if exit_requested(self.context):
             self.wake()
 
+    def read(self, training: TrainPass, loader: Any, *, interruptible: bool) -> Iterator[Any]:
+        """The batches that are left of a round of a pass, whose batch is in work from now on.
+
+        Args:
+            training: the pass; its ``number`` decides the order.
+            loader: what it reads.
+            interruptible: whether a signal may end the wait for a batch of workers.
+        """
+        random = random_state() if training.state else None
+        training.order_is_drawn = bool(random_sampler_of(loader))
+        set_epoch(loader, training.number)
+        count = 0 if training.repeat else length(loader) or 0
+        if not training.open:
+            self.start(training, count)
+        training.brain._pass_batches = min(count, training.count or count)
+        batches = training.read(loader, interruptible=interruptible)
+        if random:
+            # The start of a pass and of an iteration over a loader draws numbers, as it did when the pass began.
+            restore_random_state(random)
+        if not training.in_work:
+            training.in_work = True
+            self.work.append(training)
+        return batches
+
+    @abstractmethod
     def open(self, training: TrainPass) -> Iterator[Any] | None:
         """Begin a pass, or go on with one: its batches; None where it is over at once."""
 
-    def next_round(self, training: TrainPass) -> Iterator[Any] | None:
-        """The batches of one more round over the data of a pass that repeats; None: there is none."""
+    @abstractmethod
+    def start(self, training: TrainPass, batches: int) -> None:
+        """Prepare the Brain of a pass; ``batches``: as in ``TrainPass.start``, which this calls."""
 
+    @abstractmethod
     def on_due(self, training: TrainPass) -> bool:
         """Do what is due after an iteration; whether the pass goes on."""
 
-    def unwind(self, training: TrainPass) -> None:
-        """A pass is asked for its next batch: what was begun in the body of the one before is done."""
-
+    @abstractmethod
     def close(self, training: TrainPass) -> None:
         """A pass is over."""
+
+    # Where passes repeat, or one is in work in the body of another.
+
+    def next_round(self, training: TrainPass) -> Iterator[Any] | None:
+        """The batches of one more round over the data of a pass that repeats; None: there is none."""
+        return None
+
+    def unwind(self, training: TrainPass) -> None:
+        """A pass is asked for its next batch: what was begun in the body of the one before is done."""
 
 
 class TrainPass:
