@@ -54,9 +54,6 @@ class Stage(Enum):
     TEST = auto()
 
 
-# Predictions and losses where there are none.
-NO_OUTPUTS: tuple[Any, Losses] = (None, {})
-
 # Kept, since each look-up of an enum's member is a call.
 TRAIN = Stage.TRAIN
 
@@ -120,7 +117,7 @@ class Brain:
         self._phase_name = ""
         self._pass_began = self._pass_batches = 0
         self._in_run = self._keeps_outputs = False
-        self._outputs = NO_OUTPUTS
+        self._outputs: tuple[Any, Losses] = (None, {})
         self._optim_schedulers: list[OptimScheduler] = []
         # The function itself costs one call less than the method.
         overridden = type(self).count_samples is not Brain.count_samples

@@ -16,7 +16,7 @@ from pipeline.data.loader import has_own_state, length, position_of, random_samp
 from pipeline.data.workers import supervise_workers
 from pipeline.errors import DataError
 from pipeline.signals import SHUTDOWN, exit_requested
-from pipeline.training.brain import NO_OUTPUTS, Brain, Stage
+from pipeline.training.brain import Brain, Stage
 from pipeline.training.meters import MOST
 from pipeline.training.optim_scheduler import Losses, autocast, close_windows, losses_by_name
 from pipeline.training.triggers import NEVER
@@ -174,7 +174,7 @@ class TrainPass:
                     # Assigned and not added, so that an updater which counts by itself does not count twice.
                     state.iteration = self._iteration
                     if after:
-                        (predictions, losses), brain._outputs = brain._outputs, NO_OUTPUTS
+                        (predictions, losses), brain._outputs = brain._outputs, (None, {})
                         after(context=context, batch=batch, predictions=predictions, losses=losses)
                 if counters["iteration"] >= loop.due and not loop.on_due(self):
                     loop.close(self)
@@ -313,7 +313,7 @@ class TrainPass:
         loop.counters["iteration"] += 1
         self.updater.state.iteration = self._iteration
         if loop.after_batch:
-            (predictions, losses), brain._outputs = brain._outputs, NO_OUTPUTS
+            (predictions, losses), brain._outputs = brain._outputs, (None, {})
             loop.after_batch(context=loop.context, batch=self._batch, predictions=predictions, losses=losses)
 
     def _count_losses(self, losses: Losses) -> None:
