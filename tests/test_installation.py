@@ -71,11 +71,12 @@ def test_from_another_folder_the_wheel_is_what_is_imported(python: Path) -> None
 
 @pytest.fixture
 def _workspaces(pipeline: Callable[..., Result]) -> None:
-    """In the folder of the test: all that `pipeline new` writes, and the examples."""
+    """In the folder of the test: all that `pipeline new` writes, the examples, and those of `pipeline stages`."""
     for kind in KINDS:
         pipeline("new", kind, "--kind", kind)
     pipeline("new", "plain", "--plugin", *(argument for stage in METHODS for argument in ("--stage", stage)))
-    shutil.copytree(REPOSITORY / "workspace_examples", "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("workspace_examples", "plugins/stages/examples"):
+        shutil.copytree(REPOSITORY / folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 @pytest.mark.slow

@@ -4,32 +4,59 @@ from __future__ import annotations
 
 import inspect
 import re
+import shutil
+import typing
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import Result
+from torch import nn
 
+import pipeline as package
 from pipeline import GeneralTrainer, stages
 from pipeline.check.data_flow import keys_at
+from pipeline.context import STAGES, Context
 from pipeline.run.session import RunnerSession
 from pipeline.stages.base import METHODS
 
+REPOSITORY = Path(__file__).parents[2]
 Call = Callable[..., Result]
+Said = Callable[..., str]
 
 
-def rows(text: str) -> list[list[str]]:
-    """The cells of each line."""
-    return [re.split(r" {3,}", line.strip()) for line in text.splitlines()]
+@pytest.fixture
+def said(pipeline: Call, monkeypatch: pytest.MonkeyPatch) -> Said:
+    """What the command prints, by default where no line has to be wrapped."""
+
+    def call(*names: str, columns: int = 1000) -> str:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        done = pipeline("stages", *names)
+        assert (done.exit_code, done.stderr) == (0, "")
+        return done.stdout
+
+    return call
 
 
-def facts(text: str) -> dict[str, str]:
-    """The first block: label -> what it says."""
-    return dict(rows(text.partition("\n\n")[0]))
+def pairs(text: str) -> dict[str, str]:
+    """The first column of each line -> the second."""
+    cells = [re.split(" {2,}", line.strip(), maxsplit=1) for line in text.splitlines()]
+    return dict(cells)
+
+
+def section(text: str, title: str) -> str:
+    """What stands below a title."""
+    return re.split(r"\n\n(?=\S)|\Z", text.partition(f"\n{title}:\n")[2])[0]
+
+
+def methods(text: str) -> dict[str, tuple[str, str]]:
+    """Name of a method -> its signature, and what it does."""
+    lines = [line.strip() for line in section(text, "Methods to call or override").splitlines()]
+    return {line.partition("(")[0]: (line, does) for line, does in zip(lines[::2], lines[1::2], strict=True)}
 
 
 def first_line(documented: object) -> str:
-    return (inspect.getdoc(documented) or "").splitlines()[0]
+    return (inspect.getdoc(documented) or "").splitlines()[0].replace("``", "`")
 
 
 @pytest.fixture
@@ -38,67 +65,123 @@ def shipped() -> dict[str, type]:
     return {stage: getattr(stages, stage.capitalize()) for stage in METHODS}
 
 
-def test_without_a_name_there_is_a_line_for_each_stage(pipeline: Call, shipped: dict[str, type]) -> None:
-    done = pipeline("stages")
-    header, *lines = rows(done.stdout)
-    assert (done.exit_code, done.stderr) == (0, "")
-    assert header == ["stage", "base class and method", "default", "arguments", "reads", "writes"]
-    for line, (stage, (base, method)) in zip(lines, METHODS.items(), strict=True):
-        default = shipped[stage]
-        path = f"{default.__module__}:{default.__name__}"
-        assert line[:4] == [stage, f"{base.__name__}.{method}(context)", path, "-"]
-        said = facts(pipeline("stages", stage).stdout)
-        assert [each.replace("-", "nothing") for each in line[4:]] == [said["reads"], said["writes"]]
+def test_without_a_name_there_is_a_line_for_each_stage_in_their_order(said: Said, shipped: dict[str, type]) -> None:
+    listed, _, end = said().partition("\n\n")
+    assert [re.split(" {2,}", line) for line in listed.splitlines()] == [
+        [stage, f"stages.{default.__name__}", first_line(default)] for stage, default in shipped.items()
+    ]
+    assert end == "`pipeline stages NAME` says which methods and keys a stage has, with an example.\n"
 
 
 @pytest.mark.parametrize("stage", METHODS)
-def test_a_name_gives_the_facts_of_its_stage(pipeline: Call, shipped: dict[str, type], stage: str) -> None:
+def test_a_name_gives_the_facts_of_its_stage(said: Said, shipped: dict[str, type], stage: str) -> None:
     base, method = METHODS[stage]
-    default = shipped[stage]
+    title, facts, *_ = said(stage).split("\n\n")
+    assert title == f"{stage}: {first_line(base)}"
     assert (
-        facts(pipeline("stages", stage).stdout).items()
+        pairs(facts).items()
         >= {
-            "stage": f"{stage}: {first_line(base)}",
-            "base class": f"pipeline.stages.base:{base.__name__}",
-            "method": f"{method}(context: Context) -> None",
+            "base class": f"pipeline.{base.__name__}; the trainer calls its method {method}",
+            "default": f"pipeline.stages.{shipped[stage].__name__}: {first_line(shipped[stage])}",
             "config keys": f"{stage}_class_path, {stage}_args",
-            "default": f"pipeline.stages.{stage}:{default.__name__}: {first_line(default)}",
-            "arguments": "none",
         }.items()
     )
+    assert getattr(package, base.__name__) is base
 
 
-def test_the_keys_that_a_stage_reads_and_writes_are_those_that_it_was_seen_to_use(pipeline: Call, linear: Path) -> None:
+def test_the_keys_that_a_stage_reads_and_writes_are_those_that_it_was_seen_to_use(said: Said, linear: Path) -> None:
     accesses = GeneralTrainer(linear).run().accesses
     for stage in METHODS:
-        said = facts(pipeline("stages", stage).stdout)
+        facts = pairs(said(stage).split("\n\n")[1])
         own = {each for each in accesses if each.stage == stage and each.where.startswith(f"{stage}.py:")}
         reads = {each.key for each in own if each.action == "read"}
         wrote = {each.key for each in accesses if each.stage == stage and each.action == "write"}
-        assert reads <= set(said["reads"].split(", "))
-        assert (wrote or {"nothing"}) == set(said["writes"].split(", "))
+        assert reads <= set(facts["reads"].split(", "))
+        assert (wrote or {"nothing"}) == set(facts["writes"].split(", "))
 
 
 @pytest.mark.parametrize("stage", METHODS)
-def test_the_other_public_methods_are_listed(pipeline: Call, shipped: dict[str, type], stage: str) -> None:
-    blocks = pipeline("stages", stage).stdout.split("\n\n")
-    found = [block for block in blocks if block.startswith("methods to call or override")]
-    listed = {line[0].partition("(")[0]: line[1] for block in found for line in rows(block)[1:]}
-    methods = dict(inspect.getmembers(shipped[stage], inspect.isfunction))
-    others = [name for name in methods if not name.startswith("_") and name != METHODS[stage][1]]
-    assert listed == {name: first_line(methods[name]) for name in others}
+def test_the_methods_that_one_may_override_are_listed_with_what_they_do(
+    said: Said, shipped: dict[str, type], stage: str
+) -> None:
+    public = {name: each for name, each in inspect.getmembers(shipped[stage], inspect.isfunction) if name[0] != "_"}
+    listed = methods(said(stage))
+    assert next(iter(listed)) == METHODS[stage][1]
+    assert {name: does for name, (_, does) in listed.items() if name in public} == {
+        name: first_line(method) for name, method in public.items()
+    }
 
 
-def test_a_startup_may_call_load(pipeline: Call) -> None:
-    said = "Load the weights that the runner's ``init_model_path`` names; without one, nothing."
-    assert ["load(context: Context) -> None", said] in rows(pipeline("stages", "startup").stdout)
+def test_of_methods_with_an_underscore_those_that_have_the_names_of_paddlerec_are_listed(said: Said) -> None:
+    assert [name for stage in METHODS for name in methods(said(stage)) if name.startswith("_")] == ["_run"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "signature"),
+    [
+        ("startup", "load(context, is_fleet: bool = False, main_program=None) -> None"),
+        ("runner", "train_batch(context, phase, batch)"),
+        ("runner", "train_epoch(context, epoch: int) -> None"),
+        ("network", "build_modules(phase, context) -> dict[str, nn.Module]"),
+        ("runner", "save(epoch: int | None = None, context: Context | None = None, is_fleet: bool = False) -> None"),
+    ],
+)
+def test_a_signature_has_the_types_that_say_something(said: Said, stage: str, signature: str) -> None:
+    assert methods(said(stage))[signature.partition("(")[0]][0] == signature
 
 
 @pytest.mark.parametrize("stage", METHODS)
-def test_the_keys_to_rely_on_are_listed_with_type_writer_and_meaning(pipeline: Call, stage: str) -> None:
-    header, *lines = rows(pipeline("stages", stage).stdout.split("\n\n")[-1])
-    assert header == ["keys to rely on", "type", "written by", "meaning"]
-    assert lines == [[key.name, key.type, key.writer, key.meaning] for key in keys_at(stage)]
+def test_no_signature_has_a_type_that_is_not_public(said: Said, stage: str) -> None:
+    words = {word for line, _ in methods(said(stage)).values() for word in re.findall(r"\b[A-Z]\w+", line)}
+    foreign = {"None", "False", "True", "Any", "Module", *typing.__all__}
+    assert words - foreign <= {*package.__all__}
+
+
+def test_a_runner_sees_what_the_context_does_in_its_stage_alone(said: Said) -> None:
+    lines = section(said("runner"), "Methods of the context in this stage").splitlines()
+    names = re.findall(r"^  context\.(\w+)\(", "\n".join(lines), flags=re.MULTILINE)
+    assert names == ["epochs", "batches", "validate", "save"]
+    assert all(callable(getattr(Context, name)) for name in names)
+    assert [stage for stage in METHODS if "Methods of the context" in said(stage)] == ["runner"]
+
+
+@pytest.mark.parametrize("stage", METHODS)
+def test_the_keys_to_rely_on_are_listed_with_type_and_meaning(said: Said, stage: str) -> None:
+    listed = pairs(section(said(stage), "Keys to rely on"))
+    assert listed == {f"{key.name} ({key.type})": key.meaning for key in keys_at(stage)}
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_no_line_is_longer_than_the_terminal_is_wide(said: Said, columns: int) -> None:
+    pages = [said(columns=columns), *(said(stage, columns=columns).partition("\nExample:")[0] for stage in METHODS)]
+    assert max(len(line) for page in pages for line in page.splitlines()) <= columns
+
+
+def test_an_example_fits_a_narrow_terminal(said: Said) -> None:
+    assert max(len(line) for stage in METHODS for line in section(said(stage), "Example").splitlines()) <= 80
+
+
+EFFECTS: dict[str, Callable[[Context], bool]] = {
+    "instance": lambda context: context["words"] == ["to", "be"],
+    "network": lambda context: type(context["model"]["circle"].model) is nn.Sequential,
+    "startup": lambda context: not context["model"]["circle"].model.get_parameter("layers.0.bias").any(),
+    "runner": lambda context: context["train_state"]["epoch"] < 30,
+    "terminal": lambda context: "valid_loss" in (context["run_dir"] / "report.txt").read_text(encoding="utf-8"),
+}
+"""Stage -> what its example has done in the workspace that `pipeline new` writes."""
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_example_has_five_lines_in_its_class_and_does_what_it_says(said: Said, stage: str) -> None:
+    shutil.copytree(REPOSITORY / "plugins" / "new" / "templates" / "plain", "mine")
+    text = inspect.cleandoc(section(said(stage), "Example"))
+    assert len(text.partition("\nclass ")[2].splitlines()) == 5
+    Path("mine", f"{stage}.py").write_text(text, encoding="utf-8")
+    Path("mine/words.txt").write_text("to be", encoding="utf-8")
+    settings = [f"{stage}_class_path={{workspace}}/{stage}.py", "epochs=30" if stage == "runner" else "epochs=1"]
+    overrides = [f"runner.train_runner.{each}" for each in settings]
+    still = ["hyper_parameters.optimizer.learning_rate=0"] if stage == "startup" else []
+    assert EFFECTS[stage](GeneralTrainer("mine/config.yaml", [*overrides, *still]).run())
 
 
 def test_the_keys_to_rely_on_are_those_that_are_there_when_the_stage_begins(linear: Path) -> None:

@@ -1,0 +1,8 @@
+from pipeline import Context, stages
+
+
+class Terminal(stages.Terminal):
+    def terminal(self, context: Context) -> None:
+        super().terminal(context)
+        report = context["run_dir"] / "report.txt"
+        report.write_text(f"{context['metrics']}\n", encoding="utf-8")
