@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import Result
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -63,7 +64,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 @pytest.mark.parametrize(
-    "example", [pytest.param(name, marks=pytest.mark.slow if name in {"char_lm", "gan"} else ()) for name in EXAMPLES]
+    "example",
+    [pytest.param(name, marks=pytest.mark.slow if name in {"char_lm", "gan", "tdm"} else ()) for name in EXAMPLES],
 )
 def test_an_example_runs_to_its_end_and_writes_its_numbers(example: str, ran: Ran) -> None:
     trainer = ran(example)
@@ -470,3 +472,52 @@ def test_movielens_deepfm_refuses_a_damaged_file_with_both_hashes_and_the_remedy
     message = f"{empty_cache}: its SHA-256 is {found}, not {right}; delete this file and run again"
     with pytest.raises(DataError, match=re.escape(message)):
         GeneralTrainer(FOLDER / "movielens_deepfm" / "config.yaml").run()
+
+
+# A tree over films; what does without the data is in test_tdm.py
+
+
+@pytest.fixture(scope="module")
+def retrieval(ran: Ran) -> dict[str, float]:
+    """What the infer runner of `tdm` reports."""
+    numbers: dict[str, float] = ran("tdm").contexts["infer_runner"]["metrics"]["tdm"]
+    return numbers
+
+
+@pytest.mark.slow
+def test_tdm_finds_nearly_as_many_films_as_scoring_them_all_and_far_more_than_popularity(
+    retrieval: dict[str, float],
+) -> None:
+    assert retrieval["recall"] > 0.95 * retrieval["recall_of_all_films"]
+    assert retrieval["recall"] > 1.5 * retrieval["recall_of_popular_films"]
+
+
+@pytest.mark.slow
+def test_tdm_builds_a_new_tree_between_epochs(ran: Ran) -> None:
+    context = ran("tdm").contexts["train_runner"]
+    lines = (context["run_dir"] / "tree" / "travel_list.txt").read_text().splitlines()
+    first = torch.tensor([[int(node) for node in line.split(",")] for line in lines])
+    last = context["model"]["tdm"]["model"].tree.travel
+    assert torch.equal(first[:, -1], last[:, -1])
+    assert (first[:, -2] != last[:, -2]).float().mean() > 0.5
+
+
+@pytest.mark.slow
+def test_tdm_reports_the_recall_of_popular_films_as_counted_by_hand(ran: Ran, retrieval: dict[str, float]) -> None:
+    films: dict[str, list[str]] = {}
+    for user, film, *_ in sorted(raw(ran, "inter"), key=lambda row: int(row[3])):
+        films.setdefault(user, []).append(film)
+    counts = Counter(film for seen in films.values() for film in seen[:-10])
+    shares = []
+    for seen in films.values():
+        best = [film for film, _ in counts.most_common() if film not in seen[:-10]][:20]
+        shares.append(len(set(best) & set(seen[-10:])) / 10)
+    assert sum(shares) / len(shares) == pytest.approx(retrieval["recall_of_popular_films"], abs=2e-3)
+
+
+@pytest.mark.slow
+def test_tdm_is_resumed_bit_for_bit_within_an_epoch_and_at_its_end(pipeline: Callable[..., Result]) -> None:
+    runner = "runner.train_runner"
+    short = ["mode=train_runner", f"{runner}.limit_batches=3", f"{runner}.save_interval=1"]
+    result = pipeline("resume-test", FOLDER / "tdm" / "config.yaml", *short, "--at", 3, "--at", 5)
+    assert result.output.splitlines()[-1] == "equal, bit for bit"

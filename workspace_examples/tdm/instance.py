@@ -1,0 +1,23 @@
+"""The instance stage: sees to it that the data and the tree's files are there."""
+
+from pathlib import Path
+
+from loguru import logger
+
+from pipeline import Context, stages
+
+from .build_tree import write
+from .data import fetch, film_vectors
+
+
+class Instance(stages.Instance):
+    """Fetches MovieLens-100K, and builds the first tree in the folder ``hyper_parameters.tree_path``."""
+
+    def instance(self, context: Context) -> None:
+        super().instance(context)
+        logger.info(f"MovieLens-100K (GroupLens' terms: research use, no redistribution) is kept in {fetch()}")
+        hyper_parameters = context["hyper_parameters"]
+        folder = Path(hyper_parameters["tree_path"])
+        if not folder.exists():
+            write(folder, film_vectors(hyper_parameters["node_emb_size"]))
+            logger.info(f"a tree over the films is built in {folder}")
