@@ -80,12 +80,13 @@ def default_definition(stage: str) -> source.Definition:
 def own_verbs(definition: source.Definition) -> dict[str, tuple[tuple[str, ...], bool]]:
     """Verb -> its parameters in the default Runner, and whether that certainly calls it; for those that a class overrides.
 
-    One that only the class itself can call, since it takes other arguments, is left out.
+    One that only the class itself can call, since it takes other arguments, is left out. A class that certainly does not
+    derive from the default Runner has none.
     """
     ancestry, complete = classes.ancestry(definition)
     users = [base for base in ancestry if not source.is_ours(base.module)]
     default, verbs = default_definition("runner"), {}
-    for verb, leading in _VERBS.items():
+    for verb, leading in _VERBS.items() if default in ancestry or not complete else ():
         parameters = tuple(parameter.arg for parameter in classes.methods(default)[verb].args.args[1:])
         if own := next((methods[verb] for base in users if verb in (methods := classes.methods(base))), None):
             changed = [(base, name) for base in users for name in leading if name in classes.own_names(base)]

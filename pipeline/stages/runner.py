@@ -44,6 +44,7 @@ class Runner(RunnerBase):
 
     checkpoint = ""
 
+    _has_verbs = True
     reads = ("dataset", "model")
     writes = ("current_epoch", "metrics")
 

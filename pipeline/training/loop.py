@@ -19,7 +19,7 @@ from pipeline.errors import CheckpointError, ConfigError, ContextError, StageErr
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.evaluation import Validation, evaluate_loader
+from pipeline.training.evaluation import Validation, Verb, evaluate_loader
 from pipeline.training.export import WeightExporter
 from pipeline.training.journal import Journal
 from pipeline.training.optim_scheduler import attach_optimizer_hooks
@@ -48,7 +48,7 @@ class TrainLoop(PassLoop):
 
     Args:
         context: after network and startup.
-        stage: the runner stage; its ``validate`` and ``is_over`` are called, if it has them.
+        stage: the runner stage; ``validate`` and ``is_over`` are called of one that derives from the default Runner.
 
     Attributes:
         in_use: whether the stage has called one of its methods.
@@ -61,7 +61,6 @@ class TrainLoop(PassLoop):
 
     def __init__(self, context: Context, stage: Any) -> None:
         super().__init__(context)
-        self.stage = stage
         self.in_use = self.over = False
         self.journal = Journal(context["checkpointer"]._resumed)
         self.passes: dict[str, int] = {}
@@ -75,7 +74,8 @@ class TrainLoop(PassLoop):
         # The open passes.
         self._reports: dict[TrainPass, IntervalReport] = {}
         self._due_since = 0
-        self._verb_is_over: Callable[[Context], Any] | None = getattr(stage, "is_over", None)
+        self._verb_validate: Verb = stage.validate if stage._has_verbs else self.evaluate
+        self._verb_is_over: Callable[[Context], Any] | None = stage.is_over if stage._has_verbs else None
 
     # What a stage calls.
 
@@ -514,12 +514,11 @@ class TrainLoop(PassLoop):
         if not asked and not self.validation.is_needed(self.schemas[name], last=last):
             return {}
         random = random_state()
-        verb = getattr(self.stage, "validate", None) or self.evaluate
         # In the body of a batch there is no place to go on from.
         waits = SHUTDOWN.postponed() if asked and self.work else nullcontext()
         try:
             with phase_errors(name), waits:
-                numbers = self.validation.run(self.phases[name], verb, last=last)
+                numbers = self.validation.run(self.phases[name], self._verb_validate, last=last)
         except (StoppedError, KeyboardInterrupt):
             # A resumed run makes the whole validation again.
             restore_random_state(random)

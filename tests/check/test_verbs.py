@@ -109,3 +109,16 @@ def test_what_a_verb_reads_and_writes_is_the_stages(linear: Path, verb: str) -> 
     assert {"dataset", "model", "device"} <= set(found.reads())
     assert {"current_epoch", "metrics", "seen"} <= set(found.writes())
     assert inspected(linear, f"def {verb}: pass").config
+
+
+@pytest.mark.parametrize(("base", "reads"), [("stages.Runner", True), ("RunnerBase", False)])
+def test_a_method_of_the_name_of_a_verb_is_one_in_a_class_that_derives_from_the_default_alone(
+    linear: Path, base: str, reads: bool
+) -> None:
+    head = f"from pipeline import RunnerBase, stages\nclass Runner({base}):\n"
+    loop = "    def run(self, context):\n        for _ in context.epochs(): pass\n"
+    verb = "    def is_over(self, context): return context['device'] is None\n"
+    (linear.parent / "own.py").write_text(head + loop + verb)
+    stage = inspect(linear, PATH).flows["train_runner"].stages["runner"]
+    assert stage
+    assert ("device" in stage.flow.reads()) == reads

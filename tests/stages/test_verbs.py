@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline import Context, GeneralTrainer, UpdaterBase, hookimpl, optimize, stages
+from pipeline import Context, GeneralTrainer, RunnerBase, UpdaterBase, hookimpl, optimize, stages
 from pipeline.errors import DataError, StageError
 
 VERBS = ("train_epoch", "train_phase", "train_batch", "validate", "is_over")
@@ -416,3 +416,41 @@ def test_a_save_of_ones_own_does_not_replace_those_that_are_due(make: Callable[.
             raise AssertionError
 
     nothing_else_is_lost(GeneralTrainer(make(Own)).run())
+
+
+# Whose they are.
+
+
+def by_kit(self: Any, context: Context) -> None:
+    """Train as the default does."""
+    for _ in context.epochs():
+        for batch in context.batches("line"):
+            context["model"]["line"].brain.fit_batch(batch)
+
+
+def test_methods_of_these_names_are_no_verbs_where_only_the_base_class_is_derived_from(
+    make: Callable[..., Any],
+) -> None:
+    class Own(RunnerBase):
+        run = by_kit
+
+        def validate(self, rows: list[str]) -> bool:
+            raise AssertionError
+
+        def is_over(self, context: Context) -> bool:
+            raise AssertionError
+
+    expected = result(GeneralTrainer(make(valid_interval=2)).run())
+    assert result(GeneralTrainer(make(Own, valid_interval=2)).run()) == expected
+
+
+def test_verbs_are_called_in_a_loop_of_ones_own_too(make: Callable[..., Any]) -> None:
+    class Own(OwnValidation):
+        run = by_kit
+
+        def is_over(self, context: Context) -> bool:
+            return context["metrics"].get("line", {}).get("valid_score") == 1.0
+
+    found = result(GeneralTrainer(make(Own, epochs=None, max_steps=None, valid_interval=1)).run())
+    assert found["counters"]["iteration"] == 1
+    assert found["metrics"]["line"]["valid_score"] == 1.0
