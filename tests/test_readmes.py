@@ -328,6 +328,17 @@ def test_the_example_of_a_swap_is_what_check_prints(monkeypatch: pytest.MonkeyPa
     )
 
 
+def test_the_example_of_an_error_is_what_a_run_says(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = linear.read_text().replace("epochs: 2,", 'epochs: 2, runner_class_path: "{workspace}/runner.py",')
+    linear.write_text(text, encoding="utf-8")
+    runner = "from pipeline import stages\n\n\nclass Runner(stages.Runner):\n    def train_batch(self, context, phase, batch):\n"
+    (linear.parent / "runner.py").write_text(f"{runner}        #\n        #\n        #\n        return 1 / 0\n")
+    monkeypatch.chdir(linear.parent)
+    with pytest.raises(ZeroDivisionError) as caught:
+        GeneralTrainer("config.yaml").run()
+    assert caught.value.__notes__[-1] == block("pipeline", "text", "failed in train_batch").strip()
+
+
 def test_the_example_stage_and_plugin_work(linear: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (linear.parent / "startup.py").write_text(block("", "python", "# startup.py"), encoding="utf-8")
     (linear.parent / "my_plugin.py").write_text(block("plugins", "python", "# my_plugin.py"), encoding="utf-8")

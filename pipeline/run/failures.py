@@ -87,7 +87,7 @@ def describe(error: BaseException, stage: str, runner: RunnerSession) -> str:
         return f"{name}: interrupted in {place}"
     if isinstance(error, StoppedError):
         return f"{name}: {error}, in {place}"
-    method = "" if plugin or stage not in runner.classes else failing_method(runner.classes[stage], error.__traceback__)
+    method = "" if plugin or stage not in runner.classes else failing_method(runner.classes[stage], error)
     failed = f"{place} failed in {method}" if method else f"{place} failed"
     # Such as the sample for which a dataset raised it.
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))

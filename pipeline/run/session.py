@@ -448,12 +448,13 @@ class RunnerSession:
         return replaced
 
     def describe(self, stage: str) -> str:
-        """``startup (tdm_startup.Startup, config.yaml:12)``, for messages."""
+        """``startup (tdm_startup.Startup, config.yaml:12)``, for messages; a default stage is ``stages.Startup``."""
         origin = self.config.origin(f"runner.{self.settings.name}.{stage}_class_path")
         if stage not in self.classes:
             return f"{stage} ({origin})"
         cls = self.classes[stage]
-        return f"{stage} ({cls.__module__.rpartition('.')[2]}.{cls.__name__}, {origin})"
+        package, _, module = cls.__module__.rpartition(".")
+        return f"{stage} ({'stages' if package == 'pipeline.stages' else module}.{cls.__name__}, {origin})"
 
     def write_running(self) -> None:
         """Write into ``status.json`` that the runner is running."""

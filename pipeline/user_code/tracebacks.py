@@ -105,17 +105,21 @@ def user_traceback(trace: TracebackType | None, *, only: bool = False) -> Traceb
     return result
 
 
-def failing_method(cls: type, trace: TracebackType | None) -> str:
+def failing_method(cls: type, error: BaseException) -> str:
     """``train_batch (runner.py:14)``: the last method of a stage of the user's that we have called before an error.
 
     Args:
         cls: the class of the stage.
-        trace: of the error.
+        error: what was raised.
 
     Returns:
         The method, and the line that it had come to; ``""`` where no method of a user's class was called.
     """
-    method, called_by_us = "", False
+    # We may have raised it anew, with where it belongs to.
+    method = failing_method(cls, error.__cause__) if error.__cause__ else ""
+    if method:
+        return method
+    trace, called_by_us = error.__traceback__, False
     while trace:
         code, names = trace.tb_frame.f_code, trace.tb_frame.f_locals
         own = names.get(code.co_varnames[0]) if code.co_argcount else None

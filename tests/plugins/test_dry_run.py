@@ -397,7 +397,7 @@ LOSSES = """
 )
 def test_one_step_finds_what_needs_a_batch(linear: Path, override: str, message: str) -> None:
     (found,) = steps(linear, LOSSES, [override])
-    assert found.startswith("runner.train_runner: runner (runner.Runner, ")
+    assert found.startswith("runner.train_runner: runner (stages.Runner, ")
     assert message in found
     assert faults(build(linear, override)) == []
 

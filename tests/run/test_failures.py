@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pipeline import Context, GeneralTrainer, hookimpl
-from pipeline.errors import ClassPathError, ExitCode, PipelineError, StorageError
+from pipeline.errors import ClassPathError, DataError, ExitCode, PipelineError, StorageError
 from pipeline.stages.base import METHODS, TerminalBase
 
 Act = Callable[[Context], object]
@@ -301,6 +301,14 @@ INNER = [
 @pytest.mark.parametrize(("body", "verb"), INNER)
 def test_the_verb_is_the_one_that_the_framework_has_called_last(linear: Path, body: str, verb: str) -> None:
     assert f") failed in {verb}: RuntimeError: mine" in reason_of(linear, body)
+
+
+def test_the_verb_is_named_too_where_we_say_to_which_phase_its_error_belongs(linear: Path) -> None:
+    body = "def train_batch(self, context, phase, batch): return phase.updater.update(None)"
+    (linear.parent / "own.py").write_text(OWN_RUNNER.format(body=body), encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        GeneralTrainer(linear, ["runner.train_runner.runner_class_path={workspace}/own.py"]).run()
+    assert f"{PLACE}) failed in train_batch (own.py:8): DataError: phase.line: " in caught.value.__notes__[-1]
 
 
 def test_of_an_error_in_a_worker_the_verb_is_that_which_waited_for_the_batch(linear: Path) -> None:

@@ -343,10 +343,10 @@ RAISING = """
 @pytest.mark.parametrize(
     ("hook", "place"),
     [
-        ("before_stage", "in instance (instance.Instance, "),
-        ("after_batch", "in runner (runner.Runner, "),
-        ("after_validation", "in runner (runner.Runner, "),
-        ("after_stage", "in instance (instance.Instance, "),
+        ("before_stage", "in instance (stages.Instance, "),
+        ("after_batch", "in runner (stages.Runner, "),
+        ("after_validation", "in runner (stages.Runner, "),
+        ("after_stage", "in instance (stages.Instance, "),
         ("after_pipeline", "failed: ZeroDivisionError: division by zero"),
     ],
 )
