@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -26,9 +28,8 @@ _INSISTING = frozenset(SIGNALS) - {signal.SIGHUP}
 # Seconds that a run has to end after the first signal.
 GRACE = 25.0
 
-# Seconds after the first signal in which another may come from a process just forked, which shares our pipe for a
-# moment.
-_DEBOUNCE = 0.5
+# Process, user and group of whoever has written to a socket.
+_CREDENTIALS = struct.Struct("3i")
 
 
 class StoppedError(BaseException):
@@ -76,21 +77,23 @@ class GracefulShutdown:
     @contextmanager
     def _deadline(self) -> Iterator[None]:
         """In the block, a thread ends the process at the deadline: the main thread may be in code that is not Python's."""
-        reading, writing = os.pipe()
-        os.set_blocking(writing, False)
-        previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        reading, writing = socket.socketpair()
+        if hasattr(socket, "SO_PASSCRED"):
+            reading.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        writing.setblocking(False)
+        previous = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
         thread = threading.Thread(target=self._count_down, args=[reading], name="grace", daemon=True)
         thread.start()
         try:
             yield
         finally:
             signal.set_wakeup_fd(previous)
-            os.write(writing, b"\0")
+            writing.send(b"\0")
             thread.join()
-            os.close(writing)
-            os.close(reading)
+            writing.close()
+            reading.close()
 
-    def _count_down(self, reading: int) -> None:
+    def _count_down(self, reading: socket.socket) -> None:
         """End the process at the second signal, and when ``grace`` is over; return when a 0 is read."""
         first, end = None, 0.0
         while True:
@@ -98,12 +101,15 @@ class GracefulShutdown:
             if not select.select([reading], [], [], remaining)[0]:
                 assert first
                 os._exit(_exit_code(first, ExitCode.STOPPED))
-            number = os.read(reading, 1)[0]
+            [number], control, *_ = reading.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
             if number == 0:
                 return
+            # A process that was just forked shares the socket for a moment. Only Linux says who has written.
+            if any(_CREDENTIALS.unpack(data)[0] != os.getpid() for *_, data in control):
+                continue
             if number in SIGNALS and first is None:
                 first, end = signal.Signals(number), time.monotonic() + self.grace
-            elif number in _INSISTING and end - time.monotonic() < self.grace - _DEBOUNCE:
+            elif number in _INSISTING:
                 os._exit(_exit_code(number, ExitCode.TERMINATED))
 
     @contextmanager

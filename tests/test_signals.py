@@ -98,6 +98,49 @@ def test_a_second_signal_ends_the_process_at_once(run: Run, names: list[str], co
     assert steps() in ([], ["06"])
 
 
+def ended(script: str, *arguments: str) -> Done:
+    """How a process ends that runs a script as a module."""
+    Path("script.py").write_text(script, encoding="utf-8")
+    command = [sys.executable, "-m", "script", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+IN_C = """
+import os
+from pipeline.signals import GracefulShutdown
+
+os.dup2(os.pipe()[0], 0)
+with GracefulShutdown(grace=2).handling():
+    # Until the process ends there is nothing to read.
+    os.system("kill -TERM $PPID; kill -USR1 $PPID; read nothing")
+"""
+
+
+def test_a_second_signal_ends_the_process_at_once_also_where_the_main_thread_does_not_hear_it() -> None:
+    assert ended(IN_C).returncode == 143
+
+
+IN_A_CHILD = """
+import os, signal
+# Called before our own.
+os.register_at_fork(after_in_child=lambda: signal.raise_signal(signal.SIGTERM))
+os.register_at_fork(after_in_child=lambda: signal.raise_signal(signal.SIGUSR1))
+from pipeline.signals import GracefulShutdown
+
+with GracefulShutdown().handling():
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which process has written to a socket")
+def test_what_a_process_receives_that_was_just_forked_is_no_signal_to_the_run() -> None:
+    done = ended(IN_A_CHILD)
+    assert (done.stdout, done.returncode) == ("143\n", 0)
+
+
 def test_a_second_sighup_is_none_since_a_terminal_that_is_closed_sends_two(run: Run) -> None:
     assert run(signals=["SIGHUP", "SIGHUP"], at=7).returncode == 75
     assert steps() == ["06", "08"]
@@ -290,6 +333,33 @@ def test_a_signal_before_the_first_stage_ends_the_run_with_its_code(
     done = process("run", linear, 'plugins=["{workspace}/ask.py"]')
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
+
+
+WHERE_A_FILE_IS_OPENED = """
+import signal, sys
+
+def interrupt(event, arguments):
+    if event == "open" and {name!r} in str(arguments[0]):
+        try:
+            {interrupt}
+        except BaseException:
+            pass
+
+sys.addaudithook(interrupt)
+from pipeline.cli import main
+main()
+"""
+
+
+def test_ctrl_c_ends_a_command_that_is_still_imported_though_torch_swallows_it() -> None:
+    script = WHERE_A_FILE_IS_OPENED.format(name="check.", interrupt="signal.raise_signal(signal.SIGINT)")
+    done = ended(script, "check", "none.yaml")
+    assert (done.returncode, done.stderr) == (130, "interrupted before anything was run\n")
+
+
+def test_an_interrupt_that_left_an_exec_does_not_change_the_exit_code() -> None:
+    script = WHERE_A_FILE_IS_OPENED.format(name="none.yaml", interrupt="exec('raise KeyboardInterrupt')")
+    assert ended(script, "check", "none.yaml").returncode == 2
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGINT", 130)])

@@ -23,6 +23,7 @@ from __future__ import annotations
 import ast
 import gc
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
@@ -48,6 +49,7 @@ GROUP = "pipeline.commands"
 # Those that import much, and turn the garbage collector on once they have: looking at it all takes as long as a tenth
 # of it.
 LONG = ("resume", "run")
+INTERRUPTED = "interrupted before anything was run"
 
 
 class _Commands(click.Group):
@@ -65,6 +67,8 @@ class _Commands(click.Group):
             return None
         if cmd_name not in LONG:
             gc.enable()
+        if signal.getsignal(signal.SIGINT) is _end:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return command
 
     def resolve_command(
@@ -159,14 +163,16 @@ def main() -> NoReturn:
     # What is being imported is no garbage.
     gc.disable()
     _use_streams()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
     try:
         sys.exit(group(prog_name="pipeline", standalone_mode=False))
     except click.ClickException as error:
         error.show()
         sys.exit(ExitCode.USAGE)
     except click.Abort:
-        # Ctrl-C while a command was still being imported, or before it had begun.
-        click.echo("interrupted before anything was run", err=True)
+        # Ctrl-C before the command had begun.
+        click.echo(INTERRUPTED, err=True)
         sys.exit(ExitCode.INTERRUPTED)
     except OSError as error:
         if error.filename is None:
@@ -174,6 +180,16 @@ def main() -> NoReturn:
         # What a command names and does not look at more closely itself.
         click.echo(f"{error.filename}: {error.strerror}; check the path", err=True)
         sys.exit(ExitCode.USAGE)
+    finally:
+        # Python ends by SIGINT, whatever the exit code, if a KeyboardInterrupt has left the last exec() of a string, as
+        # dataclasses have one.
+        exec("")
+
+
+def _end(*_: object) -> NoReturn:
+    """Ctrl-C while a command is imported: torch swallows a KeyboardInterrupt then, and nothing has to be closed yet."""
+    os.write(2, f"{INTERRUPTED}\n".encode())
+    os._exit(ExitCode.INTERRUPTED)
 
 
 def _use_streams() -> None:

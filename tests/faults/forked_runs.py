@@ -176,7 +176,6 @@ def serve() -> bool:
         if not child:
             _become(*json.loads(line))
             return True
-        print(child, flush=True)
         ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         assert ended
         print(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status, flush=True)
@@ -189,6 +188,8 @@ def _become(folder: str, arguments: list[str], log: str, environment: dict[str, 
     # Whoever has started the zygote may ignore these.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # Whoever reads this may send signals.
+    print(os.getpid(), flush=True)
     os.chdir(folder)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for descriptor, path in ((1, output), (2, log)):
