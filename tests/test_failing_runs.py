@@ -63,7 +63,7 @@ def test_storage_that_refuses_is_told_in_one_line_and_nothing_is_lost() -> None:
 @pytest.mark.parametrize(
     ("fault", "code", "told"),
     [
-        ("loss|raise|5", 1, r"runner \(stages\.Runner, \S+/config\.yaml:17\) failed: ValueError: fault in loss \(phase\.net\)\nTraceback"),
+        ("loss|raise|5", 1, r"runner \(stages\.Runner, \S+/config\.yaml:17\) failed in run \(stages\.py:\d+\): ValueError: fault in loss \(phase\.net\)\nTraceback"),
         ("collate|None|5", 1, r"phase\.net: a batch is None with no tensor to count samples by; define count_samples"),
         ("import.stages|raise|0", 2, r"config\.yaml:14: runner\.train\.instance_class_path: .+: fault in import\.stages; mend the file"),
     ],
