@@ -48,10 +48,7 @@ def restore_training(
         if phases | later != saved.weights.keys() | later:
             what = f"has weights of the phases {', '.join(saved.weights)}, and the run has {', '.join(sorted(phases))}"
             raise CheckpointError(f"{where}: {what}; {_REMEDY}")
-        for phase, buffers in state.buffers.items() if state else ():
-            if phase in models:
-                weights.clear_buffers(module_of(models[phase]), buffers)
-        weights.load_weights(saved.weights, models, where)
+        restore_weights(saved, models)
     context["train_state"].update(saved.train_state)
     if state is None:
         return
@@ -70,6 +67,14 @@ def restore_training(
     restore_recoverables(recoverables, state, where)
     # Last: whatever was built or loaded before may have drawn from them.
     restore_generators(state, where)
+
+
+def restore_weights(saved: LoadedCheckpoint, models: Models) -> None:
+    """Restore the weights, and buffers of whatever size they had."""
+    for phase, buffers in saved.state.buffers.items() if saved.state else ():
+        if phase in models:
+            weights.clear_buffers(module_of(models[phase]), buffers)
+    weights.load_weights(saved.weights, models, str(saved.path))
 
 
 def _check_phases(state: TrainingState, models: Models, where: str) -> None:

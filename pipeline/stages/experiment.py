@@ -15,11 +15,17 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
-from pipeline.checkpoint import layout, parts, reader, weights
+from pipeline.checkpoint import layout, parts, reader
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.reader import LoadedCheckpoint
-from pipeline.checkpoint.restore import loading, restore_generators, restore_gradients, restore_recoverables
+from pipeline.checkpoint.restore import (
+    loading,
+    restore_generators,
+    restore_gradients,
+    restore_recoverables,
+    restore_weights,
+)
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
 from pipeline.config.schema import parse_intervals
@@ -35,11 +41,11 @@ from pipeline.stages.base import RunnerBase
 from pipeline.stages.experiment_config import PHASE, JsonLines, PluginNumbers, Visualizer
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import in_evaluation_mode
-from pipeline.training.triggers import Trigger
+from pipeline.training.triggers import Schedule
 from pipeline.user_code import plugins
 
-# What ``config.training`` says how often.
-INTERVALS = ("valid_interval", "save_interval")
+# Key of ``config.training`` -> what it says how often.
+INTERVALS = {"valid_interval": "validating", "save_interval": "saving"}
 
 
 class Batches:
@@ -332,7 +338,7 @@ class ExperimentBase(ExperimentSetup):
         self._begin()
         self._stop_if_requested()
         self._validate(due=False)
-        while self.iteration < self._limit:
+        while self.iteration < self._schedule.max_steps:
             self.iteration += 1
             self.train_batch()
             self._after_batch()
@@ -433,8 +439,7 @@ class ExperimentBase(ExperimentSetup):
             what = f"{checkpoint.path}: is not of an experiment, which could go on from it"
             raise CheckpointError(f"{what}; name a .safetensors file in it, for the weights alone")
         where, own = str(checkpoint.path), state.experiment
-        weights.clear_buffers(self.model, state.buffers.get(PHASE, ()))
-        weights.load_weights(checkpoint.weights, self.context["model"], where)
+        restore_weights(checkpoint, self.context["model"])
         for name, module in self._modules().items():
             restore_gradients(module, state.gradients.get(name, {}), f"{where}: gradients.{name}")
         if state.frozen and self.checkpointer._initial:
@@ -478,24 +483,24 @@ class ExperimentBase(ExperimentSetup):
         """Be ready for the first batch."""
         self._refuse_overwriting(self.iteration + 1)
         self._plan()
-        every = None if self.alone else self.context["runner"].print_interval
-        self._printing = Trigger(parse_intervals(every), self.iteration)
         self._ended = 0
-        if self.alone and self.iteration >= self._limit:
-            logger.info(f"nothing is left to train: config.training.max_iteration is {self._limit}")
+        limit = self._schedule.max_steps
+        if self.alone and self.iteration >= limit:
+            logger.info(f"nothing is left to train: config.training.max_iteration is {limit}")
         if self._in_epoch:
             return
         if not self._batches.over():
             self._begin_epoch()
-        elif self._interrupted or self.iteration < self._limit:
+        elif self._interrupted or self.iteration < limit:
             self.new_epoch()
 
     def _plan(self) -> None:
         """Take from ``config.training`` what is due when, and where training ends."""
-        self._limit = experiment_config.max_iteration(self.config)
-        self._validating, self._saving = (
-            Trigger(experiment_config.intervals(self.config, name), self.iteration) for name in INTERVALS
-        )
+        limit = experiment_config.max_iteration(self.config)
+        every = None if self.alone else self.context["runner"].print_interval
+        intervals = {done: experiment_config.intervals(self.config, name) for name, done in INTERVALS.items()}
+        self._schedule = Schedule(self.iteration, printing=parse_intervals(every), **intervals)
+        self._schedule.max_steps = limit
         self._due, self._planned = 0, self._in_config()
 
     def _in_config(self) -> tuple[Any, ...]:
@@ -516,21 +521,21 @@ class ExperimentBase(ExperimentSetup):
         self._checkpoints.notify_saved()
         self._refuse_epochs_without_end()
         ended, self._ended = self._ended, 0
-        if self._printing.fires(self.iteration):
+        schedule = self._schedule
+        printing, validating, saving, _ = schedule.due(self.iteration)
+        if printing:
             self._numbers.print()
-        due = self._validating.fires(self.iteration) or (ended and self._validating.fires_after(ended))
-        self._validate(due=bool(due))
+        self._validate(due=validating or bool(ended and schedule.validating.fires_after(ended)))
         if over:
             self._end_epoch()
-        if self._saving.fires(self.iteration) or (ended and self._saving.fires_after(ended)):
+        if saving or (ended and schedule.saving.fires_after(ended)):
             self.save()
-        checks = (trigger.next_check() for trigger in (self._printing, self._validating, self._saving))
-        self._due = min(*checks, self._limit)
+        self._due = schedule.next_check(self.train_state)
         self._stop_if_requested()
 
     def _validate(self, *, due: bool) -> None:
         """Validate, at most once in an iteration; at the end of training also if it is not due."""
-        at_end = self._validating.intervals and self.iteration >= self._limit
+        at_end = self._schedule.validating.intervals and self.iteration >= self._schedule.max_steps
         if self._validated == self.iteration or not (due or at_end):
             return
         random = random_state()
@@ -545,9 +550,7 @@ class ExperimentBase(ExperimentSetup):
         """Save and end, if a signal or ``is_exit`` asks for it."""
         if exit_requested(self.context):
             self.save()
-            self._checkpoints.finish()
-            SHUTDOWN.raise_if_requested()
-            raise ExitError
+            self._checkpoints.end_run()
 
     def _wake(self) -> None:
         """Check after this batch whether something is due."""
@@ -555,8 +558,7 @@ class ExperimentBase(ExperimentSetup):
 
     def _refuse_epochs_without_end(self) -> None:
         """Raise if intervals count epochs but ``read_batch`` is never called: then no epoch would end."""
-        triggers = zip(INTERVALS, (self._validating, self._saving), strict=True)
-        in_epochs = [name for name, trigger in triggers if trigger.epochs]
+        in_epochs = [name for name, done in INTERVALS.items() if getattr(self._schedule, done).epochs]
         if in_epochs and not self._batches.count:
             unread = f"{type(self).__name__}.train_batch: did not call self.read_batch(), so no epoch ends"
             raise StageError(f"{unread}; call it, or give {' and '.join(in_epochs)} in iterations")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from loguru import logger
 
@@ -15,6 +15,7 @@ from pipeline.checkpoint.reader import Iterations
 from pipeline.config.schema import WARN
 from pipeline.context import Context
 from pipeline.errors import StorageError
+from pipeline.signals import SHUTDOWN, ExitError
 from pipeline.training.evaluation import BestTracker
 
 
@@ -89,6 +90,17 @@ class Checkpoints:
         self.wait_for_save()
         if self._error:
             raise self._error
+
+    def end_run(self) -> NoReturn:
+        """End the run, as was requested, once the last checkpoint is on disk.
+
+        Raises:
+            StoppedError, KeyboardInterrupt: a signal has requested it.
+            ExitError: ``is_exit`` has.
+        """
+        self.finish()
+        SHUTDOWN.raise_if_requested()
+        raise ExitError
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import evaluate
 from pipeline.training.phase import warn_of_drawn_order
 from pipeline.training.train_pass import PassLoop, TrainPass
-from pipeline.training.triggers import NEVER, Trigger
+from pipeline.training.triggers import NEVER, Schedule
 from pipeline.training.updater import Updater, is_plain
 from pipeline.user_code.plugins import plugin_manager
 
@@ -100,9 +100,10 @@ class Fit(PassLoop):
         brain.modules.zero_grad()
         self.restore()
         own = [interval for interval in intervals if interval.length > 0 and brain.checkpointer]
-        self.saving = Trigger(own, self.counters["iteration"])
+        self.schedule = Schedule(self.counters["iteration"], saving=own)
+        self.schedule.max_updates = options.optimizer_step_limit or NEVER
         self.updater.state.iteration = self.counters["iteration"]
-        if self.saving.intervals:
+        if own:
             warn_of_drawn_order("fit: train_set", self.train, keep_best=False)
 
     def restore(self) -> None:
@@ -169,7 +170,7 @@ class Fit(PassLoop):
     def open(self, training: TrainPass) -> Iterator[Any]:
         """Begin the pass of an epoch, or go on with it."""
         batches = self.read(training, self.train, interruptible=True)
-        self.look_after(self._next_check())
+        self.look_ahead()
         return batches
 
     def start(self, training: TrainPass, batches: int) -> None:
@@ -187,22 +188,21 @@ class Fit(PassLoop):
         if not bar.disable and batches % EVERY == 0:
             bar.update(bar.task_ids[0], completed=batches, loss=f"loss {self.brain._pass_loss.mean():.4f}")
         over = self._over()
-        if self.saving.fires(iteration) and not (over or training.order_is_drawn):
+        if self.schedule.saving.fires(iteration) and not (over or training.order_is_drawn):
             self.brain._check_divergence()
             self.save(training.entry_state())
-        self.look_after(self._next_check())
+        self.look_ahead()
         return not over
 
     def _over(self) -> bool:
         """Whether ``optimizer_step_limit`` or ``debug_epochs`` is reached."""
-        limit, max_epochs = self.options.optimizer_step_limit, self.options.debug_epochs if self.options.debug else 0
-        return (limit is not None and self.counters["update"] >= limit) or 0 < max_epochs <= len(self.epochs)
+        max_epochs = self.options.debug_epochs if self.options.debug else 0
+        return self.schedule.over(self.counters) or 0 < max_epochs <= len(self.epochs)
 
-    def _next_check(self) -> int:
-        # An iteration makes one update at most.
-        updates_left = (self.options.optimizer_step_limit or NEVER) - self.counters["update"]
+    def next_check(self) -> int:
+        """The next iteration after which something may be due, such as to show progress."""
         until_shown = NEVER if self.bar.disable else EVERY - self.brain._batches_taken % EVERY
-        return min(self.saving.next_check(), self.counters["iteration"] + max(1, min(updates_left, until_shown)))
+        return min(super().next_check(), self.counters["iteration"] + until_shown)
 
     def save(self, running: EntryState | None = None) -> None:
         """Save a checkpoint, if there is a checkpointer; ``running``: the pass of an epoch that is not over."""

@@ -227,9 +227,7 @@ class TrainLoop(PassLoop):
         self._save()
         # A plugin that is notified of a checkpoint may request the end; this moment is saved then.
         if exit_requested(self.context):
-            self.checkpoints.finish()
-            SHUTDOWN.raise_if_requested()
-            raise ExitError
+            self.checkpoints.end_run()
 
     # What the session calls.
 
@@ -271,7 +269,7 @@ class TrainLoop(PassLoop):
         )
         schemas: list[PhaseSchema] = context["config"].phases(self.runner)
         self.schemas = {phase.name: phase for phase in schemas}
-        self.schedule = Schedule(self.runner, self.counters["iteration"])
+        self.schedule = Schedule.of_runner(self.runner, self.counters["iteration"])
         context["best"] = None
         self.validation = Validation(context, self.runner, schemas)
         self.phases = {name: phase_of(name, context) for name in self.schemas}
@@ -287,7 +285,7 @@ class TrainLoop(PassLoop):
         # That of the last epoch, in case none is left.
         context["current_epoch"] = max(0, self.counters["epoch"] - 1)
         self.exporter.begin()
-        self.look_after(self.schedule.next_check(self.counters))
+        self.look_ahead()
 
     def finish(self) -> None:
         """The stage is at its end: end what it began, validate the last weights, and save."""
@@ -318,7 +316,7 @@ class TrainLoop(PassLoop):
             batches = self._read(training, leads=leads)
         if leads:
             self._last = training
-            self.look_after(self.schedule.next_check(self.counters))
+            self.look_ahead()
         if is_leader:
             self.journal.arrive()
             return batches if self.on_due(training) else None
@@ -394,7 +392,7 @@ class TrainLoop(PassLoop):
         over = self.is_over()
         if not over:
             self.save_if(saving)
-            self.look_after(self.schedule.next_check(self.counters))
+            self.look_ahead()
         self._asking = None
         return not over
 

@@ -171,7 +171,7 @@ def refuse_short_schedules(runner: RunnerSchema, phases: list[PhaseSchema], cont
     Raises:
         ConfigError: there is one.
     """
-    epochs = Schedule(runner, 0).epochs
+    epochs = Schedule.of_runner(runner, 0).epochs
     for phase in phases:
         for name, scheduler in context["model"][phase.name]["optim_schedulers"].items():
             if isinstance(scheduler, TorchSchedule) and scheduler.steps is not None and phase.model_of is None:

@@ -19,7 +19,7 @@ from pipeline.signals import SHUTDOWN, exit_requested
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.meters import MOST
 from pipeline.training.optim_scheduler import Losses, autocast, close_windows, losses_by_name
-from pipeline.training.triggers import NEVER
+from pipeline.training.triggers import NEVER, Schedule
 from pipeline.training.updater import UpdaterBase
 
 
@@ -31,11 +31,13 @@ class PassLoop(ABC):
 
     Attributes:
         counters: ``context["train_state"]``.
+        schedule: the intervals and limits.
         due: the next iteration after which ``on_due`` is called.
         work: the passes whose batch is in work, the oldest first: that one leads.
         before_batch, after_batch: call the plugins; None where no plugin listens.
     """
 
+    schedule: Schedule
     before_batch: Callable[..., Any] | None = None
     after_batch: Callable[..., Any] | None = None
 
@@ -49,11 +51,15 @@ class PassLoop(ABC):
         """Look after the current iteration for what is due, as after a signal or ``is_exit``."""
         self.due = 0
 
-    def look_after(self, iteration: int) -> None:
-        """Look after that iteration, or at once where the end of the run has been requested in the meantime."""
-        self.due = iteration
+    def look_ahead(self) -> None:
+        """Look when something may be due next, or at once where the end of the run has been requested meanwhile."""
+        self.due = self.next_check()
         if exit_requested(self.context):
             self.wake()
+
+    def next_check(self) -> int:
+        """The next iteration after which something may be due."""
+        return self.schedule.next_check(self.counters)
 
     def read(self, training: TrainPass, loader: Any, *, interruptible: bool) -> Iterator[Any]:
         """The batches that are left of a round of a pass, whose batch is in work from now on.

@@ -75,27 +75,37 @@ class Trigger:
 
 
 class Schedule:
-    """What a runner does during training, and when: its intervals and limits.
+    """What is done during a training, and when: its intervals and limits.
 
     Args:
-        runner: says how often.
-        iteration: the iteration from which they count.
+        iteration: the iteration from which the intervals count.
+        intervals: of ``printing``, ``validating``, ``saving`` and ``exporting``; what is left out is never due.
 
     Attributes:
         printing, validating, saving, exporting: when each is due; exporting saves the weights alone.
-        epochs, max_steps, max_updates: the limits.
+        epochs, max_steps, max_updates: the limits; none at first.
     """
 
-    def __init__(self, runner: RunnerSchema, iteration: int) -> None:
-        every = runner.print_interval
-        self.printing = Trigger([Interval(every, "iteration")] if every else [], iteration)
-        self.validating = Trigger(parse_intervals(runner.valid_interval), iteration)
-        self.saving = Trigger(parse_intervals(runner.save_interval), iteration)
-        self.exporting = Trigger(parse_intervals(runner.save_inference_interval, "epoch"), iteration)
-        self._triggers = self.printing, self.validating, self.saving, self.exporting
-        self.epochs = min(runner.epochs or NEVER, runner.debug_epochs if runner.debug else NEVER)
-        self.max_steps = runner.max_steps or NEVER
-        self.max_updates = runner.optimizer_step_limit or NEVER
+    def __init__(self, iteration: int, **intervals: Sequence[Interval]) -> None:
+        self.printing, self.validating, self.saving, self.exporting = self._triggers = tuple(
+            Trigger(intervals.get(name, ()), iteration) for name in ("printing", "validating", "saving", "exporting")
+        )
+        self.epochs = self.max_steps = self.max_updates = NEVER
+
+    @classmethod
+    def of_runner(cls, runner: RunnerSchema, iteration: int) -> Schedule:
+        """That of a runner of a config."""
+        schedule = cls(
+            iteration,
+            printing=parse_intervals(runner.print_interval),
+            validating=parse_intervals(runner.valid_interval),
+            saving=parse_intervals(runner.save_interval),
+            exporting=parse_intervals(runner.save_inference_interval, "epoch"),
+        )
+        schedule.epochs = min(runner.epochs or NEVER, runner.debug_epochs if runner.debug else NEVER)
+        schedule.max_steps = runner.max_steps or NEVER
+        schedule.max_updates = runner.optimizer_step_limit or NEVER
+        return schedule
 
     def due(self, iteration: int) -> tuple[bool, ...]:
         """Whether to print, to validate, to save and to export after an iteration."""

@@ -75,7 +75,9 @@ def test_each_of_several_intervals_keeps_its_own_count() -> None:
 def agenda(iteration: int = 0, **runner: Any) -> Schedule:
     """Of a runner that has nothing to do but what it is told."""
     idle = {"print_interval": None, "valid_interval": None, "save_interval": None}
-    return Schedule(RunnerSchema.model_validate({"name": "train", "class": "train", **idle, **runner}), iteration)
+    return Schedule.of_runner(
+        RunnerSchema.model_validate({"name": "train", "class": "train", **idle, **runner}), iteration
+    )
 
 
 def looks(what: Schedule, last: int, update_every: int = 1) -> dict[int, tuple[bool, ...]]:
