@@ -262,10 +262,11 @@ def _readers(key: str, stage: StageFlow, flow: DataFlow) -> str:
     after = [reader for name in order[order.index(stage.stage) + 1 :] if (reader := flow.stages[name])]
     needing = [reader.stage for reader in after if any(use.key == key for use in reader.flow.demands())]
     reading = [reader.stage for reader in after if key in reader.flow.reads() and reader.stage not in needing]
+    reading += ["plugins"] if any(plugin and key in plugin.reads() for plugin in flow.plugins) else []
     users = {"needed": needing, "may be read": reading}
     descriptions = [f"{how} by {' and '.join(stages)}" for how, stages in users.items() if stages]
     ours = any(known.name == key and known.writer == "trainer" for known in KEYS)
-    return ", ".join(descriptions) or ("read by the trainer" if ours else "read by no later stage")
+    return ", ".join(descriptions) or ("read by the trainer" if ours else "read by nobody after it")
 
 
 def _arguments(definition: source.Definition) -> str:
