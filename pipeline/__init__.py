@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pipeline.checkpoint.checkpointer import Checkpointer as Checkpointer
     from pipeline.context import Context as Context
     from pipeline.context import EngineMode as EngineMode
+    from pipeline.context import Phase as Phase
     from pipeline.data.loader import make_loader as make_loader
     from pipeline.data.rng import sample_generator as sample_generator
     from pipeline.hookspecs import hookimpl as hookimpl
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "pipeline.checkpoint.checkpointer": ("Checkpointer",),
-    "pipeline.context": ("Context", "EngineMode"),
+    "pipeline.context": ("Context", "EngineMode", "Phase"),
     "pipeline.data.loader": ("make_loader",),
     "pipeline.data.rng": ("sample_generator",),
     "pipeline.hookspecs": ("hookimpl",),

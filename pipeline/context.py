@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, NoReturn, Protocol, Self, overload
 
 from pipeline.errors import ContextError, StageError, nearest
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+    from pathlib import Path
+
+    import pluggy
+    import torch
+    from typing_extensions import TypeVar
+
+    # What ``Context.get`` returns where the key is missing.
+    D = TypeVar("D", default=None)
 
 
 class EngineMode(Enum):
@@ -48,6 +59,158 @@ class PipelineStage(Protocol):
         """Build the stage; ``args`` are the ``<stage>_args`` of the runner."""
 
 
+class ConfigView(Protocol):
+    """What a stage needs of the resolved config; it is in ``config/load.py``."""
+
+    @property
+    def workspace(self) -> Path | Any:
+        """The folder that ``{workspace}`` stands for; None for a config in Python without one, which few have."""
+
+    def get(self, address: str, default: Any = None) -> Any:
+        """The plain value at a dotted address such as ``dataset.train_data.batch_size``."""
+
+    def origin(self, address: str) -> object:
+        """Where the value at an address was written, as file, line and column."""
+
+
+class RunnerSettings(Protocol):
+    """The keys of the runner, without those that name classes and their arguments; see ``pipeline show``."""
+
+    name: str
+    kind: Literal["train", "infer"]
+    device: str
+    precision: Literal["fp32", "fp16", "bf16"]
+    eval_precision: Literal["fp32", "fp16", "bf16"]
+    epochs: int | None
+    max_steps: int | None
+    optimizer_step_limit: int | None
+    print_interval: int | None
+    valid_interval: int | str | list[int | str] | None
+    save_interval: int | str | list[int | str] | None
+    keep_last: int | None
+    keep_best: Any | None
+    on_save_error: Literal["error", "warn"]
+    save_checkpoint_path: str | None
+    save_inference_interval: int | str | list[int | str] | None
+    save_inference_path: str | None
+    save_inference_export: bool
+    init_model_path: str | None
+    init_modules: list[str] | None
+    freeze: list[str] | None
+    write_predictions: bool
+    seed: int | None
+    deterministic: bool
+    threads: int | None
+    grad_clip: float | None
+    accum_grad: int
+    nonfinite_patience: int | None
+    check_gradients: bool
+    compile: bool
+    compile_module_keys: list[str] | None
+    compile_mode: str
+    compile_using_fullgraph: bool
+    compile_using_dynamic_shape_tracing: bool | None
+    jit: bool
+    jit_module_keys: list[str] | None
+    limit_batches: int | None
+    overfit_batches: int | None
+    debug: bool
+    debug_batches: int
+    debug_epochs: int
+    debug_persistently: bool
+    phases: list[str] | None
+
+
+class CheckpointerView(Protocol):
+    """What stages and plugins need of the checkpointer; it is in ``checkpoint/checkpointer.py``."""
+
+    def add_recoverable(self, name: str, recoverable: Any) -> None:
+        """Keep the state of an object in each checkpoint, and restore it when the run is resumed."""
+
+    def all(self) -> list[Path]:
+        """The checkpoints, by step."""
+
+    def newest(self) -> Path | None:
+        """The checkpoint of the highest step; None if there is none."""
+
+    def best(self, metric: str, mode: str) -> Path | None:
+        """The checkpoint with the highest (``mode`` max) or lowest (min) number of a name."""
+
+    def load_weights(self, path: str | Path, models: Mapping[str, Phase]) -> None:
+        """Load the weights of a checkpoint into every phase, or those of a file into the only phase."""
+
+
+class BrainView(Protocol):
+    """What a runner stage needs of the Brain of a phase; it is in ``training/brain.py``.
+
+    What a class of your own has besides is on ``phase.model``.
+    """
+
+    modules: torch.nn.ModuleDict
+
+    def compute_forward(self, batch: Any, stage: Any) -> Any:
+        """The predictions for a batch."""
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Any) -> Any:
+        """The loss of the predictions, or several by name."""
+
+    def fit_batch(self, batch: Any) -> torch.Tensor:
+        """Train on one batch; its loss, detached."""
+
+    def evaluate_batch(self, batch: Any, stage: Any) -> torch.Tensor:
+        """The loss of a batch, without training."""
+
+
+class UpdaterView(Protocol):
+    """What a runner stage needs of the updater of a phase; it is in ``training/updater.py``."""
+
+    def update(self, batch: Any) -> Any:
+        """Train on one batch; its loss, several by name, or None."""
+
+
+class Phase(dict[str, Any]):
+    """What the network stage builds for a phase: a dict whose items are attributes too.
+
+    Args:
+        name: of the phase.
+        entry: ``model``, the object that the phase's ``model`` names; ``brain``, the Brain that trains it; ``updater``;
+            and ``optim_schedulers`` by name.
+    """
+
+    def __init__(self, name: str, entry: Mapping[str, Any]) -> None:
+        super().__init__(entry)
+        self.name = name
+
+    def __missing__(self, key: str) -> NoReturn:
+        """Raise for a key that the network stage has not written."""
+        keys = ", ".join(map(str, self)) or "nothing"
+        what = f"context['model']['{self.name}'] has no '{key}', only {keys}"
+        raise ContextError(f"{what}; the network stage has to write it, or replace the runner stage as well")
+
+    @property
+    def model(self) -> Any:
+        """The object that the phase's ``model`` names: a Brain, or a module."""
+        return self["model"]
+
+    @property
+    def brain(self) -> BrainView:
+        """The Brain that trains it."""
+        brain: BrainView = self["brain"]
+        return brain
+
+    @property
+    def updater(self) -> UpdaterView:
+        """Trains on one batch."""
+        updater: UpdaterView = self["updater"]
+        return updater
+
+    @property
+    def optim_schedulers(self) -> Mapping[str, Any]:
+        """Name -> OptimScheduler: an optimizer and its learning rate."""
+        optim_schedulers: Mapping[str, Any] = self["optim_schedulers"]
+        return optim_schedulers
+
+
 class Batches(Iterator[Any], Protocol):
     """The batches of a pass."""
 
@@ -71,10 +234,10 @@ class TrainingLoop(Protocol):
     def epochs(self, count: int | None) -> Iterator[int]:
         """As ``Context.epochs``."""
 
-    def batches(self, phase: Any, *, count: int | None, repeat: bool) -> Batches:
+    def batches(self, phase: str | Phase, *, count: int | None, repeat: bool) -> Batches:
         """As ``Context.batches``."""
 
-    def validate(self, phase: Any) -> dict[str, Any]:
+    def validate(self, phase: str | Phase | None) -> dict[str, Any]:
         """As ``Context.validate``."""
 
     def save(self) -> None:
@@ -95,43 +258,48 @@ class ContextKey(NamedTuple):
     meaning: str
 
 
-KEYS: tuple[ContextKey, ...] = (
+# The dozen that one meets first.
+FIRST_KEYS: tuple[ContextKey, ...] = (
+    ContextKey("runner", "RunnerSettings", "trainer", 'the runner\'s settings: `context["runner"].epochs`'),
+    ContextKey("config", "ConfigView", "trainer", "the resolved config: `get(address, default)`"),
+    ContextKey("hyper_parameters", "dict[str, Any]", "trainer", "the config's `hyper_parameters`"),
+    ContextKey("device", "torch.device", "trainer", "where models and batches go"),
+    ContextKey("run_dir", "Path", "trainer", "the run directory"),
+    ContextKey("is_infer", "bool", "trainer", "whether the runner's class is `infer`"),
+    ContextKey(
+        "train_state", "dict[str, int]", "trainer",
+        "{iteration, update, epoch, samples, phase_index}, all counted from 0; of an infer runner, those of its checkpoint",
+    ),
+    ContextKey("checkpointer", "CheckpointerView", "trainer", "this runner's checkpoints, and what is kept in them"),
+    ContextKey("dataset", "dict[str, Any]", "network", "dataset name -> loader"),
+    ContextKey("model", "dict[str, Phase]", "network", "phase name -> {model, brain, optim_schedulers, updater}"),
+    ContextKey("current_epoch", "int", "runner", "the epoch that is running, from 0"),
+    ContextKey("metrics", "dict[str, dict[str, float]]", "runner", "the newest numbers: phase name -> {metric: value}"),
+)  # fmt: skip
+# What few stages need, and what PaddleRec's code does.
+OTHER_KEYS: tuple[ContextKey, ...] = (
     ContextKey("status", "str", "trainer", "the stage to enter next; a stage that writes it jumps or repeats"),
     ContextKey("is_exit", "bool", "trainer", "True ends the run after this stage or training step; terminal still runs"),
+    ContextKey("resources", "ExitStack", "trainer", "what is closed at the end, whatever happens, last opened first"),
+    ContextKey("hooks", "pluggy.HookRelay", "trainer", "calls the plugins: `hooks.before_epoch(context=context)`"),
+    ContextKey("best", "dict[str, Any] | None", "runner", "with `keep_best`: {metric, mode, value, iteration}, or None before any"),
+    ContextKey(
+        "checkpoints", "dict[Path, dict[str, Any]]", "trainer",
+        "of an infer runner: path -> phase -> {metric: value} of each checkpoint that it evaluates; startup loads the first",
+    ),
+    ContextKey("error", "BaseException", "trainer", "what ended the run, after a failure"),
     ContextKey("config_yaml", "str | None", "trainer", "path of the config file; None for a dict"),
-    ContextKey("config", "Config", "trainer", "the resolved config: `get(address, default)`"),
-    ContextKey("env", "dict", "trainer", "the plain dict of the config; `env['phase']` holds the runner's phases"),
+    ContextKey("env", "dict[str, Any]", "trainer", "the plain dict of the config; `env['phase']` holds the runner's phases"),
     ContextKey("runner_name", "str", "trainer", "name of the runner that is running"),
-    ContextKey("runner", "RunnerSchema", "trainer", 'the runner\'s settings, typed: `context["runner"].epochs`'),
-    ContextKey("phases", "list[dict]", "trainer", "the phases of this runner, in order"),
-    ContextKey("hyper_parameters", "dict", "trainer", "the config's `hyper_parameters`"),
+    ContextKey("phases", "list[dict[str, Any]]", "trainer", "the phases of this runner, in order"),
     ContextKey("engine", "EngineMode", "trainer", "SINGLE, LOCAL_CLUSTER or CLUSTER"),
     ContextKey("is_fleet", "bool", "trainer", "whether several processes train together"),
     ContextKey("fleet_mode", "str", "trainer", "how several processes train together; '' for a single one"),
-    ContextKey("is_infer", "bool", "trainer", "whether the runner's class is `infer`"),
-    ContextKey("device", "torch.device", "trainer", "where models and batches go"),
     ContextKey("rank", "int", "trainer", "number of this process among all, from 0"),
     ContextKey("local_rank", "int", "trainer", "number of this process on its machine, from 0"),
     ContextKey("world_size", "int", "trainer", "how many processes there are"),
-    ContextKey("hooks", "pluggy.HookRelay", "trainer", "calls the plugins: `hooks.before_epoch(context=context)`"),
-    ContextKey("run_dir", "Path", "trainer", "the run directory"),
-    ContextKey("checkpointer", "Checkpointer", "trainer", "saves and loads this runner's checkpoints"),
-    ContextKey(
-        "train_state", "dict", "trainer",
-        "{iteration, update, epoch, samples, phase_index}, all counted from 0; of an infer runner, those of its checkpoint",
-    ),
-    ContextKey(
-        "checkpoints", "dict", "trainer",
-        "of an infer runner: path -> phase -> {metric: value} of each checkpoint that it evaluates; startup loads the first",
-    ),
-    ContextKey("resources", "ExitStack", "trainer", "what is closed at the end, whatever happens, last opened first"),
-    ContextKey("dataset", "dict", "network", "dataset name -> loader"),
-    ContextKey("model", "dict", "network", "phase name -> {model, brain, optim_schedulers, updater}"),
-    ContextKey("current_epoch", "int", "runner", "the epoch that is running, from 0"),
-    ContextKey("metrics", "dict", "runner", "the newest numbers: phase name -> {metric: value}"),
-    ContextKey("best", "dict | None", "runner", "with `keep_best`: {metric, mode, value, iteration}, or None before any"),
-    ContextKey("error", "BaseException", "trainer", "what ended the run, after a failure"),
 )  # fmt: skip
+KEYS = FIRST_KEYS + OTHER_KEYS
 # The counters of ``train_state``.
 TRAIN_STATE = ("iteration", "update", "epoch", "samples", "phase_index")
 # Key of the framework -> who writes it.
@@ -173,7 +341,7 @@ class Context(dict[str, Any]):
         """In the runner stage: the epochs that are left, of ``count`` or up to the runner's limits."""
         return self._loop("epochs").epochs(count)
 
-    def batches(self, phase: Any, *, count: int | None = None, repeat: bool = False) -> Batches:
+    def batches(self, phase: str | Phase, *, count: int | None = None, repeat: bool = False) -> Batches:
         """In the runner stage: one pass over the data of a phase, an iterator of batches on their device.
 
         Args:
@@ -183,7 +351,7 @@ class Context(dict[str, Any]):
         """
         return self._loop("batches").batches(phase, count=count, repeat=repeat)
 
-    def validate(self, phase: Any = None) -> dict[str, Any]:
+    def validate(self, phase: str | Phase | None = None) -> dict[str, Any]:
         """In the runner stage: validate a phase; its numbers, with ``valid_`` before their names.
 
         Without a phase: phase -> numbers, of each that has validation data.
@@ -231,6 +399,51 @@ class Context(dict[str, Any]):
                     self.wake()
         return where
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __getitem__(self, key: Literal["runner"]) -> RunnerSettings: ...
+        @overload
+        def __getitem__(self, key: Literal["config"]) -> ConfigView: ...
+        @overload
+        def __getitem__(self, key: Literal["hyper_parameters", "dataset", "env"]) -> dict[str, Any]: ...
+        @overload
+        def __getitem__(self, key: Literal["device"]) -> torch.device: ...
+        @overload
+        def __getitem__(self, key: Literal["run_dir"]) -> Path: ...
+        @overload
+        def __getitem__(self, key: Literal["is_infer", "is_exit", "is_fleet"]) -> bool: ...
+        @overload
+        def __getitem__(self, key: Literal["train_state"]) -> dict[str, int]: ...
+        @overload
+        def __getitem__(self, key: Literal["checkpointer"]) -> CheckpointerView: ...
+        @overload
+        def __getitem__(self, key: Literal["model"]) -> dict[str, Phase]: ...
+        @overload
+        def __getitem__(self, key: Literal["current_epoch", "rank", "local_rank", "world_size"]) -> int: ...
+        @overload
+        def __getitem__(self, key: Literal["metrics"]) -> dict[str, dict[str, float]]: ...
+        @overload
+        def __getitem__(self, key: Literal["status", "runner_name", "fleet_mode"]) -> str: ...
+        @overload
+        def __getitem__(self, key: Literal["resources"]) -> ExitStack: ...
+        @overload
+        def __getitem__(self, key: Literal["hooks"]) -> pluggy.HookRelay: ...
+        @overload
+        def __getitem__(self, key: Literal["best"]) -> dict[str, Any] | None: ...
+        @overload
+        def __getitem__(self, key: Literal["checkpoints"]) -> dict[Path, dict[str, Any]]: ...
+        @overload
+        def __getitem__(self, key: Literal["error"]) -> BaseException: ...
+        @overload
+        def __getitem__(self, key: Literal["config_yaml"]) -> str | None: ...
+        @overload
+        def __getitem__(self, key: Literal["phases"]) -> list[dict[str, Any]]: ...
+        @overload
+        def __getitem__(self, key: Literal["engine"]) -> EngineMode: ...
+        @overload
+        def __getitem__(self, key: str) -> Any: ...
+
     def __getitem__(self, key: str) -> Any:
         """The value; a ContextError says who read a missing key and who should have written it."""
         where = self._note((key,), "read")
@@ -244,6 +457,53 @@ class Context(dict[str, Any]):
         place = "here" if WRITERS.get(key) == self.stage else "in an earlier stage"
         hint = (key not in WRITERS and nearest(key, self)) or f"; write it {place}: context['{key}'] = …"
         return f"context['{key}'] was read by {self.stage} ({where}) but nothing wrote it{owed}; written so far: {written}{hint}"
+
+    if TYPE_CHECKING:
+
+        @overload
+        def get(self, key: Literal["runner"], default: D = ...) -> RunnerSettings | D: ...
+        @overload
+        def get(self, key: Literal["config"], default: D = ...) -> ConfigView | D: ...
+        @overload
+        def get(self, key: Literal["hyper_parameters", "dataset", "env"], default: D = ...) -> dict[str, Any] | D: ...
+        @overload
+        def get(self, key: Literal["device"], default: D = ...) -> torch.device | D: ...
+        @overload
+        def get(self, key: Literal["run_dir"], default: D = ...) -> Path | D: ...
+        @overload
+        def get(self, key: Literal["is_infer", "is_exit", "is_fleet"], default: D = ...) -> bool | D: ...
+        @overload
+        def get(self, key: Literal["train_state"], default: D = ...) -> dict[str, int] | D: ...
+        @overload
+        def get(self, key: Literal["checkpointer"], default: D = ...) -> CheckpointerView | D: ...
+        @overload
+        def get(self, key: Literal["model"], default: D = ...) -> dict[str, Phase] | D: ...
+        @overload
+        def get(
+            self, key: Literal["current_epoch", "rank", "local_rank", "world_size"], default: D = ...
+        ) -> int | D: ...
+        @overload
+        def get(self, key: Literal["metrics"], default: D = ...) -> dict[str, dict[str, float]] | D: ...
+        @overload
+        def get(self, key: Literal["status", "runner_name", "fleet_mode"], default: D = ...) -> str | D: ...
+        @overload
+        def get(self, key: Literal["resources"], default: D = ...) -> ExitStack | D: ...
+        @overload
+        def get(self, key: Literal["hooks"], default: D = ...) -> pluggy.HookRelay | D: ...
+        @overload
+        def get(self, key: Literal["best"], default: D = ...) -> dict[str, Any] | D | None: ...
+        @overload
+        def get(self, key: Literal["checkpoints"], default: D = ...) -> dict[Path, dict[str, Any]] | D: ...
+        @overload
+        def get(self, key: Literal["error"], default: D = ...) -> BaseException | D: ...
+        @overload
+        def get(self, key: Literal["config_yaml"], default: D = ...) -> str | D | None: ...
+        @overload
+        def get(self, key: Literal["phases"], default: D = ...) -> list[dict[str, Any]] | D: ...
+        @overload
+        def get(self, key: Literal["engine"], default: D = ...) -> EngineMode | D: ...
+        @overload
+        def get(self, key: str, default: Any = None) -> Any: ...
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value, or ``default``."""

@@ -97,9 +97,9 @@ def test_five_stages_prints_in_order_what_each_reads_and_writes(capsys: pytest.C
     assert [(stage, reads) for stage, reads, _ in said] == [
         ("instance", "nothing"),
         ("network", "device (cpu)"),
-        ("startup", "engine (SINGLE), model"),
-        ("runner", "config, points, model, optimizer"),
-        ("terminal", "model, loss, run_dir"),
+        ("startup", "engine (SINGLE), line"),
+        ("runner", "runner, points, line, optimizer"),
+        ("terminal", "line, loss, run_dir"),
     ]
 
 
@@ -108,7 +108,7 @@ def test_five_stages_says_what_the_record_of_the_context_says(ran: Ran) -> None:
     record = json.loads((trainer.contexts["train_runner"]["run_dir"] / "context.json").read_text())["train_runner"]
     wrote = {(access["stage"], access["key"]) for access in record if access["action"] == "write"}
     assert {(stage, key) for stage, key in wrote if stage != "trainer"} == {
-        ("instance", "points"), ("network", "model"), ("network", "optimizer"), ("startup", "status"),
+        ("instance", "points"), ("network", "line"), ("network", "optimizer"), ("startup", "status"),
         ("runner", "current_epoch"), ("runner", "loss"),
     }  # fmt: skip
 

@@ -29,7 +29,7 @@ from pipeline.check.checker import check
 from pipeline.cli import group
 from pipeline.config.aliases import RUNNER_ALIASES
 from pipeline.config.schema import DEFAULT_PLUGINS, ConfigSchema, DatasetSchema, Interval, PhaseSchema, RunnerSchema
-from pipeline.context import KEYS
+from pipeline.context import FIRST_KEYS, OTHER_KEYS
 from pipeline.errors import ExitCode
 from pipeline.stages.base import METHODS
 from pipeline.training import metrics, schedules
@@ -157,9 +157,12 @@ ROWS = {
     ("pipeline/config", "| key | default | meaning |"): [
         row for schema in (ConfigSchema, RunnerSchema, DatasetSchema, PhaseSchema) for row in key_rows(schema)
     ],
-    ("pipeline", "| key | written by | type | meaning |"): [
-        "| `{}` | {} | `{}` | {} |".format(key.name, key.writer, key.type.replace("|", "\\|"), key.meaning) for key in KEYS
-    ],
+    **{
+        ("pipeline", f"| {which} | written by | type | meaning |"): [
+            "| `{}` | {} | `{}` | {} |".format(key.name, key.writer, key.type.replace("|", "\\|"), key.meaning) for key in keys
+        ]
+        for which, keys in (("key", FIRST_KEYS), ("further key", OTHER_KEYS))
+    },
     ("plugins", "| hook | when |"): [
         f"| `{name}({', '.join(signature.parameters)})` | {(getattr(hookspecs, name).__doc__ or '').splitlines()[0]} |"
         for name, signature in HOOKS.items()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from loguru import logger
@@ -229,7 +229,7 @@ class ExperimentSetup(RunnerBase):
     def setup_checkpointer(self) -> None:
         """``self.checkpointer``: the run's, or one that writes to ``checkpoints`` in the output folder."""
         folder = self.output_dir / "checkpoints"
-        self.checkpointer = Checkpointer(folder) if self.alone else self.context["checkpointer"]
+        self.checkpointer = Checkpointer(folder) if self.alone else cast("Checkpointer", self.context["checkpointer"])
 
     def close(self) -> None:
         """Close the files that setup() has opened."""

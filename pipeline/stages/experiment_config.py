@@ -15,7 +15,7 @@ from loguru import logger
 from torch import Tensor
 
 from pipeline.checkpoint.storage import finite
-from pipeline.config.schema import Interval, RunnerSchema, parse_intervals
+from pipeline.config.schema import Interval, parse_intervals
 from pipeline.context import Context
 from pipeline.errors import ConfigError, one_of
 from pipeline.training.meters import Meters
@@ -316,7 +316,7 @@ def iterations_of(context: Context, loader: Any) -> int:
     Raises:
         ConfigError: it has neither, or epochs of a loader without a length.
     """
-    runner: RunnerSchema = context["runner"]
+    runner = context["runner"]
     if runner.epochs is None:
         if runner.max_steps is None:
             what = "does not say how long to train; add `epochs:` or `max_steps:`"

@@ -16,7 +16,7 @@ class Instance(InstanceBase):
 
     def instance(self, context: Context) -> None:
         """Seed with the runner's ``seed``; null leaves everything to chance."""
-        seed = context["config"].get(f"runner.{context['runner_name']}.seed")
+        seed = context["runner"].seed
         if seed is None:
             return
         random.seed(seed)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
 from pipeline.config.load import Config
 from pipeline.config.schema import DatasetSchema, PhaseSchema, RunnerSchema
-from pipeline.context import Context
+from pipeline.context import ConfigView, Context, Phase
 from pipeline.data.loader import make_loader
 from pipeline.errors import ConfigError
 from pipeline.stages.base import NetworkBase
 from pipeline.training.brain import Brain, ModuleBrain
 from pipeline.training.optim_scheduler import OptimScheduler
-from pipeline.training.phase import Phase
 from pipeline.training.schedules import Constant
 from pipeline.training.updater import Updater, UpdaterBase
 from pipeline.user_code.class_path import MODULES, SCHEDULES, load_named, schedule_name
@@ -30,7 +29,7 @@ class Network(NetworkBase):
 
     def build_network(self, context: Context) -> None:
         """Write ``dataset`` (name -> loader) and ``model`` (phase -> model, brain, optim_schedulers, updater)."""
-        config: Config = context["config"]
+        config = cast("Config", context["config"])
         runner = config.runner(context["runner_name"])
         phases = config.phases(runner)
         needed = self.needed(phases, runner)
@@ -88,7 +87,7 @@ class Network(NetworkBase):
 
     def share_phase(self, phase: PhaseSchema, context: Context) -> Phase:
         """The same for a phase with ``model_of``: the objects of the other phase, and an updater of its own."""
-        owner = context["model"][phase.model_of]
+        owner = context["model"][phase.model_of or ""]
         updater = self.build_updater(phase, owner["model"], owner["brain"], owner["optim_schedulers"], context)
         return Phase(phase.name, {**owner, "updater": updater})
 
@@ -191,7 +190,7 @@ class Network(NetworkBase):
         """What trains on one batch: the phase's updater, else the Brain; an infer runner has no training data, and the Brain."""
         if context["is_infer"] or phase.updater is None:
             return Updater(brain)
-        address, loader = f"phase.{phase.name}.updater", context["dataset"][phase.dataset_name]
+        address, loader = f"phase.{phase.name}.updater", context["dataset"][phase.dataset_name or ""]
         cls = load_named(
             phase.updater.class_path, f"{address}.class_path", "Updater", context["config"], base=UpdaterBase
         )
@@ -202,7 +201,7 @@ class Network(NetworkBase):
         return updater
 
 
-def load_optimizer(kind: Any, address: str, config: Config) -> Any:
+def load_optimizer(kind: Any, address: str, config: ConfigView) -> Any:
     """The class that a class path of the config names; the name of one of torch's, or a class, stays as it is."""
     return load_named(kind, address, "Optimizer", config) if isinstance(kind, str) and not kind.isidentifier() else kind
 

@@ -6,22 +6,22 @@ import json
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from torch import Tensor
 
 from pipeline.checkpoint.initial_weights import load_next
 from pipeline.checkpoint.storage import finite, storing
-from pipeline.config.schema import RunnerSchema
-from pipeline.context import Context
+from pipeline.config.load import Config
+from pipeline.config.schema import PhaseSchema, RunnerSchema
+from pipeline.context import Context, Phase
 from pipeline.errors import DataError
 from pipeline.stages.base import RunnerBase
-from pipeline.training.brain import Stage
+from pipeline.training.brain import Brain, Stage
 from pipeline.training.evaluation import evaluate_loader, report_evaluation
 from pipeline.training.loop import loop_of
 from pipeline.training.metrics.base import build_metrics
 from pipeline.training.phase import (
-    Phase,
     pass_loader,
     phase_errors,
     phase_of,
@@ -77,7 +77,7 @@ class Runner(RunnerBase):
         if type(self).train_batch is not Runner.train_batch:
             name = f"{type(self).__name__}.train_batch"
             training.run(training.custom(partial(self.train_batch, context, phase), name))
-        elif is_plain(phase.brain, phase.updater):
+        elif is_plain(training.brain, training.updater):
             training.run(phase.brain.fit_batch)
         else:
             training.run(training.custom(phase.updater.update, f"{type(phase.updater).__name__}.update"))
@@ -122,7 +122,7 @@ class Runner(RunnerBase):
         """Evaluate every phase, as the weights are now."""
         numbers: dict[str, dict[str, float]] = {}
         context["metrics"] = numbers
-        for schema in context["config"].phases(context["runner"]):
+        for schema in _phases(context):
             with phase_errors(schema.name):
                 numbers[schema.name] = report_evaluation(context, phase_of(schema.name, context), self.evaluate)
         return numbers
@@ -132,10 +132,11 @@ class Runner(RunnerBase):
 
         With ``write_predictions``, its predictions are written to a file.
         """
-        runner: RunnerSchema = context["runner"]
-        schema = next(schema for schema in context["config"].phases(runner) if schema.name == phase.name)
+        runner = cast("RunnerSchema", context["runner"])
+        schema = next(schema for schema in _phases(context) if schema.name == phase.name)
         loader = pass_loader(schema.valid_dataset_name or schema.dataset_name or "", runner, context)
-        brain, device = phase.brain, context["device"]
+        brain: Brain = phase["brain"]
+        device = context["device"]
         brain._apply_run_options(run_options_for(runner, device))
         type(brain).bind(brain, phase.name, {}, context)
         brain._place_modules()
@@ -147,6 +148,11 @@ class Runner(RunnerBase):
             folder.mkdir(exist_ok=True)
         with _Predictions(folder / f"{phase.name}_predictions.jsonl") as predictions:
             return evaluate_loader(brain, loader, device, Stage.TEST, metrics, predictions)
+
+
+def _phases(context: Context) -> list[PhaseSchema]:
+    """The phases of the runner."""
+    return cast("Config", context["config"]).phases(cast("RunnerSchema", context["runner"]))
 
 
 class _Predictions:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from pipeline.checkpoint.initial_weights import load_last
+from pipeline.config.load import Config
 from pipeline.context import Context
 from pipeline.stages.base import StartupBase
 
@@ -28,5 +31,6 @@ class Startup(StartupBase):
             CheckpointError: there is no such runner, or it saved none.
             NoCheckpointError: it saved some, and none is valid.
         """
-        initial = load_last(context["config"], context["runner_name"], context["run_dir"], context["model"])
+        config = cast("Config", context["config"])
+        initial = load_last(config, context["runner_name"], context["run_dir"], context["model"])
         self._keep(initial, context)

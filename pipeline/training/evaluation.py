@@ -12,7 +12,7 @@ from torch import nn
 
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, RunnerSchema
-from pipeline.context import Context
+from pipeline.context import Context, Phase
 from pipeline.data.batch import on_device, shape_of
 from pipeline.data.loader import without_state
 from pipeline.data.workers import supervise_workers
@@ -21,7 +21,6 @@ from pipeline.signals import SHUTDOWN
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.meters import Meters
 from pipeline.training.metrics.base import Mean, Metric, build_metrics
-from pipeline.training.phase import Phase
 from pipeline.user_code.tracebacks import error_context
 
 # Called with (predictions, target) of each evaluated batch.

@@ -6,7 +6,7 @@ import inspect
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from loguru import logger
@@ -15,6 +15,7 @@ from torch.utils import _pytree as torch_pytree
 
 from pipeline.checkpoint import pytree, safetensors_io, storage, store
 from pipeline.checkpoint.weights import unique_modules
+from pipeline.config.load import Config
 from pipeline.config.schema import WARN, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.batch import count_samples, split, to_device
@@ -122,7 +123,8 @@ class WeightExporter:
         if not isinstance(brain, ModuleBrain):
             kind = f"the model of phase '{phase}' is trained by {type(brain).__name__}, a Brain, which has no forward"
             raise ConfigError(f"{where}: {kind}; leave this out, or export its modules in a terminal stage")
-        dataset = next(item.dataset_name for item in self.context["config"].settings.phase if item.name == phase)
+        config = cast("Config", self.context["config"])
+        dataset = next(item.dataset_name for item in config.settings.phase if item.name == phase)
         inputs = example_inputs(brain, first_batch(pass_loader(dataset or "", self.runner, self.context)))
         try:
             export_program(model, inputs, self.context["device"])

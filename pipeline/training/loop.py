@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from typing import Any
+from typing import Any, cast
 
 from loguru import logger
 
+from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.reader import Iterations
 from pipeline.checkpoint.state import EntryState, ValidationState
 from pipeline.checkpoint.storage import as_number
+from pipeline.config.load import Config
 from pipeline.config.schema import PhaseSchema, RunnerSchema
-from pipeline.context import Context
+from pipeline.context import Context, Phase
 from pipeline.errors import CheckpointError, ConfigError, ContextError, StageError, one_of
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.brain import Brain, Stage
@@ -24,7 +26,6 @@ from pipeline.training.export import WeightExporter
 from pipeline.training.journal import Journal
 from pipeline.training.optim_scheduler import attach_optimizer_hooks
 from pipeline.training.phase import (
-    Phase,
     pass_loader,
     phase_errors,
     phase_of,
@@ -62,7 +63,8 @@ class TrainLoop(PassLoop):
     def __init__(self, context: Context, stage: Any) -> None:
         super().__init__(context)
         self.in_use = self.over = False
-        self.journal = Journal(context["checkpointer"]._resumed)
+        self.checkpointer = cast("Checkpointer", context["checkpointer"])
+        self.journal = Journal(self.checkpointer._resumed)
         self.passes: dict[str, int] = {}
         self.metrics: dict[str, dict[str, Any]] = {}
         self.iterations: dict[str, dict[str, int]] = {}
@@ -262,12 +264,12 @@ class TrainLoop(PassLoop):
                 f"{what}; write {{phase: {{model, brain, optim_schedulers, updater}}}} in the network stage"
             )
         self.in_use = True
-        self.runner: RunnerSchema = context["runner"]
+        self.runner = cast("RunnerSchema", context["runner"])
         self.hooks = context["hooks"]
         self.before_batch, self.after_batch = (
             hook_or_none(self.hooks, name) for name in ("before_batch", "after_batch")
         )
-        schemas: list[PhaseSchema] = context["config"].phases(self.runner)
+        schemas = cast("Config", context["config"]).phases(self.runner)
         self.schemas = {phase.name: phase for phase in schemas}
         self.schedule = Schedule.of_runner(self.runner, self.counters["iteration"])
         context["best"] = None
@@ -276,7 +278,7 @@ class TrainLoop(PassLoop):
         for phase in self.phases.values():
             attach_optimizer_hooks(phase.optim_schedulers, context)
         best, on_save_error = self.validation.best, self.runner.on_save_error
-        self.checkpoints = Checkpoints(context["checkpointer"], context, best, on_save_error)
+        self.checkpoints = Checkpoints(self.checkpointer, context, best, on_save_error)
         self.exporter = WeightExporter(self.runner, context)
         self._resume()
         context["metrics"] = self.metrics
@@ -339,8 +341,9 @@ class TrainLoop(PassLoop):
                 what = f"phase.{training.phase}: a pass begins while one of phase '{other.phase}' is open"
                 raise StageError(f"{what}, and both train the same Brain; end that one first")
         type(brain).bind(brain, training.phase, own.optim_schedulers, self.context, self.runner.nonfinite_patience)
-        if training.state and len(training.state.discarded) != len(own.optim_schedulers):
-            where = f"{self.context['checkpointer']._resumed.path}: loop: the pass over '{training.phase}'"
+        checkpoint = self.journal.checkpoint
+        if checkpoint and training.state and len(training.state.discarded) != len(own.optim_schedulers):
+            where = f"{checkpoint.path}: loop: the pass over '{training.phase}'"
             raise CheckpointError(
                 f"{where} is not of {len(own.optim_schedulers)} optim_schedulers; use another checkpoint"
             )
@@ -536,7 +539,7 @@ class TrainLoop(PassLoop):
         dataset = schema.dataset_name if self.runner.overfit_batches else schema.valid_dataset_name
         loader = pass_loader(dataset or "", self.runner, context)
         metrics, epoch = self.validation.metrics[phase.name], context["current_epoch"]
-        return evaluate_loader(phase.brain, loader, context["device"], Stage.VALID, metrics, epoch=epoch)
+        return evaluate_loader(phase["brain"], loader, context["device"], Stage.VALID, metrics, epoch=epoch)
 
     # What is saved and resumed.
 
@@ -597,7 +600,7 @@ class TrainLoop(PassLoop):
         return training
 
     def _new_pass(self, name: str) -> TrainPass:
-        return TrainPass(self, name, self.phases[name].brain, self.phases[name].updater)
+        return TrainPass(self, name, self.phases[name]["brain"], self.phases[name]["updater"])
 
     def _in_body(self) -> bool:
         """Whether the code is in the body of a batch."""

@@ -1,68 +1,23 @@
-"""What the network stage built for a phase, with types; and what the keys of a runner mean for its passes."""
+"""What the network stage built for a phase; and what the keys of a runner mean for its passes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from loguru import logger
 
 from pipeline.config.schema import PhaseSchema, RunnerSchema, too_short
-from pipeline.context import Context
+from pipeline.context import Context, Phase
 from pipeline.data.loader import LimitedLoader, length, overfit_batches, random_sampler_of
 from pipeline.errors import ConfigError, ContextError, DataError, one_of
-from pipeline.training.brain import Brain
-from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.run_options import RunOptions
 from pipeline.training.schedules import TorchSchedule
 from pipeline.training.triggers import NEVER, Schedule
-from pipeline.training.updater import UpdaterBase, is_plain
+from pipeline.training.updater import is_plain
 from pipeline.user_code.tracebacks import error_context
-
-
-class Phase(dict[str, Any]):
-    """What the network stage builds for a phase: a dict whose items are attributes too.
-
-    Args:
-        name: of the phase.
-        entry: ``model``, the object that the phase's ``model`` names; ``brain``, the Brain that trains it; ``updater``;
-            and ``optim_schedulers`` by name.
-    """
-
-    def __init__(self, name: str, entry: Mapping[str, Any]) -> None:
-        super().__init__(entry)
-        self.name = name
-
-    def __missing__(self, key: str) -> NoReturn:
-        """Raise for a key that the network stage has not written."""
-        keys = ", ".join(map(str, self)) or "nothing"
-        what = f"context['model']['{self.name}'] has no '{key}', only {keys}"
-        raise ContextError(f"{what}; the network stage has to write it, or replace the runner stage as well")
-
-    @property
-    def model(self) -> Any:
-        """The object that the phase's ``model`` names: a Brain, or a module."""
-        return self["model"]
-
-    @property
-    def brain(self) -> Brain:
-        """The Brain that trains it."""
-        brain: Brain = self["brain"]
-        return brain
-
-    @property
-    def updater(self) -> UpdaterBase:
-        """Trains on one batch."""
-        updater: UpdaterBase = self["updater"]
-        return updater
-
-    @property
-    def optim_schedulers(self) -> Mapping[str, OptimScheduler]:
-        """Name -> optimizer and its learning rate."""
-        optim_schedulers: Mapping[str, OptimScheduler] = self["optim_schedulers"]
-        return optim_schedulers
 
 
 def phase_of(name: str, context: Context) -> Phase:

@@ -26,7 +26,7 @@ from pipeline.user_code.tracebacks import import_failed, no_module
 from pipeline.workspaces import package_name
 
 if TYPE_CHECKING:  # a command of a package does not wait for pydantic
-    from pipeline.config.load import Config
+    from pipeline.context import ConfigView
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,9 @@ def load_class(path: ClassPath | type, base: type) -> type:
     return cls
 
 
-def load_named(path: Any, address: str, name: str, config: Config, module: str = "", base: type | None = None) -> Any:
+def load_named(
+    path: Any, address: str, name: str, config: ConfigView, module: str = "", base: type | None = None
+) -> Any:
     """What a class path of the config names; a class or function that a config in Python has is itself.
 
     Args:

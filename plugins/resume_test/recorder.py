@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, cast
 
 import torch
 from torch import Tensor
@@ -59,9 +59,9 @@ class Recorder:
         path = Path(self.options.file)
         self.file = context["resources"].enter_context(path.open("a", buffering=1, encoding="utf-8"))
         self.runner = context["runner_name"]
-        self._write(volatile=volatile_patterns(context["config"], self.runner))
+        self._write(volatile=volatile_patterns(cast("Config", context["config"]), self.runner))
         if self.runner == self.options.kill_runner:
-            iteration, checkpointer = self.options.kill_iteration, context["checkpointer"]
+            iteration, checkpointer = self.options.kill_iteration, cast("Checkpointer", context["checkpointer"])
             context["train_state"] = Counters(context["train_state"], iteration, checkpointer)
 
     @hookimpl

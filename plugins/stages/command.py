@@ -13,6 +13,7 @@ import click
 
 import pipeline
 from pipeline.check.data_flow import default_definition, flow_of_stage, keys_at
+from pipeline.context import FIRST_KEYS, OTHER_KEYS, ContextKey
 from pipeline.errors import one_of
 from pipeline.stages.base import METHODS
 from pipeline.user_code import class_path, classes, source
@@ -64,11 +65,18 @@ def _write_one(page: click.HelpFormatter, stage: str) -> None:
     _write_methods(page, "Methods to call or override", _methods(default))
     if own := list(_context_methods(stage)):
         _write_methods(page, "Methods of the context in this stage", own)
-    with page.section("Keys to rely on"):
-        page.write_dl([(f"{key.name} ({key.type})", key.meaning) for key in keys_at(stage)], col_max=32)
+    _write_keys(page, "Keys to rely on", (key for key in keys_at(stage) if key in FIRST_KEYS))
+    _write_keys(
+        page, "Keys that few stages need, or PaddleRec's code", (key for key in keys_at(stage) if key in OTHER_KEYS)
+    )
     with page.section("Example"):
         for line in (_EXAMPLES / f"{stage}.py").read_text(encoding="utf-8").splitlines():
             page.write(f"{'':{page.current_indent}}{line}".rstrip() + "\n")
+
+
+def _write_keys(page: click.HelpFormatter, title: str, keys: Iterable[ContextKey]) -> None:
+    with page.section(title):
+        page.write_dl([(f"{key.name} ({key.type})", key.meaning) for key in keys], col_max=40)
 
 
 def _write_methods(page: click.HelpFormatter, title: str, methods: Iterable[tuple[str, str]]) -> None:

@@ -140,11 +140,11 @@ DEFAULT = [
             "five_stages",
             "train_runner",
             [
-                "network model startup",
+                "network line startup",
                 "instance points runner",
-                "network model runner",
+                "network line runner",
                 "network optimizer runner",
-                "network model terminal",
+                "network line terminal",
                 "runner loss terminal",
             ],
         ),
@@ -173,7 +173,7 @@ def test_the_other_keys_are_noted_in_the_boxes(drawn: Drawn) -> None:
         "instance": {},
         "network": {"from the trainer": ["device"]},
         "startup": {"from the trainer": ["engine"], "to the trainer": ["status"]},
-        "runner": {"from the trainer": ["config", "runner_name"], "to plugins": ["current_epoch"]},
+        "runner": {"from the trainer": ["runner"], "to plugins": ["current_epoch"]},
         "terminal": {"from the trainer": ["run_dir"]},
     }
 
@@ -278,7 +278,7 @@ def test_another_runners_faults_are_not_drawn(staged: Staged, drawn: Drawn) -> N
 CUSTOM_STARTUP = """\
 flowchart TD
   subgraph r0["train_runner"]
-    r0_instance["<b>instance</b><br>custom pretrain.py:12<br>from the trainer: config, runner_name, hyper_parameters, run_dir"]:::custom
+    r0_instance["<b>instance</b><br>custom pretrain.py:12<br>from the trainer: runner, hyper_parameters, run_dir"]:::custom
     r0_network["<b>network</b><br>default<br>from the trainer: config, runner_name, device, hyper_parameters, is_infer"]:::default
     r0_startup["<b>startup</b><br>custom startup.py:10<br>from the trainer: runner, is_infer, config, run_dir, checkpoints, train_state, runner_name"]:::custom
     r0_runner["<b>runner</b><br>default<br>from the trainer: is_infer, train_state<br>to plugins: current_epoch"]:::default
@@ -352,20 +352,20 @@ def text(graph: Graph, *, coloured: bool = False) -> str:
 def test_the_example_of_five_stages(drawn: Drawn) -> None:
     assert rows(drawn("five_stages")[0]) == {
         "instance": ["custom your_instance.py:8", "", "points"],
-        "network": ["custom your_network.py:8", "from the trainer: device", "model, optimizer"],
+        "network": ["custom your_network.py:8", "from the trainer: device", "line, optimizer"],
         "startup": [
             "custom your_startup.py:8",
-            "from network: model from the trainer: engine",
+            "from network: line from the trainer: engine",
             "to the trainer: status",
         ],
         "runner": [
             "custom your_runner.py:8",
-            "from instance: points from network: model, optimizer from the trainer: config, runner_name",
+            "from instance: points from network: line, optimizer from the trainer: runner",
             "loss to plugins: current_epoch",
         ],
         "terminal": [
             "custom your_terminal.py:8",
-            "from network: model from runner: loss from the trainer: run_dir",
+            "from network: line from runner: loss from the trainer: run_dir",
             "",
         ],
     }

@@ -18,7 +18,7 @@ from pipeline.stages.instance import Instance
 
 def run(linear: Path, seed: str) -> tuple[float, float]:
     config = GeneralTrainer(linear, [f"runner.train_runner.seed={seed}"]).config
-    Instance(Context()).instance(Context(config=config, runner_name="train_runner"))
+    Instance(Context()).instance(Context(runner=config.runner("train_runner")))
     return random.random(), torch.rand(()).item()
 
 

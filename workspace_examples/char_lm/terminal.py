@@ -27,7 +27,8 @@ class Terminal(stages.Terminal):
     def terminal(self, context: Context) -> None:
         super().terminal(context)
         checkpointer = context["checkpointer"]
-        checkpointer.load_weights(checkpointer.best("valid_perplexity", "min"), context["model"])
+        if best := checkpointer.best("valid_perplexity", "min"):
+            checkpointer.load_weights(best, context["model"])
         text = decode(self.sample(context["model"]["char_lm"]["model"], encode(self.beginning).to(context["device"])))
         (context["run_dir"] / "sample.txt").write_text(text, encoding="utf-8")
         logger.info(f"the best model writes:\n{text}")

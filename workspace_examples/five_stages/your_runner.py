@@ -8,19 +8,19 @@ from pipeline import Context, RunnerBase
 class Runner(RunnerBase):
     """Fits the line by full batches, 50 to an epoch; writes `loss`."""
 
-    reads = ("config", "runner_name", "points", "model", "optimizer")
+    reads = ("runner", "points", "line", "optimizer")
     writes = ("current_epoch", "loss")
 
     def run(self, context: Context) -> None:
         x, y = context["points"]
-        model, optimizer = context["model"], context["optimizer"]
-        for epoch in range(context["config"].get(f"runner.{context['runner_name']}.epochs")):
+        line, optimizer = context["line"], context["optimizer"]
+        for epoch in range(context["runner"].epochs or 1):
             context["current_epoch"] = epoch
             for _ in range(50):
                 optimizer.zero_grad()
-                loss = torch.nn.functional.mse_loss(model(x), y)
+                loss = torch.nn.functional.mse_loss(line(x), y)
                 torch.autograd.backward(loss)
                 optimizer.step()
                 context["loss"] = loss.item()
             print(f"runner: epoch {epoch}: loss {context['loss']:.6f}")
-        print("runner: reads config, points, model, optimizer; writes current_epoch, loss")
+        print("runner: reads runner, points, line, optimizer; writes current_epoch, loss")

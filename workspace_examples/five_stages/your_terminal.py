@@ -8,13 +8,13 @@ from pipeline import Context, TerminalBase
 class Terminal(TerminalBase):
     """Writes the line to `line.txt` in the run directory."""
 
-    reads = ("model", "loss", "run_dir")
+    reads = ("line", "loss", "run_dir")
 
     def terminal(self, context: Context) -> None:
-        slope, offset = context["model"].weight.item(), context["model"].bias.item()
+        slope, offset = context["line"].weight.item(), context["line"].bias.item()
         path: Path = context["run_dir"] / "line.txt"
         path.write_text(f"y = {slope:.2f} x + {offset:.2f}, loss {context['loss']:.6f}\n", encoding="utf-8")
-        print(f"terminal: reads model, loss, run_dir; writes the file {path.name}: {path.read_text().strip()}")
+        print(f"terminal: reads line, loss, run_dir; writes the file {path.name}: {path.read_text().strip()}")
 
     def abort(self, context: Context, error: BaseException) -> None:
         """Called instead of `terminal` when a stage fails."""

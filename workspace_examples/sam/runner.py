@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from pipeline import Context, optimize, stages
+from pipeline import Context, Phase, Stage, optimize, stages
 
 
 class Runner(stages.Runner):
@@ -18,14 +18,15 @@ class Runner(stages.Runner):
         super().__init__(context)
         self.radius = radius
 
-    def train_batch(self, context: Context, phase: Any, batch: Any) -> Any:
+    def train_batch(self, context: Context, phase: Phase, batch: Any) -> Any:
         """One step, with two forward and backward passes; the loss is that of the worst weights."""
-        (inputs, target), loss = batch, phase.brain.loss
-        weights = dict(phase.model.named_parameters())
-        gradients = torch.autograd.grad(loss(phase.model(inputs), target), list(weights.values()))
+        (inputs, _target), model, brain = batch, phase.model, phase.brain
+        weights = dict(model.named_parameters())
+        loss = brain.compute_objectives(model(inputs), batch, Stage.TRAIN)
+        gradients = torch.autograd.grad(loss, list(weights.values()))
         scale = self.radius / torch.nn.utils.get_total_norm(gradients)
         names = zip(weights, gradients, strict=True)
         worst = {name: weights[name] + scale * gradient for name, gradient in names}
-        worst_loss = loss(functional_call(phase.model, worst, inputs), target)
+        worst_loss = brain.compute_objectives(functional_call(model, worst, inputs), batch, Stage.TRAIN)
         optimize(worst_loss, phase.optim_schedulers)
         return worst_loss
