@@ -65,7 +65,9 @@ def _additions(folder: Path, stages: Collection[str], *, plugin: bool) -> None:
             raise click.UsageError(f"{folder / name}: is there already; edit it, or rename it first")
     _write(folder, "parts", names)
     if stages:
-        click.echo("add to an item of `runner:` in the config:")
+        options = [word for stage in stages for word in (f"--{stage}", str(folder / f"{stage}.py"))]
+        click.echo(f"try:\n  {shlex.join(['pipeline', 'run', str(folder), *options])}")
+        click.echo("to keep it, add to an item of `runner:` in the config:")
         click.echo("\n".join(f'    {stage}_class_path: "{{workspace}}/{stage}.py"' for stage in stages))
     if plugin:
         click.echo('add to the config:\nplugins: ["{workspace}/my_plugin.py"]')

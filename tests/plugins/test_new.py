@@ -34,9 +34,9 @@ def add(pipeline: Call, name: str, folder: str = "mine") -> Result:
 def with_line(config: Path, printed: str) -> None:
     """Do as the output of ``new`` says: add its line to the config, at the place that it names."""
     *_, place, line = printed.splitlines()
-    before = "    class: train\n" if place == "add to an item of `runner:` in the config:" else "runner:\n"
+    before = "    class: train\n" if place == "to keep it, add to an item of `runner:` in the config:" else "runner:\n"
     text = config.read_text(encoding="utf-8")
-    assert place in {"add to an item of `runner:` in the config:", "add to the config:"}
+    assert place in {"to keep it, add to an item of `runner:` in the config:", "add to the config:"}
     config.write_text(text.replace(before, f"{line}\n{before}"), encoding="utf-8")
 
 
@@ -73,12 +73,21 @@ def test_what_is_added_checks_and_runs_once_the_printed_line_is_in_the_config(pi
     assert Path(f"runs/mine/latest/workspace/{name}.py").is_file()
 
 
+def test_a_stage_is_tried_by_the_command_that_new_prints(pipeline: Call) -> None:
+    pipeline("new", "my work")
+    lines = add(pipeline, "startup", "my work").stdout.splitlines()
+    assert lines[1] == "try:"
+    assert pipeline(*shlex.split(lines[2])[1:], "runner.train_runner.epochs=1").exit_code == 0
+    assert Path("runs/my work/latest/workspace/startup.py").is_file()
+
+
 def test_stages_and_a_plugin_may_be_added_at_once(pipeline: Call) -> None:
     pipeline("new", "mine")
     done = pipeline("new", "mine", "--stage", "network", "--plugin", "--stage", "startup")
     assert done.stdout == (
         "wrote mine/network.py\nwrote mine/startup.py\nwrote mine/my_plugin.py\n"
-        "add to an item of `runner:` in the config:\n"
+        "try:\n  pipeline run mine --network mine/network.py --startup mine/startup.py\n"
+        "to keep it, add to an item of `runner:` in the config:\n"
         '    network_class_path: "{workspace}/network.py"\n    startup_class_path: "{workspace}/startup.py"\n'
         'add to the config:\nplugins: ["{workspace}/my_plugin.py"]\n'
     )
