@@ -14,7 +14,7 @@ import click
 from pipeline.check.checker import check_or_raise
 from pipeline.cli import COMMANDS, package_entries
 from pipeline.cli.faults import print_traceback, refuse
-from pipeline.cli.options import config_and_overrides, split
+from pipeline.cli.options import config_and_overrides
 from pipeline.errors import ConfigError, ExitCode, Fault
 from pipeline.run import log
 from pipeline.user_code import class_path
@@ -39,17 +39,8 @@ _PROPERTY = f"{_DATA}:,"
     help="Print the faults on stderr, as JSON on stdout, or there as annotations of GitHub Actions.",
 )
 @click.option("--json", "form", flag_value="json", help="The same as --format json.")
-def command(
-    config: str | None,
-    words: Sequence[str],
-    options: Sequence[str],
-    build: bool,
-    steps: int | None,
-    form: str,
-    **swaps: Sequence[str],
-) -> None:
+def command(path: str, overrides: Sequence[str], build: bool, steps: int | None, form: str) -> None:
     """Exit 0 if there are no faults, else 2."""
-    path, overrides = split(config, words, options, swaps)
     try:
         run_config = check_or_raise(path, overrides)
     except ConfigError as error:

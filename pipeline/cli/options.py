@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,10 +22,21 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _OF_ONE_RUNNER = re.compile(r"([\w-]+)=(.*)", re.DOTALL)
 
 
-def config_and_overrides(function: _F, words: str = "[CONFIG] [KEY=VALUE]…") -> _F:
+def config_and_overrides(function: Callable[..., None]) -> Callable[..., None]:
+    """``[CONFIG] [KEY=VALUE]…`` and the like; the command is called with the config and the overrides."""
+
+    @wraps(function)
+    def command(config: str | None, words: Sequence[str], options: Sequence[str], **others: Any) -> None:
+        swaps = {stage: others.pop(stage) for stage in STAGES}
+        function(*split(config, words, options, swaps), **others)
+
+    return config_options(command)
+
+
+def config_options(function: _F, words: str = "[CONFIG] [KEY=VALUE]…") -> _F:
     """``[CONFIG] [KEY=VALUE]…``, also as ``-m CONFIG`` and ``-o KEY=VALUE``, and an option for each stage.
 
-    The command calls :func:`split` with what it gets; ``words`` is how the help shows the words.
+    The command calls :func:`split` with all of it; ``words`` is how the help shows the words.
     """
     example = "Set a value, e.g. runner.train_runner.epochs=3."
     same = "The config, or its folder; the same as naming it first. Without one: config.yaml."

@@ -11,7 +11,7 @@ import click
 
 from pipeline.check.runner import runners_of_mode
 from pipeline.cli import COMMANDS
-from pipeline.cli.options import config_and_overrides, log_level, split
+from pipeline.cli.options import config_and_overrides, log_level
 from pipeline.config.load import ConfigBuilder
 from pipeline.errors import ExitCode, PipelineError
 from pipeline.run import log
@@ -34,18 +34,8 @@ from pipeline.trainer import GeneralTrainer
     "by default a new one is begun.",
 )
 @log_level
-def command(
-    config: str | None,
-    words: Sequence[str],
-    options: Sequence[str],
-    nproc: int,
-    debug: bool,
-    resume: str,
-    level: str | None,
-    **swaps: Sequence[str],
-) -> None:
+def command(path: str, overrides: Sequence[str], nproc: int, debug: bool, resume: str, level: str | None) -> None:
     """Exit codes: see the README."""
-    path, overrides = split(config, words, options, swaps)
     log.to_stderr(level or "INFO")
     if nproc > 1:
         click.echo(f"--nproc {nproc}: several processes are not yet possible; leave it out", err=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pipeline.cli.options import config_and_overrides, split
+from pipeline.cli.options import config_options, split
 from pipeline.config import aliases, keys, yaml_tree
 from pipeline.config.interpolation import REFERENCE
 from pipeline.config.load import ConfigBuilder
@@ -19,7 +19,7 @@ from .usages import usages
 
 
 @click.command("explain")
-@partial(config_and_overrides, words="[CONFIG] [KEY=VALUE]… ADDRESS")
+@partial(config_options, words="[CONFIG] [KEY=VALUE]… ADDRESS")
 def command(config: str | None, words: Sequence[str], options: Sequence[str], **swaps: Sequence[str]) -> None:
     """Say what a config value means, and what set it.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from pipeline.check.checker import inspect
-from pipeline.cli.options import config_and_overrides, split
+from pipeline.cli.options import config_and_overrides
 from pipeline.errors import ConfigError
 
 from .. import print_tables
@@ -17,14 +17,12 @@ from .graph import graphs, mermaid, table
 @click.command("graph")
 @config_and_overrides
 @click.option("--mermaid", "as_mermaid", is_flag=True, help="Print it as Mermaid, which GitHub and many editors draw.")
-def command(
-    config: str | None, words: Sequence[str], options: Sequence[str], as_mermaid: bool, **swaps: Sequence[str]
-) -> None:
+def command(path: str, overrides: Sequence[str], as_mermaid: bool) -> None:
     """Print the five stages with the keys that flow between them, as a table or as Mermaid.
 
     On stdout; faults go to stderr, and what can be told is printed all the same.
     """
-    checked = inspect(*split(config, words, options, swaps))
+    checked = inspect(path, overrides)
     drawn = graphs(checked.flows, checked.faults)
     if drawn and as_mermaid:
         click.echo(mermaid(drawn), nl=False)

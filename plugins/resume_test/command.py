@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from pipeline.check.checker import check_or_raise
-from pipeline.cli.options import config_and_overrides, split
+from pipeline.cli.options import config_and_overrides
 from pipeline.errors import ConfigError, ExitCode
 from pipeline.run import log
 
@@ -41,19 +41,11 @@ and torch, the time."""
     help="Kill the run after iteration N and resume it; may be given several times.",
 )
 @click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="Keep both runs in a new folder.")
-def command(
-    config: str | None,
-    words: Sequence[str],
-    options: Sequence[str],
-    kills: Sequence[int],
-    keep: Path | None,
-    **swaps: Sequence[str],
-) -> None:
+def command(path: str, overrides: Sequence[str], kills: Sequence[int], keep: Path | None) -> None:
     """Kill a run, resume it, and compare it with one that nothing interrupts.
 
     Exit 0 if the resumed run is bit for bit the straight one, 1 if not.
     """
-    path, overrides = split(config, words, options, swaps)
     log.to_stderr("WARNING")
     try:
         with _folder(keep) as folder:

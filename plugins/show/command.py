@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from pipeline.check.checker import check_or_raise
-from pipeline.cli.options import config_and_overrides, split
+from pipeline.cli.options import config_and_overrides
 from pipeline.config import yaml_tree
 from pipeline.config.yaml_tree import Node
 from pipeline.user_code.class_path import describe
@@ -16,12 +16,11 @@ from pipeline.user_code.class_path import describe
 
 @click.command("show")
 @config_and_overrides
-def command(config: str | None, words: Sequence[str], options: Sequence[str], **swaps: Sequence[str]) -> None:
+def command(path: str, overrides: Sequence[str]) -> None:
     """Print the resolved config, each value with where it came from.
 
     The whole config as YAML on stdout; the comments say where each value was set.
     """
-    path, overrides = split(config, words, options, swaps)
     lines = list(_lines(check_or_raise(path, overrides).tree, 0))
     width = min(max(len(text) for text, _ in lines), 80)
     for text, origin in lines:
