@@ -292,18 +292,31 @@ def test_ci_runs_the_two_commands_of_the_readme() -> None:
 # Examples of the README
 
 
+[STARTUP] = re.findall(r"`(startup_class_path: [^`]+)`", README)
+
+
 def test_the_smallest_job_is_first_steps() -> None:
     assert (EXAMPLES / "first_steps" / "config.yaml").read_text(encoding="utf-8") in blocks("", "yaml")
     assert (EXAMPLES / "first_steps" / "model.py").read_text(encoding="utf-8") in blocks("", "python")
 
 
-def test_the_smallest_job_logs_what_the_readme_shows() -> None:
-    shown = block("", "text", "epoch 0 done")
-    command, first, *_ = shown.splitlines()
-    override = "runner.train_runner.epochs=1"
-    context = GeneralTrainer(REPOSITORY / shlex.split(command)[-1], [override]).run()
-    numbers = {name: float(number) for name, number in re.findall(r"(\w+) (\d\.\d{4})", first)}
-    assert numbers == pytest.approx(context["metrics"]["spirals"], abs=0.02)
+def without_measurements(line: str) -> str:
+    return re.sub(r"\d+\.\d+", "0.0", re.sub(r"\S*runs/\S*", "runs/…", line))
+
+
+@pytest.mark.parametrize("words", ["iterations to come", "--startup"])
+def test_the_smallest_job_logs_what_the_readme_shows(words: str) -> None:
+    Path("startup.py").write_text(block("", "python", "# startup.py"), encoding="utf-8")
+    command, *shown = block("", "text", words).splitlines()
+    _, _, config, *options = shlex.split(command.removeprefix("$ "))
+    done = CliRunner().invoke(group, ["run", str(REPOSITORY / config), *options])
+    logged = {without_measurements(line[9:]): line[9:] for line in done.stderr.splitlines()}
+    for line in shown:
+        if line != "…":
+            numbers = [
+                list(map(float, re.findall(r"\d\.\d{4}", text))) for text in (line, logged[without_measurements(line)])
+            ]
+            assert numbers[0] == pytest.approx(numbers[1], abs=0.02)
 
 
 def test_the_example_fault_is_what_check_prints(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +358,7 @@ def test_the_example_of_an_error_is_what_a_run_says(linear: Path, monkeypatch: p
 def test_the_example_stage_and_plugin_work(linear: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (linear.parent / "startup.py").write_text(block("", "python", "# startup.py"), encoding="utf-8")
     (linear.parent / "my_plugin.py").write_text(block("plugins", "python", "# my_plugin.py"), encoding="utf-8")
-    path = yaml.safe_load(block("", "yaml", "startup_class_path"))["runner"][0]["startup_class_path"]
+    path = yaml.safe_load(STARTUP)["startup_class_path"]
     plugins = blocks("plugins", "yaml")[0].strip().replace(": ", "=", 1)
     GeneralTrainer(linear, [f'runner.train_runner.startup_class_path="{path}"', plugins]).run()
     assert re.search(r"^1 \{'line': \{'loss': ", capsys.readouterr().out, flags=re.MULTILINE)
@@ -360,9 +373,10 @@ def test_the_example_stage_works_in_what_new_writes(tmp_path: Path, kind: str) -
         "parameter.data.zero_()", 'parameter.data.zero_()\n                    context["zeroed"] = name'
     )
     (folder / "startup.py").write_text(text, encoding="utf-8")
-    line = block("", "yaml", "startup_class_path").splitlines()[-1]
     config = (folder / "config.yaml").read_text(encoding="utf-8")
-    (folder / "config.yaml").write_text(config.replace("    class: train\n", f"    class: train\n{line}\n"), "utf-8")
+    (folder / "config.yaml").write_text(
+        config.replace("    class: train\n", f"    class: train\n    {STARTUP}\n"), "utf-8"
+    )
     trainer = GeneralTrainer(folder / "config.yaml", ["mode=train_runner", "runner.train_runner.debug=true"])
     trainer.run()
     assert dict.get(trainer.contexts["train_runner"], "zeroed", "").endswith("" if kind == "experiment" else "bias")

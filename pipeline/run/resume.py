@@ -168,7 +168,7 @@ def reconcile(previous: PreviousRun, provenance: Provenance, runners: Sequence[s
     for name in sorted(changes.files):
         is_source = name in provenance.sources or name.parts[0] == "workspace"
         backup.move(name) if is_source else backup.copy(name)
-    if changes.messages and backup.folder:
+    if (changes.messages or checkpoint) and backup.folder:
         logger.info(f"what is replaced is kept in {backup.folder}")
     provenance.write(directory, changes.files)
 
@@ -250,7 +250,7 @@ def rewind(directory: RunDirectory, checkpoint: Path, runners: Sequence[str], ba
         backup.move(Path(runner, name))
     _set_aside(newer)
     if backup.folder:
-        logger.warning(f"going back to {checkpoint}: numbers and results of what came after it are in {backup.folder}")
+        logger.warning(f"going back to {checkpoint}: numbers and results of what came after it are replaced")
 
 
 def _reset_runner(directory: RunDirectory, runner: str, backup: Backup) -> None:

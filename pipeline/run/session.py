@@ -30,6 +30,7 @@ from pipeline.run.directory import RunDirectory
 from pipeline.run.mid_epoch import MidEpoch
 from pipeline.run.provenance import Provenance
 from pipeline.run.resume import NEVER, PreviousRun, find_previous, reconcile, with_original_links
+from pipeline.run.summary import summary
 from pipeline.user_code import class_path, context_flow
 from pipeline.user_code.plugins import Plugin, load_plugins, plugin_manager, register_plugins
 from pipeline.user_code.tracebacks import user_traceback
@@ -71,6 +72,7 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
             if previous:
                 reconcile(previous, provenance, list(trainers))
             else:
+                logger.info(f"run directory {directory.path}")
                 provenance.write(directory)
             directory.add(trainers)
             config = config.in_run(directory.path)
@@ -371,6 +373,7 @@ class RunnerSession:
             self.entered_runner = True
             if self.settings.kind == "train":
                 self.begin_training()
+            self.log_summary()
         # Plugins may have put theirs there.
         self.remember_protected()
         description, built, method = self.describe(stage), self.build(stage), STAGES[stage]
@@ -387,6 +390,14 @@ class RunnerSession:
         # What the stage has saved is on disk before the next begins, or it is this stage that has failed.
         self.checkpointer._wait()
         context_flow.check_writes(built, method, description, self.context)
+
+    def log_summary(self) -> None:
+        """Log what the runner is about to do; what is looked at for that counts as read by nobody."""
+        addresses = self.config.reads.addresses
+        before = set(addresses)
+        for line in summary(self.context, self.settings, self.classes):
+            logger.info(line)
+        addresses &= before
 
     @contextmanager
     def loop(self, runner: PipelineStage) -> Iterator[None]:

@@ -19,7 +19,9 @@ REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "workspace_examples"
 EXAMPLE = EXAMPLES / "movielens_deepfm" / "config.yaml"
 WITH_TORCH = {"trainer", "training", "checkpoint", "data", "cli.resume", "cli.run", "__main__"}
-WITH_TORCH |= {f"run.{module}" for module in ("session", "resume", "device", "provenance", "failures", "mid_epoch")}
+WITH_TORCH |= {
+    f"run.{module}" for module in ("session", "resume", "device", "provenance", "failures", "mid_epoch", "summary")
+}
 WITH_TORCH |= {f"stages.{module}" for module in ("build", "experiment", "experiment_config")}
 WITH_TORCH |= {f"stages.{stage}" for stage in ("instance", "network", "startup", "runner", "terminal")}
 WITHOUT_TORCH = {f"checkpoint.{module}" for module in ("layout", "header", "storage")}

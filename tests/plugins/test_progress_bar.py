@@ -95,7 +95,7 @@ def test_a_terminal_shows_a_bar_that_leaves_every_line_whole_and_nothing_of_itse
     talk = [[f"printed {number}", f"WARNING logged {number}"] for number in range(1, 13)]
     first, second = (list(chain.from_iterable(each)) for each in (talk[:6], talk[6:]))
     ends = ["INFO    epoch 0 done", "INFO    epoch 1 done", "INFO    train_runner done;"]
-    assert lines == [*first, ends[0], *second, *ends[1:], ""]
+    assert lines[lines.index("printed 1") :] == [*first, ends[0], *second, *ends[1:], ""]
 
 
 def test_what_is_printed_goes_to_stdout_while_stderr_shows_a_bar(zygote: Zygote, linear: Path) -> None:
@@ -107,7 +107,7 @@ def test_what_is_printed_goes_to_stdout_while_stderr_shows_a_bar(zygote: Zygote,
 
 def test_without_a_terminal_there_is_one_line_per_print_interval(linear: Path, log_lines: list[str]) -> None:
     GeneralTrainer(linear).run()
-    reports = [line for line in log_lines if "batch" in line]
+    reports = [line for line in log_lines if "  batch " in line]
     number = r"line loss \d+\.\d{4}  samples_per_second [\d,.]+"
     for report, place in zip(reports, ["0  batch 3/6", "0  batch 6/6", "1  batch 3/6", "1  batch 6/6"], strict=True):
         assert re.fullmatch(rf"INFO epoch {place}  {number}", report.strip())

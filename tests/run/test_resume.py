@@ -102,6 +102,15 @@ def test_what_changed_is_warned_of_and_what_was_is_kept(linear: Path, log_lines:
     assert yaml.safe_load((run_dir / "config.yaml").read_text())["runner"][0]["epochs"] == 3
 
 
+def test_where_what_is_replaced_is_kept_is_told_once(linear: Path, log_lines: list[str]) -> None:
+    run_dir = GeneralTrainer(linear, SAVING).run()["run_dir"]
+    checkpoint = min((run_dir / "train_runner" / "checkpoints").glob("step-*"))
+    GeneralTrainer(linear, [*SAVING, "runner.train_runner.epochs=3"], resume=checkpoint).run()
+    assert [line for line in log_lines if "/before-" in line] == [
+        f"INFO what is replaced is kept in {before(run_dir)}\n"
+    ]
+
+
 def test_another_device_and_version_is_told(linear: Path, log_lines: list[str]) -> None:
     run_dir = stop_at(linear, 8, SAVING)
     kept = json.loads((run_dir / "environment.json").read_text())

@@ -37,8 +37,8 @@ class Instance(stages.Instance):
         wheel = wheel_path()
         if not wheel.exists():
             fetch(wheel)
+            logger.info("MovieLens-100K (GroupLens' terms: research use, no redistribution) is kept in {}", wheel)
         check(wheel, "delete this file and run again")
-        logger.info("MovieLens-100K (GroupLens' terms: research use, no redistribution) is kept in {}", wheel)
         context["movielens"] = str(wheel)
 
 

@@ -1,0 +1,97 @@
+"""What a runner is about to do, for the log: where, with what, on what data, for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from pipeline.config.schema import RunnerSchema
+from pipeline.context import Context
+from pipeline.data.loader import length
+
+_DEFAULTS = "pipeline.stages."
+# The methods of the default Runner that decide how many batches an epoch has.
+_VERBS = ("run", "train_epoch", "train_phase", "is_over")
+
+
+def summary(context: Context, runner: RunnerSchema, stages: Mapping[str, type]) -> Iterator[str]:
+    """The lines. No data is read for them; what a stage of the user's own has left is described as far as it is known.
+
+    Args:
+        context: at the beginning of the runner stage.
+        runner: the settings of the runner.
+        stages: stage -> class.
+    """
+    device, loaders = context.peek("device"), context.peek("dataset")
+    gpu = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+    custom = [
+        f"{stage} is {cls.__module__.rpartition('.')[2]}.{cls.__name__}"
+        for stage, cls in stages.items()
+        if not cls.__module__.startswith(_DEFAULTS)
+    ]
+    yield "; ".join([f"{runner.name} on {device}{gpu}", *_parameters(context.peek("model")), *custom])
+    loaders, phases = loaders if isinstance(loaders, Mapping) else {}, context.peek("config").phases(runner)
+    for phase in phases:
+        names = [name for name in dict.fromkeys((phase.dataset_name, phase.valid_dataset_name)) if name in loaders]
+        if names:
+            yield f"{phase.name}: {'; '.join(f'{name} {_size(loaders[name], runner)}' for name in names)}"
+    if runner.kind == "train":
+        verbs = [getattr(stages["runner"], verb, None) for verb in _VERBS]
+        is_default = all(getattr(verb, "__module__", "").startswith(_DEFAULTS) for verb in verbs)
+        batches = [_batches(loaders.get(phase.dataset_name), runner) or 0 for phase in phases]
+        yield _to_come(context, runner, sum(batches) if is_default and all(batches) else 0)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun == 'batch' else 's'}"
+
+
+def _parameters(models: Any) -> Iterator[str]:
+    """How many parameters the models have, each counted once."""
+    entries = [entry for entry in models.values() if isinstance(entry, Mapping)] if isinstance(models, Mapping) else []
+    # ``get`` asks nobody who is to write what is not there.
+    parts = [part for entry in entries for part in (entry.get("model"), getattr(entry.get("brain"), "modules", None))]
+    modules = nn.ModuleList(part for part in parts if isinstance(part, nn.Module))
+    parameters = list(modules.parameters())
+    if any(map(is_lazy, parameters)):
+        yield "an unknown number of parameters"
+    elif total := sum(parameter.numel() for parameter in parameters):
+        trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+        yield _count(total, "parameter") + (f", {trained:,} of them trained" if trained < total else "")
+
+
+def _batches(loader: Any, runner: RunnerSchema) -> int | None:
+    """How many batches a pass has; None where nobody knows."""
+    limits = (runner.overfit_batches, runner.limit_batches, runner.debug_batches if runner.debug else None)
+    whole = length(loader)
+    return None if whole is None else min([whole, *(limit for limit in limits if limit)])
+
+
+def _size(loader: Any, runner: RunnerSchema) -> str:
+    """``1,000 samples in 32 batches``."""
+    samples = length(getattr(loader, "sampler", None)) or length(getattr(loader, "dataset", None))
+    whole, batches = length(loader), _batches(loader, runner)
+    parts = [_count(samples, "sample")] if samples else []
+    if whole is not None and batches is not None:
+        parts.append(_count(whole, "batch") + (f", {batches:,} of them used" if batches < whole else ""))
+    return " in ".join(parts) or "of unknown length"
+
+
+def _to_come(context: Context, runner: RunnerSchema, batches: int) -> str:
+    """How many iterations are left; ``batches``: those of an epoch, 0 where nobody knows."""
+    counters, resumed = context.peek("train_state"), context.peek("checkpointer")._resumed
+    journal = resumed.state.loop if resumed and resumed.state else None
+    in_work = sum(entry.done for entry in (journal.inner if journal else None) or ())
+    epochs = min((limit for limit in (runner.epochs, runner.debug and runner.debug_epochs) if limit), default=0)
+    limits = [_count(epochs, "epoch") + (f" of {_count(batches, 'batch')}" if batches else "")] if epochs else []
+    limits += [f"{key} {limit:,}" for key in ("max_steps", "optimizer_step_limit") if (limit := getattr(runner, key))]
+    left = [(epochs - counters["epoch"]) * batches - in_work] if epochs and batches else []
+    left += [runner.max_steps - counters["iteration"]] if runner.max_steps else []
+    at_most = "" if batches and not runner.optimizer_step_limit else "at most "
+    number = f"{at_most}{_count(max(0, min(left)), 'iteration')}" if left else "an unknown number of iterations"
+    done = f", {counters['iteration']:,} done" if counters["iteration"] else ""
+    return f"{number} to come{done}: {', '.join(limits) or 'no limit'}"
