@@ -121,7 +121,7 @@ def _method(node: source.FunctionNode, place: str, arguments: tuple[str, ...]) -
         yield f"{place} is a property; take @property away: {caller} {call} on the stage"
     elif isinstance(node, ast.AsyncFunctionDef):
         yield f"{place} is async, and nobody would await it: it would do nothing; write {signature}"
-    elif not marks and any(isinstance(below, ast.Yield | ast.YieldFrom) for below in source.own_nodes(node)):
+    elif not marks and source.is_generator(node):
         yield f"{place} has a yield: called, it would do nothing; take the yield out"
     elif (static or not marks) and not classes.takes(node.args, len(own) + len(arguments)):
         *others, last = arguments or ("",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -72,6 +73,7 @@ def command(path: str, overrides: Sequence[str], build: bool, steps: int | None,
 def _user_code() -> Iterator[None]:
     """Until the block ends, user code prints to stderr, and its import leaves no files."""
     log.to_stderr("WARNING")
+    gc.enable()
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         with redirect_stdout(sys.stderr):

@@ -697,8 +697,7 @@ class ContextVisitor(ast.NodeVisitor):
         """The statements of a function; the value is what it returns, one of several."""
         if isinstance(body, ast.Lambda):
             return self.visit(body.body)
-        yields = any(isinstance(node, ast.Yield | ast.YieldFrom) for node in source.own_nodes(body))
-        lazy = yields or isinstance(body, ast.AsyncFunctionDef)
+        lazy = source.is_generator(body) or isinstance(body, ast.AsyncFunctionDef)
         self.sure = self.sure and not lazy
         if source.is_ours(self.frame.module) and body.name != "__init__":
             certain = self.sure and not self.flow.unknown

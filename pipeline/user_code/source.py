@@ -361,6 +361,12 @@ def own_nodes(node: ast.AST, beyond: tuple[type[ast.AST], ...] = ()) -> Iterator
             yield from own_nodes(child, beyond)
 
 
+@once
+def is_generator(function: ast.AST) -> bool:
+    """Whether a function has a yield."""
+    return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in own_nodes(function))
+
+
 def is_ours(module: Module) -> bool:
     """Whether a module belongs to this package or its plugins, and not to a workspace."""
     return module.name.startswith(("pipeline.", "pipeline_plugins.")) and not module.name.startswith(_WORKSPACES)
