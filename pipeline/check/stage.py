@@ -12,7 +12,6 @@ from pipeline.context import KEYS, STAGES, STATUSES
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import classes, source
 from pipeline.user_code.classes import supers
-from pipeline.user_code.imports import REPLACED
 from pipeline.user_code.source import once
 
 # The methods of an experiment that are the user's; they are called without arguments.
@@ -60,7 +59,8 @@ def stage_faults(definition: source.Definition, stage: str) -> Iterator[str]:
                 # ``reads = ("model")`` is no tuple: its comma is missing.
                 case ast.Assign(targets=[ast.Name(id="reads" | "writes" as key)], value=ast.Constant(value=str(text))):
                     yield f"{place}:{node.lineno}): `{key}` is '{text}', a string; write {key} = (\"{text}\",)"
-        yield from _paddle_uses(base)
+        if not source.is_ours(base.module):
+            yield from _paddle_uses(base)
     yield from _constructor(definition)
     for name, arguments in arguments_of.items():
         method, owner = classes.member(definition, name) or (None, definition)
@@ -91,11 +91,10 @@ def _paddle_uses(definition: source.Definition) -> Iterator[str]:
 def _is_missing(name: str, module: source.Module) -> bool:
     """Whether a module certainly has no such name, or would import it from a package of PaddleRec's that is not there."""
     binding = module.bindings.get(name)
-    if not isinstance(binding, ast.Import | ast.ImportFrom):
-        return binding is None and module.complete and not module.stars
-    dotted = module.absolute(binding) if isinstance(binding, ast.ImportFrom) else binding.names[0].name
-    top = dotted.partition(".")[0]
-    return top in REPLACED and source.find_spec(top) is None
+    if binding is None:
+        return module.complete and not module.stars
+    imported = re.match(r"(?:from|import) (paddle\w*)", ast.unparse(binding))
+    return imported is not None and source.find_spec(imported[1]) is None
 
 
 def _constructor(definition: source.Definition) -> Iterator[str]:
@@ -285,22 +284,19 @@ def _methods(stage: StageFlow) -> Iterator[str]:
     ours = [base for base in ancestry if source.is_ours(base.module)]
     if inherits is False and ours:
         yield f"derives from {ours[0].name}: no method of stages.{default.name} runs"
-    inherited = {name: node for base in reversed(ours) for name, node in classes.methods(base).items()}
+    inherited = {name for base in ours for name in classes.methods(base)}
+    inherited -= set(classes.abstract_methods(ours[0])) if ours else set()
     users = [base for base in ancestry if base not in ours]
     names = dict.fromkeys(name for base in users for name in classes.methods(base))
     overrides = [
         f"{name} ({_super_use(stage, name, [base for base in users if name in classes.methods(base)])})"
         for name in names
-        if name in inherited and not name.startswith("__") and not _is_abstract(inherited[name])
+        if name in inherited and not name.startswith("__")
     ]
     if overrides or inherits:
         yield f"overrides: {', '.join(overrides) or 'nothing'}"
     if added := _OPTIONAL.get(stage.stage, set()) & names.keys():
         yield f"adds: {', '.join(added)}"
-
-
-def _is_abstract(method: source.FunctionNode) -> bool:
-    return any("abstractmethod" in ast.unparse(decorator) for decorator in method.decorator_list)
 
 
 def _super_use(stage: StageFlow, name: str, bases: Iterable[source.Definition]) -> str:

@@ -17,7 +17,7 @@ from pipeline.user_code.source import find_spec, once
 
 DISTRIBUTION = "five-stage-pipeline"
 # A package of PaddleRec's stages -> what they write here instead.
-REPLACED = {
+_REPLACED = {
     "paddle": "models and batches are torch's: take the line out",
     "paddlerec": "import the base classes from pipeline, and write context['config'].get for envs.get_global_env",
 }
@@ -73,8 +73,8 @@ def _undefined_name(place: str, name: str, home: str, known: Iterable[str]) -> s
 
 def no_package(place: str, name: str) -> str:
     """An import of a package that isn't installed."""
-    if name in REPLACED:
-        return f"{place} imports '{name}', which is not used here; {REPLACED[name]}"
+    if name in _REPLACED:
+        return f"{place} imports '{name}', which is not used here; {_REPLACED[name]}"
     extra = extra_of(name)
     remedy = f"pip install '{DISTRIBUTION}[{extra}]'" if extra else "pip install it"
     return f"{place} needs the package '{name}', which is not installed; {remedy}"
