@@ -25,6 +25,7 @@ import gc
 import os
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -35,8 +36,7 @@ from typing import Any, NoReturn
 
 import click
 
-from pipeline.cli.faults import refuse
-from pipeline.errors import ClassPathError, ExitCode, PipelineError, one_of
+from pipeline.errors import ClassPathError, ConfigError, ExitCode, PipelineError, one_of
 
 # Command -> what it does; each is in the module of its name, with ``_`` for ``-``.
 COMMANDS = {
@@ -147,6 +147,21 @@ def _load(name: str, paths: Mapping[str, str]) -> click.Command:
     if not isinstance(command, click.Command):
         raise click.UsageError(f"{where}: '{path}' is no click command; write @click.command() above it")
     return command
+
+
+def refuse(error: PipelineError, outcome: str = "nothing was run") -> ExitCode:
+    """Show an error on stderr, and after the faults of a config what came of them; the exit code for it."""
+    click.echo(str(error), err=True)
+    if isinstance(error, ClassPathError) and error.user_error:
+        print_traceback(error.user_error)
+    if isinstance(error, ConfigError) and (count := sum(bool(fault.message) for fault in error.faults)):
+        click.echo(f"{count} fault{'s' if count > 1 else ''}; {outcome}", err=True)
+    return error.exit_code
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print what a user's own code raised on stderr."""
+    click.echo("".join(traceback.format_exception(error, chain=False)).rstrip(), err=True)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -13,8 +13,7 @@ from typing import Any
 import click
 
 from pipeline.check.checker import check_or_raise
-from pipeline.cli import COMMANDS, package_entries
-from pipeline.cli.faults import print_traceback, refuse
+from pipeline.cli import COMMANDS, package_entries, print_traceback, refuse
 from pipeline.cli.options import config_and_overrides
 from pipeline.errors import ConfigError, ExitCode, Fault
 from pipeline.run import log

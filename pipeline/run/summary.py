@@ -28,21 +28,20 @@ def summary(context: Context, runner: RunnerSchema, stages: Mapping[str, type]) 
     """
     device, loaders = context.peek("device"), context.peek("dataset")
     gpu = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
-    custom = [
-        f"{stage} is {cls.__module__.rpartition('.')[2]}.{cls.__name__}"
-        for stage, cls in stages.items()
-        if not cls.__module__.startswith(_DEFAULTS)
-    ]
+    own = {stage: cls for stage, cls in stages.items() if not cls.__module__.startswith(_DEFAULTS)}
+    custom = [f"{stage} is {cls.__module__.rpartition('.')[2]}.{cls.__name__}" for stage, cls in own.items()]
     yield "; ".join([f"{runner.name} on {device}{gpu}", *_parameters(context.peek("model")), *custom])
-    loaders, phases = loaders if isinstance(loaders, Mapping) else {}, context.peek("config").phases(runner)
+    known = loaders if isinstance(loaders, Mapping) else {}
+    passes = {name: _describe_pass(loader, runner) for name, loader in known.items()}
+    phases = context.peek("config").phases(runner)
     for phase in phases:
-        names = [name for name in dict.fromkeys((phase.dataset_name, phase.valid_dataset_name)) if name in loaders]
-        if names:
-            yield f"{phase.name}: {'; '.join(f'{name} {_size(loaders[name], runner)}' for name in names)}"
+        names = dict.fromkeys((phase.dataset_name, phase.valid_dataset_name))
+        if data := "; ".join(f"{name} {passes[name][0]}" for name in names if name in passes):
+            yield f"{phase.name}: {data}"
     if runner.kind == "train":
         verbs = [getattr(stages["runner"], verb, None) for verb in _VERBS]
         is_default = all(getattr(verb, "__module__", "").startswith(_DEFAULTS) for verb in verbs)
-        batches = [_batches(loaders.get(phase.dataset_name), runner) or 0 for phase in phases]
+        batches = [passes[phase.dataset_name][1] if phase.dataset_name in passes else 0 for phase in phases]
         yield _to_come(context, runner, sum(batches) if is_default and all(batches) else 0)
 
 
@@ -53,10 +52,8 @@ def _count(number: int, noun: str) -> str:
 def _parameters(models: Any) -> Iterator[str]:
     """How many parameters the models have, each counted once."""
     entries = [entry for entry in models.values() if isinstance(entry, Mapping)] if isinstance(models, Mapping) else []
-    # ``get`` asks nobody who is to write what is not there.
     parts = [part for entry in entries for part in (entry.get("model"), getattr(entry.get("brain"), "modules", None))]
-    modules = nn.ModuleList(part for part in parts if isinstance(part, nn.Module))
-    parameters = list(modules.parameters())
+    parameters = list(nn.ModuleList(part for part in parts if isinstance(part, nn.Module)).parameters())
     if any(map(is_lazy, parameters)):
         yield "an unknown number of parameters"
     elif total := sum(parameter.numel() for parameter in parameters):
@@ -64,21 +61,15 @@ def _parameters(models: Any) -> Iterator[str]:
         yield _count(total, "parameter") + (f", {trained:,} of them trained" if trained < total else "")
 
 
-def _batches(loader: Any, runner: RunnerSchema) -> int | None:
-    """How many batches a pass has; None where nobody knows."""
-    limits = (runner.overfit_batches, runner.limit_batches, runner.debug_batches if runner.debug else None)
-    whole = length(loader)
-    return None if whole is None else min([whole, *(limit for limit in limits if limit)])
-
-
-def _size(loader: Any, runner: RunnerSchema) -> str:
-    """``1,000 samples in 32 batches``."""
+def _describe_pass(loader: Any, runner: RunnerSchema) -> tuple[str, int]:
+    """``1,000 samples in 32 batches``, and how many of these are used; 0 where nobody knows."""
     samples = length(getattr(loader, "sampler", None)) or length(getattr(loader, "dataset", None))
-    whole, batches = length(loader), _batches(loader, runner)
-    parts = [_count(samples, "sample")] if samples else []
-    if whole is not None and batches is not None:
-        parts.append(_count(whole, "batch") + (f", {batches:,} of them used" if batches < whole else ""))
-    return " in ".join(parts) or "of unknown length"
+    limits = (runner.overfit_batches, runner.limit_batches, runner.debug and runner.debug_batches)
+    whole = length(loader) or 0
+    batches = min(limit or whole for limit in (whole, *limits))
+    used = f", {batches:,} of them used" if batches < whole else ""
+    parts = [_count(number, noun) for number, noun in ((samples, "sample"), (whole, "batch")) if number]
+    return (" in ".join(parts) or "of unknown length") + used, batches
 
 
 def _to_come(context: Context, runner: RunnerSchema, batches: int) -> str:

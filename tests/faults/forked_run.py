@@ -18,7 +18,7 @@ import torch
 from pipeline.check.checker import check
 from pipeline.checkpoint import layout, reader
 from pipeline.checkpoint.comparison import differences
-from pipeline.cli.faults import refuse
+from pipeline.cli import refuse
 from pipeline.cli.run import run
 from pipeline.errors import PipelineError
 from pipeline.run import log
