@@ -76,7 +76,7 @@ def _write_one(page: click.HelpFormatter, stage: str) -> None:
 
 def _write_keys(page: click.HelpFormatter, title: str, keys: Iterable[ContextKey]) -> None:
     with page.section(title):
-        page.write_dl([(f"{key.name} ({key.type})", key.meaning) for key in keys], col_max=page.width // 2)
+        page.write_dl([(f"{key.name} ({key.type})", key.meaning) for key in keys], col_max=page.width // 2 - 4)
 
 
 def _write_methods(page: click.HelpFormatter, title: str, methods: Iterable[tuple[str, str]]) -> None:
