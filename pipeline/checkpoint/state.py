@@ -390,12 +390,7 @@ class TrainingState(StateModel):
 
     @classmethod
     def capture(
-        cls,
-        models: Models,
-        recoverables: Mapping[str, Recoverable],
-        initial: InitialModels | None,
-        modules: Mapping[str, nn.Module] | None = None,
-        **more: Any,
+        cls, models: Models, recoverables: Mapping[str, Recoverable], initial: InitialModels | None, **more: Any
     ) -> TrainingState:
         """The state of everything that trains, between two steps.
 
@@ -403,20 +398,20 @@ class TrainingState(StateModel):
             models: phase -> what the network stage built for it; of phases that share a Brain, the first speaks for all.
             recoverables: name -> object whose state is kept too.
             initial: the models before anything was restored.
-            modules: name -> module without a Brain, whose gradients are kept too.
-            more: what the loop itself needs: ``loop``, ``metrics``, ``fit`` or ``experiment``.
+            more: what the loop itself needs: ``loop``, ``metrics``, ``fit`` or ``experiment``; ``gradients`` of modules
+                that no Brain has.
 
         Raises:
             CheckpointError: something has a state from which no run could go on.
         """
         trained = {phase: entry for phase, entry in models.items() if "updater" in entry}
         brains, updaters = unique_brains(trained), {phase: entry["updater"] for phase, entry in trained.items()}
-        trained_modules = {phase: entry["brain"].modules for phase, entry in brains.items()} | dict(modules or {})
+        gradients = {phase: gradients_of(entry["brain"].modules) for phase, entry in brains.items()}
         own: dict[str, Any] = {
             "version": VERSION,
             "updaters": {phase: _mapping(updater, updater.state_dict(), phase) for phase, updater in updaters.items()},
             "optim_schedulers": {phase: _schedulers(entry, phase) for phase, entry in brains.items()},
-            "gradients": {name: gradients_of(module) for name, module in trained_modules.items()},
+            "gradients": gradients | more.pop("gradients", {}),
             "random": random_state(),
             "recoverables": {name: recoverable.state_dict() for name, recoverable in recoverables.items()},
         }

@@ -15,17 +15,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
-from pipeline.checkpoint import layout, parts, reader
+from pipeline.checkpoint import layout, parts, reader, restore
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.reader import LoadedCheckpoint
-from pipeline.checkpoint.restore import (
-    loading,
-    restore_generators,
-    restore_gradients,
-    restore_recoverables,
-    restore_weights,
-)
+from pipeline.checkpoint.state import gradients_of
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
 from pipeline.config.schema import parse_intervals
@@ -277,6 +271,11 @@ class ExperimentBase(ExperimentSetup):
     By hand: ``experiment = Mine(config, args); experiment.setup(); experiment.run()``. As the runner stage of a config
     it is built and set up by the trainer, and adopts what that has made: device, run directory, log, checkpointer.
 
+    Its iteration is a call of ``train_batch``, which reads as many batches as it likes, also beyond the end of an epoch,
+    and trains whatever it likes, without a Brain. A TrainPass is something else: one batch of one loader per iteration,
+    losses and samples counted by a Brain, and over where the data ends. So an experiment has a loop of its own; it shares
+    with the others the schedule, how checkpoints are saved and restored, and how a run ends.
+
     Where the ancestor's behaviour was a fault, this differs: Ctrl-C ends in a KeyboardInterrupt and not in an exit
     without a word, the last weights are validated and saved too, and everything is resumed.
 
@@ -393,8 +392,9 @@ class ExperimentBase(ExperimentSetup):
             "lines": self.visualizer.size if isinstance(self.visualizer, JsonLines) else None,
             "state": self.training_state(),
         }
+        gradients = {name: gradients_of(module) for name, module in self._modules().items()}
         iterations = {PHASE: self._numbers.iterations}
-        self._checkpoints.save(counters, metrics, iterations, experiment=experiment, modules=self._modules())
+        self._checkpoints.save(counters, metrics, iterations, experiment=experiment, gradients=gradients)
         self._newest = self.checkpointer._path_of(self.iteration)
 
     def resume_or_load(self) -> None:
@@ -439,21 +439,21 @@ class ExperimentBase(ExperimentSetup):
             what = f"{checkpoint.path}: is not of an experiment, which could go on from it"
             raise CheckpointError(f"{what}; name a .safetensors file in it, for the weights alone")
         where, own = str(checkpoint.path), state.experiment
-        restore_weights(checkpoint, self.context["model"])
+        restore.restore_weights(checkpoint, self.context["model"])
         for name, module in self._modules().items():
-            restore_gradients(module, state.gradients.get(name, {}), f"{where}: gradients.{name}")
+            restore.restore_gradients(module, state.gradients.get(name, {}), f"{where}: gradients.{name}")
         if state.frozen and self.checkpointer._initial:
             frozen = {PHASE: {"model": self.model}}
             parts.restore_frozen(frozen, state.frozen.to_tree(), self.checkpointer._initial.frozen)
         self.set_state_dict(checkpoint.train_state)
-        with loading(f"{where}: experiment.state"):
+        with restore.loading(f"{where}: experiment.state"):
             self.load_training_state(own.state)
         parts.restore_parts(self._parts(), own.attributes, self._options, where)
         self._numbers.load_state_dict(own.numbers.to_tree())
         # An epoch had begun, and no batch of it was read.
         self._interrupted, self._validated = own.in_epoch and not self._batches.count, own.validated
         if self.alone:
-            restore_recoverables(self.checkpointer._recoverables, state, where)
+            restore.restore_recoverables(self.checkpointer._recoverables, state, where)
             self.checkpointer._resumed = checkpoint
             in_folder = checkpoint.path.resolve().parent == self.checkpointer._folder.resolve()
             self._newest = self.checkpointer._path_of(self.iteration) if in_folder else None
@@ -461,7 +461,7 @@ class ExperimentBase(ExperimentSetup):
                 self.visualizer.cut(own.lines)
         # The generators last: beginning to read draws a number, as it did before.
         self._batches.open(own.data)
-        restore_generators(state, where)
+        restore.restore_generators(state, where)
 
     def state_dict(self) -> dict[str, int]:
         """Where the training is: ``iteration``, ``epoch`` (how many are over), ``batches`` (read of the one after)."""

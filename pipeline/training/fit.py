@@ -169,13 +169,9 @@ class Fit(PassLoop):
 
     def open(self, training: TrainPass) -> Iterator[Any]:
         """Begin the pass of an epoch, or go on with it."""
-        batches = self.read(training, self.train, interruptible=True)
+        batches = training.read(self.train, interruptible=True)
         self.look_ahead()
         return batches
-
-    def start(self, training: TrainPass, batches: int) -> None:
-        """Prepare the Brain for an epoch."""
-        training.start(training.number, batches)
 
     def close(self, training: TrainPass) -> None:
         """The pass of an epoch is over."""

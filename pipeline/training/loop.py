@@ -69,12 +69,15 @@ class TrainLoop(PassLoop):
         self.metrics: dict[str, dict[str, Any]] = {}
         self.iterations: dict[str, dict[str, int]] = {}
         self.resources = ExitStack()
-        self._asking: TrainPass | None = None
-        self._last: TrainPass | None = None
-        self._left: EntryState | None = None
-        self._save_wanted = self._save_postponed = self._exit_announced = False
         # The open passes.
         self._reports: dict[TrainPass, IntervalReport] = {}
+        # The pass that leads, while what is due is done; a checkpoint that is saved then goes on with it.
+        self._leader: TrainPass | None = None
+        # The one that led before, to which belongs what becomes due where none leads.
+        self._last_leader: TrainPass | None = None
+        # The epochs that a break has left, until the stage calls again; the epoch that ran is over then.
+        self._interrupted_epochs: EntryState | None = None
+        self._save_wanted = self._save_postponed = self._exit_announced = False
         self._due_since = 0
         self._verb_validate: Verb = stage.validate if stage._has_verbs else self.evaluate
         self._verb_is_over: Callable[[Context], Any] | None = stage.is_over if stage._has_verbs else None
@@ -88,7 +91,7 @@ class TrainLoop(PassLoop):
             StageError: an epoch is running.
         """
         self.begin()
-        if self.journal.inner is not None and not self._left:
+        if self.journal.inner is not None and not self._interrupted_epochs:
             raise StageError("context.epochs: an epoch is running; end it first, or use batches(…, repeat=True)")
         self._settle()
         call = self.journal.call("epochs", "", in_body=self._in_body(), first=self.counters["epoch"])
@@ -110,7 +113,7 @@ class TrainLoop(PassLoop):
                 yield epoch
                 self._end_epoch()
         except GeneratorExit:
-            self._left = call
+            self._interrupted_epochs = call
             raise
 
     def batches(self, phase: str | Phase, *, count: int | None = None, repeat: bool = False) -> PassIterator:
@@ -129,7 +132,7 @@ class TrainLoop(PassLoop):
         """The same as an object that trains by itself, with ``run``."""
         self.begin()
         name = self._name(phase)
-        if self._left:
+        if self._interrupted_epochs:
             self._settle()
         training = self.journal.recall("pass", name)
         if not isinstance(training, TrainPass):
@@ -137,7 +140,7 @@ class TrainLoop(PassLoop):
             self.journal.add_pass(training, in_body=self._in_body())
         if training.over:
             # The code is behind it, as if it had led just now.
-            self._last = training
+            self._last_leader = training
         return training
 
     def validate(self, phase: str | Phase | None = None) -> dict[str, Any]:
@@ -256,19 +259,16 @@ class TrainLoop(PassLoop):
         context = self.context
         if context["is_infer"]:
             raise StageError(f"runner.{context['runner_name']}.class: is infer, which trains nothing; write train")
-        if not isinstance(context["model"], Mapping):
-            what = (
-                f"context['model'] is a {type(context['model']).__name__}, and what trains and saves here is a phase's"
-            )
-            raise ContextError(
-                f"{what}; write {{phase: {{model, brain, optim_schedulers, updater}}}} in the network stage"
-            )
+        models = context["model"]
+        if not isinstance(models, Mapping):
+            what = f"context['model'] is a {type(models).__name__}, and what trains and saves here is a phase's"
+            remedy = "write {phase: {model, brain, optim_schedulers, updater}} in the network stage"
+            raise ContextError(f"{what}; {remedy}")
         self.in_use = True
         self.runner = cast("RunnerSchema", context["runner"])
         self.hooks = context["hooks"]
-        self.before_batch, self.after_batch = (
-            hook_or_none(self.hooks, name) for name in ("before_batch", "after_batch")
-        )
+        self.before_batch = hook_or_none(self.hooks, "before_batch")
+        self.after_batch = hook_or_none(self.hooks, "after_batch")
         schemas = cast("Config", context["config"]).phases(self.runner)
         self.schemas = {phase.name: phase for phase in schemas}
         self.schedule = Schedule.of_runner(self.runner, self.counters["iteration"])
@@ -317,7 +317,7 @@ class TrainLoop(PassLoop):
         with phase_errors(training.phase):
             batches = self._read(training, leads=leads)
         if leads:
-            self._last = training
+            self._last_leader = training
             self.look_ahead()
         if is_leader:
             self.journal.arrive()
@@ -331,7 +331,7 @@ class TrainLoop(PassLoop):
             training.number = self.passes.get(training.phase, 0)
             self.passes[training.phase] = training.number + 1
         training.resources.enter_context(phase_errors(training.phase))
-        return self.read(training, loader, interruptible=leads)
+        return training.read(loader, interruptible=leads)
 
     def start(self, training: TrainPass, batches: int) -> None:
         """Prepare the Brain of a pass."""
@@ -341,12 +341,10 @@ class TrainLoop(PassLoop):
                 what = f"phase.{training.phase}: a pass begins while one of phase '{other.phase}' is open"
                 raise StageError(f"{what}, and both train the same Brain; end that one first")
         type(brain).bind(brain, training.phase, own.optim_schedulers, self.context, self.runner.nonfinite_patience)
-        checkpoint = self.journal.checkpoint
-        if checkpoint and training.state and len(training.state.discarded) != len(own.optim_schedulers):
+        checkpoint, count = self.journal.checkpoint, len(own.optim_schedulers)
+        if checkpoint and training.state and len(training.state.discarded) != count:
             where = f"{checkpoint.path}: loop: the pass over '{training.phase}'"
-            raise CheckpointError(
-                f"{where} is not of {len(own.optim_schedulers)} optim_schedulers; use another checkpoint"
-            )
+            raise CheckpointError(f"{where} is not of {count} optim_schedulers; use another checkpoint")
         self._reports[training] = IntervalReport(self.context, training.phase, brain)
         epoch = training.updater.state.epoch = self.counters["epoch"]
         training.start(epoch, batches)
@@ -375,7 +373,7 @@ class TrainLoop(PassLoop):
         return True
 
     def _do_due(self, training: TrainPass) -> bool:
-        self._asking, self._due_since = None if training.over else training, 0
+        self._leader, self._due_since = None if training.over else training, 0
         self.checkpoints.notify_saved()
         printing, validating, saving, exporting = self.schedule.due(self.counters["iteration"])
         # A validation that a signal has interrupted is made again, and then saved what was to be saved after it.
@@ -396,7 +394,7 @@ class TrainLoop(PassLoop):
         if not over:
             self.save_if(saving)
             self.look_ahead()
-        self._asking = None
+        self._leader = None
         return not over
 
     def unwind(self, training: TrainPass) -> None:
@@ -436,9 +434,9 @@ class TrainLoop(PassLoop):
         for training in reversed(self.work):
             if training.in_batch:
                 training.count_batch()
-        if self._left:
-            left, self._left = self._left, None
-            self._end_epoch(left)
+        if call := self._interrupted_epochs:
+            self._interrupted_epochs = None
+            self._end_epoch(call)
 
     def _between(self) -> None:
         """No batch is in work: do what has become due."""
@@ -447,8 +445,8 @@ class TrainLoop(PassLoop):
             return
         due = self.counters["iteration"] >= self.due
         # A validation that a signal has interrupted is made again.
-        if self._last and (due or self.validation.running):
-            self._do_due(self._last)
+        if self._last_leader and (due or self.validation.running):
+            self._do_due(self._last_leader)
         elif exit_requested(self.context) or self._save_postponed:
             self.save_if(False)
 
@@ -477,8 +475,8 @@ class TrainLoop(PassLoop):
         current = dict.fromkeys(numbers, self.counters["iteration"])
         self.iterations[phase] = {**self.iterations.get(phase, {}), **current}
 
-    def _end_epoch(self, left: EntryState | None = None) -> None:
-        """The next epoch is asked for, or what comes after the last; ``left``: the epochs that a break has left in it."""
+    def _end_epoch(self, interrupted: EntryState | None = None) -> None:
+        """The next epoch is asked for, or what comes after the last; ``interrupted``: the epochs that a break has left."""
         # What came behind a break, whose pass is referred to yet, is not told from its body: the epoch is finished first.
         waits = SHUTDOWN.postponed() if self.work and not self.work[0].dropped else nullcontext()
         self._unwind(0)
@@ -496,9 +494,9 @@ class TrainLoop(PassLoop):
                 self._validate_last()
         self.counters.update(epoch=epoch + 1, phase_index=0)
         self.journal.end_epoch()
-        if left:
+        if interrupted:
             # From here on a run that is resumed begins no other epoch of these.
-            left.over = True
+            interrupted.over = True
         self.hooks.after_epoch(context=self.context)
         self.checkpoints.notify_saved()
         if self.schedule.exporting.fires_after(epoch + 1):
@@ -554,7 +552,7 @@ class TrainLoop(PassLoop):
         self.checkpoints.wait_for_save()
         self._save_wanted = self._save_postponed = False
         loop = self.journal.capture(
-            self._asking,
+            self._leader,
             passes=self.passes,
             validation=ValidationState(**self.validation.state_dict()),
             iterations=self.iterations,

@@ -61,37 +61,13 @@ class PassLoop(ABC):
         """The next iteration after which something may be due."""
         return self.schedule.next_check(self.counters)
 
-    def read(self, training: TrainPass, loader: Any, *, interruptible: bool) -> Iterator[Any]:
-        """The batches that are left of a round of a pass, whose batch is in work from now on.
-
-        Args:
-            training: the pass; its ``number`` decides the order.
-            loader: what it reads.
-            interruptible: whether a signal may end the wait for a batch of workers.
-        """
-        random = random_state() if training.state else None
-        training.order_is_drawn = bool(random_sampler_of(loader))
-        set_epoch(loader, training.number)
-        count = 0 if training.repeat else length(loader) or 0
-        if not training.open:
-            self.start(training, count)
-        training.brain._pass_batches = min(count, training.count or count)
-        batches = training.read(loader, interruptible=interruptible)
-        if random:
-            # The start of a pass and of an iteration over a loader draws numbers, as it did when the pass began.
-            restore_random_state(random)
-        if not training.in_work:
-            training.in_work = True
-            self.work.append(training)
-        return batches
-
     @abstractmethod
     def open(self, training: TrainPass) -> Iterator[Any] | None:
         """Begin a pass, or go on with one: its batches; None where it is over at once."""
 
-    @abstractmethod
     def start(self, training: TrainPass, batches: int) -> None:
-        """Prepare the Brain of a pass; ``batches``: as in ``TrainPass.start``, which this calls."""
+        """Prepare the Brain of a pass; ``batches``: as in ``TrainPass.start``."""
+        training.start(training.number, batches)
 
     @abstractmethod
     def on_due(self, training: TrainPass) -> bool:
@@ -244,22 +220,35 @@ class TrainPass:
         brain.on_stage_start(Stage.TRAIN, epoch)
 
     def read(self, loader: Any, *, interruptible: bool) -> Iterator[Any]:
-        """The batches that are left of a round over a loader, on their device.
+        """The batches that are left of a round over a loader, on their device; the first is in work at once.
 
         Args:
-            loader: in the right order.
+            loader: its order is that of ``number``.
             interruptible: whether a signal may end the wait for a batch of workers.
         """
-        brain = self.brain
+        brain, loop, random = self.brain, self.loop, random_state() if self.state else None
+        self.order_is_drawn = bool(random_sampler_of(loader))
+        set_epoch(loader, self.number)
+        count = 0 if self.repeat else length(loader) or 0
+        if not self.open:
+            loop.start(self, count)
+        brain._pass_batches = min(count, self.count or count)
         self._remaining = remaining_batches(loader, brain._batches_taken, self.state.data if self.state else None)
         remaining, self.state = self._remaining, None
         batches: Iterable[Any] = iter(on_device(remaining, brain.device))
         # An interrupted wait may lose a batch: where nothing says which one, no resumed run could make it again.
         workers, keeps_place = getattr(remaining, "num_workers", 0), has_own_state(remaining)
         if interruptible and workers and not keeps_place and not random_sampler_of(remaining):
-            batches = SHUTDOWN.interruptible(batches, lambda: self.loop.on_due(self))
+            batches = SHUTDOWN.interruptible(batches, lambda: loop.on_due(self))
         self.resources.enter_context(supervise_workers(batches))
-        return iter(batches)
+        batches = iter(batches)
+        if random:
+            # The start of a pass and of an iteration over a loader draws numbers, as it did when the pass began.
+            restore_random_state(random)
+        if not self.in_work:
+            self.in_work = True
+            loop.work.append(self)
+        return batches
 
     def end(self, epoch: int, data: str) -> None:
         """Close the windows that are open, and compute the numbers of the pass.
