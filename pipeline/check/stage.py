@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from pipeline.check.data_flow import EXPERIMENT, TRAINER_KEYS, DataFlow, StageFlow, default_definition, own_verbs
 from pipeline.check.inspection import Setting
-from pipeline.context import KEYS, STAGES, STATUSES
+from pipeline.context import STAGES, STATUSES
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import classes, source
 from pipeline.user_code.classes import supers
@@ -264,8 +264,7 @@ def _readers(key: str, stage: StageFlow, flow: DataFlow) -> str:
     reading += ["plugins"] if any(plugin and key in plugin.reads() for plugin in flow.plugins) else []
     users = {"needed": needing, "may be read": reading}
     descriptions = [f"{how} by {' and '.join(stages)}" for how, stages in users.items() if stages]
-    ours = any(known.name == key and known.writer == "trainer" for known in KEYS)
-    return ", ".join(descriptions) or ("read by the trainer" if ours else "read by nobody after it")
+    return ", ".join(descriptions) or f"read by {'the trainer' if key in TRAINER_KEYS else 'nobody after it'}"
 
 
 def _arguments(definition: source.Definition) -> str:
