@@ -28,6 +28,9 @@ _INSISTING = frozenset(SIGNALS) - {signal.SIGHUP}
 # Seconds that a run has to end after the first signal.
 GRACE = 25.0
 
+# Seconds in which the same signal again is still the first: timeout(1) sends each to the process and to its group.
+_SAME = 0.1
+
 # Process, user and group of whoever has written to a socket.
 _CREDENTIALS = struct.Struct("3i")
 
@@ -57,6 +60,7 @@ class GracefulShutdown:
         self.grace = grace
         self._wake_loops: list[Callable[[], None]] = []
         self._waiting = self._postponed = False
+        self._since = 0.0
 
     @contextmanager
     def handling(self) -> Iterator[None]:
@@ -109,7 +113,7 @@ class GracefulShutdown:
                 continue
             if number in SIGNALS and first is None:
                 first, end = signal.Signals(number), time.monotonic() + self.grace
-            elif number in _INSISTING:
+            elif _insists(number, first, end - self.grace):
                 os._exit(_exit_code(number, ExitCode.TERMINATED))
 
     @contextmanager
@@ -172,10 +176,10 @@ class GracefulShutdown:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None:
-            if number in _INSISTING:
+            if _insists(number, self.requested, self._since):
                 os._exit(_exit_code(number, ExitCode.TERMINATED))
             return
-        self.requested = signal.Signals(number)
+        self.requested, self._since = signal.Signals(number), time.monotonic()
         if not self._wake_loops:
             self.raise_if_requested()
         for wake in self._wake_loops:
@@ -191,6 +195,11 @@ SHUTDOWN = GracefulShutdown()
 def exit_requested(context: Context | None) -> bool:
     """Whether a signal, or ``is_exit`` of a run's context, asks a training loop to end."""
     return SHUTDOWN.requested is not None or (context is not None and bool(context.peek("is_exit")))
+
+
+def _insists(number: int, first: int | None, since: float) -> bool:
+    """Whether a signal after the first one, which came at a time, ends the process at once."""
+    return number in _INSISTING and (number != first or time.monotonic() - since > _SAME)
 
 
 def _exit_code(number: int, otherwise: ExitCode) -> ExitCode:

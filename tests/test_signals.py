@@ -91,7 +91,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(run: Run, at: int, workers: 
         assert ours == theirs
 
 
-@pytest.mark.parametrize(("names", "code"), [(["SIGTERM", "SIGTERM"], 143), (["SIGTERM", "SIGINT"], 130)])
+@pytest.mark.parametrize(("names", "code"), [(["SIGTERM", "SIGUSR1"], 143), (["SIGTERM", "SIGINT"], 130)])
 def test_a_second_signal_ends_the_process_at_once(run: Run, names: list[str], code: int) -> None:
     assert run(signals=names, at=7).returncode == code
     # What was being written at that moment may not be there; the step is not finished and saved.
@@ -112,12 +112,13 @@ from pipeline.signals import GracefulShutdown
 os.dup2(os.pipe()[0], 0)
 with GracefulShutdown(grace=2).handling():
     # Until the process ends there is nothing to read.
-    os.system("kill -TERM $PPID; kill -USR1 $PPID; read nothing")
+    os.system("kill -TERM $PPID; {second}; read nothing")
 """
 
 
-def test_a_second_signal_ends_the_process_at_once_also_where_the_main_thread_does_not_hear_it() -> None:
-    assert ended(IN_C).returncode == 143
+@pytest.mark.parametrize("second", ["kill -USR1 $PPID", "sleep 0.3; kill -TERM $PPID"])
+def test_a_second_signal_ends_the_process_at_once_also_where_the_main_thread_does_not_hear_it(second: str) -> None:
+    assert ended(IN_C.format(second=second)).returncode == 143
 
 
 IN_A_CHILD = """
@@ -141,8 +142,9 @@ def test_what_a_process_receives_that_was_just_forked_is_no_signal_to_the_run() 
     assert (done.stdout, done.returncode) == ("143\n", 0)
 
 
-def test_a_second_sighup_is_none_since_a_terminal_that_is_closed_sends_two(run: Run) -> None:
-    assert run(signals=["SIGHUP", "SIGHUP"], at=7).returncode == 75
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGTERM"])
+def test_a_signal_that_comes_twice_at_once_is_one_as_a_closed_terminal_and_timeout_send_it(run: Run, name: str) -> None:
+    assert run(signals=[name, name], at=7).returncode == 75
     assert steps() == ["06", "08"]
 
 
