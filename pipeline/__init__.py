@@ -52,8 +52,9 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = list(_HOME_OF)
 
+if not TYPE_CHECKING:  # it would accept any misspelt name
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'pipeline' has no attribute '{name}'")
-    return getattr(import_module(_HOME_OF[name]), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'pipeline' has no attribute '{name}'")
+        return getattr(import_module(_HOME_OF[name]), name)

@@ -66,6 +66,9 @@ class ConfigView(Protocol):
     def workspace(self) -> Path | Any:
         """The folder that ``{workspace}`` stands for; None for a config in Python without one, which few have."""
 
+    def phases(self, runner: Any) -> list[Any]:
+        """The items of ``phase:`` that a runner trains, in their order, as objects with attributes."""
+
     def get(self, address: str, default: Any = None) -> Any:
         """The plain value at a dotted address such as ``dataset.train_data.batch_size``."""
 
@@ -107,7 +110,7 @@ class RunnerSettings(Protocol):
     check_gradients: bool
     compile: bool
     compile_module_keys: list[str] | None
-    compile_mode: str
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
     compile_using_fullgraph: bool
     compile_using_dynamic_shape_tracing: bool | None
     jit: bool
@@ -229,7 +232,9 @@ class Batches(Iterator[Any], Protocol):
 class TrainingLoop(Protocol):
     """What the context needs of the loop of a runner stage; it is in ``training/loop.py``."""
 
-    resuming: bool
+    @property
+    def resuming(self) -> bool:
+        """As ``Context.resuming``."""
 
     def epochs(self, count: int | None) -> Iterator[int]:
         """As ``Context.epochs``."""

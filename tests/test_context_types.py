@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from pipeline import context
-from pipeline.context import KEYS
+from pipeline.config.schema import RunnerSchema
+from pipeline.context import KEYS, RunnerSettings
 
 FILE = Path(str(context.__file__))
+REPOSITORY = Path(__file__).parents[1]
+SAMPLES = sorted(REPOSITORY.glob("tests/typed_stages/*.py"))
 
 
 def overloads(method: str) -> Iterator[str]:
@@ -40,6 +48,52 @@ def with_overloads(source: str) -> str:
 def test_the_overloads_are_those_of_the_table() -> None:
     source = FILE.read_text(encoding="utf-8")
     assert source == with_overloads(source), "run `python tests/test_context_types.py` to write them anew"
+
+
+def test_the_settings_of_a_runner_are_the_keys_of_the_schema_but_those_of_its_classes() -> None:
+    of_classes = {name for name in RunnerSchema.model_fields if name.endswith(("_class_path", "_args"))}
+    of_classes |= {"trainer_class", "max_stage_repeats"}
+    assert set(RunnerSettings.__annotations__) == set(RunnerSchema.model_fields) - of_classes
+
+
+def test_the_samples_say_the_type_of_every_key() -> None:
+    sample = (REPOSITORY / "tests/typed_stages/keys.py").read_text(encoding="utf-8")
+    assert set(re.findall(r'assert_type\(context\["(\w+)"\]', sample)) == {key.name for key in KEYS} | {"tree"}
+
+
+Place = tuple[str, int]
+Tool = Callable[[Path], set[Place]]
+
+
+def mypy(cache: Path) -> set[Place]:
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={cache}"]
+    command += ["--explicit-package-bases", "--follow-imports=silent", *map(str, SAMPLES)]
+    path = {"MYPYPATH": str(REPOSITORY)}
+    said = subprocess.run(command, env=os.environ | path, capture_output=True, text=True, check=False).stdout
+    return {(Path(file).name, int(line)) for file, line in re.findall(r"(\S+):(\d+): error", said)}
+
+
+def pyright(_: Path) -> set[Place]:
+    command = [sys.executable, "-m", "pyright", "--outputjson", f"--pythonpath={sys.executable}", *map(str, SAMPLES)]
+    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False).stdout
+    return {
+        (Path(fault["file"]).name, fault["range"]["start"]["line"] + 1)
+        for fault in json.loads(said)["generalDiagnostics"]
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", [mypy, pyright])
+def test_static_tools_know_the_types_that_users_see(tool: Tool, pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    # Its cache is kept, since torch takes it ten seconds.
+    kept = getattr(pytestconfig, "cache", None)
+    wrong = {
+        (file.name, number)
+        for file in SAMPLES
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if line.endswith("# error")
+    }
+    assert tool(kept.mkdir("mypy") if kept else tmp_path) == wrong
 
 
 if __name__ == "__main__":

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 _HOMES = {name: f"pipeline.stages.{name.lower()}" for name in ("Instance", "Network", "Startup", "Runner", "Terminal")}
 __all__ = list(_HOMES)
 
+if not TYPE_CHECKING:  # it would accept any misspelt name
 
-def __getattr__(name: str) -> type:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'pipeline.stages' has no attribute '{name}'; it has {', '.join(_HOMES)}")
-    stage: type = getattr(import_module(_HOMES[name]), name)
-    return stage
+    def __getattr__(name: str) -> type:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'pipeline.stages' has no attribute '{name}'; it has {', '.join(_HOMES)}")
+        stage: type = getattr(import_module(_HOMES[name]), name)
+        return stage

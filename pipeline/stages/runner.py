@@ -12,8 +12,7 @@ from torch import Tensor
 
 from pipeline.checkpoint.initial_weights import load_next
 from pipeline.checkpoint.storage import finite, storing
-from pipeline.config.load import Config
-from pipeline.config.schema import PhaseSchema, RunnerSchema
+from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context, Phase
 from pipeline.errors import DataError
 from pipeline.stages.base import RunnerBase
@@ -122,7 +121,7 @@ class Runner(RunnerBase):
         """Evaluate every phase, as the weights are now."""
         numbers: dict[str, dict[str, float]] = {}
         context["metrics"] = numbers
-        for schema in _phases(context):
+        for schema in context["config"].phases(context["runner"]):
             with phase_errors(schema.name):
                 numbers[schema.name] = report_evaluation(context, phase_of(schema.name, context), self.evaluate)
         return numbers
@@ -133,7 +132,7 @@ class Runner(RunnerBase):
         With ``write_predictions``, its predictions are written to a file.
         """
         runner = cast("RunnerSchema", context["runner"])
-        schema = next(schema for schema in _phases(context) if schema.name == phase.name)
+        schema = next(schema for schema in context["config"].phases(runner) if schema.name == phase.name)
         loader = pass_loader(schema.valid_dataset_name or schema.dataset_name or "", runner, context)
         brain: Brain = phase["brain"]
         device = context["device"]
@@ -148,11 +147,6 @@ class Runner(RunnerBase):
             folder.mkdir(exist_ok=True)
         with _Predictions(folder / f"{phase.name}_predictions.jsonl") as predictions:
             return evaluate_loader(brain, loader, device, Stage.TEST, metrics, predictions)
-
-
-def _phases(context: Context) -> list[PhaseSchema]:
-    """The phases of the runner."""
-    return cast("Config", context["config"]).phases(cast("RunnerSchema", context["runner"]))
 
 
 class _Predictions:

@@ -6,7 +6,7 @@ import inspect
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from loguru import logger
@@ -15,7 +15,6 @@ from torch.utils import _pytree as torch_pytree
 
 from pipeline.checkpoint import pytree, safetensors_io, storage, store
 from pipeline.checkpoint.weights import unique_modules
-from pipeline.config.load import Config
 from pipeline.config.schema import WARN, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.batch import count_samples, split, to_device
@@ -123,8 +122,8 @@ class WeightExporter:
         if not isinstance(brain, ModuleBrain):
             kind = f"the model of phase '{phase}' is trained by {type(brain).__name__}, a Brain, which has no forward"
             raise ConfigError(f"{where}: {kind}; leave this out, or export its modules in a terminal stage")
-        config = cast("Config", self.context["config"])
-        dataset = next(item.dataset_name for item in config.settings.phase if item.name == phase)
+        phases = self.context["config"].phases(self.runner)
+        dataset = next(item.dataset_name for item in phases if item.name == phase)
         inputs = example_inputs(brain, first_batch(pass_loader(dataset or "", self.runner, self.context)))
         try:
             export_program(model, inputs, self.context["device"])

@@ -14,7 +14,6 @@ from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.reader import Iterations
 from pipeline.checkpoint.state import EntryState, ValidationState
 from pipeline.checkpoint.storage import as_number
-from pipeline.config.load import Config
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context, Phase
 from pipeline.errors import CheckpointError, ConfigError, ContextError, StageError, one_of
@@ -269,7 +268,7 @@ class TrainLoop(PassLoop):
         self.hooks = context["hooks"]
         self.before_batch = hook_or_none(self.hooks, "before_batch")
         self.after_batch = hook_or_none(self.hooks, "after_batch")
-        schemas = cast("Config", context["config"]).phases(self.runner)
+        schemas: list[PhaseSchema] = context["config"].phases(self.runner)
         self.schemas = {phase.name: phase for phase in schemas}
         self.schedule = Schedule.of_runner(self.runner, self.counters["iteration"])
         context["best"] = None

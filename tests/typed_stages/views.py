@@ -1,0 +1,46 @@
+"""What stands in the context is what its types promise."""
+
+from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.config.load import Config
+from pipeline.config.schema import RunnerSchema
+from pipeline.context import (
+    Batches,
+    BrainView,
+    CheckpointerView,
+    ConfigView,
+    RunnerSettings,
+    TrainingLoop,
+    UpdaterView,
+)
+from pipeline.training.brain import Brain
+from pipeline.training.loop import TrainLoop
+from pipeline.training.train_pass import PassIterator
+from pipeline.training.updater import UpdaterBase
+
+
+def config(value: Config) -> ConfigView:
+    return value
+
+
+def runner(value: RunnerSchema) -> RunnerSettings:
+    return value
+
+
+def checkpointer(value: Checkpointer) -> CheckpointerView:
+    return value
+
+
+def brain(value: Brain) -> BrainView:
+    return value
+
+
+def updater(value: UpdaterBase) -> UpdaterView:
+    return value
+
+
+def loop(value: TrainLoop) -> TrainingLoop:
+    return value
+
+
+def batches(value: PassIterator) -> Batches:
+    return value
