@@ -328,6 +328,24 @@ def test_of_a_runner_stage_that_heeds_no_limit_that_is_said_before_it_is_run(pip
     assert "max_steps" not in done.stderr
 
 
+COUNTED = """
+import gc
+from pipeline.cli import main
+
+rounds = []
+gc.callbacks.append(lambda phase, info: rounds.append(phase))
+try:
+    main()
+finally:
+    print(len(rounds))
+"""
+
+
+def test_a_plain_check_costs_no_round_of_the_garbage_collector(linear: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", COUNTED, "check", linear], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0"
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_two_steps_of_an_example_go_through(pipeline: Call, example: str) -> None:
     done = pipeline("check", "--steps", "2", FOLDER / example / "config.yaml")
