@@ -40,11 +40,13 @@ def config_options(function: _F, words: str = "[CONFIG] [KEY=VALUE]…") -> _F:
     """
     example = "Set a value, e.g. runner.train_runner.epochs=3."
     same = "The config, or its folder; the same as naming it first. Without one: config.yaml."
+    complete = click.Path().shell_complete
     for stage in reversed(STAGES):
         text = f"Swap the {stage} stage, e.g. ./{stage}.py."
-        kind = click.Path(readable=False)
-        function = click.option(f"--{stage}", multiple=True, type=kind, metavar="[RUNNER=]CLASS", help=text)(function)
-    function = click.argument("words", nargs=-1, metavar=words)(function)
+        function = click.option(
+            f"--{stage}", multiple=True, shell_complete=complete, metavar="[RUNNER=]CLASS", help=text
+        )(function)
+    function = click.argument("words", nargs=-1, metavar=words, shell_complete=complete)(function)
     function = click.option("-o", "--override", "options", multiple=True, metavar="KEY=VALUE", help=example)(function)
     return click.option("-m", "--model", "config", metavar="CONFIG", help=same)(function)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 
+from pipeline.cli import group
 from pipeline.context import STAGES
 from pipeline.run.provenance import parse_command
 
@@ -151,10 +150,12 @@ def test_a_swap_in_a_config_that_cannot_be_read_changes_nothing_of_what_is_said(
     assert pipeline("check", "--startup", "a.py").output == pipeline("check").output
 
 
-def test_a_shell_completes_the_path_of_a_class(here: Path) -> None:
-    words = {"COMP_WORDS": "pipeline run --startup ./mi", "COMP_CWORD": "3", "_PIPELINE_COMPLETE": "bash_complete"}
-    command = [sys.executable, "-m", "pipeline"]
-    done = subprocess.run(command, env=os.environ | words, capture_output=True, text=True, check=True)
+@pytest.mark.parametrize(
+    "words", ["pipeline run --startup ./mi", "pipeline run ./mi", "pipeline run --startup one = ./mi"]
+)
+def test_a_shell_completes_the_path_of_a_class_and_of_a_config(words: str) -> None:
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_PIPELINE_COMPLETE": "bash_complete"}
+    done = CliRunner(env=asked).invoke(group, prog_name="pipeline")
     assert done.stdout == "file,./mi\n"
 
 
