@@ -40,7 +40,8 @@ class Journal:
 
     Attributes:
         resuming: whether the code has not yet arrived where the checkpoint was saved.
-        outer, inner: the calls outside of epochs, and those of the running epoch; None between two epochs.
+        outer, inner: the calls outside of epochs, and those of the running epoch: the loop sets it to ``[]`` where an epoch
+            begins, and to None where it ends.
         leader: the pass that led when the checkpoint was saved, until the code arrives.
     """
 
@@ -138,14 +139,6 @@ class Journal:
         entry = rest.popleft()
         scope.append(entry)
         return entry
-
-    def begin_epoch(self) -> None:
-        """An epoch begins."""
-        self.inner = []
-
-    def end_epoch(self) -> None:
-        """The epoch is over; its calls are forgotten."""
-        self.inner = None
 
     @property
     def resuming_in_epoch(self) -> bool:

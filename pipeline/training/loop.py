@@ -104,7 +104,7 @@ class TrainLoop(PassLoop):
             over = call.over or (journal.resuming and not journal.resuming_in_epoch)
             while not over and self.counters["epoch"] < end and (journal.resuming_in_epoch or not self.is_over()):
                 epoch = self.context["current_epoch"] = self.counters["epoch"]
-                journal.begin_epoch()
+                journal.inner = []
                 if not journal.resuming_in_epoch:
                     self.metrics, self.iterations = {}, {}
                 self.context["metrics"] = self.metrics
@@ -469,10 +469,8 @@ class TrainLoop(PassLoop):
         """Put numbers where plugins and checkpoints find them; those of the pass come first."""
         others = self.metrics.get(phase, {})
         is_training = not all(name.startswith("valid_") for name in numbers)
-        merged = {**numbers, **others, **numbers} if is_training else {**others, **numbers}
-        self.metrics[phase] = merged
-        current = dict.fromkeys(numbers, self.counters["iteration"])
-        self.iterations[phase] = {**self.iterations.get(phase, {}), **current}
+        self.metrics[phase] = {**numbers, **others, **numbers} if is_training else {**others, **numbers}
+        self.iterations.setdefault(phase, {}).update(dict.fromkeys(numbers, self.counters["iteration"]))
 
     def _end_epoch(self, interrupted: EntryState | None = None) -> None:
         """The next epoch is asked for, or what comes after the last; ``interrupted``: the epochs that a break has left."""
@@ -492,7 +490,7 @@ class TrainLoop(PassLoop):
             if self.is_over() or epoch + 1 >= self.schedule.epochs:
                 self._validate_last()
         self.counters.update(epoch=epoch + 1, phase_index=0)
-        self.journal.end_epoch()
+        self.journal.inner = None
         if interrupted:
             # From here on a run that is resumed begins no other epoch of these.
             interrupted.over = True

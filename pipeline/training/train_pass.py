@@ -302,7 +302,9 @@ class TrainPass:
         loop, brain = self.loop, self.brain
         self.in_batch = False
         if brain._fits == self._fits:
-            self._count_losses(self._optimized_losses())
+            # Those that ``optimize`` was called with in this batch.
+            own = (scheduler.losses or {} for scheduler in brain._optim_schedulers)
+            self._count_losses({name: loss for losses in own for name, loss in losses.items()})
         self.done += 1
         self._iteration += 1
         loop.counters["iteration"] += 1
@@ -326,13 +328,6 @@ class TrainPass:
         brain._train_state["update"] += updates > self._updates if self._scheduled else 1
         if brain._batches_taken % MOST == 0:
             brain._check_divergence()
-
-    def _optimized_losses(self) -> Losses:
-        """The losses that ``optimize`` was called with in this batch."""
-        losses: Losses = {}
-        for scheduler in self.brain._optim_schedulers:
-            losses |= scheduler.losses or {}
-        return losses
 
     def custom(self, update: Callable[[Any], Any], name: str) -> Callable[[Any], None]:
         """An update that is not the Brain's own ``fit_batch``: its losses and windows are counted here.

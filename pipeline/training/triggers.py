@@ -90,6 +90,7 @@ class Schedule:
         self.printing, self.validating, self.saving, self.exporting = self._triggers = tuple(
             Trigger(intervals.get(name, ()), iteration) for name in ("printing", "validating", "saving", "exporting")
         )
+        self._active = [trigger for trigger in self._triggers if trigger.intervals]
         self.epochs = self.max_steps = self.max_updates = NEVER
 
     @classmethod
@@ -120,4 +121,4 @@ class Schedule:
         """The next iteration after which something may be due."""
         # An iteration makes one update at most.
         limit = counters["iteration"] + max(1, self.max_updates - counters["update"])
-        return min(*(trigger.next_check() for trigger in self._triggers), self.max_steps, limit)
+        return min(*(trigger.next_check() for trigger in self._active), self.max_steps, limit)
