@@ -27,8 +27,8 @@ class Journal:
 
     On resume the code runs from its top, and its n-th call has to be the n-th of the checkpoint; another one is an error.
     What was over then gives nothing and calls no plugin; a validation returns its saved numbers. Thus the code skips
-    what it has done, until it arrives where the checkpoint was saved: where a pass led then, as soon as that one is
-    asked for a batch; otherwise with the last of the calls. From there on calls are new, and the random generators go
+    what it has done, until it arrives where the checkpoint was saved: if a pass led then, when that one is asked for a
+    batch; if none did, when the last of the calls is made. From there on calls are new, and the random generators go
     on as they would have.
 
     What was called in the body of a batch is not called again, since a resumed pass goes on with the batch behind. Of
@@ -40,8 +40,8 @@ class Journal:
 
     Attributes:
         resuming: whether the code has not yet arrived where the checkpoint was saved.
-        outer, inner: the calls outside of epochs, and those of the running epoch: the loop sets it to ``[]`` where an epoch
-            begins, and to None where it ends.
+        outer: the calls outside of epochs.
+        inner: those of the running epoch, None between two epochs; the loop sets it where one begins or ends.
         leader: the pass that led when the checkpoint was saved, until the code arrives.
     """
 
