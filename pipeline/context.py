@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     # What ``Context.get`` returns where the key is missing.
     D = TypeVar("D", default=None)
+    # A key of a workspace. Beside a plain str, pyright would not complete those of the framework.
+    Own = TypeVar("Own", bound=str)
 
 
 class EngineMode(Enum):
@@ -447,7 +449,7 @@ class Context(dict[str, Any]):
         @overload
         def __getitem__(self, key: Literal["engine"]) -> EngineMode: ...
         @overload
-        def __getitem__(self, key: str) -> Any: ...
+        def __getitem__(self, key: Own) -> Any: ...
 
     def __getitem__(self, key: str) -> Any:
         """The value; a ContextError says who read a missing key and who should have written it."""
@@ -508,7 +510,7 @@ class Context(dict[str, Any]):
         @overload
         def get(self, key: Literal["engine"], default: D = ...) -> EngineMode | D: ...
         @overload
-        def get(self, key: str, default: Any = None) -> Any: ...
+        def get(self, key: Own, default: Any = None) -> Any: ...
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value, or ``default``."""

@@ -30,7 +30,7 @@ def overloads(method: str) -> Iterator[str]:
         value = f"{kind.removesuffix(optional)}{missing}{optional}"
         yield f"@overload\ndef {method}(self, key: Literal[{names}]{default}) -> {value}: ..."
     default = ", default: Any = None" if method == "get" else ""
-    yield f"@overload\ndef {method}(self, key: str{default}) -> Any: ..."
+    yield f"@overload\ndef {method}(self, key: Own{default}) -> Any: ..."
 
 
 def with_overloads(source: str) -> str:
