@@ -17,7 +17,7 @@ from pipeline.check.hyper_parameters import HyperParameterCheck
 from pipeline.check.inspection import Inspection, Setting
 from pipeline.check.phase import PhaseCheck
 from pipeline.check.runner import check_runner, experiment_of, kind, missing_checkpoint
-from pipeline.check.stage import check_arguments, method_faults, runner_notes, stage_faults, swap_report
+from pipeline.check.stage import check_arguments, method_faults, stage_faults, stage_notes, swap_report
 from pipeline.config.load import Config, ConfigBuilder, Source
 from pipeline.config.yaml_tree import DEFAULT, Node, refusal, resolve_path
 from pipeline.context import STAGES, base_of
@@ -194,9 +194,9 @@ class _RunnerCheck:
         if in_order:
             flow_check.faults(self.flow)
         self.is_open = not in_order or flow_check.is_reached(self.flow)
-        runner_flow = self.flow.stages["runner"]
-        for message in runner_notes(runner_flow) if runner_flow and kind(runner) == "train" else ():
-            runner["runner_class_path"].note(message)
+        for stage, flow in self.flow.stages.items():
+            for message in stage_notes(flow) if flow and (stage != "runner" or kind(runner) == "train") else ():
+                runner[f"{stage}_class_path"].note(message)
         files = self.inspection.modules.values() if in_order else None
         for stage, definition in classes_of:
             for message in method_faults(definition, stage, files) if not is_untouched(runner.node, stage) else ():

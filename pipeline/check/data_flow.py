@@ -12,7 +12,7 @@ from typing import TypeAlias
 from pipeline.check.inspection import Setting, plain
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.yaml_tree import DEFAULT, Node
-from pipeline.context import KEYS, STAGES, STATUSES, TRAIN_STATE, WRITERS, ContextKey
+from pipeline.context import KEYS, STAGES, STATUSES, TRAIN_STATE, WRITERS, Context, ContextKey
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import class_path, classes, source
 from pipeline.user_code.context_flow import ANY, Flow, Use
@@ -47,6 +47,9 @@ Facts: TypeAlias = Mapping[str, bool]
 
 _NONE: Facts = {}
 
+# Key -> the names that are in it, or may be.
+Names: TypeAlias = Mapping[str, Collection[str]]
+
 # Stage -> its class; None for one that cannot be told.
 Definitions = Mapping[str, source.Definition | None]
 
@@ -54,6 +57,9 @@ Definitions = Mapping[str, source.Definition | None]
 Constants: TypeAlias = frozenset[tuple[str, Const | None]]
 
 KnownKeys: TypeAlias = frozenset[tuple[str, bool]]
+
+# What tells like things apart, and one from several: phase1 and phase2, model_a and model_b, step and steps.
+_ENDING = re.compile(r"\d|_\w$|s$")
 
 # The way out of a fault that is none.
 _DECLARE_IT = "; if a stage writes it where check cannot see it, declare it in the `writes` of that stage"
@@ -124,6 +130,16 @@ class StageFlow:
         """What the default of this stage does."""
         return flow_of_stage(default_definition(self.stage), self.stage)
 
+    @property
+    def derives(self) -> bool:
+        """Whether it is a class of the user's that derives from the default."""
+        return self.custom and classes.is_subclass(self.definition, default_path(self.stage)) is True
+
+    def super_call(self, key: str) -> str:
+        """What to call for a key that the default writes, from which the class derives; empty for another class."""
+        call = f"call super().{STAGES[self.stage]}(context) before it is read ({self.definition.location})"
+        return call if self.derives and key in self.default_flow.writes() else ""
+
 
 def flow_of_stage(
     definition: source.Definition, stage: str, arguments: Mapping[str, object] = _NONE, facts: Facts = _NONE
@@ -145,7 +161,9 @@ def _flow_of_stage(definition: source.Definition, stage: str, arguments: Constan
     visitor = ContextVisitor(definition, method, facts)
     _call(visitor, "__init__", Arguments([Ref()], dict(arguments)))
     _call(visitor, method, Arguments([Ref()]))
-    for verb, (parameters, called) in own_verbs(definition).items() if stage == "runner" else ():
+    # Without the default's ``run`` and the context's loop, only what is followed calls a verb.
+    loops = visitor.flow.unknown or visitor.flow.ours
+    for verb, (parameters, called) in own_verbs(definition).items() if stage == "runner" and loops else ():
         with visitor.uncertain_block():
             # The loop asks whether training is over before the first epoch too.
             in_training = verb.startswith("train_") or verb == "is_over"
@@ -221,17 +239,19 @@ class MissingKey:
     owner: StageFlow | None = None
 
 
+@dataclass
 class DataFlow:
     """The flow through one runner.
 
-    Args:
+    Attributes:
         stages: the stages in their order; None for one whose class cannot be told.
         plugins: what each plugin may do; None where that cannot be told.
+        names: the names of phases and datasets, where the config tells them.
     """
 
-    def __init__(self, stages: Mapping[str, StageFlow | None], plugins: Sequence[Flow | None] = ()) -> None:
-        self.stages = stages
-        self.plugins = plugins
+    stages: Mapping[str, StageFlow | None]
+    plugins: Sequence[Flow | None] = ()
+    names: Names = field(default_factory=dict)
 
     def missing(self) -> list[MissingKey]:
         """The keys that are certainly read without having been written, in the order of the stages.
@@ -264,27 +284,36 @@ class DataFlow:
             keys = (keys - flow.removed_keys()) | set(flow.writes()) | plugin_writes
             items |= reader.items
             missing += _misspelt_declarations(reader)
-        return [*missing, *self._slips({(fault.reader.stage, fault.use.key) for fault in missing})]
+        return [*missing, *self._slips({(fault.reader.stage, fault.use.key, fault.use.item) for fault in missing})]
 
-    def _slips(self, known_keys: set[tuple[str, str]]) -> Iterator[MissingKey]:
-        """The other misspelt keys; none if something may write any key."""
+    def _slips(self, known: set[tuple[str, str, str]]) -> Iterator[MissingKey]:
+        """The other misspelt keys, and names in them; none if something may write any key."""
         stages = [stage for stage in self.stages.values() if stage]
         flows = [*(stage.flow for stage in stages), *(plugin for plugin in self.plugins if plugin)]
         if len(flows) < len(self.stages) + len(self.plugins) or any(flow.unknown for flow in flows):
             return
         written_keys = {key for flow in flows for key in flow.writes()} | set(TRAINER_KEYS)
+        read_keys = {key for flow in flows for key in flow.reads()}
+        names = {key: names for key, names in self.names.items() if not any(key in flow.opaque for flow in flows)}
         for stage in stages:
-            for key, (use, right) in slips(stage.flow, written_keys).items():
-                if (stage.stage, key) not in known_keys:
-                    what = f"{stage.stage} ({use.place}) reads context['{key}'], which nobody writes"
+            for use, right in slips(stage.flow, written_keys, names):
+                if (stage.stage, use.key, use.item) not in known:
+                    item = f"['{use.item}']" if use.item else ""
+                    what = f"{stage.stage} ({use.place}) reads context['{use.key}']{item}, which nobody writes"
                     yield MissingKey(stage, use, f"{what}; did you mean '{right}'?{_DECLARE_IT}")
+            for use in (use for use in stage.flow.uses if use.key not in read_keys and _is_slip(use.key, "status")):
+                what = f"{stage.stage} ({use.place}) writes context['{use.key}'], which nobody reads"
+                yield MissingKey(stage, use, f"{what}; did you mean 'status'?")
 
     def wrong_statuses(self) -> Iterator[tuple[StageFlow, str]]:
-        """The stages that leave an unknown status, each with the message."""
+        """The stages that leave an unknown status, or call a misspelt method of the context, each with the message."""
         if any(plugin is None or _steers(plugin) for plugin in self.plugins):
             return
         for stage in self.stages.values():
             flow = stage.flow if stage else Flow()
+            for place, name in flow.misnamed.items() if stage else ():
+                if stage and (hint := nearest(name, dir(Context))):
+                    yield stage, f"{stage.stage} ({place}) calls context.{name}, which the context does not have{hint}"
             wrong = sorted(flow.statuses - {*STATUSES, ANY})
             if stage and wrong and not flow.unknown:
                 places = dict.fromkeys(use.place for use in flow.uses if use.key == "status" and use.action == "write")
@@ -311,7 +340,7 @@ class DataFlow:
         stage_keys = sorted(keys - set(TRAINER_KEYS))
         cause, owner = self._cause(reader, use, stage_keys, earlier_stages)
         written = ", ".join(stage_keys) or "nothing but what the trainer writes"
-        remedy = nearest(use.key, keys) or f"; written by then: {written}"
+        remedy = nearest(use.key, keys.union(reader.flow.writes())) or f"; written by then: {written}"
         return MissingKey(reader, use, f"{reads}; no earlier stage writes it{cause or remedy}{_DECLARE_IT}", owner)
 
     def _cause(
@@ -319,7 +348,8 @@ class DataFlow:
     ) -> tuple[str, StageFlow | None]:
         """Why a key is missing, what to do, and whose fault it is."""
         if WRITERS.get(use.key) == reader.stage or use.key in reader.flow.writes():
-            return f"; write it here, before it is read: context['{use.key}'] = …", None
+            own = f"write it here, before it is read: context['{use.key}'] = …"
+            return f"; {reader.super_call(use.key) or own}", None
         # A key of the framework is right: what is like it is misspelt, and the default that writes it is said below.
         for similar in () if use.key in WRITERS else difflib.get_close_matches(use.key, stage_keys, n=1, cutoff=0.8):
             owners = (stage for stage in earlier_stages if similar in stage.flow.writes())
@@ -331,7 +361,8 @@ class DataFlow:
         custom_stages = [stage for stage in earlier_stages if stage.custom]
         for stage in custom_stages:
             if use.key in stage.default_flow.writes():
-                return f". {_describe_default(stage)} writes it: write it there too", stage
+                remedy = stage.super_call(use.key) or "write it there too"
+                return f". {_describe_default(stage)} writes it: {remedy}", stage
         for stage in custom_stages:
             if near := _nearest_write(use.key, stage.default_flow.writes()):
                 remedy = f"write context['{use.key}'] in {stage.definition.module.file.name}, or read what there is"
@@ -365,18 +396,21 @@ def _misspelt_declarations(stage: StageFlow) -> Iterator[MissingKey]:
             yield MissingKey(stage, use, f"{what}; write one name in both places, or declare both")
 
 
-def slips(flow: Flow, written: Collection[str]) -> dict[str, tuple[Use, str]]:
-    """Misspelt keys of the framework that are perhaps read and never written: key -> use, and the right key."""
-    reads = [use for use in flow.uses if use.action == "read" and use.key not in written]
-    names = [key.name for key in KEYS if len(key.name) > 4]
-    return {use.key: (use, name) for use in reads for name in names if _is_slip(use.key, name)}
+def slips(flow: Flow, written: Collection[str], names: Names) -> Iterator[tuple[Use, str]]:
+    """Misspelt keys that are perhaps read and never written, and misspelt names in them, each with the right one."""
+    keys = [*(key.name for key in KEYS if len(key.name) > 4), *written]
+    for use in (use for use in flow.uses if use.action == "read"):
+        wrong, known = (use.item, names.get(use.key, ())) if use.item else (use.key, keys)
+        if wrong not in known and (right := next((name for name in known if _is_slip(wrong, name)), None)):
+            yield use, right
 
 
 def _is_slip(wrong: str, right: str) -> bool:
-    """Whether a name is another with one letter changed, or two swapped."""
-    letters = sum(one != other for one, other in zip(wrong, right, strict=False))
-    is_swap = letters == 2 and sorted(wrong) == sorted(right)
-    return len(wrong) == len(right) > 3 and (letters == 1 or is_swap)
+    """Whether a name is another with one letter changed, left out, or too many, or with two swapped."""
+    if min(len(wrong), len(right)) < 4 or _ENDING.sub("", wrong) == _ENDING.sub("", right):
+        return False
+    one, other = ({name, *(name[:at] + name[at + 1 :] for at in range(len(name)))} for name in (wrong, right))
+    return not one.isdisjoint(other)
 
 
 def _describe_default(stage: StageFlow) -> str:
@@ -413,7 +447,14 @@ class FlowCheck:
         flows = [*plugins, *(stage.flow for stage in stages.values() if stage)]
         if facts and any(flow is None or set(facts) & set(flow.writes()) for flow in flows):
             return self.flow(definitions, plugins, {})
-        return DataFlow(stages, plugins)
+        return DataFlow(stages, plugins, self.names(definitions["network"]))
+
+    def names(self, network: source.Definition | None) -> Names:
+        """The names of phases and datasets, where a network stage derives from the default."""
+        if network is None or not classes.is_subclass(network, default_path("network")):
+            return {}
+        phases, datasets = (self.runner.inspection.tree.section(section) for section in ("phase", "dataset"))
+        return {"model": phases, "metrics": phases, "dataset": datasets}
 
     def stage(self, stage: str, definition: source.Definition | None, facts: Facts) -> StageFlow | None:
         """What a stage does with the context."""

@@ -36,7 +36,7 @@ def _missing(plugin: Plugin, written_keys: set[str]) -> Iterator[Fault]:
         if definition and classes.member(definition, hook):
             flow = flow_of_plugin(definition, [hook], plugin.args, sure=True)
             reads = [use for use in flow.demands() if not use.item and use.key not in written_keys]
-            for use in dict.fromkeys([*reads, *(use for use, _ in slips(flow, written_keys).values())]):
+            for use in dict.fromkeys([*reads, *(use for use, _ in slips(flow, written_keys, {}))]):
                 where = f"plugin '{plugin.name}', hook {hook} ({use.place})"
                 remedy = nearest(use.key, written_keys) or "; write it in a stage, or read it with context.get"
                 yield plugin.origin.fault("plugins", f"{where} reads context['{use.key}'], which nobody writes{remedy}")

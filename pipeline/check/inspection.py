@@ -212,7 +212,9 @@ def _wrong_class(text: str, definition: source.Definition, base: str) -> str | N
     if not isinstance(definition.node, source.ClassNode):
         return f"'{text}' is a function, not a class; name a subclass of {base}"
     if classes.is_subclass(definition, base) is False:
-        return class_path.wrong_base(text, definition.name, base)
+        others = "".join(f", in the place of {source.base_name(other)}" for other in definition.node.bases)
+        place = f" in {definition.location}{others}" if ".py" in text else ""
+        return class_path.wrong_base(text, definition.name, base, place)
     if abstract_names := classes.abstract_methods(definition):
         hint = nearest(abstract_names[0], classes.methods(definition))
         return class_path.missing_methods(text, definition.name, abstract_names) + hint

@@ -148,6 +148,7 @@ def method_faults(definition: source.Definition, stage: str, files: Iterable[sou
         files: the files of the workspace; None where a trainer of the user's own may call any of its methods.
     """
     yield from _wrong_supers(definition)
+    yield from _misspelt_attributes(definition)
     if files is not None:
         yield from _uncalled_methods(definition, stage, files)
 
@@ -172,6 +173,27 @@ def _wrong_supers(definition: source.Definition) -> Iterator[str]:
                     method_names = {name for other in ancestry[index + 1 :] for name in classes.methods(other)}
                     hint = one_of(call.attr, (name for name in method_names if not name.startswith("_")))
                     yield f"{place} calls super().{call.attr}, which no class after {base.name} has{hint}"
+
+
+# Names with which an object gets attributes that its source does not show, or is asked for those that it may not have.
+_ASKING = {"setattr", "hasattr", "AttributeError", "Exception", "*"}
+
+
+def _misspelt_attributes(definition: source.Definition) -> Iterator[str]:
+    """Each ``self.m`` that no class and no assignment defines, where there is a name like it."""
+    ancestry, complete = classes.ancestry(definition)
+    users = [base for base in ancestry if not source.is_ours(base.module)]
+    own = set().union(*map(classes.own_names, users))
+    others = (classes.own_names(base) | classes.assigned_attributes(base.module) for base in ancestry)
+    names = own.union(dir(object), *others)
+    for base in users if complete and not any(_ASKING & _words(base.module) for base in users) else ():
+        for name, method in classes.methods(base).items():
+            for node in source.own_nodes(method):
+                match node:
+                    case ast.Attribute(ast.Name("self"), attr) if attr not in names:
+                        if hint := nearest(attr, own) or nearest(attr, names):
+                            place = f"{base.name}.{name} ({base.module.file.name}:{node.end_lineno})"
+                            yield f"{place} uses self.{attr}, which {definition.name} does not have{hint}"
 
 
 def _uncalled_methods(definition: source.Definition, stage: str, files: Iterable[source.Module]) -> Iterator[str]:
@@ -201,13 +223,27 @@ def _words(module: source.Module) -> frozenset[str]:
     return frozenset([*source.words(module.body), *(["*"] if by_name else [])])
 
 
-def runner_notes(stage: StageFlow) -> Iterator[str]:
+def stage_notes(stage: StageFlow) -> Iterator[str]:
+    """What is no fault of a stage, but perhaps not meant: nothing of the default runs, from which it derives."""
+    if stage.stage == "runner":
+        yield from _runner_notes(stage)
+        return
+    name, base = STAGES[stage.stage], f"{stage.stage.capitalize()}Base"
+    method, home = classes.member(stage.definition, name) or (None, stage.definition)
+    followed = source.is_ours(home.module) or stage.flow.ours or stage.flow.unknown
+    if method and stage.derives and not followed:
+        what = f"{home.name}.{name} ({home.module.file.name}:{method.lineno}) does not call super().{name}(context)"
+        yield f"{what}, and nothing of stages.{base[:-4]} runs; call it, or derive from {base} if that is meant"
+
+
+def _runner_notes(stage: StageFlow) -> Iterator[str]:
     """What is no fault of a Runner, but costs it what the default has."""
     flow = stage.flow
     if not (flow.ours or flow.unknown or "checkpointer" in flow.reads()):
         name = f"{stage.definition.name} ({stage.definition.location})"
         what = f"{name} heeds no limit, saves nothing, calls no hook: not resumable"
-        yield f"{what}; take its batches from context.batches(phase), or override verbs of stages.Runner"
+        other = "call super().run(context)" if stage.derives else "override verbs of stages.Runner"
+        yield f"{what}; take its batches from context.batches(phase), or {other}"
     for place in flow.inexact:
         what = f"{place}: a resumed run counts this loop from its start again, so that next() takes other batches"
         yield f"{what}; take them from context.batches(phase, count=N), or derive the count from `.done` of the pass"

@@ -237,9 +237,9 @@ def describe(cls: type | FunctionType) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def wrong_base(text: str, name: str, base: str) -> str:
-    """The message for a class of the wrong kind."""
-    return f"'{text}': {name} does not derive from {base}; write `class {name}({base.rpartition(':')[2]})`"
+def wrong_base(text: str, name: str, base: str, place: str = "") -> str:
+    """The message for a class of the wrong kind; ``place``: where it is, and with which bases."""
+    return f"'{text}': {name} does not derive from {base}; write `class {name}({base.rpartition(':')[2]})`{place}"
 
 
 def missing_methods(text: str, name: str, methods: Iterable[str]) -> str:

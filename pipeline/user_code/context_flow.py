@@ -49,6 +49,7 @@ class Flow:
         statuses: what it may write to ``context["status"]``.
         ours: what of ours may use the context, and of the context's loop: name -> whether it certainly runs.
         inexact: where a resumed run would take other batches: ``next`` in a counted loop.
+        misnamed: where it calls a method that the context does not have: place -> its name.
     """
 
     uses: dict[Use, None] = field(default_factory=dict)
@@ -58,6 +59,7 @@ class Flow:
     statuses: set[str] = field(default_factory=set)
     ours: dict[str, bool] = field(default_factory=dict)
     inexact: dict[str, None] = field(default_factory=dict)
+    misnamed: dict[str, str] = field(default_factory=dict)
 
     def demands(self) -> Iterator[Use]:
         """The reads that certainly fail without their key, or without the name that is looked up in it; each once."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
+from pipeline.context import Context
 from pipeline.user_code import classes, source
 from pipeline.user_code.classes import defaults
 from pipeline.user_code.context_flow import ANY, Action, Flow, Use
@@ -516,7 +517,7 @@ class ContextVisitor(ast.NodeVisitor):
             if owner == Ref() and function.attr in _KIT:
                 return self.use_kit(function.attr, node, self.arguments(node))
             if isinstance(owner, Ref) and owner.path != ("runner",):
-                name = f"call_{function.attr.strip('_')}" if owner == Ref() else "call_other"
+                name = f"call_{function.attr.strip('_')}" if owner == Ref() or function.attr == "get" else "call_other"
                 method: Callable[..., Value] = getattr(self, name, self.call_other)
                 return method(owner, node)
             callee = self.attribute(owner, function)
@@ -561,17 +562,19 @@ class ContextVisitor(ast.NodeVisitor):
     def call_other(self, owner: Ref, node: ast.Call) -> None:
         """Any other method of the context, or of what lies in it."""
         name, arguments = getattr(node.func, "attr", ""), self.arguments(node)
+        if not (owner.path or hasattr(Context, name) or name in classes.assigned_attributes(self.frame.module)):
+            self.flow.misnamed[self.location(node.func)] = name
         ours = not owner.path or owner.path[0] in _OURS or name == "bind"
         self.flow.ours |= {name: False} if ours and Ref() in arguments.all() else {}
         self.escape(node, *(value for value in arguments.all() if not (ours and value == Ref())))
         if name not in _READ_ONLY and hasattr(dict, name):
             self.escape(node, owner)
 
-    def call_get(self, owner: Ref, node: ast.Call) -> None:
-        """``context.get("a")``."""
+    def call_get(self, owner: Ref, node: ast.Call) -> Value:
+        """``context.get("a")``, and ``context["a"].get("b")``."""
         key, *_ = [*self.arguments(node).values, None]
         with self.uncertain_block():
-            self.read(owner, key, node)
+            return self.read(owner, key, node)
 
     def call_pop(self, owner: Ref, node: ast.Call) -> None:
         """``context.pop("a", None)``."""

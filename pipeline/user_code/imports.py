@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import pkgutil
 import re
 import sys
@@ -182,9 +183,22 @@ class _Trial:
             self._of_ours(module, statement)
         elif isinstance(statement, ast.Import | ast.ImportFrom):
             self._absolute(module, statement)
-        elif not isinstance(statement, source.ClassNode | source.FunctionNode | ast.Assign | ast.AnnAssign):
+        elif isinstance(statement, source.ClassNode):
+            self._bases(module, statement)
+        elif not isinstance(statement, source.FunctionNode | ast.Assign | ast.AnnAssign):
             # A call between the imports may be there to make the next of them work.
             self._called = self._called or any(isinstance(node, ast.Call) for node in ast.walk(statement))
+
+    def _bases(self, module: source.Module, statement: source.ClassNode) -> None:
+        """Whether the module has what a class derives from."""
+        for base in map(source.base_name, statement.bases):
+            root, _, name = base.partition(".")
+            binding, place = module.bindings.get(root), f"{module.file}:{statement.lineno}"
+            if isinstance(binding, ast.ImportFrom) and binding.module == "pipeline" and name:
+                self._of_ours(module, ast.ImportFrom(f"pipeline.{root}", [ast.alias(name)], 0, lineno=statement.lineno))
+            elif root.isidentifier() and not (hasattr(builtins, root) or _has(module, root)):
+                remedy = nearest(root, source.names(module)) or "; define or import it"
+                self._note(f"{place} derives {statement.name} from '{base}', which is not defined there{remedy}")
 
     def _relative(self, module: source.Module, statement: ast.ImportFrom) -> None:
         home, place = module.absolute(statement), f"{module.file}:{statement.lineno}"

@@ -277,7 +277,7 @@ RUNNERS: list[tuple[list[str], list[str]]] = [
     (["mode=[train_runer]"], ["mode: there is no runner 'train_runer'; did you mean 'train_runner'?"]),
     ([f"{RUNNER}.trainer_class={{workspace}}/own.py:Startup"],
      [(f"{RUNNER}.trainer_class: '{{ws}}/own.py:Startup': Startup does not derive from pipeline.trainer:GeneralTrainer; "
-      "write `class Startup(GeneralTrainer)`")]),
+      "write `class Startup(GeneralTrainer)` in own.py:2, in the place of StartupBase")]),
 ]  # fmt: skip
 
 

@@ -107,10 +107,13 @@ OWN_LOOP = """
 """
 
 
-@pytest.mark.parametrize("base", ["RunnerBase", "stages.Runner"])
-def test_a_runner_that_takes_nothing_of_the_loop_is_told_what_it_loses(linear: Path, base: str) -> None:
+@pytest.mark.parametrize(
+    ("base", "other"),
+    [("RunnerBase", "override verbs of stages.Runner"), ("stages.Runner", "call super().run(context)")],
+)
+def test_a_runner_that_takes_nothing_of_the_loop_is_told_what_it_loses(linear: Path, base: str, other: str) -> None:
     (note,) = notes(linear, "context['metrics'] = {}", base)
-    assert note == f"{LOST}take its batches from context.batches(phase), or override verbs of stages.Runner"
+    assert note == f"{LOST}take its batches from context.batches(phase), or {other}"
 
 
 def test_the_trainer_says_so_before_the_stage_starts(linear: Path) -> None:

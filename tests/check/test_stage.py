@@ -138,7 +138,7 @@ def test_a_network_that_does_not_write_what_the_default_does_is_a_fault_where_th
     found = messages(linear, "def build_network(self, context): pass", stage="network")
     assert [re.sub(r":\d+|; if a stage .*", "", each) for each in found] == [
         f"runner (runner.py) reads context['{key}']; no earlier stage writes it. "
-        "The default network, which own.py replaces, writes it: write it there too"
+        "The default network, which own.py replaces, writes it: call super().build_network(context) before it is read (own.py)"
         for key in ("dataset", "model")
     ]
 

@@ -381,7 +381,8 @@ FROM_SOURCE = [
           startup=f"class Outer:\n{textwrap.indent(STAGE_FILE, '    ')}"),
     Wrong("nested class that is named", "{path}: 'Outer.Startup' is no class name; write '{workspace}/startup.py:Name'",
           '"{workspace}/startup.py:Outer.Startup"'),
-    Wrong("wrong base", "{path}: Startup does not derive from pipeline.stages.base:StartupBase; write `class Startup(StartupBase)`",
+    Wrong("wrong base", "{path}: Startup does not derive from pipeline.stages.base:StartupBase; write `class Startup(StartupBase)` "
+          "in startup.py:1",
           startup="class Startup:\n    pass\n"),
     Wrong("abstract method left", "{path}: Startup does not define startup; define it, spelt exactly so; did you mean 'start_up'?",
           startup=STAGE_FILE.replace("def startup", "def start_up")),
