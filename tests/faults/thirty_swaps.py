@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ CONFIG = (FOLDER / "config.yaml").read_text(encoding="utf-8")
 
 def config_with(settings: dict[str, Any]) -> str:
     """The text of the config with these keys of its runner."""
-    lines = yaml.safe_dump(settings, sort_keys=False, width=200)
-    return CONFIG.replace("    # swap\n", textwrap.indent(lines, "    "))
+    lines = "".join(f"    {key}: {json.dumps(value)}\n" for key, value in settings.items())
+    return CONFIG.replace("    # swap\n", lines)
 
 
 def write(name: str, folder: Path) -> Path:
