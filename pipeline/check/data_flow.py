@@ -58,8 +58,8 @@ Constants: TypeAlias = frozenset[tuple[str, Const | None]]
 
 KnownKeys: TypeAlias = frozenset[tuple[str, bool]]
 
-# What tells like things apart, and one from several: phase1 and phase2, model_a and model_b, step and steps.
-_ENDING = re.compile(r"\d|_\w$|s$")
+# What tells like things apart, and one from several: phase1 and phase2, x_train and y_train, step and steps.
+_MARKS = re.compile(r"\d|^\w_|_\w$|s$")
 
 # The way out of a fault that is none.
 _DECLARE_IT = "; if a stage writes it where check cannot see it, declare it in the `writes` of that stage"
@@ -407,7 +407,7 @@ def slips(flow: Flow, written: Collection[str], names: Names) -> Iterator[tuple[
 
 def _is_slip(wrong: str, right: str) -> bool:
     """Whether a name is another with one letter changed, left out, or too many, or with two swapped."""
-    if min(len(wrong), len(right)) < 4 or _ENDING.sub("", wrong) == _ENDING.sub("", right):
+    if min(len(wrong), len(right)) < 4 or _MARKS.sub("", wrong) == _MARKS.sub("", right):
         return False
     one, other = ({name, *(name[:at] + name[at + 1 :] for at in range(len(name)))} for name in (wrong, right))
     return not one.isdisjoint(other)

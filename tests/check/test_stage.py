@@ -329,3 +329,37 @@ def test_a_stage_that_is_not_there_is_reported_as_such(linear: Path) -> None:
     path = f"{RUNNER}.startup_class_path={{workspace}}/gone.py"
     expected = "train_runner: startup is not the default, and what it is cannot be told from its source\n"
     assert swap_report(inspect(linear, [path]).flows) == expected
+
+
+ALIKE = [("phase1", "phase2"), ("x_train", "y_train"), ("model_a", "model_b"), ("folds", "fold"), ("left", "right")]
+
+
+@pytest.mark.parametrize(("written", "read"), ALIKE)
+def test_a_key_that_may_be_left_out_is_no_misspelt_one_of_another(linear: Path, written: str, read: str) -> None:
+    body = f"def startup(self, context): context['{written}'] = context.get('{read}')"
+    assert messages(linear, body, stage="startup") == []
+
+
+SLIPS = [("attempt", "atttempt"), ("attempt", "atempt"), ("attempt", "attempz"), ("attempt", "attmept")]
+
+
+@pytest.mark.parametrize(("written", "read"), SLIPS)
+def test_a_key_that_may_be_left_out_is_a_misspelt_one_with_one_other_letter(
+    linear: Path, written: str, read: str
+) -> None:
+    body = f"def startup(self, context): context['{written}'] = context.get('{read}')"
+    (found,) = messages(linear, body, stage="startup")
+    assert f"reads context['{read}'], which nobody writes; did you mean '{written}'?" in found
+
+
+ATTRIBUTES = {
+    "assigned elsewhere": "def startup(self, context):\n    self.toll\ndef toul(self, other): other.toll = 1",
+    "asked for": "def startup(self, context):\n    if hasattr(self, 'toll'): self.toll()\ndef toul(self): pass",
+    "of another object": "def startup(self, context): context['device'].typ\ndef type(self): pass",
+    "far from any": "def startup(self, context):\n    if context['is_infer']: self.nothing_like_it()",
+}
+
+
+@pytest.mark.parametrize("case", ATTRIBUTES)
+def test_an_attribute_that_may_be_there_is_no_misspelt_one(linear: Path, case: str) -> None:
+    assert messages(linear, ATTRIBUTES[case], stage="startup") == []
