@@ -16,7 +16,7 @@ from functools import partial
 from io import FileIO
 from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.errors import CheckpointError, StageError, StorageError
 
@@ -119,13 +119,6 @@ Buffer = bytes | memoryview
 CHUNK = 4 * 2**20
 
 
-class OpenFile(NamedTuple):
-    """A file that the system has received, but perhaps not the disk."""
-
-    descriptor: int
-    size: int
-
-
 class Disk:
     """The six operations of every durable write, and the hash of the content."""
 
@@ -133,25 +126,23 @@ class Disk:
         """Make one folder."""
         path.mkdir()
 
-    def write(self, path: Path, parts: Iterable[Buffer]) -> OpenFile:
-        """Write a new file; it stays open until ``fsync``. Its mode is that of the umask."""
+    def write(self, path: Path, parts: Iterable[Buffer]) -> int:
+        """Write a new file, and return its descriptor, open until ``fsync``. Its mode is that of the umask."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        size = 0
         try:
             for chunk in _chunks(parts):
                 _write_all(descriptor, chunk)
-                size += len(chunk)
         except BaseException:
             os.close(descriptor)
             raise
-        return OpenFile(descriptor, size)
+        return descriptor
 
-    def fsync(self, written: OpenFile) -> None:
+    def fsync(self, descriptor: int) -> None:
         """Wait until the disk has a file. After a failure the file is worthless: a second call would report success."""
         try:
-            os.fsync(written.descriptor)
+            os.fsync(descriptor)
         finally:
-            os.close(written.descriptor)
+            os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
         """Give a file or folder another name in the same folder, in one step."""
@@ -196,9 +187,8 @@ def write_file(path: Path, parts: Sequence[Buffer], disk: Disk = DISK) -> tuple[
         except RuntimeError:
             # The interpreter is ending, and starts no thread any more.
             digest = partial(disk.sha256, parts)
-        written = disk.write(path, parts)
-        disk.fsync(written)
-        return digest(), written.size
+        disk.fsync(disk.write(path, parts))
+        return digest(), sum(map(len, parts))
 
 
 def make_folder(path: Path, disk: Disk = DISK) -> None:

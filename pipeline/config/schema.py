@@ -41,10 +41,6 @@ def _intervals(value: Any) -> Any:
     return value
 
 
-def _names(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 def _class_path(value: Any) -> Any:
     if callable(value) or (isinstance(value, str) and value):
         return value
@@ -83,14 +79,13 @@ def _file_name(value: Any) -> Any:
     return value
 
 
-def _no_repeat(value: Any) -> Any:
-    names = value if isinstance(value, list) else [value]
-    if not names:
+def _names(value: Any) -> Any:
+    names = [value] if isinstance(value, str) else value
+    if names == []:
         raise ValueError("is empty; name at least one, or leave it out for all")
-    repeated = sorted({str(name) for name in names if names.count(name) > 1})
-    if repeated:
+    if isinstance(names, list) and (repeated := sorted({str(name) for name in names if names.count(name) > 1})):
         raise ValueError(f"names {', '.join(repeated)} twice; name each once")
-    return value
+    return names
 
 
 _STRING = {"type": "string"}
@@ -128,7 +123,6 @@ ClassPathValue = Annotated[
 
 Names = Annotated[
     list[str],
-    BeforeValidator(_no_repeat),
     BeforeValidator(_names),
     WithJsonSchema(
         {"title": "name or list of names", "anyOf": [_STRING, {"type": "array", "items": _STRING, "minItems": 1}]}

@@ -22,7 +22,7 @@ from pipeline import Brain
 from pipeline.checkpoint import safetensors_io
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.reader import problems_of
-from pipeline.checkpoint.storage import Buffer, Disk, OpenFile
+from pipeline.checkpoint.storage import Buffer, Disk
 from pipeline.errors import CheckpointError, ExitCode, StorageError
 
 
@@ -365,7 +365,7 @@ class Slow(Disk):
     def __init__(self) -> None:
         self.allowed = threading.Event()
 
-    def write(self, path: Path, parts: Iterable[Buffer]) -> OpenFile:
+    def write(self, path: Path, parts: Iterable[Buffer]) -> int:
         self.allowed.wait()
         return super().write(path, parts)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.checkpoint.storage import Buffer, Disk, OpenFile
+from pipeline.checkpoint.storage import Buffer, Disk
 
 OPERATIONS = ("mkdir", "write", "fsync", "rename", "fsync_folder", "remove")
 
@@ -37,17 +37,17 @@ class Watched(Disk):
         if self.at("mkdir", path):
             super().mkdir(path)
 
-    def write(self, path: Path, parts: Iterable[Buffer]) -> OpenFile:
+    def write(self, path: Path, parts: Iterable[Buffer]) -> int:
         content = b"".join(parts)
         self.at("write", path, content)
-        written = super().write(path, [content])
-        self.open[written.descriptor] = path
-        return written
+        descriptor = super().write(path, [content])
+        self.open[descriptor] = path
+        return descriptor
 
-    def fsync(self, written: OpenFile) -> None:
+    def fsync(self, descriptor: int) -> None:
         # What these tests need of a disk they know from the record; waiting for the real one would only take time.
-        os.close(written.descriptor)
-        self.at("fsync", self.open.pop(written.descriptor))
+        os.close(descriptor)
+        self.at("fsync", self.open.pop(descriptor))
 
     def rename(self, source: Path, target: Path) -> None:
         if self.at("rename", source, target):
