@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pipeline import Context, GeneralTrainer
+from pipeline import Context, GeneralTrainer, hookimpl
 from pipeline.errors import ConfigError, DataError
 from pipeline.workspaces import package_name
 
@@ -141,7 +141,7 @@ def test_a_search_as_wide_as_the_tree_scores_films_as_scoring_them_all_but_for_t
     brain, history = model.Model(13, 4, 3, [1, 1, 1, 1], beam_width=13), torch.randint(0, 14, (5, 3))
     brain.tree.arrange(tables_of(13))
     seen = torch.rand(5, 13) < 0.3
-    torch.testing.assert_close(brain.search(history, seen), brain.score_all(history).masked_fill(seen, -torch.inf))
+    torch.testing.assert_close(brain.search(history, seen, 13), brain.score_all(history).masked_fill(seen, -torch.inf))
 
 
 def test_a_new_tree_keeps_what_was_learnt_of_each_film() -> None:
@@ -154,7 +154,17 @@ def test_a_new_tree_keeps_what_was_learnt_of_each_film() -> None:
     assert not torch.equal(brain.tree.travel, ways)
 
 
-# The startup stage
+# The stages
+
+
+class Stopping:
+    """A plugin that ends the run after an iteration."""
+
+    at = 0
+
+    @hookimpl
+    def after_batch(self, context: Context) -> None:
+        context["is_exit"] = context["train_state"]["iteration"] == self.at
 
 
 @pytest.fixture
@@ -169,11 +179,13 @@ def train(workspace: Callable[..., Path], tmp_path: Path) -> Train:
         "emb": "tree_emb.safetensors",
     }
 
-    def run(**runner: Any) -> Context:
+    def run(rate: float = 0.0, resume: str = "never", **runner: Any) -> Context:
         config = {
+            "name": "tdm",
+            "plugins": [Stopping],
             "workspace": str(folder),
             "hyper_parameters": {
-                "optimizer": {"class": "SGD", "learning_rate": 0.0},
+                "optimizer": {"class": "SGD", "learning_rate": rate},
                 "leaf_node_nums": 13, "node_emb_size": 4, "history": 3, "neg_sampling_list": [1, 1, 1, 1], "beam_width": 4,
             },
             "dataset": [{"name": "train_data", "class_path": "{workspace}/data.py:views", "batch_size": 4}],
@@ -185,7 +197,7 @@ def train(workspace: Callable[..., Path], tmp_path: Path) -> Train:
                 **runner,
             }],
         }  # fmt: skip
-        context: Context = GeneralTrainer(config).run()
+        context: Context = GeneralTrainer(config, resume=resume).run()
         return context
 
     return run
@@ -196,15 +208,15 @@ def state_of(context: Context) -> dict[str, Tensor]:
     return state
 
 
-def numbers(path: Path) -> list[list[int]]:
+def numbers_of(path: Path) -> list[list[int]]:
     return [[int(number) for number in line.split(",")] for line in path.read_text().splitlines()]
 
 
 def test_a_single_process_loads_what_the_four_files_say(train: Train, tmp_path: Path) -> None:
     state, folder = state_of(train()), tmp_path / "tree"
-    assert state["tree.layers"].tolist() == list(chain.from_iterable(numbers(folder / "layer_list.txt")))
-    assert state["tree.travel"].tolist() == numbers(folder / "travel_list.txt")
-    assert state["tree.info"].tolist() == numbers(folder / "tree_info.txt")
+    assert state["tree.layers"].tolist() == list(chain.from_iterable(numbers_of(folder / "layer_list.txt")))
+    assert state["tree.travel"].tolist() == numbers_of(folder / "travel_list.txt")
+    assert state["tree.info"].tolist() == numbers_of(folder / "tree_info.txt")
     assert torch.equal(state["scorer.embeddings.weight"], load_file(folder / "tree_emb.safetensors")["weight"])
 
 
@@ -241,9 +253,39 @@ def test_a_missing_file_of_the_tree_is_named_with_the_command_that_makes_it(trai
         train()
 
 
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
+def test_a_training_by_turns_that_is_resumed_ends_with_the_tree_and_the_weights_of_one_that_is_not(
+    train: Train, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = {"rate": 1.0, "epochs": 3, "runner_class_path": f"{FOLDER}/runner.py:JointTraining"}
+    turns["runner_args"] = {"tree_interval": 1}
+    straight = train(**turns)
+    with monkeypatch.context() as patch:
+        patch.setattr(Stopping, "at", at)
+        assert train(**turns)["train_state"]["iteration"] == at
+    resumed = train(**turns, resume="auto")
+    assert resumed["train_state"] == straight["train_state"]
+    assert all(torch.equal(tensor, state_of(straight)[name]) for name, tensor in state_of(resumed).items())
+
+
+def test_a_new_tree_is_built_after_each_interval_but_the_last(train: Train, tmp_path: Path) -> None:
+    first = numbers_of(tmp_path / "tree" / "travel_list.txt")
+    turns = {"rate": 1.0, "runner_class_path": f"{FOLDER}/runner.py:JointTraining", "runner_args": {"tree_interval": 2}}
+    assert state_of(train(**turns, epochs=2))["tree.travel"].tolist() == first
+    assert state_of(train(**turns, epochs=3))["tree.travel"].tolist() != first
+
+
 @pytest.mark.slow
 def test_the_command_writes_the_files_that_the_instance_stage_makes(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(FOLDER / "build_tree.py"), str(tmp_path / "mine")], check=True)
     build_tree.write(tmp_path / "other", data.film_vectors(32))
     for file in (tmp_path / "other").iterdir():
         assert (tmp_path / "mine" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_a_damaged_file_of_the_data_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    data.wheel_path().parent.mkdir(parents=True)
+    data.wheel_path().write_bytes(b"damaged")
+    with pytest.raises(DataError, match=r"its SHA-256 is 41f0c27c\w+, not 9c994820\w+; delete this file and run again"):
+        data.fetch()

@@ -3,7 +3,7 @@
 Node 0 stands for no node and node 1 is the root. The inner nodes follow layer by layer, then one leaf for each item.
 """
 
-import sys
+from argparse import ArgumentParser
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
@@ -12,8 +12,6 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-
-EMB_SIZE = 32
 
 
 class Tables(NamedTuple):
@@ -84,9 +82,9 @@ def node_vectors(vectors: Tensor, travel: Tensor, nodes: int) -> Tensor:
     return sums / counts.clamp(min=1)
 
 
-def write(folder: Path, vectors: Tensor) -> None:
-    """Build a tree from the vectors of the items, and write its files."""
-    tables = build(vectors)
+def write(folder: Path, vectors: Tensor, by_chance: bool = False) -> None:
+    """Build a tree from the vectors of the items, or by chance, and write its files."""
+    tables = build(torch.rand(vectors.shape, generator=torch.Generator().manual_seed(0)) if by_chance else vectors)
     folder.mkdir(parents=True, exist_ok=True)
     write_table(folder / "layer_list.txt", tables.layers)
     write_table(folder / "travel_list.txt", tables.travel)
@@ -101,7 +99,12 @@ def write_table(path: Path, rows: Iterable[Tensor]) -> None:
 
 
 if __name__ == "__main__":
+    parser = ArgumentParser(description="Build a tree over the films of MovieLens-100K.")
+    parser.add_argument("folder", type=Path, help="where its files are written")
+    parser.add_argument("--size", type=int, default=32, help="of the vectors: hyper_parameters.node_emb_size")
+    parser.add_argument("--random", action="store_true", help="put the films under the nodes by chance")
+    arguments = parser.parse_args()
     # A script belongs to no package, in which `from .data import …` would look.
     data = import_module("data")
     data.fetch()
-    write(Path(sys.argv[1]), data.film_vectors(EMB_SIZE))
+    write(arguments.folder, data.film_vectors(arguments.size), by_chance=arguments.random)

@@ -98,7 +98,7 @@ def wheel_path() -> Path:
     return cache_folder / "five-stage-pipeline" / "movielens" / "recbole-1.2.1-py3-none-any.whl"
 
 
-def fetch() -> Path:
+def fetch() -> None:
     """Download the wheel if it is not there, and check it.
 
     Raises:
@@ -115,4 +115,3 @@ def fetch() -> Path:
     found = hashlib.sha256(wheel.read_bytes()).hexdigest()
     if found != SHA256:
         raise DataError(f"{wheel}: its SHA-256 is {found}, not {SHA256}; delete this file and run again")
-    return wheel

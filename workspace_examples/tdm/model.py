@@ -48,7 +48,7 @@ class Model(Brain):
         node_emb_size: length of a node's vector.
         history: how many films of a user it looks at.
         neg_sampling_list: how many other nodes it trains on, for each layer below the root.
-        beam_width: how many nodes of a layer a search goes on from.
+        beam_width: how many nodes of a layer a search in a validation goes on from.
     """
 
     def __init__(
@@ -61,9 +61,10 @@ class Model(Brain):
 
     def compute_forward(self, batch: tuple[Tensor, ...], stage: Stage) -> tuple[Tensor, Tensor] | Tensor:
         """In training, the logits of some nodes and their labels; else the scores of all films, as ``search``."""
-        history, film, *seen = batch
         if stage is not Stage.TRAIN:
-            return self.search(history, *seen)
+            history, _, seen = batch
+            return self.search(history, seen, self.beam_width)
+        history, film = batch
         nodes, labels = self.tree.sample(film, self.neg_sampling_list)
         return self.score(history, nodes), labels
 
@@ -79,9 +80,9 @@ class Model(Brain):
         """What metrics compare the scores of films with: which of them the user sees next, [batch, films]."""
         return batch[1]
 
-    def search(self, history: Tensor, seen: Tensor) -> Tensor:
-        """The scores of the films [batch, films] that a search finds; -inf for others, and for those that were seen."""
-        leaves, scores = self.tree.search(partial(self.score, history), len(history), self.beam_width)
+    def search(self, history: Tensor, seen: Tensor, width: int) -> Tensor:
+        """The scores of the films [batch, films] that a beam finds; -inf for others, and for those that were seen."""
+        leaves, scores = self.tree.search(partial(self.score, history), len(history), width)
         nodes = torch.full((len(history), len(self.tree.info)), -torch.inf, device=scores.device)
         return nodes.scatter(1, leaves, scores)[:, self.tree.leaves].masked_fill(seen, -torch.inf)
 
@@ -98,7 +99,7 @@ class Model(Brain):
     @torch.no_grad()
     def rebuild_tree(self) -> None:
         """Build a new tree of what was learnt of the films: a leaf keeps its vector, an inner node has a mean of leaves."""
-        vectors = self.scorer.embeddings.weight[self.tree.leaves]
+        vectors = self.scorer.embeddings.weight[self.tree.leaves].cpu()
         tables = build(functional.normalize(vectors))
         self.tree.arrange(tables)
         self.scorer.embeddings.weight.copy_(node_vectors(vectors, tables.travel, len(tables.info)))

@@ -1,12 +1,12 @@
 """The runner stages: one trains the tree and the model by turns, the other compares the search with what it replaces."""
 
-from typing import Any
-
 import torch
 from loguru import logger
 from torch import Tensor
 
-from pipeline import Context, stages
+from pipeline import Context, Phase, stages
+
+from .model import Model
 
 
 class JointTraining(stages.Runner):
@@ -26,37 +26,40 @@ class JointTraining(stages.Runner):
     def train_epoch(self, context: Context, epoch: int) -> None:
         # An epoch that is resumed has its tree from the checkpoint.
         if self.tree_interval and epoch and epoch % self.tree_interval == 0 and not context.resuming:
-            context["model"]["tdm"].model.rebuild_tree()
+            model: Model = context["model"]["tdm"].model
+            model.rebuild_tree()
             logger.info(f"epoch {epoch} begins with a new tree")
         super().train_epoch(context, epoch)
 
 
 class Retrieval(stages.Runner):
-    """Reports the recall of the search in the tree, of scoring all films, and of the most popular films.
+    """Reports the recall of searches in the tree, of scoring all films, and of the most popular films.
 
     Args:
         context: the run's.
-        k: how many films are recommended.
+        k: how many films are recommended to a user.
+        beam_widths: of the searches.
     """
 
-    def __init__(self, context: Context, k: int) -> None:
+    def __init__(self, context: Context, k: int, beam_widths: list[int]) -> None:
         super().__init__(context)
-        self.k = k
+        self.k, self.beam_widths = k, beam_widths
 
-    def evaluate(self, context: Context, phase: Any) -> dict[str, float]:
-        model = phase.model
-        history, last, seen = (part.to(context["device"]) for part in context["dataset"]["valid_data"].dataset.tensors)
+    def evaluate(self, context: Context, phase: Phase) -> dict[str, float]:
+        model: Model = phase.model
         model.modules.eval()
+        history, last, seen = (part.to(context["device"]) for part in context["dataset"]["valid_data"].dataset.tensors)
+        parts = list(zip(history.split(64), seen.split(64), strict=True))
         with torch.no_grad():
-            all_films = torch.cat([model.score_all(part) for part in history.split(64)])
-        popularity = seen.sum(dim=0).expand(len(seen), -1)
-        return {
-            **super().evaluate(context, phase),
-            "recall_of_all_films": self.recall(all_films, last, seen),
-            "recall_of_popular_films": self.recall(popularity.float(), last, seen),
-        }
+            scores = {
+                f"beam_{width}": torch.cat([model.search(*part, width) for part in parts]) for width in self.beam_widths
+            }
+            scores["all_films"] = torch.cat([model.score_all(part) for part, _ in parts])
+        scores["popular_films"] = seen.sum(dim=0).float().expand(len(seen), -1)
+        return {f"recall_of_{name}": self.recall(of_films, last, seen) for name, of_films in scores.items()}
 
     def recall(self, scores: Tensor, last: Tensor, seen: Tensor) -> float:
-        """The share of the films that users saw last among the ``k`` best scored ones that they had not seen before."""
-        best = scores.masked_fill(seen, -torch.inf).topk(self.k).indices
-        return (last.gather(1, best).sum(dim=1) / last.sum(dim=1)).mean().item()
+        """The share of the films that users saw last among the ``k`` best scored that they had not seen before."""
+        best = scores.masked_fill(seen, -torch.inf).topk(self.k)
+        found = last.gather(1, best.indices) & best.values.isfinite()
+        return (found.sum(dim=1) / last.sum(dim=1)).mean().item()

@@ -11,6 +11,7 @@ from pipeline import Context, EngineMode, stages
 from pipeline.errors import ConfigError, DataError
 
 from .build_tree import Tables
+from .model import Model
 
 TREE = ("tree.layers", "tree.travel", "tree.info", "scorer.embeddings.weight")
 
@@ -41,16 +42,16 @@ class Startup(stages.Startup):
         context["status"] = "train_pass"
 
     def _single_startup(self, context: Context) -> None:
-        """A model of ``init_model_path`` brings its tree along; else the files have it."""
+        """A model that was trained before brings its tree along; else the files have it."""
         super().startup(context)
-        if context["runner"].init_model_path:
+        if context["runner"].init_model_path or context["is_infer"]:
             return
         layers, travel, info = map(read_table, (self.tree_layer_path, self.tree_travel_path, self.tree_info_path))
         embeddings = load_file(self.tree_emb_path)
         for phase in context["model"].values():
-            tree, scorer = phase["brain"].modules["tree"], phase["brain"].modules["scorer"]
-            tree.arrange(Tables(layers, torch.stack(travel), torch.stack(info)))
-            scorer.embeddings.load_state_dict(embeddings)
+            model: Model = phase.model
+            model.tree.arrange(Tables(layers, torch.stack(travel), torch.stack(info)))
+            model.scorer.embeddings.load_state_dict(embeddings)
             logger.info(f"a tree of {len(layers)} layers and {len(travel)} items is loaded from {self.tree_layer_path}")
 
     def _cluster_startup(self, context: Context) -> None:
@@ -60,7 +61,7 @@ class Startup(stages.Startup):
             raise ConfigError("on a cluster the tree comes from init_model_path, which is not set; name a checkpoint")
         for name, phase in context["model"].items():
             weights = load_file(Path(path) / f"{name}.safetensors")
-            phase["brain"].modules.load_state_dict({tensor: weights[tensor] for tensor in TREE}, strict=False)
+            phase.brain.modules.load_state_dict({tensor: weights[tensor] for tensor in TREE}, strict=False)
             logger.info(f"the tree of {name} is loaded from {path}")
 
 
