@@ -57,16 +57,6 @@ def _runner_class(value: Any) -> Any:
     return value.lower().removeprefix("single_") if isinstance(value, str) else value
 
 
-# Characters of a name that a file or folder is called after; file systems take 255 bytes, and more is added to it.
-_LONGEST = 200
-
-
-def _not_too_long(value: Any) -> Any:
-    if isinstance(value, str) and len(value) > _LONGEST:
-        raise ValueError(f"has {len(value)} characters, and files are called so; write {_LONGEST} at the most")
-    return value
-
-
 def _folder_name(value: Any) -> Any:
     if value in ("lock", "workspace"):
         raise ValueError(f"is {value!r}, which the run directory uses itself; choose another name")
@@ -138,7 +128,8 @@ Intervals = Annotated[
     ),
 ]  # fmt: skip
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$"), BeforeValidator(_not_too_long)]
+# A file or folder is called so: file systems take 255 bytes, and more is added to it.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=200)]
 
 Device = Annotated[
     str, BeforeValidator(_device), WithJsonSchema({"title": "auto, cpu, gpu, cuda or cuda:N", **_DEVICE})

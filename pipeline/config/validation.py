@@ -118,6 +118,8 @@ def message(detail: Mapping[str, Any], value: Any) -> str:
         return f"is {text}{one_of(str(value), allowed)}"
     if kind in _BOUNDS:
         return f"is {text}; it must be {_BOUNDS[kind]} {next(iter(context.values())):.12g}"
+    if kind == "string_too_long":
+        return f"has {len(value)} characters, and files are called so; write {context['max_length']} at the most"
     if kind == "string_pattern_mismatch":
         return f"is {text}; use letters, digits, '_' and '-' only"
     if kind == "too_short":
