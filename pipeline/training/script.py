@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from copy import deepcopy
 from datetime import UTC, datetime
 from importlib.metadata import distributions
-from itertools import chain, count, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +95,7 @@ def _put(path: Path, content: bytes) -> None:
     if path.exists():
         if path.read_bytes() == content:
             return
-        kept = f"{path.name}.{datetime.now(UTC):%Y%m%d-%H%M%S}"
-        others = (path.with_name(f"{kept}-{number}") for number in count(2))
-        path.rename(next(free for free in chain([path.with_name(kept)], others) if not free.exists()))
+        path.rename(path.with_name(f"{path.name}.{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"))
     storage.replace_durably(path, content)
 
 
