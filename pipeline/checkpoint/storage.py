@@ -138,7 +138,7 @@ class Disk:
         return descriptor
 
     def fsync(self, descriptor: int) -> None:
-        """Wait until the disk has a file. After a failure the file is worthless: a second call would report success."""
+        """Wait until the disk has what is open, and close it. After a failure it is worthless: asked again, it would say yes."""
         try:
             os.fsync(descriptor)
         finally:
@@ -150,11 +150,7 @@ class Disk:
 
     def fsync_folder(self, path: Path) -> None:
         """Wait until the disk has the entries of a folder."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        self.fsync(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def remove(self, path: Path) -> None:
         """Remove a file or a folder; a link in it is removed, never followed."""
