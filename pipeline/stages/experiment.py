@@ -26,6 +26,7 @@ from pipeline.config.schema import parse_intervals
 from pipeline.context import TRAIN_STATE, Context
 from pipeline.data.batch import count_samples, to_device
 from pipeline.data.loader import length, position_of, remaining_batches, set_epoch
+from pipeline.data.workers import supervise_workers
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
 from pipeline.run.device import resolve_device
 from pipeline.run.log import StandardLogger
@@ -35,6 +36,7 @@ from pipeline.stages.base import RunnerBase
 from pipeline.stages.experiment_config import PHASE, JsonLines, PluginNumbers, Visualizer
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import in_evaluation_mode
+from pipeline.training.phase import limited
 from pipeline.training.triggers import Schedule
 from pipeline.user_code import plugins
 
@@ -230,10 +232,11 @@ class ExperimentSetup(RunnerBase):
         self._resources.close()
 
     def _count_iterations(self) -> None:
-        """``config.training.max_iteration`` of a stage may depend on the loader."""
+        """As a stage, limit the loader as the runner says; ``config.training.max_iteration`` may depend on it."""
         if getattr(self, "train_loader", None) is None:
             raise StageError(f"{type(self).__name__}.setup_dataloader: has to set self.train_loader; give it batches")
         if not self.alone:
+            self.train_loader = limited(self.train_loader, self.context["runner"])
             self._training["max_iteration"] = experiment_config.iterations_of(self.context, self.train_loader)
 
     def _offer_model(self) -> None:
@@ -270,6 +273,7 @@ class ExperimentBase(ExperimentSetup):
 
     By hand: ``experiment = Mine(config, args); experiment.setup(); experiment.run()``. As the runner stage of a config
     it is built and set up by the trainer, and adopts what that has made: device, run directory, log, checkpointer.
+    There ``limit_batches`` and a debug run limit ``train_loader``; how long ``valid`` takes is its own affair.
 
     Its iteration is a call of ``train_batch``, which reads as many batches as it likes, also beyond the end of an epoch,
     and trains whatever it likes, without a Brain. A TrainPass is something else: one batch of one loader per iteration,
@@ -324,7 +328,7 @@ class ExperimentBase(ExperimentSetup):
             elif not self._loaded:
                 self.resume_or_load()
             self.context.wake = self._wake
-            with SHUTDOWN.defer(self._wake), suppress(ExitError):
+            with SHUTDOWN.defer(self._wake), supervise_workers(), suppress(ExitError):
                 self.train()
                 self._end_epoch()
                 self.save()

@@ -17,6 +17,7 @@ from torch import Tensor
 from pipeline.checkpoint.storage import finite
 from pipeline.config.schema import Interval, parse_intervals
 from pipeline.context import Context
+from pipeline.data.loader import length
 from pipeline.errors import ConfigError, one_of
 from pipeline.training.meters import Meters
 
@@ -311,20 +312,21 @@ def args_of(context: Context) -> SimpleNamespace:
 
 
 def iterations_of(context: Context, loader: Any) -> int:
-    """How many iterations a runner's ``epochs`` and ``max_steps`` are, whichever comes first.
+    """How many iterations a runner's ``epochs``, ``max_steps`` and ``debug_epochs`` are, whichever comes first.
 
     Raises:
         ConfigError: it has neither, or epochs of a loader without a length.
     """
     runner = context["runner"]
-    if runner.epochs is None:
+    epochs = min(runner.epochs or runner.debug_epochs, runner.debug_epochs) if runner.debug else runner.epochs
+    if epochs is None:
         if runner.max_steps is None:
             what = "does not say how long to train; add `epochs:` or `max_steps:`"
             raise ConfigError(f"runner.{runner.name}: {what}")
         return runner.max_steps
     try:
-        iterations = runner.epochs * len(loader)
+        batches = runner.debug_batches if runner.debug and length(loader) is None else len(loader)
     except TypeError as error:
-        unknown = f"is {runner.epochs}, and nobody knows how many batches an epoch of train_loader has ({error})"
+        unknown = f"is {epochs}, and nobody knows how many batches an epoch of train_loader has ({error})"
         raise ConfigError(f"runner.{runner.name}.epochs: {unknown}; give max_steps instead") from error
-    return min(iterations, runner.max_steps or iterations)
+    return min(epochs * batches, runner.max_steps or epochs * batches)

@@ -10,7 +10,7 @@ import torch
 from loguru import logger
 
 from pipeline.config.schema import PhaseSchema, RunnerSchema, too_short
-from pipeline.context import Context, Phase
+from pipeline.context import Context, Phase, RunnerSettings
 from pipeline.data.loader import LimitedLoader, length, overfit_batches, random_sampler_of
 from pipeline.errors import ConfigError, ContextError, DataError, one_of
 from pipeline.training.run_options import RunOptions
@@ -91,6 +91,11 @@ def pass_loader(dataset: str, runner: RunnerSchema, context: Context) -> Any:
     loader = loader_of(dataset, context)
     if runner.overfit_batches:
         loader = overfit_batches(loader, runner.overfit_batches)
+    return limited(loader, runner)
+
+
+def limited(loader: Any, runner: RunnerSettings) -> Any:
+    """A loader, as far as the runner allows: its first batches, with ``limit_batches`` or in a debug run."""
     limits = [runner.limit_batches, runner.debug_batches if runner.debug else None]
     most = min((limit for limit in limits if limit), default=0)
     return LimitedLoader(loader, most) if most else loader

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -138,6 +140,23 @@ def test_as_a_stage_it_trains_for_epochs_or_max_steps_whichever_comes_first(
     assert state == {"iteration": iterations, "update": iterations, "epoch": 2, "samples": state["samples"],
                      "phase_index": 0}  # fmt: skip
     assert state["samples"] == {6: 20, 5: 18}[iterations]
+
+
+@pytest.mark.parametrize(
+    ("cls", "runner", "iterations", "epochs"),
+    [
+        ("Line", {"debug": True, "max_steps": 50}, 4, 2),
+        ("Line", {"debug": True, "epochs": 1}, 2, 1),
+        ("Line", {"debug": True, "max_steps": 3, "debug_epochs": 5}, 3, 2),
+        ("Streaming", {"debug": True, "max_steps": 50}, 4, 2),
+        ("Line", {"limit_batches": 1, "epochs": 3}, 3, 3),
+    ],
+)
+def test_as_a_stage_it_ends_at_the_limits_of_a_debug_run_and_its_epochs_after_limit_batches(
+    cls: str, runner: dict[str, Any], iterations: int, epochs: int
+) -> None:
+    state = GeneralTrainer(config(globals()[cls], **runner)).run()["train_state"]
+    assert (state["iteration"], state["epoch"]) == (iterations, epochs)
 
 
 # The loop.
@@ -697,6 +716,28 @@ def test_as_a_stage_a_failing_batch_ends_the_run_with_its_own_error() -> None:
         trainer.run()
     (status,) = Path("runs").glob("*/latest/status.json")
     assert json.loads(status.read_text())["iteration"] == 1
+
+
+class Deadly(TensorDataset):
+    """A worker dies at its last sample."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        if index == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_as_a_stage_a_worker_that_dies_during_a_step_is_an_error_that_names_its_sample() -> None:
+    class Waiting(Line):
+        def setup_dataloader(self) -> None:
+            self.train_loader = make_loader(Deadly(*table().tensors), seed=0, batch_size=5, num_workers=1)
+
+        def train_batch(self) -> None:
+            self.read_batch()
+            time.sleep(60)
+
+    with pytest.raises(DataError, match=r"worker 0 was killed by SIGKILL at sample 9"):
+        GeneralTrainer(config(Waiting, epochs=1)).run()
 
 
 def test_as_a_stage_max_iteration_is_known_to_setup_model() -> None:
