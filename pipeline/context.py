@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, NoReturn, Protocol, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, NoReturn, Protocol, Self, cast, overload
 
 from pipeline.errors import ContextError, StageError, nearest
 
@@ -200,20 +200,17 @@ class Phase(dict[str, Any]):
     @property
     def brain(self) -> BrainView:
         """The Brain that trains it."""
-        brain: BrainView = self["brain"]
-        return brain
+        return cast("BrainView", self["brain"])
 
     @property
     def updater(self) -> UpdaterView:
         """Trains on one batch."""
-        updater: UpdaterView = self["updater"]
-        return updater
+        return cast("UpdaterView", self["updater"])
 
     @property
     def optim_schedulers(self) -> Mapping[str, Any]:
         """Name -> OptimScheduler: an optimizer and its learning rate."""
-        optim_schedulers: Mapping[str, Any] = self["optim_schedulers"]
-        return optim_schedulers
+        return cast("Mapping[str, Any]", self["optim_schedulers"])
 
 
 class Batches(Iterator[Any], Protocol):
@@ -468,47 +465,17 @@ class Context(dict[str, Any]):
     if TYPE_CHECKING:
 
         @overload
-        def get(self, key: Literal["runner"], default: D = ...) -> RunnerSettings | D: ...
-        @overload
-        def get(self, key: Literal["config"], default: D = ...) -> ConfigView | D: ...
-        @overload
-        def get(self, key: Literal["hyper_parameters", "dataset", "env"], default: D = ...) -> dict[str, Any] | D: ...
-        @overload
-        def get(self, key: Literal["device"], default: D = ...) -> torch.device | D: ...
-        @overload
-        def get(self, key: Literal["run_dir"], default: D = ...) -> Path | D: ...
-        @overload
-        def get(self, key: Literal["is_infer", "is_exit", "is_fleet"], default: D = ...) -> bool | D: ...
-        @overload
-        def get(self, key: Literal["train_state"], default: D = ...) -> dict[str, int] | D: ...
-        @overload
-        def get(self, key: Literal["checkpointer"], default: D = ...) -> CheckpointerView | D: ...
+        def get(self, key: Literal["dataset"], default: D = ...) -> dict[str, Any] | D: ...
         @overload
         def get(self, key: Literal["model"], default: D = ...) -> dict[str, Phase] | D: ...
         @overload
-        def get(
-            self, key: Literal["current_epoch", "rank", "local_rank", "world_size"], default: D = ...
-        ) -> int | D: ...
+        def get(self, key: Literal["current_epoch"], default: D = ...) -> int | D: ...
         @overload
         def get(self, key: Literal["metrics"], default: D = ...) -> dict[str, dict[str, float]] | D: ...
         @overload
-        def get(self, key: Literal["status", "runner_name", "fleet_mode"], default: D = ...) -> str | D: ...
-        @overload
-        def get(self, key: Literal["resources"], default: D = ...) -> ExitStack | D: ...
-        @overload
-        def get(self, key: Literal["hooks"], default: D = ...) -> pluggy.HookRelay | D: ...
-        @overload
         def get(self, key: Literal["best"], default: D = ...) -> dict[str, Any] | D | None: ...
         @overload
-        def get(self, key: Literal["checkpoints"], default: D = ...) -> dict[Path, dict[str, Any]] | D: ...
-        @overload
         def get(self, key: Literal["error"], default: D = ...) -> BaseException | D: ...
-        @overload
-        def get(self, key: Literal["config_yaml"], default: D = ...) -> str | D | None: ...
-        @overload
-        def get(self, key: Literal["phases"], default: D = ...) -> list[dict[str, Any]] | D: ...
-        @overload
-        def get(self, key: Literal["engine"], default: D = ...) -> EngineMode | D: ...
         @overload
         def get(self, key: Own, default: Any = None) -> Any: ...
 

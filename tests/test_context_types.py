@@ -22,10 +22,14 @@ SAMPLES = sorted(REPOSITORY.glob("tests/typed_stages/*.py"))
 
 
 def overloads(method: str) -> Iterator[str]:
-    """The overloads of ``__getitem__`` or ``get``: one for the keys of each type, and one for those of a workspace."""
+    """The overloads of ``__getitem__`` or ``get``: one for the keys of each type, and one for those of a workspace.
+
+    ``get`` has those of the keys that may be missing: the trainer writes the others before the first stage.
+    """
     default, missing = (", default: D = ...", " | D") if method == "get" else ("", "")
-    for kind in dict.fromkeys(key.type for key in KEYS):
-        names = ", ".join(f'"{key.name}"' for key in KEYS if key.type == kind)
+    keys = [key for key in KEYS if method != "get" or key.writer != "trainer" or key.name == "error"]
+    for kind in dict.fromkeys(key.type for key in keys):
+        names = ", ".join(f'"{key.name}"' for key in keys if key.type == kind)
         optional = " | None" if kind.endswith(" | None") else ""
         value = f"{kind.removesuffix(optional)}{missing}{optional}"
         yield f"@overload\ndef {method}(self, key: Literal[{names}]{default}) -> {value}: ..."
