@@ -165,6 +165,9 @@ class BrainView(Protocol):
     def evaluate_batch(self, batch: Any, stage: Any) -> torch.Tensor:
         """The loss of a batch, without training."""
 
+    def log(self, name: str, value: torch.Tensor | float, batch_size: int | None = None) -> None:
+        """Report a number, averaged over the samples of the pass."""
+
 
 class UpdaterView(Protocol):
     """What a runner stage needs of the updater of a phase; it is in ``training/updater.py``."""

@@ -147,8 +147,8 @@ def restore_recoverables(recoverables: Mapping[str, Recoverable], state: Trainin
         else:
             logger.warning(f"{where}: knows nothing of '{name}', which begins anew")
     for name in map(printable, state.recoverables.keys() - recoverables.keys()):
-        what = f"{where}: has a state of '{name}', which is not there"
-        logger.warning(f"{what}; it is left out unless add_recoverable names it yet")
+        # No warning: a runner stage adds its objects at the top of ``run``, which is yet to come.
+        logger.info(f"{where}: has a state of '{name}': add_recoverable('{name}', …) restores it, or it is left out")
 
 
 def restore_recoverable(name: str, recoverable: Recoverable, state: TrainingState, where: str) -> None:

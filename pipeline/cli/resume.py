@@ -18,7 +18,7 @@ from pipeline.run.provenance import parse_command
 from pipeline.run.resume import split_path
 
 
-@click.command("resume", help=COMMANDS["resume"])
+@click.command("resume", help=COMMANDS["resume"], epilog="To change something: pipeline run CONFIG --resume RUN_DIR …")
 @click.argument("path", metavar="RUN_DIR|CHECKPOINT", type=click.Path(path_type=Path))
 @log_level
 def command(path: Path, level: str | None) -> None:
@@ -27,7 +27,7 @@ def command(path: Path, level: str | None) -> None:
     run_dir, checkpoint = split_path(path)
     _refuse_strangers(run_dir)
     folder, config, workspace, overrides = _run_origin(run_dir)
-    click.echo(f"config {config}, workspace {workspace}, from {folder}", err=True)
+    click.echo(f"config {config}, workspace {workspace}, begun in {folder}", err=True)
     if not Path(folder).is_dir():
         raise click.UsageError(f"{run_dir / 'command.txt'}: the folder {folder} is not there any more")
     # Outputs are relative to where the run was begun.

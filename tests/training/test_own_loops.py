@@ -868,7 +868,7 @@ def test_count_has_the_batches_before_a_resume_too(two: Config, repeat: bool) ->
     assert counts == ([0, 1, 1, 2, 3, 4, 5, 6] if repeat else [0, 1, 1])
 
 
-def test_an_object_that_is_registered_at_the_top_of_run_has_its_state_back(two: Config) -> None:
+def test_an_object_that_is_registered_at_the_top_of_run_has_its_state_back(two: Config, log_lines: list[str]) -> None:
     class Pool:
         def __init__(self) -> None:
             self.items: list[float] = []
@@ -892,6 +892,7 @@ def test_an_object_that_is_registered_at_the_top_of_run_has_its_state_back(two: 
         GeneralTrainer(two(collecting, save_interval=1)).run()
     GeneralTrainer(two(collecting, save_interval=1), resume="auto").run()
     assert lengths == [0, 1, 2, 2, 3, 4]
+    assert not [line for line in log_lines if line.startswith("WARNING") and "'pool'" in line]
 
 
 def test_what_stands_under_not_resuming_is_done_once_even_before_the_first_call(two: Config) -> None:

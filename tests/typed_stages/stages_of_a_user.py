@@ -41,6 +41,7 @@ class Runner(stages.Runner):
         predictions = phase.brain.compute_forward(batch, Stage.TRAIN)
         loss = phase.brain.compute_objectives(predictions, batch, Stage.TRAIN)
         optimize(loss + 0.1 * self.penalty(phase.brain.modules), phase.optim_schedulers)
+        phase.brain.log("penalty", self.penalty(phase.brain.modules))
         return loss
 
     def penalty(self, modules: torch.nn.ModuleDict) -> torch.Tensor:
