@@ -29,8 +29,8 @@ import traceback
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from glob import escape, glob
 from importlib import import_module
+from importlib.metadata import entry_points
 from io import TextIOWrapper
 from typing import Any, NoReturn
 
@@ -94,19 +94,10 @@ class _Commands(click.Group):
 
 
 def package_entries(group: str = GROUP) -> dict[str, dict[str, str]]:
-    """Name -> package -> class path in an entry-point group, as importlib.metadata reads it, whose import takes 20 ms."""
+    """Name -> package -> class path in an entry-point group."""
     entries: dict[str, dict[str, str]] = {}
-    packages = set()
-    for folder in sys.path:
-        for file in sorted(glob(f"{escape(folder or os.curdir)}/*.dist-info/entry_points.txt")):
-            package = os.path.basename(os.path.dirname(file)).partition("-")[0]
-            if package not in packages:
-                packages.add(package)
-                with open(file, encoding="utf-8") as text:
-                    section = text.read().partition(f"[{group}]")[2].partition("\n[")[0]
-                for name, equals, path in (line.partition("=") for line in section.splitlines()):
-                    if equals:
-                        entries.setdefault(name.strip(), {})[package] = path.strip()
+    for point in entry_points(group=group):
+        entries.setdefault(point.name, {})[point.dist.name if point.dist else "?"] = point.value
     return entries
 
 
