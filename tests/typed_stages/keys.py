@@ -44,10 +44,10 @@ class Terminal(TerminalBase):
         assert_type(context["error"], BaseException)
 
     def keys_that_may_be_missing(self, context: Context) -> None:
-        assert_type(context.get("device"), torch.device | None)
+        assert_type(context.get("model"), dict[str, Phase] | None)
         assert_type(context.get("current_epoch", 0), int)
         assert_type(context.get("best", {}), dict[str, Any] | None)
-        print(context.get("device").type)  # error
+        print(context.get("model").keys())  # error
 
     def keys_of_a_workspace(self, context: Context, key: str) -> None:
         assert_type(context["tree"], Any)
