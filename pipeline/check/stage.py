@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from pipeline.check.data_flow import EXPERIMENT, TRAINER_KEYS, DataFlow, StageFlow, default_definition, own_verbs
 from pipeline.check.inspection import Setting
@@ -13,6 +14,9 @@ from pipeline.errors import nearest, one_of
 from pipeline.user_code import classes, source
 from pipeline.user_code.classes import supers
 from pipeline.user_code.source import once
+
+# A class and its bases, in the order in which Python looks for a method in them.
+Classes: TypeAlias = Sequence[source.Definition]
 
 # The methods of an experiment that are the user's; they are called without arguments.
 STEPS = ("train_batch", "valid", "setup_dataloader", "setup_model")
@@ -147,18 +151,16 @@ def method_faults(definition: source.Definition, stage: str, files: Iterable[sou
         stage: which of the five it is.
         files: the files of the workspace; None where a trainer of the user's own may call any of its methods.
     """
-    yield from _wrong_supers(definition)
-    yield from _misspelt_attributes(definition)
-    if files is not None:
-        yield from _uncalled_methods(definition, stage, files)
-
-
-def _wrong_supers(definition: source.Definition) -> Iterator[str]:
-    """Each ``super().m`` that is certainly reached, of a method that no class after it in the order of bases has."""
     ancestry, complete = classes.ancestry(definition)
     users = [base for base in ancestry if not source.is_ours(base.module)]
-    if not complete:
-        return
+    if complete:
+        yield from _wrong_supers(ancestry, users)
+        yield from _misspelt_attributes(ancestry, users)
+        yield from _uncalled_methods(ancestry, users, stage, files) if files is not None else ()
+
+
+def _wrong_supers(ancestry: Classes, users: Classes) -> Iterator[str]:
+    """Each ``super().m`` that is certainly reached, of a method that no class after it in the order of bases has."""
     for index, base in enumerate(ancestry):
         inherited_names = {name for other in ancestry[index + 1 :] for name in classes.own_names(other)}
         inherited_names |= set(dir(object))
@@ -179,35 +181,31 @@ def _wrong_supers(definition: source.Definition) -> Iterator[str]:
 _ASKING = {"setattr", "hasattr", "AttributeError", "Exception", "*"}
 
 
-def _misspelt_attributes(definition: source.Definition) -> Iterator[str]:
+def _misspelt_attributes(ancestry: Classes, users: Classes) -> Iterator[str]:
     """Each ``self.m`` that no class and no assignment defines, where there is a name like it."""
-    ancestry, complete = classes.ancestry(definition)
-    users = [base for base in ancestry if not source.is_ours(base.module)]
     own = set().union(*map(classes.own_names, users))
     others = (classes.own_names(base) | classes.assigned_attributes(base.module) for base in ancestry)
     names = own.union(dir(object), *others)
-    for base in users if complete and not any(_ASKING & _words(base.module) for base in users) else ():
+    for base in users if not any(_ASKING & _words(base.module) for base in users) else ():
         for name, method in classes.methods(base).items():
             for node in source.own_nodes(method):
                 match node:
                     case ast.Attribute(ast.Name("self"), attr) if attr not in names:
                         if hint := nearest(attr, own) or nearest(attr, names):
                             place = f"{base.name}.{name} ({base.module.file.name}:{node.end_lineno})"
-                            yield f"{place} uses self.{attr}, which {definition.name} does not have{hint}"
+                            yield f"{place} uses self.{attr}, which {ancestry[0].name} does not have{hint}"
 
 
-def _uncalled_methods(definition: source.Definition, stage: str, files: Iterable[source.Module]) -> Iterator[str]:
+def _uncalled_methods(ancestry: Classes, users: Classes, stage: str, files: Iterable[source.Module]) -> Iterator[str]:
     """The methods with almost the name of one of the stage's methods that certainly nothing calls."""
-    ancestry, complete = classes.ancestry(definition)
-    users = [base for base in ancestry if not source.is_ours(base.module)]
     modules = {near for module in (*files, *(base.module for base in users)) for near in source.neighbours(module)}
     known_names = {name for base in ancestry if base not in users for name in classes.methods(base)}
     known_names |= _OPTIONAL.get(stage, set())
     own_names = {name for base in users for name in classes.methods(base)}
     public = [name for name in known_names - own_names if not name.startswith("_")]
     words = {name for module in modules for name in _words(module)}
-    for base in users if complete else ():
-        if base.module.file.parent != definition.module.file.parent:  # code elsewhere may have other users
+    for base in users:
+        if base.module.file.parent != ancestry[0].module.file.parent:  # code elsewhere may have other users
             continue
         for name, method in classes.methods(base).items():
             hint = nearest(name, public) or (_REMEDIES[stage] if nearest(name, _FOREIGN_METHODS.get(stage, ())) else "")
