@@ -12,7 +12,7 @@ from pipeline.config.load import Config
 from pipeline.config.schema import DatasetSchema, PhaseSchema, RunnerSchema
 from pipeline.context import ConfigView, Context, Phase
 from pipeline.data.loader import make_loader
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, StageError
 from pipeline.stages.base import NetworkBase
 from pipeline.training.brain import Brain, ModuleBrain
 from pipeline.training.optim_scheduler import OptimScheduler
@@ -118,14 +118,16 @@ class Network(NetworkBase):
         Raises:
             ConfigError: a plain module has no loss, or a Brain keeps something that is trained where nobody trains or
                 saves it.
+            StageError: it is neither.
         """
-        address = f"phase.{phase.name}"
+        address, kind = f"phase.{phase.name}", type(model).__name__
         if isinstance(model, Brain):
             brain = model
+        elif not isinstance(model, nn.Module):
+            raise StageError(f"{type(self).__name__}.build_model: returned a {kind}; return a module or a Brain")
+        elif phase.loss is None:
+            raise ConfigError(f"{address}.loss: {kind} is a plain module and needs a loss; add `loss:`")
         else:
-            if phase.loss is None:
-                what = f"{address}.loss: {type(model).__name__} is a plain module and needs a loss"
-                raise ConfigError(f"{what}; add `loss:`")
             loss = load_named(phase.loss, f"{address}.loss", "Loss", context["config"])
             brain = ModuleBrain(model, loss() if isinstance(loss, type) else loss)
         what = f"{address}.model: {type(brain).__name__}"

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from pipeline import Brain, GeneralTrainer, Stage, Updater, UpdaterBase
-from pipeline.errors import ClassPathError, ConfigError
+from pipeline import Brain, Context, GeneralTrainer, Stage, Updater, UpdaterBase, stages
+from pipeline.errors import ClassPathError, ConfigError, StageError
 from pipeline.training.brain import ModuleBrain
 
 Data = Callable[[int, int], TensorDataset]
@@ -90,6 +90,17 @@ def test_a_parameter_that_nothing_fills_is_refused_with_where_to_add_it(config: 
 def test_what_is_no_model_is_refused_with_what_may_stand_there(config: dict[str, Any]) -> None:
     config["phase"][0]["model"] = lambda: [1, 2]
     with pytest.raises(ConfigError, match=r"phase.line.model: <lambda> made a list; name a Module or a Brain"):
+        GeneralTrainer(config).run()
+
+
+def test_a_build_model_of_ones_own_that_returns_nothing_is_refused_by_its_name(config: dict[str, Any]) -> None:
+    class Network(stages.Network):
+        def build_model(self, phase: Any, context: Context) -> Any:
+            super().build_model(phase, context)
+
+    config["runner"][0]["network_class_path"] = Network
+    said = "Network.build_model: returned a NoneType; return a module or a Brain"
+    with pytest.raises(StageError, match=said):
         GeneralTrainer(config).run()
 
 
