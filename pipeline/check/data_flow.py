@@ -293,7 +293,8 @@ class DataFlow:
         if len(flows) < len(self.stages) + len(self.plugins) or any(flow.unknown for flow in flows):
             return
         written_keys = {key for flow in flows for key in flow.writes()} | set(TRAINER_KEYS)
-        read_keys = {key for flow in flows for key in flow.reads()}
+        # ``stats`` is a word of its own, and no misspelt ``status``.
+        own_keys = {"stats", *(key for flow in flows for key in flow.reads())}
         names = {key: names for key, names in self.names.items() if not any(key in flow.opaque for flow in flows)}
         for stage in stages:
             for use, right in slips(stage.flow, written_keys, names):
@@ -301,7 +302,7 @@ class DataFlow:
                     item = f"['{use.item}']" if use.item else ""
                     what = f"{stage.stage} ({use.place}) reads context['{use.key}']{item}, which nobody writes"
                     yield MissingKey(stage, use, f"{what}; did you mean '{right}'?{_DECLARE_IT}")
-            for use in (use for use in stage.flow.uses if use.key not in read_keys and _is_slip(use.key, "status")):
+            for use in (use for use in stage.flow.uses if use.key not in own_keys and _is_slip(use.key, "status")):
                 what = f"{stage.stage} ({use.place}) writes context['{use.key}'], which nobody reads"
                 yield MissingKey(stage, use, f"{what}; did you mean 'status'?")
 

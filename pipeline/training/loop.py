@@ -202,7 +202,10 @@ class TrainLoop(PassLoop):
         if not self.journal.resuming and not self.over:
             verb, limit = self._verb_is_over, self.schedule.over(self.counters)
             # A debug run ends at its limits, whatever the stage says.
-            self.over = bool(verb(self.context)) if verb and not (limit and self.runner.debug) else limit
+            over = verb(self.context) if verb and not (limit and self.runner.debug) else limit
+            if over is None:
+                raise StageError(f"{getattr(verb, '__qualname__', verb)} returned None; return True or False")
+            self.over = bool(over)
         return self.over
 
     def save_if(self, due: bool) -> None:

@@ -187,3 +187,8 @@ def test_of_200_generated_workspaces_the_missing_keys_are_found_and_no_others() 
     counts = re.search(r"(\d+) false faults; (\d+) of (\d+) missing keys found", done.stdout)
     assert counts
     assert counts[0] in " ".join((REPOSITORY / "tests" / "README.md").read_text(encoding="utf-8").split())
+
+
+def test_a_status_that_lacks_a_letter_is_a_fault_and_stats_is_a_key_of_ones_own(linear: Path) -> None:
+    (fault,) = faults(linear, instance="context['stats'] = {}; context['sttus'] = 'train_pass'")
+    assert "instance (your_instance.py:5) writes context['sttus'], which nobody reads; did you mean 'status'?" in fault

@@ -396,6 +396,15 @@ def test_training_ends_when_is_over_says_so_and_at_no_other_limit(make: Callable
     assert found["status"]["state"] == "done"
 
 
+def test_an_is_over_that_returns_nothing_is_refused_and_does_not_train_for_ever(make: Callable[..., Any]) -> None:
+    class Silent(stages.Runner):
+        def is_over(self, context: Context) -> Any:
+            super().is_over(context)
+
+    with pytest.raises(StageError, match=r"Silent.is_over returned None; return True or False"):
+        GeneralTrainer(make(Silent)).run()
+
+
 def test_is_over_is_asked_after_each_validation_pass_and_epoch(make: Callable[..., Any]) -> None:
     class Asked(stages.Runner):
         def is_over(self, context: Context) -> bool:
