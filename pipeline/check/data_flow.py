@@ -400,7 +400,9 @@ def _misspelt_declarations(stage: StageFlow) -> Iterator[MissingKey]:
 def slips(flow: Flow, written: Collection[str], names: Names) -> Iterator[tuple[Use, str]]:
     """Misspelt keys that are perhaps read and never written, and misspelt names in them, each with the right one."""
     keys = [*(key.name for key in KEYS if len(key.name) > 4), *written]
-    for use in (use for use in flow.uses if use.action == "read"):
+    # A short key of one's own, with a default where nobody writes it, may well be like another.
+    short = {key for key in flow.optional if len(key) < 6}
+    for use in (use for use in flow.uses if use.action == "read" and use.key not in short):
         wrong, known = (use.item, names.get(use.key, ())) if use.item else (use.key, keys)
         if wrong not in known and (right := next((name for name in known if _is_slip(wrong, name)), None)):
             yield use, right

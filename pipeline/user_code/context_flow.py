@@ -44,6 +44,7 @@ class Flow:
     Attributes:
         uses: in the order of the source.
         declared_writes: the keys that it declares to write.
+        optional: the keys that are read with a default in their place.
         opaque: the keys in whose values it may put other names.
         unknown: where it does something to the context that cannot be followed; ``""`` where there is no such place.
         statuses: what it may write to ``context["status"]``.
@@ -54,6 +55,7 @@ class Flow:
 
     uses: dict[Use, None] = field(default_factory=dict)
     declared_writes: dict[str, None] = field(default_factory=dict)
+    optional: set[str] = field(default_factory=set)
     opaque: set[str] = field(default_factory=set)
     unknown: str = ""
     statuses: set[str] = field(default_factory=set)

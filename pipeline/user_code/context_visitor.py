@@ -572,7 +572,9 @@ class ContextVisitor(ast.NodeVisitor):
 
     def call_get(self, owner: Ref, node: ast.Call) -> Value:
         """``context.get("a")``, and ``context["a"].get("b")``."""
-        key, *_ = [*self.arguments(node).values, None]
+        key, *default = [*self.arguments(node).values, None]
+        if len(default) > 1 and not owner.path:
+            self.flow.optional.add(_text(key) or "")
         with self.uncertain_block():
             return self.read(owner, key, node)
 

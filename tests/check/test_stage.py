@@ -340,6 +340,11 @@ def test_a_key_that_may_be_left_out_is_no_misspelt_one_of_another(linear: Path, 
     assert messages(linear, body, stage="startup") == []
 
 
+@pytest.mark.parametrize("key", ["mode", "test", "stats"])
+def test_a_short_key_with_a_default_is_no_misspelt_one(linear: Path, key: str) -> None:
+    assert messages(linear, f"def startup(self, context): context.get('{key}', 1)", stage="startup") == []
+
+
 SLIPS = [("attempt", "atttempt"), ("attempt", "atempt"), ("attempt", "attempz"), ("attempt", "attmept")]
 
 

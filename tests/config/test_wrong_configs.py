@@ -369,8 +369,9 @@ def test_a_missing_file_is_named_with_the_nearest(wrong: Wrong) -> None:
     ]
 
 
-def test_a_folder_is_no_config(wrong: Wrong) -> None:
-    assert wrong(None, files={"config.yaml/x": ""}) == [
+def test_a_folder_is_no_config_from_python() -> None:
+    Path("config.yaml").mkdir()
+    assert [str(fault) for fault in check("config.yaml")] == [
         "config.yaml: is a folder, not a config file; name the file in it"
     ]
 

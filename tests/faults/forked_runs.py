@@ -121,8 +121,9 @@ class Zygote:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # It would wait for the end of its orders, which the workers of a test that has left some may hold open.
         with self._process:
-            pass
+            self._process.kill()
 
     def start(
         self,

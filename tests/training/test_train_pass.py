@@ -123,10 +123,10 @@ def test_training_ends_where_the_loop_says_and_goes_on_from_there() -> None:
     class Ending(Fit):
         def on_due(self, training: TrainPass) -> bool:
             looked.append(brain._train_state["iteration"])
-            self.look_after({2: 5, 5: 9}[looked[-1]])
+            self.due = {2: 5, 5: 9}[looked[-1]]
             return looked[-1] != 5
 
-        def _next_check(self) -> int:
+        def next_check(self) -> int:
             return 5 if looked else 2
 
     fit = Ending(brain, DATA, None, None)
