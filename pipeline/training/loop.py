@@ -87,18 +87,21 @@ class TrainLoop(PassLoop):
         """The epochs that are left: of ``count``, or up to the runner's limits.
 
         Raises:
-            StageError: an epoch is running.
+            StageError: an epoch is running, or a batch is in work.
         """
         self.begin()
         if self.journal.inner is not None and not self._interrupted_epochs:
             raise StageError("context.epochs: an epoch is running; end it first, or use batches(…, repeat=True)")
         self._settle()
-        call = self.journal.call("epochs", "", in_body=self._in_body(), first=self.counters["epoch"])
+        if self._in_body():
+            what = f"context.epochs: a batch of the pass over '{self.work[0].phase}' is in work"
+            raise StageError(f"{what}; end that pass first, with close(), or take its first batch in an epoch")
+        call = self.journal.call("epochs", "", in_body=False, first=self.counters["epoch"])
         return self._epochs(call, NEVER if count is None else call.first + count)
 
     def _epochs(self, call: EntryState, end: int) -> Iterator[int]:
         journal = self.journal
-        journal.arrive_after_last_call()
+        self._between()
         try:
             # Where calls behind them were made before the resume, the epochs were over.
             over = call.over or (journal.resuming and not journal.resuming_in_epoch)
@@ -137,8 +140,8 @@ class TrainLoop(PassLoop):
         if not isinstance(training, TrainPass):
             training = self._new_pass(name)
             self.journal.add_pass(training, in_body=self._in_body())
-        if training.over:
-            # The code is behind it, as if it had led just now.
+        if training.over or (training.state and not self._last_leader):
+            # The code is behind it, or it was begun outside of an epoch that is over: as if it had led just now.
             self._last_leader = training
         return training
 
@@ -375,7 +378,7 @@ class TrainLoop(PassLoop):
         return True
 
     def _do_due(self, training: TrainPass) -> bool:
-        self._leader, self._due_since = None if training.over else training, 0
+        self._leader, self._due_since = training if training.in_work else None, 0
         self.checkpoints.notify_saved()
         printing, validating, saving, exporting = self.schedule.due(self.counters["iteration"])
         # A validation that a signal has interrupted is made again, and then saved what was to be saved after it.
@@ -501,6 +504,9 @@ class TrainLoop(PassLoop):
         self.checkpoints.notify_saved()
         if self.schedule.exporting.fires_after(epoch + 1):
             self.exporter.save()
+        # What became due with the last batches of a pass that a variable holds: a resumed run would not know of it.
+        if self._last_leader and self.counters["iteration"] >= self.due:
+            self._do_due(self._last_leader)
         self.save_if(self.schedule.saving.fires_after(epoch + 1))
 
     def _validate_last(self) -> None:

@@ -145,7 +145,7 @@ class TrainPass:
                 if before:
                     before(context=context, batch=batch)
                 update(batch)
-                if work[-1] is not self:
+                if not work or work[-1] is not self:
                     loop.unwind(self)
                 # Where nothing in the update has counted it.
                 if self.in_batch:
@@ -176,7 +176,8 @@ class TrainPass:
                     if before:
                         before(context=context, batch=batch)
                     yield batch
-                    if work[-1] is not self:
+                    # Nothing is in work where an epoch has ended meanwhile, or a pass whose batch was in work before.
+                    if not work or work[-1] is not self:
                         loop.unwind(self)
                     if self.in_batch:
                         self.count_batch()

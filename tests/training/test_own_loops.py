@@ -256,6 +256,29 @@ def counted_in_rounds(self: Any, context: Context) -> None:
             fit(context, "a", context.batches("a", count=3))
 
 
+def led_from_outside_of_epochs(self: Any, context: Context) -> None:
+    own = context.batches("a", repeat=True)
+    for _ in context.epochs():
+        for batch in own:
+            context["model"]["a"].brain.fit_batch(batch)
+            if own.done % 4 == 3:
+                break
+        fit(context, "b", context.batches("b", count=2))
+
+
+def closed_before_the_pass_in_its_body(self: Any, context: Context) -> None:
+    for _ in context.epochs():
+        own, others = context.batches("a"), context.batches("b")
+        for batch in own:
+            context["model"]["a"].brain.fit_batch(batch)
+            context["model"]["b"].brain.fit_batch(next(others))
+            if own.done == 1:
+                break
+        own.close()
+        context.validate("b")
+        fit(context, "b", others)
+
+
 PROGRAMS: dict[str, Body] = {
     body.__name__: body
     for body in (
@@ -276,6 +299,8 @@ PROGRAMS: dict[str, Body] = {
         counted_by_done,
         epochs_left_by_break,
         counted_in_rounds,
+        led_from_outside_of_epochs,
+        closed_before_the_pass_in_its_body,
     )
 }
 
@@ -461,6 +486,11 @@ def epochs_in_an_epoch(self: Any, context: Context) -> None:
         context.epochs()
 
 
+def epochs_in_a_body(self: Any, context: Context) -> None:
+    for _ in context.batches("line"):
+        context.epochs()
+
+
 class OwnNetwork(NetworkBase):
     """Leaves a module where the loop looks for phases."""
 
@@ -502,6 +532,7 @@ def pass_without_a_batch(self: Any, context: Context) -> None:
             r"phase.line: a pass begins while one of phase 'line' is open, .* same Brain",
         ),
         (epochs_in_an_epoch, StageError, r"context.epochs: an epoch is running; .*repeat=True"),
+        (epochs_in_a_body, StageError, r"context.epochs: a batch of the pass over 'line' is in work; end .* close"),
         (unknown_phase, ContextError, r"the runner 'train' has no phase 'lime'; did you mean 'line'\?"),
         (validation_without_data, ConfigError, r"phase.line.valid_dataset_name: is not set.*; name a dataset there"),
         (validation_of_all_without_data, ConfigError, r"valid_dataset_name: is not set.*; name a dataset there"),
