@@ -376,6 +376,16 @@ def test_a_startup_as_paddlerec_writes_it_loads_the_first_weights(linear: Path) 
     assert weights(context) == weights(trained)
 
 
+def test_a_startup_as_paddlerec_writes_it_evaluates_what_was_trained_before(linear: Path) -> None:
+    judge = (
+        f"  - {{name: judge, class: infer, device: cpu, startup_class_path: '{linear.parent / 'own.py'}'}}\nphase:\n"
+    )
+    linear.write_text(linear.read_text(encoding="utf-8").replace("phase:\n", judge), encoding="utf-8")
+    context = replaced(linear, PADDLEREC, ("startup",))
+    for found, wanted in zip(weights(context), expected().values(), strict=True):
+        assert torch.equal(found, wanted)
+
+
 def test_a_loop_as_paddlerec_writes_it_goes_on_after_a_stop(linear: Path) -> None:
     stop = "\n            if epoch == 0 and not context.resuming: context['is_exit'] = True\n            self.save("
     stopped = replaced(linear, PADDLEREC.replace("\n            self.save(", stop), STAGES)

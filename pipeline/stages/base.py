@@ -57,20 +57,29 @@ class StartupBase(StageBase):
         """Initialize or load weights."""
 
     def load(self, context: Context, is_fleet: bool = False, main_program: Any = None) -> None:
-        """Load the weights that the runner's ``init_model_path`` names; without one, nothing.
+        """Load the weights that the runner's ``init_model_path`` names.
 
         Of these, the modules that ``init_modules`` names; and what ``freeze`` names is not trained. Of several checkpoints,
         each of which an infer runner evaluates, the first is loaded, and ``checkpoints`` says which there are.
+
+        Without ``init_model_path``, a train runner leaves what the models' constructors made; an infer runner loads the
+        newest valid checkpoint of the train runner before it, and sets damaged ones aside.
 
         Args:
             context: after network.
             is_fleet: PaddleRec's; the run knows its processes.
             main_program: PaddleRec's; the weights go to the models of ``context["model"]``.
+
+        Raises:
+            CheckpointError: there is no such file or runner, or it has no weights for these models.
+            NoCheckpointError: the runner saved some, and none is valid.
         """
         runner = context["runner"]
-        if runner.init_model_path or runner.freeze:
+        last = context["is_infer"] and not runner.init_model_path
+        if last or runner.init_model_path or runner.freeze:
             # By its name, as the default stages are: it imports torch, and this module is read without.
-            load = import_module("pipeline.checkpoint.initial_weights").load_initial
+            weights = import_module("pipeline.checkpoint.initial_weights")
+            load = weights.load_last if last else weights.load_initial
             self._keep(load(context["config"], runner.name, context["run_dir"], context["model"]), context)
 
     def _keep(self, initial: Any, context: Context) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from pipeline.checkpoint.initial_weights import load_last
-from pipeline.config.load import Config
 from pipeline.context import Context
 from pipeline.stages.base import StartupBase
 
@@ -19,18 +15,4 @@ class Startup(StartupBase):
 
     def startup(self, context: Context) -> None:
         """Load weights, if there are any to load."""
-        if context["runner"].init_model_path or not context["is_infer"]:
-            self.load(context)
-        else:
-            self.load_trained(context)
-
-    def load_trained(self, context: Context) -> None:
-        """Load the newest valid checkpoint of the train runner before this one; damaged ones are set aside.
-
-        Raises:
-            CheckpointError: there is no such runner, or it saved none.
-            NoCheckpointError: it saved some, and none is valid.
-        """
-        config = cast("Config", context["config"])
-        initial = load_last(config, context["runner_name"], context["run_dir"], context["model"])
-        self._keep(initial, context)
+        self.load(context)
