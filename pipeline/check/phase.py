@@ -330,15 +330,9 @@ class PhaseCheck:
 
     def batches(self) -> int | None:
         """How many batches the only phase of a runner trains on, if the runner's keys decide it."""
-        keys = ("epochs", "optimizer_step_limit", "debug")
-        if (
-            len(self.phases) > 1
-            or not is_untouched(self.runner.node, "runner")
-            or any(self.runner[key].value for key in keys)
-        ):
-            return None
-        limit = self.runner["max_steps"].value
-        return limit if isinstance(limit, int) else None
+        limit, others = self.runner["max_steps"].value, ("epochs", "optimizer_step_limit", "debug")
+        decides = len(self.phases) == 1 and not any(self.runner[key].value for key in others)
+        return limit if decides and is_untouched(self.runner.node, "runner") and isinstance(limit, int) else None
 
     def metric(self, name: str, metric: Setting) -> None:
         """One metric: ``{class, args}``."""

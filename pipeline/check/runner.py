@@ -125,9 +125,8 @@ def _check_keys(runner: Setting, phases: Settings) -> None:
         definition = runner["runner_class_path"].find_class("Runner")
         ancestry = classes.ancestry(definition)[0] if definition else []
         methods = [(cls, name) for cls in ancestry if not source.is_ours(cls.module) for name in classes.methods(cls)]
-        if not any(
-            name == "is_over" or (name == "run" and not classes.calls_super(cls, name)) for cls, name in methods
-        ):
+        new = {name for cls, name in methods if name == "is_over" or not classes.calls_super(cls, name)}
+        if new.isdisjoint({"is_over", "run"}):
             _check_length(runner, "epochs", "max_steps", "optimizer_step_limit")
     runner["keep_best"].check_keys(list(BestSettings.model_fields))
 

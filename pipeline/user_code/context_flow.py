@@ -98,11 +98,8 @@ def check_reads(stage: PipelineStage, method: str, place: str, context: Context)
     Raises:
         ContextError: a key is missing.
     """
-    written = list(context)
-    missing = [key for key in _declared_keys(stage, method, "reads") if key not in written]
-    if missing:
-        key = missing[0]
-        near = key not in WRITERS and nearest(key, written)
+    if (key := _missing_key(stage, method, "reads", context)) is not None:
+        near = key not in WRITERS and nearest(key, context)
         hint = near or "; write it in an earlier stage, or take it out of `reads`"
         what = f"{place} declares that it reads context['{key}'], which nothing wrote"
         raise ContextError(f"{what}; written so far: {', '.join(context)}{hint}")
@@ -114,22 +111,20 @@ def check_writes(stage: PipelineStage, method: str, place: str, context: Context
     Raises:
         ContextError: a key is missing.
     """
-    written = list(context)
-    missing = [key for key in _declared_keys(stage, method, "writes") if key not in written]
-    if missing:
-        what = f"{place} declares that it writes context['{missing[0]}'] but did not"
+    if (key := _missing_key(stage, method, "writes", context)) is not None:
+        what = f"{place} declares that it writes context['{key}'] but did not"
         raise ContextError(f"{what}; write it, or take it out of `writes`")
 
 
-def _declared_keys(stage: PipelineStage, method: str, attribute: str) -> tuple[str, ...]:
-    """The declaration of the stage, or of a base whose method it certainly calls."""
+def _missing_key(stage: PipelineStage, method: str, attribute: str, context: Context) -> str | None:
+    """The first key that is missing of those that the stage declares, or a base whose method it certainly calls."""
     for owner in (stage, *type(stage).__mro__):
         if attribute in vars(owner):
-            keys: tuple[str, ...] = vars(owner)[attribute]
-            return keys
+            written = list(context)
+            return next((key for key in vars(owner)[attribute] if key not in written), None)
         if method in vars(owner) and not _calls_super(owner, method):
             break
-    return ()
+    return None
 
 
 def _calls_super(cls: object, method: str) -> bool:

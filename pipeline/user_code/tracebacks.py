@@ -116,10 +116,9 @@ def failing_method(cls: type, error: BaseException) -> str:
         The method, and the line that it had come to; ``""`` where no method of a user's class was called.
     """
     # We may have raised it anew, with where it belongs to.
-    method = failing_method(cls, error.__cause__) if error.__cause__ else ""
-    if method:
+    if error.__cause__ and (method := failing_method(cls, error.__cause__)):
         return method
-    trace, called_by_us = error.__traceback__, False
+    method, trace, called_by_us = "", error.__traceback__, False
     while trace:
         code, names = trace.tb_frame.f_code, trace.tb_frame.f_locals
         own = names.get(code.co_varnames[0]) if code.co_argcount else None
