@@ -90,13 +90,11 @@ def _parse_file(text: str, path: str, name: str, folder: Path | None, workspace:
         inside = ", ".join(_python_files(file)) or "there is none"
         raise ClassPathError(f"'{text}': '{file.name}' is not a .py file but a folder; name a file in it: {inside}")
     if file.suffix != ".py":
-        hint = one_of(file.name, _python_files(file.parent))
-        raise ClassPathError(f"'{text}': '{file.name}' is not a .py file{hint}")
+        raise ClassPathError(f"'{text}': '{file.name}' is not a .py file{_nearest_file(file)}")
     if not file.is_file():
         name = Path(path).name
         link = f", to which the link '{name}' leads; mend the link" if name != file.name else ""
-        hint = link or one_of(file.name, _python_files(file.parent))
-        raise ClassPathError(f"'{text}': no such file: {file}{hint}")
+        raise ClassPathError(f"'{text}': no such file: {file}{link or _nearest_file(file)}")
     if not name.isidentifier():
         raise ClassPathError(f"'{text}': '{name}' is no class name; write '{{workspace}}/{file.name}:Name'")
     root = workspace.resolve() if workspace and file.is_relative_to(workspace.resolve()) else file.parent
@@ -109,6 +107,11 @@ def _parse_file(text: str, path: str, name: str, folder: Path | None, workspace:
             hidden = f"Python finds '{ancestor.name}.py' instead of the folder '{ancestor.name}' beside it"
             raise ClassPathError(f"'{text}': {hidden}; rename one of them")
     return ClassPath(text, ".".join([package_name(root), *parts]), name, file)
+
+
+def _nearest_file(file: Path) -> str:
+    files = _python_files(file.parent)
+    return one_of(file.name, files) if files else "; there is no .py file there"
 
 
 def _python_files(folder: Path) -> list[str]:

@@ -56,7 +56,7 @@ def test_an_example_has_no_faults(config: Path) -> None:
 PATHS = [
     ("{workspace}/zz.py", "no such file: {ws}/zz.py; known: data.py, startup.py"),
     ("{workspace}", "'workspace' is not a .py file"),
-    ("{workspace}/../startup.py", "no such file: {up}/startup.py; there are none"),
+    ("{workspace}/../startup.py", "no such file: {up}/startup.py; there is no .py file there"),
     (
         "{workspace}/startup.py:Q",
         "startup.py defines no 'Q'; it defines Startup; write ':Startup' after the file, or name",

@@ -176,8 +176,9 @@ def test_what_has_no_form_of_a_class_path_is_told_the_forms(text: str, message: 
     [
         ("startpu.py", "no such file: {ws}/startpu.py; did you mean 'startup.py'?"),
         ("zzz.py", "no such file: {ws}/zzz.py; known: deep.py, dot.ted.py, startup.py"),
-        ("none/zzz.py", "no such file: {ws}/none/zzz.py; there are none"),
+        ("none/zzz.py", "no such file: {ws}/none/zzz.py; there is no .py file there"),
         ("startup.txt", "'startup.txt' is not a .py file; did you mean 'startup.py'?"),
+        ("empty/a.txt", "'a.txt' is not a .py file; there is no .py file there"),
         ("folder", "'folder' is not a .py file but a folder; name a file in it: x.py"),
         ("empty", "'empty' is not a .py file but a folder; name a file in it: there is none"),
         ("folder.py", "'folder.py' is not a .py file but a folder; name a file in it: x.py"),
