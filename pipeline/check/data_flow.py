@@ -379,7 +379,8 @@ class DataFlow:
         without = f"{(writers or ['the trainer'])[-1]} writes context['{use.key}'] without it"
         names = RunnerSchema.model_fields if use.key == "runner" else names
         hint = nearest(use.item, names) or f"; it has {', '.join(sorted(names))}"
-        return MissingKey(reader, use, f"{what}; {without}{hint}{_DECLARE_IT.replace(' it ', f' {use.key} ')}")
+        remedy = "" if use.key in TRAINER_KEYS else _DECLARE_IT.replace(" it ", f" {use.key} ")
+        return MissingKey(reader, use, f"{what}; {without}{hint}{remedy}")
 
 
 def _steers(flow: Flow) -> bool:
