@@ -225,6 +225,13 @@ def test_keys_and_arguments_are_held_against_the_default(linear: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("made", ["stages.Network(context)", "Default(context)"])
+def test_a_stage_that_makes_the_default_is_not_said_to_do_without_it(linear: Path, made: str) -> None:
+    head = "from pipeline import NetworkBase, stages\nfrom pipeline.stages import Network as Default\n"
+    network = f"class Network(NetworkBase):\n    def build_network(self, context): {made}.build_network(context)"
+    assert "no method of" not in "".join(report(linear, network=head + network))
+
+
 HEAD = "from pipeline import stages\nclass {0}(stages.{0}):\n    def "
 VERB = "train_batch(self, context, phase, batch): "
 OVERRIDES = [
