@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,13 +31,6 @@ _EXPERIMENT_WRITES = ("model", "current_epoch", "metrics")
 _TRAINER_ITEMS = {
     "train_state": TRAIN_STATE,
     "runner": [f".{name}" for name in (*RunnerSchema.model_fields, *dir(RunnerSchema))],
-}
-
-# Verb of the default Runner -> those whose defaults lead to it.
-_VERBS = {
-    **dict.fromkeys(("train_epoch", "validate", "evaluate", "is_over"), ("run",)),
-    "train_phase": ("run", "train_epoch"),
-    "train_batch": ("run", "train_epoch", "train_phase"),
 }
 
 # What the default network writes for each phase.
@@ -83,23 +77,38 @@ def default_definition(stage: str) -> source.Definition:
     return definition
 
 
-def own_verbs(definition: source.Definition) -> dict[str, tuple[tuple[str, ...], bool]]:
-    """Verb -> its parameters in the default Runner, and whether that certainly calls it; for those that a class overrides.
+def own_verbs(definition: source.Definition, stage: str) -> dict[str, tuple[tuple[str, ...], bool]]:
+    """Verb -> its parameters in the default stage, and whether that certainly calls it; for those that a class overrides.
 
     One that only the class itself can call, since it takes other arguments, is left out. A class that certainly does not
-    derive from the default Runner has none.
+    derive from the default has none.
     """
     ancestry, complete = classes.ancestry(definition)
     users = [base for base in ancestry if not source.is_ours(base.module)]
-    default, verbs = default_definition("runner"), {}
-    for verb, leading in _VERBS.items() if default in ancestry or not complete else ():
-        parameters = tuple(parameter.arg for parameter in classes.methods(default)[verb].args.args[1:])
-        if own := next((methods[verb] for base in users if verb in (methods := classes.methods(base))), None):
-            changed = [(base, name) for base in users for name in leading if name in classes.own_names(base)]
+    default, verbs = default_definition(stage), {}
+    for verb, method in classes.methods(default).items() if default in ancestry or not complete else ():
+        own = next((methods[verb] for base in users if verb in (methods := classes.methods(base))), None)
+        if own and verb != STAGES[stage] and not verb.startswith("_"):
+            leading = _leading(stage, verb)
+            changed = [(base, name) for base in users for name in leading & classes.own_names(base)]
             called = complete and default in ancestry and all(classes.calls_super(base, name) for base, name in changed)
+            # Whoever calls it may have it for something else, and the default may never come to it.
+            called = called and not any(_calls_own(base.node, verb) for base in users)
+            parameters = tuple(parameter.arg for parameter in method.args.args[1:])
             if called or classes.takes(own.args, len(parameters) + 1):
                 verbs[verb] = parameters, called
     return verbs
+
+
+def _leading(stage: str, verb: str) -> set[str]:
+    """The methods of the default stage that lead to one of them; without any, the loop calls it, in the stage's own."""
+    methods = classes.methods(default_definition(stage))
+    callers = {name for name, method in methods.items() if _calls_own(method, verb)}
+    return callers.union(*(_leading(stage, caller) for caller in callers)) or {STAGES[stage]}
+
+
+def _calls_own(node: ast.AST, method: str) -> bool:
+    return re.search(rf"\bself\.{method}\b", ast.unparse(node)) is not None
 
 
 @dataclass(frozen=True)
@@ -163,7 +172,7 @@ def _flow_of_stage(definition: source.Definition, stage: str, arguments: Constan
     _call(visitor, method, Arguments([Ref()]))
     # Without the default's ``run`` and the context's loop, only what is followed calls a verb.
     loops = visitor.flow.unknown or visitor.flow.ours
-    for verb, (parameters, called) in own_verbs(definition).items() if stage == "runner" and loops else ():
+    for verb, (parameters, called) in own_verbs(definition, stage).items() if stage == "runner" and loops else ():
         with visitor.uncertain_block():
             # The loop asks whether training is over before the first epoch too.
             in_training = verb.startswith("train_") or verb == "is_over"

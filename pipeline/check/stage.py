@@ -21,6 +21,9 @@ Classes: TypeAlias = Sequence[source.Definition]
 # The methods of an experiment that are the user's; they are called without arguments.
 STEPS = ("train_batch", "valid", "setup_dataloader", "setup_model")
 
+# Methods that a stage may have without a base class having them, with their arguments.
+_OPTIONAL: Mapping[str, Mapping[str, tuple[str, ...]]] = {"terminal": {"abort": ("context", "error")}}
+
 
 def is_experiment(definition: source.Definition) -> bool:
     """Whether a class certainly is an experiment, which is not built as other stages are."""
@@ -52,10 +55,9 @@ def check_arguments(definition: source.Definition, arguments: Setting) -> None:
 
 def stage_faults(definition: source.Definition, stage: str) -> Iterator[str]:
     """What makes a class unfit, each as a message."""
-    arguments_of: dict[str, tuple[str, ...]] = {STAGES[stage]: ("context",)}
+    arguments_of = {STAGES[stage]: ("context",), **_OPTIONAL.get(stage, {})}
     arguments_of |= dict.fromkeys(STEPS, ()) if is_experiment(definition) else {}
-    verbs = own_verbs(definition) if stage == "runner" else {}
-    arguments_of |= {verb: parameters for verb, (parameters, called) in verbs.items() if called}
+    arguments_of |= {verb: parameters for verb, (parameters, called) in own_verbs(definition, stage).items() if called}
     for base in classes.ancestry(definition)[0]:
         place = f"{base.name} ({base.module.file.name}"
         for node in base.node.body:
@@ -133,9 +135,6 @@ def _method(node: source.FunctionNode, place: str, arguments: tuple[str, ...]) -
         yield f"{place} takes ({ast.unparse(node.args)}), and is called {with_what}; write {signature}"
 
 
-# Methods that a stage may have without a base class having them.
-_OPTIONAL = {"terminal": {"abort"}}
-
 # Methods that other trainers have, near which nobody calls one; and what to write instead.
 _FOREIGN_METHODS, _REMEDIES = {"runner": ("train",)}, {"runner": "; the trainer calls run(context)"}
 
@@ -200,7 +199,7 @@ def _uncalled_methods(ancestry: Classes, users: Classes, stage: str, files: Iter
     """The methods with almost the name of one of the stage's methods that certainly nothing calls."""
     modules = {near for module in (*files, *(base.module for base in users)) for near in source.neighbours(module)}
     known_names = {name for base in ancestry if base not in users for name in classes.methods(base)}
-    known_names |= _OPTIONAL.get(stage, set())
+    known_names.update(_OPTIONAL.get(stage, {}))
     own_names = {name for base in users for name in classes.methods(base)}
     public = [name for name in known_names - own_names if not name.startswith("_")]
     words = {name for module in modules for name in _words(module)}
@@ -330,7 +329,7 @@ def _methods(stage: StageFlow) -> Iterator[str]:
     ]
     if overrides or inherits:
         yield f"overrides: {', '.join(overrides) or 'nothing'}"
-    if added := _OPTIONAL.get(stage.stage, set()) & names.keys():
+    if added := _OPTIONAL.get(stage.stage, {}).keys() & names.keys():
         yield f"adds: {', '.join(added)}"
 
 
