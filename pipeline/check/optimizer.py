@@ -81,30 +81,24 @@ OPTIM_SCHEDULER = "pipeline.training.optim_scheduler:OptimScheduler"
 
 
 def check_optim_scheduler(
-    scheduler: Setting,
-    runner: Setting,
-    metrics: Metrics,
-    losses: set[str] | None,
-    batches: int | None,
-    *,
-    stepped: bool,
+    setting: Setting, runner: Setting, metrics: Metrics, losses: set[str] | None, batches: int | None, *, stepped: bool
 ) -> None:
     """One of ``optim_schedulers``: ``{class, args}``.
 
     Args:
-        scheduler: what is written there.
+        setting: what is written there.
         runner: the runner.
         metrics: the numbers that a validation reports to it; as a text, what to do for there to be one; None: cannot tell.
         losses: the names of the losses that reach it; None: cannot tell.
         batches: how many it trains on, where the config says so.
         stepped: whether it certainly is ours that steps it.
     """
-    class_setting = scheduler.class_of("{class: noam, args: {optim_type: Adam, …}}")
+    class_setting = setting.class_of("{class: noam, args: {optim_type: Adam, …}}")
     if class_setting.node is None:
         return
     path = class_setting.with_spelling(schedule_name)
     definition = path.find_class("OptimScheduler", OPTIM_SCHEDULER, SCHEDULES)
-    arguments = scheduler["args"].or_empty(class_setting.origin)
+    arguments = setting["args"].or_empty(class_setting.origin)
     if not definition or not arguments.is_mapping:
         return
     arguments.check_arguments(_scheduler_parameters(definition), definition.name)
@@ -123,8 +117,7 @@ def check_optim_scheduler(
         schedule = arguments["schedule"].find_class("Schedule", f"{LR_SCHEDULERS}:LRScheduler", LR_SCHEDULERS)
         parameters = classes.parameters(schedule) if schedule else None
         if schedule and parameters:
-            settings = arguments["args"].or_empty(arguments.origin)
-            settings.check_arguments(parameters.without_first(), schedule.name)
+            arguments["args"].or_empty(arguments.origin).check_arguments(parameters.without_first(), schedule.name)
         _check_length(arguments, runner, batches)
 
 

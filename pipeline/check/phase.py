@@ -51,8 +51,7 @@ def _check_module(name: str, module: Setting) -> None:
     path = module.class_of("{class: Linear, args: {in_features: 8, out_features: 1}}")
     definition = path.find_class("Module", module=MODULES)
     if definition and classes.is_subclass(definition, MODULE) is False:
-        name = definition.name
-        path.fault(f"{name} is not a torch.nn.Module; write `class {name}(torch.nn.Module)`")
+        path.fault(f"{definition.name} is not a torch.nn.Module; write `class {definition.name}(torch.nn.Module)`")
     elif definition:
         module["args"].check_call(definition, path.origin)
 

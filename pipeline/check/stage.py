@@ -161,8 +161,7 @@ def method_faults(definition: source.Definition, stage: str, files: Iterable[sou
 def _wrong_supers(ancestry: Classes, users: Classes) -> Iterator[str]:
     """Each ``super().m`` that is certainly reached, of a method that no class after it in the order of bases has."""
     for index, base in enumerate(ancestry):
-        inherited_names = {name for other in ancestry[index + 1 :] for name in classes.own_names(other)}
-        inherited_names |= set(dir(object))
+        inherited_names = set(dir(object)).union(*map(classes.own_names, ancestry[index + 1 :]))
         for name, method in classes.methods(base).items() if base in users else ():
             # A class below may override it without calling ``super()``.
             below = [node for lower in ancestry[:index] if (node := classes.methods(lower).get(name))]
