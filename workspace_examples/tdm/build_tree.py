@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 
@@ -89,7 +88,7 @@ def write(folder: Path, vectors: Tensor, by_chance: bool = False) -> None:
     write_table(folder / "layer_list.txt", tables.layers)
     write_table(folder / "travel_list.txt", tables.travel)
     write_table(folder / "tree_info.txt", tables.info)
-    save_file({"weight": node_vectors(vectors, tables.travel, len(tables.info))}, folder / "tree_emb.safetensors")
+    torch.save({"weight": node_vectors(vectors, tables.travel, len(tables.info))}, folder / "tree_emb.pt")
 
 
 def write_table(path: Path, rows: Iterable[Tensor]) -> None:

@@ -20,6 +20,6 @@ class Instance(stages.Instance):
         fetch()
         hyper_parameters = context["hyper_parameters"]
         folder = Path(hyper_parameters["tree_path"])
-        if not (folder / "tree_emb.safetensors").exists():  # the last one that is written
+        if not (folder / "tree_emb.pt").exists():  # the last one that is written
             write(folder, film_vectors(hyper_parameters["node_emb_size"]))
             logger.info(f"a tree over the films is built in {folder}")

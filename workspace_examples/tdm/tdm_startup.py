@@ -47,7 +47,7 @@ class Startup(stages.Startup):
         if context["runner"].init_model_path or context["is_infer"]:
             return
         layers, travel, info = map(read_table, (self.tree_layer_path, self.tree_travel_path, self.tree_info_path))
-        embeddings = load_file(self.tree_emb_path)
+        embeddings = torch.load(self.tree_emb_path, weights_only=True)
         for phase in context["model"].values():
             model: Model = phase.model
             model.tree.arrange(Tables(layers, torch.stack(travel), torch.stack(info)))
