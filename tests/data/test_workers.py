@@ -20,6 +20,9 @@ from pipeline.data.workers import supervise_workers
 from pipeline.errors import ConfigError, DataError
 
 pytestmark = [
+    # When a worker is lost, torch opens temporary files to see whether descriptors are left; its report of the dead one
+    # may come in the middle of that.
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     # where there are fewer processors than workers
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
