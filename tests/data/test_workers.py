@@ -20,8 +20,9 @@ from pipeline.data.workers import supervise_workers
 from pipeline.errors import ConfigError, DataError
 
 pytestmark = [
-    # When a worker is lost, torch opens temporary files to see whether descriptors are left; its report of the dead one
-    # may come in the middle of that.
+    # torch reports a dead worker by an exception from a signal handler, wherever this process happens to be: in a
+    # destructor too, or between the temporary files that torch opens then to see whether descriptors are left.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     # where there are fewer processors than workers
