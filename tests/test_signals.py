@@ -365,6 +365,7 @@ def test_an_interrupt_that_left_an_exec_does_not_change_the_exit_code() -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGINT", 130)])
+@pytest.mark.slow
 def test_a_signal_to_the_group_while_workers_are_started_is_the_runs_to_heed(
     process: Process, linear: Path, name: str, code: int
 ) -> None:

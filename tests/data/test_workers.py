@@ -157,6 +157,7 @@ def test_what_else_goes_wrong_in_a_step_stays_as_it_is() -> None:
         (FailingStream, "at sample 1 of its batch 1, both counted from 0"),
     ],
 )
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_told_after_the_timeout_and_is_ended(dataset: Any, where: str, tmp_path: Path) -> None:
     def hang() -> None:
         (tmp_path / "pid").write_text(str(os.getpid()), encoding="utf-8")

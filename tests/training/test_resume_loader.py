@@ -140,6 +140,7 @@ def test_with_an_order_that_is_drawn_checkpoints_are_of_the_ends_of_epochs(
     assert sum(TOLD in line for line in log_lines) == 3
 
 
+@pytest.mark.slow
 def test_workers_that_stay_draw_another_order_in_a_resumed_run_which_is_told(
     both: Callable[..., tuple[Context, Context]], log_lines: list[str]
 ) -> None:

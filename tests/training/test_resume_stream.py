@@ -118,6 +118,7 @@ def test_a_stream_with_a_state_is_resumed_from_it_bit_for_bit(
     assert not any("read again" in line for line in log_lines)
 
 
+@pytest.mark.slow
 def test_another_number_of_workers_cannot_go_on_in_the_middle_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     killed(monkeypatch, 3, config(2))
     message = r"^phase.p: dataset.train: num_workers is 3, and the epoch was begun with 2; each worker reads a part"

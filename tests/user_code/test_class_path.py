@@ -292,6 +292,7 @@ def test_a_file_that_was_mended_is_loaded_in_the_same_process(workspace: Workspa
 
 @pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.slow
 def test_a_dataset_of_a_workspace_file_is_read_by_workers(linear: Path, method: str) -> None:
     overrides = [
         "dataset.train_data.num_workers=2",
