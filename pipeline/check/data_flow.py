@@ -315,7 +315,7 @@ class DataFlow:
                 what = f"{stage.stage} ({use.place}) writes context['{use.key}'], which nobody reads"
                 yield MissingKey(stage, use, f"{what}; did you mean 'status'?")
 
-    def wrong_statuses(self) -> Iterator[tuple[StageFlow, str]]:
+    def wrong_uses(self) -> Iterator[tuple[StageFlow, str]]:
         """The stages that leave an unknown status, or call a misspelt method of the context, each with the message."""
         if any(plugin is None or _steers(plugin) for plugin in self.plugins):
             return
@@ -501,9 +501,9 @@ class FlowCheck:
     def faults(self, flow: DataFlow) -> None:
         """The faults: a missing key belongs to the stage that reads it, or to the one that should have written it.
 
-        A status that leads nowhere is one of the stage that writes it.
+        A status that leads nowhere is one of the stage that writes it, a misspelt method of the one that calls it.
         """
-        for stage, message in flow.wrong_statuses():
+        for stage, message in flow.wrong_uses():
             self.runner.fault_at(f"{stage.stage}_class_path", message)
         missing = flow.missing()
         # What else may write is looked for only where it matters.

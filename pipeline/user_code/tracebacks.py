@@ -143,5 +143,7 @@ def error_context(address: str) -> Iterator[None]:
     except PipelineError:
         raise
     except Exception as error:
-        error.add_note(address)
+        # The blocks of a pass and of its beginning may be of one phase.
+        if address not in getattr(error, "__notes__", ()):
+            error.add_note(address)
         raise

@@ -25,7 +25,7 @@ STAGES = {
 }
 IN_PROCESS = """
 import sys, time
-from pipeline.check import check
+from pipeline.check.checker import check
 start = time.perf_counter()
 faults = check(sys.argv[1])
 print(time.perf_counter() - start)

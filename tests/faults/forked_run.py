@@ -77,6 +77,8 @@ class ForkedRun:
         if self.pid:
             return
         code = 255
+        # torch makes its thread pool anew at the first call after a fork, and two threads that come at once may meet it empty.
+        torch.set_num_threads(1)
         try:
             self._become(folder, environment or {}, user)
             SHUTDOWN.grace = grace or SHUTDOWN.grace

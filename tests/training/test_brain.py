@@ -56,6 +56,18 @@ def test_a_brain_says_which_method_is_to_be_defined() -> None:
         Mine().compute_objectives(None, None, Stage.TRAIN)
 
 
+def test_an_error_at_the_beginning_of_a_pass_names_its_phase_once(config: Callable[[], dict[str, Any]]) -> None:
+    class Failing(Returning):
+        def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
+            raise ZeroDivisionError
+
+    chosen = config()
+    chosen["phase"] = [{"name": "line", "model": Failing, "dataset_name": "data"}]
+    with pytest.raises(ZeroDivisionError) as caught:
+        GeneralTrainer(chosen).run()
+    assert caught.value.__notes__.count("phase.line") == 1
+
+
 def test_a_training_step_is_forward_loss_backward_and_step() -> None:
     torch.manual_seed(0)
     brain = bound(ModuleBrain(nn.Linear(2, 1), nn.functional.mse_loss))
