@@ -51,7 +51,11 @@ def after_backward(context: Context, losses: dict[str, Any]) -> None:
 
 @hookspec
 def before_update(context: Context, name: str, optim_scheduler: Any) -> None:
-    """An optimizer is about to step; ``name`` is that of its OptimScheduler in the config."""
+    """An optimizer is about to step; ``name`` is that of its OptimScheduler in the config.
+
+    The schedule has set the rate of this update. What a plugin sets in the optimizer's groups, or multiplies there, holds
+    for this one alone, under each schedule, a constant one too.
+    """
 
 
 @hookspec

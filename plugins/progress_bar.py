@@ -35,6 +35,8 @@ class ProgressBar:
         self.progress: Progress | None = None
         self.task = TaskID(0)
         self.epoch, self.epoch_started_at = -1, 0
+        # How many batches an epoch has, as text; "" until somebody asks.
+        self.batches = ""
 
     @hookimpl
     def before_pipeline(self, context: Context) -> None:
@@ -45,6 +47,7 @@ class ProgressBar:
     def before_epoch(self, context: Context) -> None:
         """Start a bar for the epoch."""
         self.stop()
+        self.batches = ""
         if context["current_epoch"] != self.epoch:
             self.epoch, self.epoch_started_at = context["current_epoch"], context["train_state"]["iteration"]
         if not self.live:
@@ -72,7 +75,8 @@ class ProgressBar:
         if self.progress:
             self.progress.update(self.task, completed=done, description=text)
         else:
-            logger.info(f"epoch {context['current_epoch']}  batch {done}/{_batches(context) or '?'}  {text}")
+            self.batches = self.batches or str(_batches(context) or "?")
+            logger.info(f"epoch {context['current_epoch']}  batch {done}/{self.batches}  {text}")
 
     @hookimpl
     def after_epoch(self) -> None:
@@ -97,7 +101,10 @@ class ProgressBar:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4f}"
+    size = abs(value)
+    if 0 < size < 0.001:
+        return f"{value:.2e}"
+    return f"{value:,.0f}" if size >= 1000 else f"{value:.4f}"
 
 
 def _batches(context: Context) -> int | None:

@@ -125,6 +125,17 @@ def test_a_plugin_that_changes_the_rate_changes_it_for_good(answered: Answered) 
     assert resumed["model"]["spirals"]["optim_schedulers"]["main"].get_lr() == pytest.approx(0.001)
 
 
+def test_a_plugin_that_multiplies_the_rate_of_an_update_does_so_for_that_one(answered: Answered) -> None:
+    context = answered(
+        "Change the learning rate",
+        "runner.train_runner.print_interval=1",
+        FEW,
+        "plugins=['{workspace}/warm_up.py': {steps: 8}]",
+    )
+    rates = [line["learning_rate"] for line in lines(context, "train")]
+    assert rates[:10] == pytest.approx([0.01 * min(1, step / 8) for step in range(1, 11)])
+
+
 def test_predictions_on_new_data_are_those_of_the_trained_model(folder: Path) -> None:
     model = trained()["model"]["spirals"]["model"].eval()
     (folder / "predict.yaml").write_text(blocks("Predict on", "yaml")[0], encoding="utf-8")

@@ -260,12 +260,14 @@ class SchedulerState(StateModel):
 
 
 class WindowState(StateModel):
-    """The accumulation window of an OptimScheduler."""
+    """The accumulation window of an OptimScheduler, and two numbers of its last update, which earlier versions lack."""
 
     real_step: int
     batches: int
     samples: Amount
     discards: bool
+    rate: float | None = None
+    gradient_norm: float | None = None
 
 
 class RandomState(StateModel):

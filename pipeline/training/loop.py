@@ -23,7 +23,7 @@ from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import Validation, Verb, evaluate_loader
 from pipeline.training.export import WeightExporter
 from pipeline.training.journal import Journal
-from pipeline.training.optim_scheduler import attach_optimizer_hooks
+from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_hooks
 from pipeline.training.phase import (
     pass_loader,
     phase_errors,
@@ -350,7 +350,7 @@ class TrainLoop(PassLoop):
         if checkpoint and training.state and len(training.state.discarded) != count:
             where = f"{checkpoint.path}: loop: the pass over '{training.phase}'"
             raise CheckpointError(f"{where} is not of {count} optim_schedulers; use another checkpoint")
-        self._reports[training] = IntervalReport(self.context, training.phase, brain)
+        self._reports[training] = IntervalReport(self.context, training.phase, brain, own.optim_schedulers)
         epoch = training.updater.state.epoch = self.counters["epoch"]
         training.start(epoch, batches)
 
@@ -658,16 +658,28 @@ class IntervalReport:
         context: the run's.
         phase: the phase that is trained.
         brain: its Brain, which collects the numbers.
+        optim_schedulers: its optimizers by name.
     """
 
-    def __init__(self, context: Context, phase: str, brain: Brain) -> None:
+    def __init__(
+        self, context: Context, phase: str, brain: Brain, optim_schedulers: Mapping[str, OptimScheduler]
+    ) -> None:
         self.context, self.phase, self.brain = context, phase, brain
+        several = len(optim_schedulers) > 1
+        self.optim_schedulers = {f".{name}" if several else "": own for name, own in optim_schedulers.items()}
         self.counters: dict[str, int] = context["train_state"]
         self.started, self.samples = time.perf_counter(), self.counters["samples"]
 
     def print(self) -> None:
         """Read the numbers since the last time: on a GPU this waits for the work so far."""
-        numbers = {"loss": self.brain._pass_loss.recent(), **self.brain._pass_numbers.recent()}
+        numbers = {"loss": self.brain._pass_loss.recent()}
+        for suffix, scheduler in self.optim_schedulers.items():
+            # As long as none was made, there is no number of the last update.
+            if scheduler.rate is not None:
+                numbers[f"learning_rate{suffix}"] = float(scheduler.rate)
+            if scheduler.gradient_norm is not None:
+                numbers[f"gradient_norm{suffix}"] = float(scheduler.gradient_norm)
+        numbers |= self.brain._pass_numbers.recent()
         now, samples = time.perf_counter(), self.counters["samples"]
         numbers["samples_per_second"] = (samples - self.samples) / (now - self.started)
         self.started, self.samples = now, samples

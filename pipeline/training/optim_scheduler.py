@@ -170,6 +170,8 @@ class OptimScheduler(ABC):
         real_step: how many windows are closed.
         batches, samples: how many of each are in the open window.
         epoch, batch_samples: the epoch, from 0, and the samples of the batch that a run is at; for ``optimize`` by hand.
+        rate: of the last update, in the first group; None before the first.
+        gradient_norm: of the last update, before it was clipped; None where nothing computes it.
         losses: those that ``optimize`` had last, detached, on the first scheduler that it had; who reads them sets None.
         scaler: scales the loss in fp16; None elsewhere.
         under_autocast: whether autocast may be around the update that it is used in, which ``optimize`` then leaves.
@@ -220,6 +222,8 @@ class OptimScheduler(ABC):
         self.real_step = self.batches = self.samples = self.epoch = 0
         self.batch_samples = 1
         self.losses: Losses | None = None
+        self.rate: float | Tensor | None = None
+        self.gradient_norm: float | Tensor | None = None
         self.after_backward: Watcher | None = None
         self.before_update: Watcher | None = None
         self.after_update: Watcher | None = None
@@ -292,7 +296,9 @@ class OptimScheduler(ABC):
             return optimize(losses, [self], epoch, samples, retain_graph=not self.owns_all)[0]
 
     def apply(self, epoch: int) -> bool:
-        """Close the window: unscale, guard, clip, set the rate, step, clear the gradients; ``epoch`` counts from 0.
+        """Close the window: set the rate, unscale, guard, clip, step, clear the gradients; ``epoch`` counts from 0.
+
+        The rate that a plugin sets in ``before_update`` is that of this one update.
 
         Returns:
             Whether it acted, be it that the window was discarded.
@@ -300,17 +306,20 @@ class OptimScheduler(ABC):
         acts = self.step_per_update == 1 or self.acts()
         self.real_step += 1
         if acts:
+            rates, groups, self.gradient_norm = [], self.optimizer.param_groups, None
+            if not (self.constant or self.discards):
+                rate = self.update_lr(self.real_step, epoch + 1)
+                # A rate that is none would reach the weights.
+                if type(rate) is not float or not 0 <= rate < math.inf:
+                    rate = self._rate_of(rate)
+                self.set_rate(self.ft_factor * rate)
             if self.before_update:
+                # Products are copies: a rate that is a Tensor is set in place.
+                rates = [group["lr"] * 1.0 for group in groups]
                 self.before_update(optim_scheduler=self)
             plain = not self.scaler and self.grad_clip is None and not self.check_gradients and self.accum_grad == 1
             plain = plain and not self.weighted and self.guard.loss is None
             if not self.discards and (plain or self._prepare()):
-                if not self.constant:
-                    rate = self.update_lr(self.real_step, epoch + 1)
-                    # A rate that is none would reach the weights.
-                    if type(rate) is not float or not 0 <= rate < math.inf:
-                        rate = self._rate_of(rate)
-                    self.set_rate(self.ft_factor * rate)
                 if self.scaler:
                     self.scaler.step(self.optimizer)
                     self.stepped = True
@@ -319,6 +328,10 @@ class OptimScheduler(ABC):
             self.optimizer.zero_grad(set_to_none=True)
             if self.after_update:
                 self.after_update(optim_scheduler=self)
+            self.rate = groups[0]["lr"]
+            if rates:
+                self.rate = self.rate * 1.0
+                self._put_back(rates)
         self.batches = self.samples = 0
         self.discards = self.weighted = False
         if self.guard.loss is not None:
@@ -348,7 +361,7 @@ class OptimScheduler(ABC):
             torch._foreach_div_(gradients, float(self.samples))
         norm = None
         if gradients and (self.grad_clip is not None or self.check_gradients):
-            norm = nn.utils.get_total_norm(gradients, self.grad_norm_type)
+            norm = self.gradient_norm = nn.utils.get_total_norm(gradients, self.grad_norm_type)
         # A scaler looks for itself, and what it skips while it finds its scale is no fault.
         if not self.scaler and not self.guard.allows_step(norm, self.parameters):
             return False
@@ -367,6 +380,14 @@ class OptimScheduler(ABC):
             else:
                 group["lr"] = new
 
+    def _put_back(self, rates: Sequence[float | Tensor]) -> None:
+        """Undo what a plugin has set for one update."""
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
+            if type(group["lr"]) is Tensor:
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
     def get_lr(self) -> float:
         """The rate of the first group now."""
         return float(self.optimizer.param_groups[0]["lr"])
@@ -382,6 +403,8 @@ class OptimScheduler(ABC):
                 "batches": self.batches,
                 "samples": self.samples,
                 "discards": self.discards or self.guard.has_nonfinite_loss(),
+                "rate": None if self.rate is None else float(self.rate),
+                "gradient_norm": None if self.gradient_norm is None else float(self.gradient_norm),
             },
             "schedule": self.schedule_state(),
         }

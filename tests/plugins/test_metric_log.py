@@ -46,11 +46,21 @@ def test_two_equal_runs_write_the_same_bytes(linear: Path) -> None:
 def test_what_depends_on_the_clock_is_in_another_file(linear: Path) -> None:
     context = GeneralTrainer(linear).run()
     assert {name for line in lines(context) for name in line} == {
-        "event", "epoch", "iteration", "phase", "loss", "valid_loss",
+        "event", "epoch", "iteration", "phase", "loss", "learning_rate", "valid_loss",
     }  # fmt: skip
     timings = lines(context, "timing.jsonl")
     assert [line["event"] for line in timings] == ["train", "train", "epoch"] * 2
     assert all(line.get("samples_per_second", 0) > 0 or line["seconds"] > 0 for line in timings)
+
+
+def test_each_interval_has_the_rate_and_the_norm_before_clipping_of_its_last_update(linear: Path) -> None:
+    args = "{optim_type: SGD, optim_conf: {lr: 0.05}, grad_clip: 0.5, decay_factor: 0.5}"
+    text = linear.read_text(encoding="utf-8").replace("optimizer: {class: SGD, learning_rate: 0.1}", "{}")
+    linear.write_text(text, encoding="utf-8")
+    schedule = f"phase.line.optim_schedulers={{main: {{class: exponential_decay, args: {args}}}}}"
+    trained = [line for line in lines(GeneralTrainer(linear, [schedule]).run()) if line["event"] == "train"]
+    assert [line["learning_rate"] for line in trained] == [0.05, 0.05, 0.025, 0.025]
+    assert all(line["gradient_norm"] > 0.5 for line in trained)
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])

@@ -108,7 +108,7 @@ def test_what_is_printed_goes_to_stdout_while_stderr_shows_a_bar(zygote: Zygote,
 def test_without_a_terminal_there_is_one_line_per_print_interval(linear: Path, log_lines: list[str]) -> None:
     GeneralTrainer(linear).run()
     reports = [line for line in log_lines if "  batch " in line]
-    number = r"line loss \d+\.\d{4}  samples_per_second [\d,.]+"
+    number = r"line loss \d+\.\d{4}  learning_rate 0\.1000  samples_per_second [\d,.]+"
     for report, place in zip(reports, ["0  batch 3/6", "0  batch 6/6", "1  batch 3/6", "1  batch 6/6"], strict=True):
         assert re.fullmatch(rf"INFO epoch {place}  {number}", report.strip())
 

@@ -109,7 +109,8 @@ class Loop:
             for x, y in left:
                 self.train(x, y)
                 if self.iteration % 4 == 0:
-                    self.line("train", epoch, loss=self.recent_loss / self.recent_samples)
+                    rate = self.optimizer.param_groups[0]["lr"]
+                    self.line("train", epoch, loss=self.recent_loss / self.recent_samples, learning_rate=rate)
                     self.recent_loss, self.recent_samples = 0.0, 0
                 if self.iteration % 5 == 0:
                     self.validate(epoch)

@@ -780,12 +780,12 @@ class Silent(UpdaterBase):
         self.log("samples", len(batch[0]))
 
 
-def test_a_print_has_the_loss_what_was_logged_and_the_speed(config: Config, run: Run, printed: Any) -> None:
+def test_a_print_has_the_loss_the_rate_what_was_logged_and_the_speed(config: Config, run: Run, printed: Any) -> None:
     chosen = config(print_interval=1, epochs=1)
     chosen["plugins"].append(printed)
     run(chosen)
     assert [(at, phase) for at, phase, _ in printed.numbers] == [(1, "line"), (2, "line"), (3, "line")]
-    assert all(set(numbers) == {"loss", "samples_per_second"} for _, _, numbers in printed.numbers)
+    assert all(set(numbers) == {"loss", "learning_rate", "samples_per_second"} for _, _, numbers in printed.numbers)
     assert all(numbers["samples_per_second"] > 0 for _, _, numbers in printed.numbers)
 
 

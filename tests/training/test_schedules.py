@@ -92,6 +92,79 @@ def test_groups_keep_the_ratio_of_their_rates_under_each_schedule(
         assert [first["lr"], second["lr"]] == pytest.approx([single.get_lr(), 3 * single.get_lr()])
 
 
+def multiplied(optim_scheduler: OptimScheduler) -> None:
+    for group in optim_scheduler.optimizer.param_groups:
+        group["lr"] = group["lr"] * 0.5
+
+
+def replaced(optim_scheduler: OptimScheduler) -> None:
+    first, second = optim_scheduler.optimizer.param_groups
+    first["lr"], second["lr"] = 0.3, 0.7
+
+
+def moves(scheduler: OptimScheduler, windows: int) -> list[list[float]]:
+    """How far each group moves in each window; every gradient is 1, so it is the rate with which the group steps."""
+    found = []
+    for window in range(windows):
+        before = [parameter.detach().clone() for parameter in scheduler.parameters]
+        for parameter in scheduler.parameters:
+            parameter.grad = torch.ones_like(parameter)
+        scheduler.apply(epoch=window // 3)
+        pairs = zip(before, scheduler.parameters, strict=True)
+        found.append([float((old - new.detach()).flatten()[0]) for old, new in pairs])
+    return found
+
+
+def two_groups(cls: type[OptimScheduler], lr: Any = 0.1, **conf: Any) -> OptimScheduler:
+    def grouped(parameters: list[nn.Parameter], lr: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": parameters[:1]}, {"params": parameters[1:], "lr": 3 * lr}], lr=lr)
+
+    torch.manual_seed(0)
+    return cls(grouped, {"lr": lr}, nn.Linear(2, 1), grad_clip=None, **conf)
+
+
+@pytest.mark.parametrize(("cls", "conf"), SHIPPED)
+def test_a_rate_that_is_multiplied_before_an_update_holds_for_that_one_under_each_schedule(
+    cls: type[OptimScheduler], conf: dict[str, Any]
+) -> None:
+    watched, plain = two_groups(cls, **conf), two_groups(cls, **conf)
+    watched.before_update = multiplied
+    expected = [[0.5 * rate for rate in groups] for groups in moves(plain, 6)]
+    assert moves(watched, 6) == [pytest.approx(groups, abs=1e-6) for groups in expected]
+    assert (watched.rate, watched.get_lr()) == (0.5 * plain.get_lr(), plain.get_lr())
+
+
+@pytest.mark.parametrize(("cls", "conf"), SHIPPED)
+def test_a_rate_that_is_replaced_before_an_update_holds_for_that_one_under_each_schedule(
+    cls: type[OptimScheduler], conf: dict[str, Any]
+) -> None:
+    watched, plain = two_groups(cls, **conf), two_groups(cls, **conf)
+    expected = moves(plain, 6)
+    watched.before_update = lambda optim_scheduler: optim_scheduler.real_step == 3 and replaced(optim_scheduler)
+    expected[2] = [0.3, 0.7]
+    assert moves(watched, 6) == [pytest.approx(groups, abs=1e-6) for groups in expected]
+    assert watched.get_lr() == plain.get_lr()
+
+
+def test_a_rate_that_is_a_tensor_is_the_same_tensor_after_an_update_that_had_another() -> None:
+    rate = torch.tensor(0.5)
+    scheduler = Constant("Adam", {"lr": rate, "capturable": False}, nn.Linear(2, 1), grad_clip=None)
+    scheduler.before_update = lambda optim_scheduler: rate.mul_(0.1)
+    moves(scheduler, 3)
+    assert scheduler.optimizer.param_groups[0]["lr"] is rate
+    assert (float(rate), float(scheduler.rate or 0)) == (0.5, pytest.approx(0.05))
+
+
+def test_the_numbers_of_an_update_are_its_rate_and_the_norm_that_clipping_has_computed() -> None:
+    scheduler, clipping = two_groups(Constant), Constant("SGD", {"lr": 0.1}, nn.Linear(2, 1), grad_clip=1.0)
+    assert (clipping.rate, clipping.gradient_norm) == (None, None)
+    moves(scheduler, 1)
+    moves(clipping, 1)
+    assert (scheduler.rate, scheduler.gradient_norm) == (0.1, None)
+    # Three gradients of 1.
+    assert (clipping.rate, clipping.gradient_norm) == (0.1, pytest.approx(math.sqrt(3)))
+
+
 def test_a_constant_rate_stays_what_somebody_sets_in_the_optimizer() -> None:
     scheduler = built(Constant)
     scheduler.optimizer.param_groups[0]["lr"] = 0.7

@@ -174,6 +174,34 @@ def test_a_run_that_is_stopped_in_its_last_validation_makes_it_again(
     assert end(GeneralTrainer(chosen, resume="auto").run()) == expected
 
 
+class Halves:
+    """A plugin that halves the rate of every other update."""
+
+    @hookimpl
+    def before_update(self, optim_scheduler: Any) -> None:
+        if optim_scheduler.real_step % 2:
+            optim_scheduler.optimizer.param_groups[0]["lr"] *= 0.5
+
+
+@pytest.mark.parametrize("schedule", ["noam", "constant"])
+def test_the_rates_of_a_plugin_and_the_norms_are_reported_alike_by_a_run_that_is_stopped_in_a_window(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = config(print_interval=1)
+    chosen["plugins"].append(Halves)
+    for phase in chosen["phase"]:
+        args = {"optim_type": "Adam", "optim_conf": {"lr": 0.01}, "accum_grad": 3, "grad_clip": 1.0}
+        phase["optim_schedulers"] = {"main": {"class": schedule, "args": args}}
+    expected = end(GeneralTrainer({**chosen, "output_dir": "unbroken"}).run())
+    # The first window of each phase ends with its third batch.
+    assert all(expected["lines"].count(f'"{name}": ') == 10 for name in ("learning_rate", "gradient_norm"))
+    for name, value in {"hook": "after_batch", "at": 5, "calls": 0}.items():
+        monkeypatch.setattr(Asks, name, value)
+    with pytest.raises(StoppedError):
+        GeneralTrainer(chosen).run()
+    assert end(GeneralTrainer(chosen, resume="auto").run()) == expected
+
+
 @pytest.mark.parametrize("at", [1, 4, 8])
 def test_a_validation_that_was_stopped_is_made_again_and_nothing_of_the_training_is(
     at: int, monkeypatch: pytest.MonkeyPatch
