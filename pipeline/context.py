@@ -331,7 +331,8 @@ class Context(dict[str, Any]):
     Attributes:
         stage: name of what is running: ``trainer`` or one of the five stages; the trainer sets it.
         accesses: every use so far, in order.
-        wake: called when ``is_exit`` is written; a training loop sets it, so that it ends after its step.
+        wake: called when ``is_exit`` is written, and by ``stop``; a training loop sets it, so that it ends after its step.
+        stop_reason: what ``stop`` was called with first, be it before a resume; None: nobody has called it.
         loop: the loop of a runner stage that trains; None elsewhere.
     """
 
@@ -340,6 +341,7 @@ class Context(dict[str, Any]):
         self.stage = "trainer"
         self.accesses: dict[Access, None] = {}
         self.wake: Callable[[], object] = _nothing
+        self.stop_reason: str | None = None
         self.loop: TrainingLoop | None = None
         self._wrote: set[str] = set()
         self.update(*args, **values)
@@ -368,6 +370,19 @@ class Context(dict[str, Any]):
     def save(self) -> None:
         """In the runner stage: save a checkpoint; in the body of a batch, when the next one is asked for."""
         self._loop("save").save()
+
+    def stop(self, why: str) -> None:
+        """End this runner's training after the current step; the terminal stage and later runners run.
+
+        It may be called anywhere: by a plugin, a stage, a loop of one's own. The weights are validated and saved, unless
+        they just were, and the runner counts as done. An infer runner has no training that would end.
+
+        Args:
+            why: the reason, for the log and ``status.json``.
+        """
+        if self.stop_reason is None:
+            self.stop_reason = why
+            self.wake()
 
     @property
     def resuming(self) -> bool:

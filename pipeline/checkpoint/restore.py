@@ -52,6 +52,8 @@ def restore_training(
     context["train_state"].update(saved.train_state)
     if state is None:
         return
+    if state.stopped is not None:
+        context.stop_reason = state.stopped
     brains = unique_brains(models)
     _check_phases(state, models, where)
     for phase, entry in brains.items():

@@ -374,6 +374,7 @@ class TrainingState(StateModel):
         parts: place -> the state of another part of the models; None: there is none.
         frozen: which parameters are not trained; None: nobody has asked.
         buffers: phase -> the names of the buffers that have changed in size or type.
+        stopped: why ``stop`` has ended the training; None: it has not. Earlier versions lack it.
     """
 
     version: Literal[2]
@@ -389,6 +390,7 @@ class TrainingState(StateModel):
     parts: dict[str, Any]
     frozen: FrozenState | None
     buffers: dict[str, list[str]]
+    stopped: str | None = None
 
     @classmethod
     def capture(
@@ -401,7 +403,7 @@ class TrainingState(StateModel):
             recoverables: name -> object whose state is kept too.
             initial: the models before anything was restored.
             more: what the loop itself needs: ``loop``, ``metrics``, ``fit`` or ``experiment``; ``gradients`` of modules
-                that no Brain has.
+                that no Brain has; ``stopped``.
 
         Raises:
             CheckpointError: something has a state from which no run could go on.

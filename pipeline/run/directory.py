@@ -116,7 +116,7 @@ _FILES = ("config.yaml", "command.txt", "environment.json", "status.json")
 MADE_BY = "made_by.txt"
 
 
-# In the folder of a runner that has been through all its stages: the counters with which it ended.
+# In the folder of a runner that has been through all its stages: the counters with which it ended, and why it was stopped.
 DONE = "done.json"
 
 
@@ -257,8 +257,13 @@ class RunDirectory:
             logger.warning(f"{path}: is damaged ({error}); {runner} goes through its stages again")
             return False
 
-    def mark_done(self, runner: str, train_state: Mapping[str, int]) -> None:
+    def mark_done(self, runner: str, train_state: Mapping[str, int], why: str | None = None) -> None:
         """Mark a runner that has been through all its stages: a resumed run skips it. The disk has the mark then.
+
+        Args:
+            runner: its name.
+            train_state: the counters with which it ended.
+            why: what ``stop`` has ended its training for; None: it has not.
 
         Raises:
             StorageError: the storage refuses.
@@ -266,7 +271,8 @@ class RunDirectory:
         self.check_exists()
         path = self.path / runner / DONE
         with storing(path):
-            storage.replace_durably(path, json.dumps(dict(train_state), indent=2).encode() + b"\n")
+            mark = dict(train_state) if why is None else {**train_state, "stopped": why}
+            storage.replace_durably(path, json.dumps(mark, indent=2).encode() + b"\n")
 
     def begins_anew(self, runner: str) -> bool:
         """Whether a runner starts from the beginning: it is not done, and has no checkpoint."""
@@ -276,6 +282,11 @@ class RunDirectory:
         """The counters of that of these runners which trained furthest; nothing where none is done."""
         marks = [_read_json(self.path / runner / DONE) for runner in runners]
         return max(marks, key=lambda counters: int(counters.get("iteration", -1)), default={})
+
+    def stop_reasons(self, runners: Iterable[str]) -> str:
+        """Why ``stop`` has ended the training of these runners; empty where it has ended none."""
+        marks = [_read_json(self.path / runner / DONE) for runner in runners]
+        return "; ".join(mark["stopped"] for mark in marks if "stopped" in mark)
 
     def read_status(self) -> dict[str, Any]:
         """The content of ``status.json``; empty if it cannot be read."""

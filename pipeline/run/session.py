@@ -196,8 +196,12 @@ class Run:
     def finish_runner(self, runner: RunnerSession) -> None:
         """Write ``context.json``, and mark the runner as done, unless ``is_exit`` has ended it."""
         self.write_accesses()
+        name, why = runner.settings.name, runner.context.stop_reason
+        if why is not None and runner.settings.kind == "infer":
+            logger.warning(f"{name}: context.stop({why!r}) has ended nothing, for an infer runner trains nothing")
+            why = None
         if not runner.exited:
-            self.directory.mark_done(runner.settings.name, runner.counters)
+            self.directory.mark_done(name, runner.counters, why)
 
     def write_accesses(self) -> None:
         """Write ``context.json``: runner name -> who read and wrote which key."""
@@ -224,7 +228,8 @@ class Run:
         elif self.directory.read_status().get("state") == "done":
             # Otherwise it was interrupted after its last runner, just before this.
             return
-        self.directory.write_status("done", exit_code=ExitCode.DONE, resumable=False, train_state=furthest)
+        why, code = self.directory.stop_reasons(self.trainers), ExitCode.DONE
+        self.directory.write_status("done", exit_code=code, reason=why, resumable=False, train_state=furthest)
 
     def _write_stopped(self, last: RunnerSession, unfinished: Sequence[str], counters: Mapping[str, int]) -> None:
         """Say where ``is_exit`` was written, and which runners are left."""

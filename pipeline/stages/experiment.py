@@ -341,10 +341,12 @@ class ExperimentBase(ExperimentSetup):
         self._begin()
         self._stop_if_requested()
         self._validate(due=False)
-        while self.iteration < self._schedule.max_steps:
+        while not self._is_over():
             self.iteration += 1
             self.train_batch()
             self._after_batch()
+        if self.context.stop_reason is not None:
+            logger.info(f"training ends after iteration {self.iteration}: {self.context.stop_reason}")
 
     def read_batch(self) -> Any:
         """The next batch of ``train_loader``, on the device; after the last one of an epoch, the next epoch's first.
@@ -454,8 +456,8 @@ class ExperimentBase(ExperimentSetup):
             self.load_training_state(own.state)
         parts.restore_parts(self._parts(), own.attributes, self._options, where)
         self._numbers.load_state_dict(own.numbers.to_tree())
-        # An epoch had begun, and no batch of it was read.
-        self._interrupted, self._validated = own.in_epoch and not self._batches.count, own.validated
+        # An epoch had begun, and was not over.
+        self._interrupted, self._validated = own.in_epoch, own.validated
         if self.alone:
             restore.restore_recoverables(self.checkpointer._recoverables, state, where)
             self.checkpointer._resumed = checkpoint
@@ -491,12 +493,12 @@ class ExperimentBase(ExperimentSetup):
         limit = self._schedule.max_steps
         if self.alone and self.iteration >= limit:
             logger.info(f"nothing is left to train: config.training.max_iteration is {limit}")
-        if self._in_epoch:
+        if self._in_epoch or (self._is_over() and not self._interrupted):
             return
-        if not self._batches.over():
-            self._begin_epoch()
-        elif self._interrupted or self.iteration < limit:
+        if self._batches.over():
             self.new_epoch()
+        else:
+            self._begin_epoch()
 
     def _plan(self) -> None:
         """Take from ``config.training`` what is due when, and where training ends."""
@@ -539,7 +541,7 @@ class ExperimentBase(ExperimentSetup):
 
     def _validate(self, *, due: bool) -> None:
         """Validate, at most once in an iteration; at the end of training also if it is not due."""
-        at_end = self._schedule.validating.intervals and self.iteration >= self._schedule.max_steps
+        at_end = self._schedule.validating.intervals and self._is_over()
         if self._validated == self.iteration or not (due or at_end):
             return
         random = random_state()
@@ -549,6 +551,10 @@ class ExperimentBase(ExperimentSetup):
         if not due:
             # A training that goes on with a higher limit draws what it would have drawn.
             restore_random_state(random)
+
+    def _is_over(self) -> bool:
+        """Whether training is over: at its limit, or after ``context.stop``."""
+        return self.iteration >= self._schedule.max_steps or self.context.stop_reason is not None
 
     def _stop_if_requested(self) -> None:
         """Save and end, if a signal or ``is_exit`` asks for it."""

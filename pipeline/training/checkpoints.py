@@ -50,7 +50,7 @@ class Checkpoints:
         """
         self.wait_for_save()
         models = self.context["model"]
-        training = self.checkpointer._capture(models, **own).to_tree()
+        training = self.checkpointer._capture(models, stopped=self.context.stop_reason, **own).to_tree()
         if self.best:
             # The best once this one is saved; if the save fails, nothing is removed either.
             best = self.best.kept_with(counters["iteration"])

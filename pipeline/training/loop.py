@@ -209,6 +209,9 @@ class TrainLoop(PassLoop):
             if over is None:
                 raise StageError(f"{getattr(verb, '__qualname__', verb)} returned None; return True or False")
             self.over = bool(over)
+            if not self.over and self.context.stop_reason is not None:
+                self.over = True
+                logger.info(f"training ends after iteration {self.counters['iteration']}: {self.context.stop_reason}")
         return self.over
 
     def save_if(self, due: bool) -> None:
