@@ -33,6 +33,7 @@ class MetricLog:
     A number that is not finite is written as null.
     """
 
+    every_rank = False
     volatile = ("timing.jsonl",)
 
     def __init__(self) -> None:

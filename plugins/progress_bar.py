@@ -30,6 +30,8 @@ class ProgressBar:
         live: whether to draw a bar; None decides by whether stderr is a terminal.
     """
 
+    every_rank = False
+
     def __init__(self, live: bool | None = None) -> None:
         self.live = on_terminal() if live is None else live
         self.progress: Progress | None = None

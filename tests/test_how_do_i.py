@@ -96,7 +96,19 @@ def test_stop_early_ends_the_training_once_the_loss_has_not_improved(answered: A
     assert 2 < len(losses) < 20
     assert min(losses[-2:]) >= min(losses[:-2])
     assert all(min(losses[at - 2 : at]) < min([math.inf, *losses[: at - 2]]) for at in range(2, len(losses)))
-    assert json.loads((context["run_dir"] / "status.json").read_text())["state"] == "done"
+    status = json.loads((context["run_dir"] / "status.json").read_text())
+    assert (status["state"], status["reason"].partition(";")[0]) == (
+        "done",
+        "valid_loss has not improved in 2 validations",
+    )
+
+
+def test_stop_early_ends_the_training_once_the_loss_is_low_enough(answered: Answered) -> None:
+    context = answered("Stop early")
+    losses = [line["valid_loss"] for line in lines(context, "epoch")]
+    assert [loss <= 0.1 for loss in losses] == [*[False] * (len(losses) - 1), True]
+    status = json.loads((context["run_dir"] / "status.json").read_text())
+    assert (status["state"], status["reason"]) == ("done", f"valid_loss is {losses[-1]:.4f}")
 
 
 def test_a_number_that_is_logged_is_in_the_metrics_of_training_and_validation(answered: Answered) -> None:
