@@ -459,6 +459,7 @@ class ExperimentBase(ExperimentSetup):
         # An epoch had begun, and was not over.
         self._interrupted, self._validated = own.in_epoch, own.validated
         if self.alone:
+            self.context.stop_reason = state.stopped
             restore.restore_recoverables(self.checkpointer._recoverables, state, where)
             self.checkpointer._resumed = checkpoint
             in_folder = checkpoint.path.resolve().parent == self.checkpointer._folder.resolve()

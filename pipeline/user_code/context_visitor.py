@@ -107,6 +107,9 @@ _LOOP = ("dataset", "model"), ("current_epoch", "metrics", "best")
 # What the context has for a loop of one's own -> the keys that it reads, and those that it writes.
 _KIT = {"epochs": ((), _LOOP[1]), "batches": _LOOP, "validate": _LOOP, "save": ((), ()), "resuming": ((), ())}
 
+# What the context has besides, and what is no use of a key.
+_STOPPING = {"stop", "stop_reason"}
+
 # Context managers that let an error through.
 _TRANSPARENT = {"open", "nullcontext", "closing", "no_grad", "inference_mode", "enable_grad", "autocast"}
 
@@ -488,6 +491,8 @@ class ContextVisitor(ast.NodeVisitor):
                 return self.use_kit(node.attr, node, Arguments())
             case Ref(("runner",)):
                 return self.read(owner, Const(f".{node.attr}"), node)
+            case Ref(()) if node.attr in _STOPPING:
+                return None
             case None if isinstance(node.value, ast.Name | ast.Attribute):
                 return self.module_value(ast.unparse(node), node)
         self.escape(node, owner)

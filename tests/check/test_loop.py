@@ -61,6 +61,19 @@ def test_a_method_for_loops_may_be_kept_under_a_name(linear: Path) -> None:
     assert (found.unknown, found.reads()) == ("", ["dataset", "model"])
 
 
+def test_stop_neither_hides_what_a_stage_does_nor_makes_a_loop_of_it(linear: Path) -> None:
+    body = "stop = context.stop\nstop('why')\ncontext.stop('why')\ncontext['x'] = context.stop_reason"
+    found = flow(linear, body)
+    assert (found.unknown, found.reads(), found.writes()) == ("", [], ["x"])
+    [note] = notes(linear, body)
+    assert "heeds no limit, saves nothing, calls no hook" in note
+
+
+def test_a_misspelt_stop_is_a_fault(linear: Path) -> None:
+    [found] = messages(linear, f"{LOOP}context.stopp('why')")
+    assert found.endswith("calls context.stopp, which the context does not have; did you mean 'stop'?")
+
+
 def test_what_such_a_loop_lacks_is_a_fault(linear: Path) -> None:
     assert messages(linear, LOOP.replace("context.validate()", "context['wieght']")) == [
         "runner (own.py:8) reads context['wieght']; no earlier stage writes it; written by then: dataset, model"

@@ -289,3 +289,15 @@ def test_an_experiment_that_is_killed_after_the_stop_does_not_train_on(monkeypat
     context = GeneralTrainer(chosen, resume="auto").run()
     assert (context["train_state"]["iteration"], status(context)["reason"]) == (4, WHY)
     assert events(context) == [("validate", 3), ("epoch", 3), ("validate", 4), ("epoch", 4)]
+
+
+def test_an_experiment_by_hand_is_stopped_likewise(tmp_path: Path) -> None:
+    training = {"max_iteration": 12, "valid_interval": 3, "save_interval": 3}
+    args = {"device": "cpu", "nprocs": 1, "output": str(tmp_path), "checkpoint_path": None}
+    for _ in range(2):
+        by_hand = Experiment({"training": training}, args)
+        by_hand.setup()
+        by_hand.run()
+        assert (by_hand.iteration, by_hand.context.stop_reason) == (4, WHY)
+    lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [3, 4]
