@@ -209,7 +209,9 @@ class TrainLoop(PassLoop):
             if over is None:
                 raise StageError(f"{getattr(verb, '__qualname__', verb)} returned None; return True or False")
             self.over = bool(over)
-            if not self.over and self.context.stop_reason is not None:
+            # The step of the pass that leads is finished first, whatever its body asks for.
+            in_step = bool(self.work) and self.work[0].in_batch
+            if not (self.over or in_step) and self.context.stop_reason is not None:
                 self.over = True
                 logger.info(f"training ends after iteration {self.counters['iteration']}: {self.context.stop_reason}")
         return self.over

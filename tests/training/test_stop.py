@@ -205,8 +205,17 @@ def in_anothers_body(stage: Any, context: Context) -> None:
                 stop(context)
 
 
+def before_another_begins(stage: Any, context: Context) -> None:
+    """The step in whose middle it is stopped is finished, with a pass that begins only then."""
+    for batch in context.batches("a", repeat=True):
+        context["model"]["a"].brain.fit_batch(batch)
+        stop(context)
+        context["model"]["b"].brain.fit_batch(next(context.batches("b")))
+
+
 @pytest.mark.parametrize(
-    ("body", "iteration"), [(in_a_pass, 5), (without_epochs, 5), (after_a_validation, 4), (in_anothers_body, 6)]
+    ("body", "iteration"),
+    [(before_another_begins, 2), (in_a_pass, 5), (without_epochs, 5), (after_a_validation, 4), (in_anothers_body, 6)],
 )
 def test_a_loop_of_ones_own_ends_when_it_asks_for_the_next(body: Body, iteration: int) -> None:
     context = GeneralTrainer(config(runner_class_path=own(body))).run()
