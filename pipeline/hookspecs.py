@@ -2,7 +2,8 @@
 
 A plugin is a class with one or more of these methods, each marked with ``@hookimpl`` (``from pipeline import
 hookimpl``). A method takes those of the arguments that it needs. Plugins are called in the order in which the config lists
-them, the defaults first. One set of plugins serves one runner, from its ``before_pipeline`` to its ``after_pipeline``.
+them, the defaults first, but for what their ``before`` and ``after`` say. One set of plugins serves one runner, from its
+``before_pipeline`` to its ``after_pipeline``.
 """
 
 from __future__ import annotations

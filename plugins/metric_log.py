@@ -30,11 +30,14 @@ class MetricLog:
     """One JSON object a line: {event, epoch, iteration, phase, and the numbers}.
 
     ``metrics.jsonl`` holds only what two equal runs have alike; whatever depends on the clock goes to ``timing.jsonl``.
-    A number that is not finite is written as null.
+    A number that is not finite is written as null. A second one in a run, under another name, has that name before those
+    of its files.
     """
 
     every_rank = False
-    volatile = ("timing.jsonl",)
+    volatile = ("timing.jsonl", "*_timing.jsonl")
+
+    plugin_name = "metric_log"
 
     def __init__(self) -> None:
         self.metrics: FileIO
@@ -49,8 +52,9 @@ class MetricLog:
             StorageError: the storage refuses.
         """
         folder: Path = context["run_dir"] / context["runner_name"]
-        self.metrics = self._open(folder / "metrics.jsonl", context)
-        self.timing = self._open(folder / "timing.jsonl", context)
+        prefix = "" if self.plugin_name == "metric_log" else f"{self.plugin_name}_"
+        self.metrics = self._open(folder / f"{prefix}metrics.jsonl", context)
+        self.timing = self._open(folder / f"{prefix}timing.jsonl", context)
 
     def state_dict(self) -> dict[str, int]:
         """How long the files are, in bytes."""

@@ -215,7 +215,7 @@ Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 _CLASS_KEYS = re.compile(
     r"runner\.[^.]+\.(\w+_class_path|trainer_class)|dataset\.[^.]+\.(class_path|collate_fn)"
     r"|phase\.[^.]+\.(model|loss|updater\.class_path|(metrics|modules|optim_schedulers)\.[^.]+\.class)"
-    r"|hyper_parameters\.optimizer\.class"
+    r"|hyper_parameters\.optimizer\.class|plugins\.[^.]+\.class_path"
 )
 
 _FILE_KEYS = re.compile(r"runner\.[^.]+\.(init_model|save_checkpoint|save_step|save_inference)_path")
@@ -442,7 +442,7 @@ class ConfigBuilder:
         """A plugin with arguments is a key: ``{"{workspace}/my_plugin.py": {every: 5}}``."""
         plugins = tree.child("plugins")
         for item in plugins.value if plugins and isinstance(plugins.value, list) else ():
-            if isinstance(item.value, dict):
+            if isinstance(item.value, dict) and not schema.is_long_form(item.value):
                 item.value = {
                     _class_file(self._placeholders(name, item.origin, "plugins"), item.origin): child
                     for name, child in item.value.items()

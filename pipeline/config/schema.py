@@ -5,7 +5,18 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 
 _UNITS = ("iteration", "epoch", "second", "minute")
 
@@ -160,11 +171,6 @@ NamedClasses = Annotated[dict[str, dict[str, Any]], WithJsonSchema({"type": "obj
 
 HyperParameters = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "properties": {"optimizer": _OPTIMIZER}})]
 
-PluginValue = Annotated[
-    str | type | dict[str, Any], WithJsonSchema({"title": "plugin", "anyOf": [_STRING, {"type": "object"}]})
-]
-
-
 # What is not known here is told by the check, which knows where each key was written.
 _INNER = ConfigDict(extra="allow", strict=True, title="mapping", json_schema_extra={"additionalProperties": False})
 
@@ -185,6 +191,37 @@ class UpdaterSettings(BaseModel):
     class_path: ClassPathValue = Field(description="a subclass of UpdaterBase")
     args: Arguments = Field({}, description="beside model, brain, optim_schedulers and loader, which it is given")
 
+
+class PluginSettings(BaseModel):
+    """A plugin in the long form."""
+
+    model_config = _INNER
+    name: Name | None = Field(
+        None, description="the key of its state, files and metrics; default: as in the short form"
+    )
+    class_path: ClassPathValue | None = Field(None, description="its class; default: the installed plugin of that name")
+    args: Arguments = Field({}, description="those of its constructor")
+    before: list[str] | None = Field(None, description="plugins that are called after it; default: what its class says")
+    after: list[str] | None = Field(None, description="plugins that are called before it; default: what its class says")
+    on_error: Literal["raise", "warn"] = Field("raise", description="what an error in one of its hooks does")
+
+
+def is_long_form(plugin: object) -> bool:
+    """Whether an item of ``plugins`` is ``{name, class_path, …}``, and not ``{class path: arguments}``."""
+    return isinstance(plugin, dict) and not plugin.keys().isdisjoint({"name", "class_path"})
+
+
+def _as_written(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    validate(value)
+    return value
+
+
+PluginValue = Annotated[
+    Annotated[str | type | dict[str, Any], Tag("short")]
+    | Annotated[PluginSettings, WrapValidator(_as_written), Tag("long")],
+    Discriminator(lambda value: "long" if is_long_form(value) else "short"),
+    WithJsonSchema({"title": "plugin", "anyOf": [_STRING, PluginSettings.model_json_schema(), {"type": "object"}]}),
+]
 
 # Written out in the schema of their section.
 Best = Annotated[BestSettings, WithJsonSchema(BestSettings.model_json_schema())]

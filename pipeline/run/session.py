@@ -32,7 +32,8 @@ from pipeline.run.provenance import Provenance
 from pipeline.run.resume import NEVER, PreviousRun, find_previous, reconcile, with_original_links
 from pipeline.run.summary import summary
 from pipeline.user_code import class_path, context_flow
-from pipeline.user_code.plugins import Plugin, load_plugins, plugin_manager, register_plugins
+from pipeline.user_code.plugins import Plugin, load_plugins, plugin_manager
+from pipeline.user_code.registration import register_plugins
 from pipeline.user_code.tracebacks import user_traceback
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import entry_points
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pluggy
+from pydantic import ValidationError
 
 from pipeline import hookspecs
 from pipeline.config.load import unknown_name
-from pipeline.config.schema import DEFAULT_PLUGINS
+from pipeline.config.schema import DEFAULT_PLUGINS, WARN, PluginSettings, is_long_form
 from pipeline.config.yaml_tree import DEFAULT, Node, Origin
 from pipeline.errors import ClassPathError, Fault, PluginError, one_of
 from pipeline.user_code import class_path, classes, source
@@ -92,15 +96,39 @@ def _faults(methods: Sequence[_Method], who: str, *, complete: bool) -> list[str
 
 GROUP = "pipeline.plugins"
 
+SIDES = ("before", "after")
+
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plugin that a run has: its name, its class, its arguments, and where the config names it."""
+    """A plugin that a run has.
+
+    Attributes:
+        name: the key of its state, files and metrics; an object with the attribute ``plugin_name`` gets it there.
+        target: its class.
+        args: those of its constructor.
+        origin: where the config names it.
+        order: the plugins that are called before and after it, as far as the config says so.
+        on_error: what an error in one of its hooks does: ``raise`` or ``warn``.
+    """
 
     name: str
     target: ClassPath | type
     args: dict[str, Any] = field(default_factory=dict)
     origin: Origin = DEFAULT
+    order: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    on_error: str = "raise"
+
+    def neighbours(self, side: str) -> Sequence[str]:
+        """The plugins that its ``before`` or ``after`` names: that of the config, else that of its class."""
+        if side in self.order:
+            return self.order[side]
+        if isinstance(self.target, type):
+            names = getattr(self.target, side, ())
+            return names if isinstance(names, tuple | list) else ()
+        definition, _ = class_path.examine(self.target)
+        member = classes.member(definition, side) if definition and isinstance(definition.node, ast.ClassDef) else None
+        return classes.own_declaration(member[1], side) if member else ()
 
 
 @cache
@@ -119,7 +147,7 @@ def configured_plugins(tree: Node, workspace: Path | None) -> tuple[list[Plugin]
         else:
             missing = f"the default plugin '{name}' is not installed; install the package again: pip install ."
             faults.append(DEFAULT.fault("plugins", missing))
-    for text, args, origin in _items(tree):
+    for text, args, origin, settings in _items(tree):
         if "{workspace}" in str(text) or "${" in str(text):  # stands for nothing: the config says so
             continue
         try:
@@ -127,6 +155,14 @@ def configured_plugins(tree: Node, workspace: Path | None) -> tuple[list[Plugin]
         except ClassPathError as error:
             faults.append(origin.fault("plugins", str(error)))
             continue
+        if settings:
+            order = settings.model_dump(include={*SIDES}, exclude_none=True)
+            plugin = replace(plugin, name=settings.name or plugin.name, order=order, on_error=settings.on_error)
+            unknown = settings.model_extra or {}
+            faults += [
+                origin.fault("plugins", f"unknown key '{key}'{one_of(key, PluginSettings.model_fields)}")
+                for key in unknown
+            ]
         previous = plugins.get(plugin.name)
         if args is False and previous:
             del plugins[plugin.name]
@@ -137,7 +173,43 @@ def configured_plugins(tree: Node, workspace: Path | None) -> tuple[list[Plugin]
             faults.append(origin.fault("plugins", _name_conflict(plugin, previous)))
         else:
             plugins[plugin.name] = plugin
-    return list(plugins.values()), faults
+    ordered, wrong = _in_order(list(plugins.values()))
+    return ordered, faults + wrong
+
+
+def _in_order(plugins: Sequence[Plugin]) -> tuple[list[Plugin], list[Fault]]:
+    """The plugins as their ``before`` and ``after`` have it, else in the order of the config; faults in these."""
+    faults: list[Fault] = []
+    # Name -> those that are called before it.
+    earlier: dict[str, list[str]] = {plugin.name: [] for plugin in plugins}
+    for plugin, side in product(plugins, SIDES):
+        for name in plugin.neighbours(side):
+            if name in earlier:
+                first, second = (plugin.name, name) if side == "before" else (name, plugin.name)
+                earlier[second].append(first)
+            # A class may name plugins that this run does not have.
+            elif side in plugin.order or name not in installed_plugins():
+                where = f"'{plugin.name}' is to be called {side} '{name}', which is no plugin of this run"
+                faults.append(plugin.origin.fault("plugins", f"{where}{one_of(name, earlier)}"))
+    try:
+        TopologicalSorter(earlier).prepare()
+    except CycleError as error:
+        circle = " before ".join(f"'{name}'" for name in error.args[1])
+        origin = next(plugin.origin for plugin in plugins if plugin.name in error.args[1])
+        faults.append(origin.fault("plugins", f"{circle} is a circle; take out one `before` or `after`"))
+        return list(plugins), faults
+    ordered: dict[str, None] = {}
+    for plugin in plugins:
+        _place(plugin.name, earlier, ordered)
+    by_name = {plugin.name: plugin for plugin in plugins}
+    return [by_name[name] for name in ordered], faults
+
+
+def _place(name: str, earlier: Mapping[str, Sequence[str]], ordered: dict[str, None]) -> None:
+    """Put a plugin behind those that are called before it."""
+    for other in (other for other in earlier if other in earlier[name]):
+        _place(other, earlier, ordered)
+    ordered[name] = None
 
 
 def _name_conflict(plugin: Plugin, previous: Plugin) -> str:
@@ -145,15 +217,18 @@ def _name_conflict(plugin: Plugin, previous: Plugin) -> str:
     return f"the name '{plugin.name}' is taken by {by}; name each plugin once, or rename the file or class"
 
 
-def _items(tree: Node) -> list[tuple[Any, Any, Origin]]:
+def _items(tree: Node) -> Iterator[tuple[Any, Any, Origin, PluginSettings | None]]:
     node = tree.child("plugins")
-    items: list[tuple[Any, Any, Origin]] = []
     for item in node.value if node and isinstance(node.value, list) else ():
-        if isinstance(item.value, dict):
-            items += [(name, child.plain(), child.key or child.origin) for name, child in item.value.items()]
+        if is_long_form(item.value):
+            with suppress(ValidationError):  # the schema says so
+                settings = PluginSettings.model_validate(item.plain())
+                yield settings.class_path or settings.name, settings.args, item.origin, settings
+        elif isinstance(item.value, dict):
+            for name, child in item.value.items():
+                yield name, child.plain(), child.key or child.origin, None
         elif isinstance(item.value, str | type):  # else the schema says so
-            items.append((item.value, None, item.origin))
-    return items
+            yield item.value, None, item.origin, None
 
 
 def _plugin(text: Any, args: Any, origin: Origin, workspace: Path | None) -> Plugin:
@@ -200,20 +275,11 @@ def load_plugins(tree: Node, workspace: Path | None) -> list[Plugin]:
     plugins, faults = configured_plugins(tree, workspace)
     if faults:
         raise PluginError("\n".join(map(str, faults)))
-    return [replace(plugin, target=load_plugin_class(plugin)) for plugin in plugins]
-
-
-def register_plugins(plugins: Sequence[Plugin], into: pluggy.PluginManager) -> None:
-    """Build loaded plugins, so that they are called in the given order."""
-    instances = [(_build(plugin), plugin.name) for plugin in plugins]
-    # pluggy calls the one registered last first.
-    for instance, name in reversed(instances):
-        into.register(instance, name)
-
-
-def _build(plugin: Plugin) -> object:
-    assert isinstance(plugin.target, type)
-    return plugin.target(**plugin.args)
+    # What an imported class says of its order may be more than its source shows.
+    plugins, faults = _in_order([replace(plugin, target=load_plugin_class(plugin)) for plugin in plugins])
+    if faults:
+        raise PluginError("\n".join(map(str, faults)))
+    return plugins
 
 
 def load_plugin_class(plugin: Plugin) -> type:
@@ -229,33 +295,17 @@ def load_plugin_class(plugin: Plugin) -> type:
         raise ClassPathError(f"{plugin.origin}: plugins: {error}", error.user_error) from error
     if messages := faults_of_class(cls):
         raise PluginError("\n".join(f"{plugin.origin}: plugin '{plugin.name}': {message}" for message in messages))
+    options = {hook: getattr(getattr(cls, hook, None), "pipeline_impl", {}) for hook in HOOKS}
+    wrappers = [hook for hook, own in options.items() if own.get("wrapper") or own.get("hookwrapper")]
+    if wrappers and plugin.on_error == WARN:
+        what = f"plugin '{plugin.name}': on_error is '{WARN}', and {wrappers[0]} is a wrapper around other plugins"
+        raise PluginError(f"{plugin.origin}: {what}; leave on_error out")
+    signature = inspect.signature(cls)
     try:
-        inspect.signature(cls).bind(**plugin.args)
+        signature.bind(**plugin.args)
     except TypeError as error:
-        what = f"{plugin.origin}: plugin '{plugin.name}': {error}"
-        raise PluginError(f"{what}; its arguments are {inspect.signature(cls)}") from error
+        raise PluginError(f"{plugin.origin}: plugin '{plugin.name}': {error}; its arguments are {signature}") from error
     return cls
-
-
-def failing_plugin(manager: pluggy.PluginManager, error: BaseException) -> str | None:
-    """``plugin 'x', hook before_epoch``, for the plugin in whose code an error was raised; None if it was none's."""
-    running = {}
-    trace = error.__traceback__
-    while trace:
-        running[trace.tb_frame.f_code] = trace.tb_frame
-        trace = trace.tb_next
-    if building := running.get(_build.__code__):
-        plugin: Plugin = building.f_locals["plugin"]
-        return f"plugin '{plugin.name}' ({plugin.origin}), when it was built,"
-    for name, instance in manager.list_name_plugin():
-        for method in ("state_dict", "load_state_dict"):
-            if getattr(getattr(type(instance), method, None), "__code__", None) in running:
-                return f"plugin '{name}', {method}"
-    for hook in HOOKS:
-        for implementation in getattr(manager.hook, hook).get_hookimpls():
-            if getattr(implementation.function, "__code__", None) in running:
-                return f"plugin '{implementation.plugin_name}', hook {hook}"
-    return None
 
 
 def hook_or_none(hooks: pluggy.HookRelay, name: str) -> Callable[..., Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -371,7 +372,8 @@ def test_a_failure_between_two_stages_says_so() -> None:
     done: list[str] = []
     with pytest.raises(ValueError, match="too early"):
         GeneralTrainer(five(done) | {"plugins": [Between]}).run()
-    assert "plugin 'Between', hook before_pipeline failed: ValueError: too early" in status()["reason"]
+    headline = r"plugin 'Between', hook before_pipeline \(test_failures.py:\d+\) failed: ValueError: too early"
+    assert re.search(headline, status()["reason"])
     assert done == ["abort ValueError('too early')"]
 
 

@@ -379,7 +379,9 @@ def test_a_missing_key_in_a_plugin_before_the_first_stage_names_the_plugin(
     )
     with pytest.raises(KeyError, match=r"context\['optimiser'\] was read by trainer \(faulty.py:12\)"):
         GeneralTrainer(plugged("[faulty.py]", faulty=reading)).run()
-    assert any("plugin 'faulty', hook before_pipeline failed: ContextError: " in line for line in log_lines)
+    assert any(
+        "plugin 'faulty', hook before_pipeline (faulty.py:10) failed: ContextError: " in line for line in log_lines
+    )
 
 
 def test_a_plugin_that_cannot_be_built_is_named_with_its_line_and_keeps_its_traceback(plugged: Plugged) -> None:

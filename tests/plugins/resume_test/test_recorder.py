@@ -65,7 +65,7 @@ def patterns(linear: Path, volatile: str) -> dict[str, list[str]]:
 
 
 def test_plugins_and_stages_name_their_volatile_files(linear: Path) -> None:
-    expected = {"MetricLog": ["timing.jsonl"], "Plugin": ["a.png", "b/*"], "Terminal": ["end.txt"]}
+    expected = {"MetricLog": ["timing.jsonl", "*_timing.jsonl"], "Plugin": ["a.png", "b/*"], "Terminal": ["end.txt"]}
     assert patterns(linear, "('a.png', 'b/*')") == expected
 
 
