@@ -87,7 +87,7 @@ def test_each_command_is_in_the_module_of_its_name(name: str) -> None:
         (["chek"], "there is no command 'chek'; did you mean 'check'?"),
         (
             ["xyz"],
-            "there is no command 'xyz'; known: check, checkpoint, convert, explain, graph, new, resume, resume-test, run, schema, show, stages",
+            "there is no command 'xyz'; known: check, checkpoint, convert, explain, graph, new, plugins, resume, resume-test, run, schema, show, stages",
         ),
         (["--nope"], "No such option '--nope'"),
         (["check", "--jsn", "config.yaml"], "No such option '--jsn'. Did you mean '--json'?"),

@@ -1,0 +1,1 @@
+"""``pipeline plugins``: which plugin is called when, and why there."""
