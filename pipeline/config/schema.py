@@ -5,18 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    PrivateAttr,
-    Tag,
-    ValidatorFunctionWrapHandler,
-    WithJsonSchema,
-    WrapValidator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema
 
 _UNITS = ("iteration", "epoch", "second", "minute")
 
@@ -211,15 +200,9 @@ def is_long_form(plugin: object) -> bool:
     return isinstance(plugin, dict) and not plugin.keys().isdisjoint({"name", "class_path"})
 
 
-def _as_written(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    validate(value)
-    return value
-
-
+# What the long form has is validated where the plugins are looked up.
 PluginValue = Annotated[
-    Annotated[str | type | dict[str, Any], Tag("short")]
-    | Annotated[PluginSettings, WrapValidator(_as_written), Tag("long")],
-    Discriminator(lambda value: "long" if is_long_form(value) else "short"),
+    str | type | dict[str, Any],
     WithJsonSchema({"title": "plugin", "anyOf": [_STRING, PluginSettings.model_json_schema(), {"type": "object"}]}),
 ]
 

@@ -6,7 +6,6 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -21,6 +20,7 @@ from pydantic import ValidationError
 from pipeline import hookspecs
 from pipeline.config.load import unknown_name
 from pipeline.config.schema import DEFAULT_PLUGINS, WARN, PluginSettings, is_long_form
+from pipeline.config.validation import message as explain
 from pipeline.config.yaml_tree import DEFAULT, Node, Origin
 from pipeline.errors import ClassPathError, Fault, PluginError, one_of
 from pipeline.user_code import class_path, classes, source
@@ -108,23 +108,21 @@ class Plugin:
         target: its class.
         args: those of its constructor.
         origin: where the config names it.
-        order: the plugins that are called before and after it, as far as the config says so.
-        on_error: what an error in one of its hooks does: ``raise`` or ``warn``.
+        settings: its long form; of a short form all defaults.
     """
 
     name: str
     target: ClassPath | type
     args: dict[str, Any] = field(default_factory=dict)
     origin: Origin = DEFAULT
-    order: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    on_error: str = "raise"
+    settings: PluginSettings = field(default_factory=PluginSettings.model_construct)
 
     def neighbours(self, side: str) -> Sequence[str]:
         """The plugins that its ``before`` or ``after`` names: that of the config, else that of its class."""
-        if side in self.order:
-            return self.order[side]
-        if isinstance(self.target, type):
+        names: object = getattr(self.settings, side)
+        if names is None and isinstance(self.target, type):
             names = getattr(self.target, side, ())
+        if names is not None or isinstance(self.target, type):
             return names if isinstance(names, tuple | list) else ()
         definition, _ = class_path.examine(self.target)
         member = classes.member(definition, side) if definition and isinstance(definition.node, ast.ClassDef) else None
@@ -147,7 +145,7 @@ def configured_plugins(tree: Node, workspace: Path | None) -> tuple[list[Plugin]
         else:
             missing = f"the default plugin '{name}' is not installed; install the package again: pip install ."
             faults.append(DEFAULT.fault("plugins", missing))
-    for text, args, origin, settings in _items(tree):
+    for text, args, origin, settings in _items(tree, faults):
         if "{workspace}" in str(text) or "${" in str(text):  # stands for nothing: the config says so
             continue
         try:
@@ -155,14 +153,7 @@ def configured_plugins(tree: Node, workspace: Path | None) -> tuple[list[Plugin]
         except ClassPathError as error:
             faults.append(origin.fault("plugins", str(error)))
             continue
-        if settings:
-            order = settings.model_dump(include={*SIDES}, exclude_none=True)
-            plugin = replace(plugin, name=settings.name or plugin.name, order=order, on_error=settings.on_error)
-            unknown = settings.model_extra or {}
-            faults += [
-                origin.fault("plugins", f"unknown key '{key}'{one_of(key, PluginSettings.model_fields)}")
-                for key in unknown
-            ]
+        plugin = replace(plugin, name=settings.name or plugin.name, settings=settings)
         previous = plugins.get(plugin.name)
         if args is False and previous:
             del plugins[plugin.name]
@@ -188,7 +179,7 @@ def _in_order(plugins: Sequence[Plugin]) -> tuple[list[Plugin], list[Fault]]:
                 first, second = (plugin.name, name) if side == "before" else (name, plugin.name)
                 earlier[second].append(first)
             # A class may name plugins that this run does not have.
-            elif side in plugin.order or name not in installed_plugins():
+            elif getattr(plugin.settings, side) or name not in installed_plugins():
                 where = f"'{plugin.name}' is to be called {side} '{name}', which is no plugin of this run"
                 faults.append(plugin.origin.fault("plugins", f"{where}{one_of(name, earlier)}"))
     try:
@@ -201,8 +192,7 @@ def _in_order(plugins: Sequence[Plugin]) -> tuple[list[Plugin], list[Fault]]:
     ordered: dict[str, None] = {}
     for plugin in plugins:
         _place(plugin.name, earlier, ordered)
-    by_name = {plugin.name: plugin for plugin in plugins}
-    return [by_name[name] for name in ordered], faults
+    return sorted(plugins, key=lambda plugin: list(ordered).index(plugin.name)), faults
 
 
 def _place(name: str, earlier: Mapping[str, Sequence[str]], ordered: dict[str, None]) -> None:
@@ -217,18 +207,27 @@ def _name_conflict(plugin: Plugin, previous: Plugin) -> str:
     return f"the name '{plugin.name}' is taken by {by}; name each plugin once, or rename the file or class"
 
 
-def _items(tree: Node) -> Iterator[tuple[Any, Any, Origin, PluginSettings | None]]:
-    node = tree.child("plugins")
+def _items(tree: Node, faults: list[Fault]) -> Iterator[tuple[Any, Any, Origin, PluginSettings]]:
+    """(class path, arguments, place, long form) of each item; what is wrong in the long form is a fault."""
+    node, short = tree.child("plugins"), PluginSettings.model_construct()
     for item in node.value if node and isinstance(node.value, list) else ():
         if is_long_form(item.value):
-            with suppress(ValidationError):  # the schema says so
-                settings = PluginSettings.model_validate(item.plain())
-                yield settings.class_path or settings.name, settings.args, item.origin, settings
+            try:
+                own = PluginSettings.model_validate(item.plain())
+            except ValidationError as error:
+                for detail in error.errors():
+                    key = str(detail["loc"][0])
+                    faults.append(item.value[key].origin.fault(f"plugins.{key}", explain({**detail}, detail["input"])))
+                continue
+            for key in own.model_extra or {}:
+                unknown = f"unknown key '{key}'{one_of(key, PluginSettings.model_fields)}"
+                faults.append(item.value[key].origin.fault("plugins", unknown))
+            yield own.class_path or own.name, own.args, item.origin, own
         elif isinstance(item.value, dict):
             for name, child in item.value.items():
-                yield name, child.plain(), child.key or child.origin, None
+                yield name, child.plain(), child.key or child.origin, short
         elif isinstance(item.value, str | type):  # else the schema says so
-            yield item.value, None, item.origin, None
+            yield item.value, None, item.origin, short
 
 
 def _plugin(text: Any, args: Any, origin: Origin, workspace: Path | None) -> Plugin:
@@ -273,10 +272,9 @@ def load_plugins(tree: Node, workspace: Path | None) -> list[Plugin]:
         ClassPathError: its class cannot be loaded.
     """
     plugins, faults = configured_plugins(tree, workspace)
-    if faults:
-        raise PluginError("\n".join(map(str, faults)))
-    # What an imported class says of its order may be more than its source shows.
-    plugins, faults = _in_order([replace(plugin, target=load_plugin_class(plugin)) for plugin in plugins])
+    if not faults:
+        # What an imported class says of its order may be more than its source shows.
+        plugins, faults = _in_order([replace(plugin, target=load_plugin_class(plugin)) for plugin in plugins])
     if faults:
         raise PluginError("\n".join(map(str, faults)))
     return plugins
@@ -297,7 +295,7 @@ def load_plugin_class(plugin: Plugin) -> type:
         raise PluginError("\n".join(f"{plugin.origin}: plugin '{plugin.name}': {message}" for message in messages))
     options = {hook: getattr(getattr(cls, hook, None), "pipeline_impl", {}) for hook in HOOKS}
     wrappers = [hook for hook, own in options.items() if own.get("wrapper") or own.get("hookwrapper")]
-    if wrappers and plugin.on_error == WARN:
+    if wrappers and plugin.settings.on_error == WARN:
         what = f"plugin '{plugin.name}': on_error is '{WARN}', and {wrappers[0]} is a wrapper around other plugins"
         raise PluginError(f"{plugin.origin}: {what}; leave on_error out")
     signature = inspect.signature(cls)

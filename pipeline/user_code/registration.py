@@ -31,7 +31,7 @@ def _build(plugin: Plugin, manager: pluggy.PluginManager) -> Any:
     instance: Any = plugin.target(**plugin.args)
     if hasattr(instance, "plugin_name"):
         instance.plugin_name = plugin.name
-    for hook in HOOKS if plugin.on_error == WARN else ():
+    for hook in HOOKS if plugin.settings.on_error == WARN else ():
         if hasattr(instance, hook):
             setattr(instance, hook, _warning(getattr(instance, hook), manager))
     return instance

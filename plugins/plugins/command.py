@@ -111,7 +111,7 @@ def _reasons(plugin: Plugin) -> Iterator[str]:
     if plugin.origin is not DEFAULT:
         yield str(plugin.origin)
     for side in SIDES:
-        said_by = "config" if side in plugin.order else "class"
+        said_by = "class" if getattr(plugin.settings, side) is None else "config"
         if names := plugin.neighbours(side):
             yield f"{side} {', '.join(names)} ({said_by})"
 

@@ -132,7 +132,7 @@ def test_a_circle_or_a_name_that_no_plugin_has_is_a_fault(
     [
         ("{class_path: a.py, befor: [b]}", "plugins: unknown key 'befor'; did you mean 'before'?"),
         ("{class_path: a.py, before: b}", "before: is 'b', a string; write a list"),
-        ("{name: slow, class_path: a.py, on_error: wrn}", "plugins.slow.on_error: is 'wrn'; did you mean 'warn'?"),
+        ("{name: slow, class_path: a.py, on_error: wrn}", "plugins.on_error: is 'wrn'; did you mean 'warn'?"),
         ("{name: sl ow, class_path: a.py}", "name: is 'sl ow'; use letters, digits, '_' and '-' only"),
         ("{class_path: a.py, args: 5}", "args: is 5, a whole number; write a mapping"),
         ("{class_path: a.py, args: {strt: 5}}", "has no argument 'strt'; did you mean 'start'?"),
