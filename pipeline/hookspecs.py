@@ -32,8 +32,20 @@ def before_stage(name: str, context: Context) -> None:
 
 
 @hookspec
+def on_resume(context: Context) -> None:
+    """A training that was resumed is about to go on: once, before any other hook of the training.
+
+    Everything is restored, the plugins too. ``context["current_epoch"]`` is the epoch that goes on, or the last one where
+    none was running. Without a checkpoint to go on from it is not called.
+    """
+
+
+@hookspec
 def before_epoch(context: Context) -> None:
-    """An epoch begins; ``context["current_epoch"]`` counts from 0."""
+    """An epoch begins; ``context["current_epoch"]`` counts from 0.
+
+    It does not come again for an epoch that is resumed in its middle.
+    """
 
 
 @hookspec

@@ -73,6 +73,11 @@ class MetricLog:
                 file.truncate(size)
 
     @hookimpl
+    def on_resume(self) -> None:
+        """Look at the clock: of an epoch that goes on only the rest is counted."""
+        self.epoch_began = time.perf_counter()
+
+    @hookimpl
     def before_epoch(self) -> None:
         """Look at the clock."""
         self.epoch_began = time.perf_counter()

@@ -46,12 +46,21 @@ class ProgressBar:
         context["resources"].callback(self.stop)
 
     @hookimpl
+    def on_resume(self, context: Context) -> None:
+        """Start a bar for the epoch that goes on, if one was running."""
+        if context["current_epoch"] == self.epoch == context["train_state"]["epoch"]:
+            self.start(context)
+
+    @hookimpl
     def before_epoch(self, context: Context) -> None:
         """Start a bar for the epoch."""
+        self.epoch, self.epoch_started_at = context["current_epoch"], context["train_state"]["iteration"]
+        self.start(context)
+
+    def start(self, context: Context) -> None:
+        """Draw a bar, in a terminal."""
         self.stop()
         self.batches = ""
-        if context["current_epoch"] != self.epoch:
-            self.epoch, self.epoch_started_at = context["current_epoch"], context["train_state"]["iteration"]
         if not self.live:
             return
         columns = (

@@ -111,7 +111,7 @@ def test_the_manual_lists_the_hooks_in_the_order_in_which_they_first_come(record
     calls = names(recorded())
     runner = calls[calls.index("before_stage runner") : calls.index("after_stage runner") + 1]
     seen = dict.fromkeys(call.split()[0] for call in [calls[0], *runner, calls[-1]])
-    assert list(seen) == [name for name in HOOKS if name != "on_stage_error"]
+    assert list(seen) == [name for name in HOOKS if name not in {"on_stage_error", "on_resume"}]
 
 
 def test_batch_hooks_get_the_batch_its_predictions_and_losses(recorded: Recorded) -> None:
@@ -123,6 +123,56 @@ def test_batch_hooks_get_the_batch_its_predictions_and_losses(recorded: Recorded
         assert moment["batch"] is earlier["batch"]
         mean_square = (moment["predictions"] - moment["batch"][1]).square().mean()
         torch.testing.assert_close(moment["losses"]["loss"], mean_square)
+
+
+STOPPER = """
+    from pipeline import hookimpl
+    class Plugin:
+        def __init__(self, at):
+            self.at = at
+        @hookimpl
+        def {hook}(self, context):
+            context["is_exit"] = context["train_state"]["iteration"] == self.at and not context["checkpointer"].all()
+"""
+"""A plugin that ends a run at an iteration, so that it is resumed; where nothing was saved before."""
+
+
+@pytest.fixture
+def resumed(recorded: Recorded, linear: Path) -> Callable[..., Context]:
+    """Runs the linear config up to a moment, and goes on with the recorder."""
+
+    def run(hook: str, at: int, *overrides: str) -> Context:
+        (linear.parent / "stopper.py").write_text(textwrap.dedent(STOPPER.format(hook=hook)), encoding="utf-8")
+        overrides = (*overrides, "runner.train_runner.save_interval=null")
+        stopper = f'plugins=["{{workspace}}/stopper.py": {{at: {at}}}]'
+        GeneralTrainer(linear, [stopper, *overrides]).run()
+        (linear.parent / "recorder.py").write_text(RECORDER, encoding="utf-8")
+        return GeneralTrainer(linear, ['plugins=["{workspace}/recorder.py"]', *overrides], resume="auto").run()
+
+    return run
+
+
+def test_an_epoch_that_is_resumed_in_its_middle_does_not_begin_again(resumed: Callable[..., Context]) -> None:
+    context = resumed("after_batch", 8)
+    runner = names(context)[names(context).index("before_stage runner") + 1 :]
+    assert runner[:3] == ["on_resume", "before_batch", "after_backward"]
+    [moment] = moments(context, "on_resume")
+    assert (moment["current_epoch"], moment["iteration"]) == (1, 8)
+    assert not moments(context, "before_epoch")
+    assert len(moments(context, "after_epoch")) == 1
+
+
+@pytest.mark.parametrize("hook", ["after_epoch", "before_epoch"])
+def test_a_run_that_is_resumed_between_two_epochs_begins_the_next(resumed: Callable[..., Context], hook: str) -> None:
+    context = resumed(hook, 6)
+    runner = names(context)[names(context).index("before_stage runner") + 1 :]
+    begun = ["before_epoch"] if hook == "after_epoch" else []
+    assert runner[: 2 + len(begun)] == ["on_resume", *begun, "before_batch"]
+    assert moments(context, "on_resume")[0]["epoch"] == 1
+
+
+def test_a_run_without_a_checkpoint_is_not_resumed(recorded: Recorded) -> None:
+    assert not moments(recorded(), "on_resume")
 
 
 UPDATER = """

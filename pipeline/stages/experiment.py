@@ -373,7 +373,7 @@ class ExperimentBase(ExperimentSetup):
             self._numbers.begin_epoch()
         self.epoch += 1
         self._batches = Batches(self.train_loader, self.epoch)
-        self._begin_epoch()
+        self._begin_epoch(again=self._interrupted)
 
     def save(self, epoch: int | None = None, context: Context | None = None, is_fleet: bool = False) -> None:
         """Save a checkpoint: the model with its gradients, the counters, and ``training_state()``.
@@ -494,12 +494,18 @@ class ExperimentBase(ExperimentSetup):
         limit = self._schedule.max_steps
         if self.alone and self.iteration >= limit:
             logger.info(f"nothing is left to train: config.training.max_iteration is {limit}")
-        if self._in_epoch or (self._is_over() and not self._interrupted):
+        if self._in_epoch:
+            return
+        if self.checkpointer._resumed:
+            unread = self._interrupted and not self._batches.count
+            self.context["current_epoch"] = max(0, self.epoch - (not unread))
+            self.context["hooks"].on_resume(context=self.context)
+        if self._is_over() and not self._interrupted:
             return
         if self._batches.over():
             self.new_epoch()
         else:
-            self._begin_epoch()
+            self._begin_epoch(again=True)
 
     def _plan(self) -> None:
         """Take from ``config.training`` what is due when, and where training ends."""
@@ -583,10 +589,12 @@ class ExperimentBase(ExperimentSetup):
                 f"{what}; choose another args.output, or go on from it, by resume_or_load() without a checkpoint_path"
             )
 
-    def _begin_epoch(self) -> None:
+    def _begin_epoch(self, *, again: bool) -> None:
+        """Begin an epoch; ``again``: a run that was resumed goes on with it."""
         self._in_epoch, self._interrupted = True, False
         self.context["current_epoch"] = self.epoch - 1
-        self.context["hooks"].before_epoch(context=self.context)
+        if not again:
+            self.context["hooks"].before_epoch(context=self.context)
 
     def _end_epoch(self) -> None:
         """Call the plugins at the end of an epoch, also of one that is cut short."""

@@ -110,8 +110,8 @@ class TrainLoop(PassLoop):
                 journal.inner = []
                 if not journal.resuming_in_epoch:
                     self.metrics, self.iterations = {}, {}
-                self.context["metrics"] = self.metrics
-                self.hooks.before_epoch(context=self.context)
+                    self.context["metrics"] = self.metrics
+                    self.hooks.before_epoch(context=self.context)
                 yield epoch
                 self._end_epoch()
         except GeneratorExit:
@@ -295,9 +295,11 @@ class TrainLoop(PassLoop):
         self.resources.enter_context(SHUTDOWN.defer(self.wake))
         warn_of_unresumable_orders(self.runner, schemas, context)
         # That of the last epoch, in case none is left.
-        context["current_epoch"] = max(0, self.counters["epoch"] - 1)
+        context["current_epoch"] = max(0, self.counters["epoch"] - (not self.journal.resuming_in_epoch))
         self.exporter.begin()
         self.look_ahead()
+        if self.journal.checkpoint:
+            self.hooks.on_resume(context=context)
 
     def finish(self) -> None:
         """The stage is at its end: end what it began, validate the last weights, and save."""

@@ -615,6 +615,10 @@ class Recorder:
         self.events.append((hook, context["train_state"]["iteration"], value))
 
     @hookimpl
+    def on_resume(self, context: Context) -> None:
+        self.note("on_resume", context, context["current_epoch"])
+
+    @hookimpl
     def before_epoch(self, context: Context) -> None:
         self.note("before_epoch", context, context["current_epoch"])
 
@@ -664,6 +668,32 @@ def test_as_a_stage_the_plugins_are_told_in_the_order_of_the_default_loop(events
         "step-000000000003", "step-000000000005",
     ]  # fmt: skip
     assert [value for hook, _, value in told if hook == "before_epoch"] == [0, 1]
+
+
+class Exits(Line):
+    """It ends the run at iteration ``at``, unless there is a checkpoint."""
+
+    at = 0
+
+    def train_batch(self) -> None:
+        super().train_batch()
+        self.context["is_exit"] = self.iteration == self.at and not self.checkpointer.all()
+
+
+@pytest.mark.parametrize(
+    ("at", "told"),
+    [(4, [("on_resume", 4, 1), ("before_epoch", 6, 2)]), (3, [("on_resume", 3, 0), ("before_epoch", 3, 1)])],
+)
+def test_as_a_stage_an_epoch_that_is_resumed_in_its_middle_does_not_begin_again(
+    at: int, told: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Exits, "at", at)
+    chosen = config(Exits, epochs=3, save_interval=None)
+    chosen["plugins"].append(Recorder)
+    GeneralTrainer({**chosen, "name": "exits"}).run()
+    Recorder.events = []
+    GeneralTrainer({**chosen, "name": "exits"}, resume="auto").run()
+    assert [event for event in Recorder.events if event[0] in {"on_resume", "before_epoch"}][:2] == told
 
 
 def test_as_a_stage_numbers_are_means_of_the_interval_and_of_the_epoch(made: Made, events: Callable[..., Any]) -> None:
