@@ -87,6 +87,17 @@ def after_batch(context: Context, batch: Any, predictions: Any, losses: dict[str
 
 
 @hookspec
+def extend_metrics(context: Context, phase: str, metrics: dict[str, float]) -> dict[str, Any] | None:
+    """Numbers are about to be reported: those of a print interval, of a pass, or of a validation.
+
+    A dict of numbers by name that it returns is added to them, and is wherever they are: in the bar, in ``metrics.jsonl``,
+    in ``results.json``, and as ``valid_…`` of a validation in ``keep_best``. Before any plugin gets the numbers by another
+    hook, each was asked here, so the order of plugins does not matter. Between ``before_validation`` and
+    ``after_validation`` they are those of the validation.
+    """
+
+
+@hookspec
 def on_print_interval(context: Context, phase: str, metrics: dict[str, float]) -> None:
     """``print_interval`` iterations have passed; ``metrics`` are the means since the last call."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from pipeline import Context, GeneralTrainer
+from pipeline.errors import PipelineError
 from pipeline.user_code.plugins import HOOKS
 
 Recorded = Callable[..., Context]
@@ -69,7 +72,9 @@ WITNESS = """
 
 BATCH = ["before_batch", "after_backward", "before_update", "after_update", "after_batch"]
 EPOCH = [
-    *(BATCH * 3), "on_print_interval", *(BATCH * 3), "on_print_interval", "before_validation", "after_validation",
+    *(BATCH * 3), "extend_metrics", "on_print_interval",
+    *(BATCH * 3), "extend_metrics", "on_print_interval",
+    "extend_metrics", "before_validation", "extend_metrics", "after_validation",
 ]  # fmt: skip
 RUNNER = ["before_epoch", *EPOCH, "after_epoch"]
 SAVED = "after_checkpoint_saved"
@@ -251,12 +256,60 @@ def test_a_checkpoint_that_takes_the_place_of_another_is_announced_too(recorded:
     assert steps == [4, 8, 12, 12]
 
 
+ADDING = """
+    from pipeline import hookimpl
+    class Plugin:
+        after = ("progress_bar", "metric_log")
+        @hookimpl
+        def extend_metrics(self, context, metrics):
+            return {"negative": -context["train_state"]["iteration"], "twice": 2 * metrics["loss"]}
+"""
+
+
+@pytest.fixture
+def added(linear: Path) -> Path:
+    """The linear config with a plugin that adds two numbers, and is called last."""
+    (linear.parent / "adding.py").write_text(textwrap.dedent(ADDING), encoding="utf-8")
+    with linear.open("a", encoding="utf-8") as file:
+        file.write('plugins: ["{workspace}/adding.py"]\n')
+    return linear
+
+
+def test_a_number_of_a_plugin_is_in_metrics_jsonl_results_and_the_bar(added: Path, log_lines: list[str]) -> None:
+    run_dir = GeneralTrainer(added).run()["run_dir"]
+    lines = [json.loads(line) for line in (run_dir / "train_runner" / "metrics.jsonl").read_text().splitlines()]
+    assert {line["event"] for line in lines} == {"train", "validate", "epoch"}
+    assert all(line["negative"] == -line["iteration"] and line["twice"] == 2 * line["loss"] for line in lines)
+    results = json.loads((run_dir / "train_runner" / "results.json").read_text())["metrics"]["line"]
+    assert (results["valid_negative"], results["valid_twice"]) == (-12, 2 * results["valid_loss"])
+    assert sum("batch 3/6" in line and "negative -3" in line for line in log_lines) == 1
+
+
+def test_the_best_checkpoint_may_be_that_of_a_number_of_a_plugin(added: Path) -> None:
+    keep = "runner.train_runner.keep_best={metric: valid_negative, mode: max}"
+    assert GeneralTrainer(added, [keep]).run()["best"]["value"] == -6
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("[1.0]", "extend_metrics of plugin 'adding' returned a list; return a dict of numbers by name"),
+        ("{'name': (1, 2)}", "extend_metrics: 'name' is a tuple, which is no number"),
+    ],
+)
+def test_what_is_no_number_by_name_is_an_error_of_the_plugin(added: Path, returned: str, message: str) -> None:
+    text = (added.parent / "adding.py").read_text(encoding="utf-8")
+    (added.parent / "adding.py").write_text(re.sub(r"return .*", f"return {returned}", text), encoding="utf-8")
+    with pytest.raises(PipelineError, match=message):
+        GeneralTrainer(added).run()
+
+
 def test_an_infer_runner_has_one_validation_and_no_epoch(recorded: Recorded, tmp_path: Path) -> None:
     trained = recorded()["run_dir"] / "train_runner" / "checkpoints" / "step-000000000012"
     calls = names(recorded("runner.train_runner.class=infer", "runner.train_runner.epochs=null",
                            f"runner.train_runner.init_model_path={trained}"))  # fmt: skip
     runner = calls[calls.index("before_stage runner") + 1 : calls.index("after_stage runner")]
-    assert runner == ["before_validation", "after_validation"]
+    assert runner == ["before_validation", "extend_metrics", "after_validation"]
 
 
 def witnessed(linear: Path, plugins: str, *overrides: str) -> list[str]:

@@ -19,6 +19,7 @@ from pipeline.config.schema import Interval, parse_intervals
 from pipeline.context import Context
 from pipeline.data.loader import length
 from pipeline.errors import ConfigError, one_of
+from pipeline.training.evaluation import extend_metrics
 from pipeline.training.meters import Meters
 
 # The name under which an experiment's model and numbers stand where others have phases.
@@ -108,6 +109,7 @@ class PluginNumbers:
     def print(self) -> None:
         """Report the training numbers since the last call; on a GPU this waits for the work so far."""
         numbers = self.training.recent()
+        extend_metrics(self.context, PHASE, numbers)
         self.context["hooks"].on_print_interval(context=self.context, phase=PHASE, metrics=numbers)
 
     @contextmanager
@@ -118,6 +120,7 @@ class PluginNumbers:
         try:
             yield
             numbers = self.validation.means()
+            extend_metrics(self.context, PHASE, numbers)
         finally:
             self.validation = None
         self.validations |= numbers
@@ -128,6 +131,7 @@ class PluginNumbers:
     def end_epoch(self) -> None:
         """Put the training numbers of the epoch before those of its validations."""
         numbers, iteration = self.training.means(), self.context["train_state"]["iteration"]
+        extend_metrics(self.context, PHASE, numbers)
         self.context["metrics"][PHASE] = numbers | self.validations
         self.iterations = dict.fromkeys(numbers, iteration) | {name: self.iterations[name] for name in self.validations}
 

@@ -143,8 +143,24 @@ def report_evaluation(context: Context, phase: Phase, verb: Verb) -> dict[str, f
         what = f"{getattr(verb, '__qualname__', verb)} returned a {type(returned).__name__}"
         raise DataError(f"{what}; return a dict of numbers by name")
     numbers = dict(returned)
+    extend_metrics(context, phase.name, numbers)
     hooks.after_validation(context=context, phase=phase.name, metrics=numbers)
     return {name: as_number(value, f"metrics['{name}'] of phase '{phase.name}'") for name, value in numbers.items()}
+
+
+def extend_metrics(context: Context, phase: str, metrics: dict[str, Any]) -> None:
+    """Add the numbers of plugins to those that are about to be reported.
+
+    Raises:
+        DataError: a plugin returned something else than numbers by name.
+    """
+    hook = context["hooks"].extend_metrics
+    for added in hook(context=context, phase=phase, metrics=metrics):
+        if not isinstance(added, Mapping):
+            plugins = " or ".join(f"'{implementation.plugin_name}'" for implementation in hook.get_hookimpls())
+            what = f"extend_metrics of plugin {plugins} returned a {type(added).__name__}"
+            raise DataError(f"{what}; return a dict of numbers by name")
+        metrics |= {name: as_number(value, f"extend_metrics: '{name}'") for name, value in added.items()}
 
 
 class BestEntry(NamedTuple):

@@ -20,7 +20,7 @@ from pipeline.errors import CheckpointError, ConfigError, ContextError, StageErr
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.evaluation import Validation, Verb, evaluate_loader
+from pipeline.training.evaluation import Validation, Verb, evaluate_loader, extend_metrics
 from pipeline.training.export import WeightExporter
 from pipeline.training.journal import Journal
 from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_hooks
@@ -476,6 +476,7 @@ class TrainLoop(PassLoop):
         del self._reports[training]
         self.validation.outdate(training.brain)
         training.updater.state.epoch = self.context["current_epoch"] + 1
+        extend_metrics(self.context, training.phase, training.numbers)
         self._take(training.phase, training.numbers)
 
     def _take(self, phase: str, numbers: Mapping[str, float]) -> None:
@@ -690,4 +691,5 @@ class IntervalReport:
         now, samples = time.perf_counter(), self.counters["samples"]
         numbers["samples_per_second"] = (samples - self.samples) / (now - self.started)
         self.started, self.samples = now, samples
+        extend_metrics(self.context, self.phase, numbers)
         self.context["hooks"].on_print_interval(context=self.context, phase=self.phase, metrics=numbers)

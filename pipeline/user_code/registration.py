@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import count
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import pluggy
@@ -59,16 +60,13 @@ def _warning(hook: Callable[..., Any], manager: pluggy.PluginManager) -> Callabl
 
 def failing_plugin(manager: pluggy.PluginManager, error: BaseException) -> str | None:
     """``plugin 'x', hook before_epoch (x.py:7)``, for the plugin in whose code an error was raised; None if it was none's."""
-    trace, place = error.__traceback__, None
-    names = {id(instance): name for name, instance in manager.list_name_plugin()}
-    while trace:
-        code, values = trace.tb_frame.f_code, trace.tb_frame.f_locals
+    place, names = None, {id(instance): name for name, instance in manager.list_name_plugin()}
+    for frame, line in walk_tb(error.__traceback__):
+        code, values = frame.f_code, frame.f_locals
         if code is _build.__code__:
-            plugin: Plugin = values["plugin"]
-            return f"plugin '{plugin.name}' ({plugin.origin}), when it was built,"
-        owner = values.get(code.co_varnames[0]) if code.co_argcount else None
-        if id(owner) in names and code.co_name in (*HOOKS, *_STATE):
+            return f"plugin '{values['plugin'].name}' ({values['plugin'].origin}), when it was built,"
+        owner = id(values.get(code.co_varnames[0])) if code.co_argcount else None
+        if owner in names and code.co_name in (*HOOKS, *_STATE):
             method = code.co_name if code.co_name in _STATE else f"hook {code.co_name}"
-            place = f"plugin '{names[id(owner)]}', {method} ({Path(code.co_filename).name}:{trace.tb_lineno})"
-        trace = trace.tb_next
+            place = f"plugin '{names[owner]}', {method} ({Path(code.co_filename).name}:{line})"
     return place
