@@ -32,6 +32,11 @@ def before_stage(name: str, context: Context) -> None:
 
 
 @hookspec
+def after_checkpoint_loaded(context: Context, path: Path) -> None:
+    """A resumed run is as its checkpoint has it: weights, optimizers, counters, plugins; the runner stage comes next."""
+
+
+@hookspec
 def on_resume(context: Context) -> None:
     """A training that was resumed is about to go on: once, before any other hook of the training.
 
@@ -45,6 +50,14 @@ def before_epoch(context: Context) -> None:
     """An epoch begins; ``context["current_epoch"]`` counts from 0.
 
     It does not come again for an epoch that is resumed in its middle.
+    """
+
+
+@hookspec
+def before_pass(context: Context, phase: str) -> None:
+    """A pass over the training data of a phase begins.
+
+    It does not come again for a pass that is resumed in its middle. An Experiment, which reads its batches itself, has none.
     """
 
 
@@ -103,6 +116,11 @@ def on_print_interval(context: Context, phase: str, metrics: dict[str, float]) -
 
 
 @hookspec
+def after_pass(context: Context, phase: str, metrics: dict[str, float]) -> None:
+    """A pass over the training data of a phase is over; ``metrics`` are its means, with what plugins have added."""
+
+
+@hookspec
 def before_validation(context: Context, phase: str) -> None:
     """A validation pass begins, or the evaluation of an infer runner."""
 
@@ -115,6 +133,14 @@ def after_validation(context: Context, phase: str, metrics: dict[str, float]) ->
 @hookspec
 def after_epoch(context: Context) -> None:
     """An epoch is over; ``context["metrics"]`` holds its numbers."""
+
+
+@hookspec
+def before_checkpoint_saved(context: Context) -> None:
+    """A checkpoint of this moment is about to be saved: what is changed now is in it.
+
+    It is called at the end of a training too, where nothing is written if the last checkpoint is of the same moment.
+    """
 
 
 @hookspec

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pipeline import Context, GeneralTrainer
+from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import PipelineError
 from pipeline.user_code.plugins import HOOKS
 
@@ -74,9 +75,11 @@ BATCH = ["before_batch", "after_backward", "before_update", "after_update", "aft
 EPOCH = [
     *(BATCH * 3), "extend_metrics", "on_print_interval",
     *(BATCH * 3), "extend_metrics", "on_print_interval",
-    "extend_metrics", "before_validation", "extend_metrics", "after_validation",
+    "extend_metrics", "after_pass", "before_validation", "extend_metrics", "after_validation",
 ]  # fmt: skip
-RUNNER = ["before_epoch", *EPOCH, "after_epoch"]
+RUNNER = ["before_epoch", "before_pass", *EPOCH, "after_epoch", "before_checkpoint_saved"]
+ELSEWHERE = {"on_stage_error", "after_checkpoint_loaded", "on_resume"}
+"""Come in a run that fails or is resumed."""
 SAVED = "after_checkpoint_saved"
 """Comes when the disk has it, while training goes on."""
 
@@ -106,7 +109,7 @@ def test_the_hooks_of_a_whole_run_come_in_this_order(recorded: Recorded) -> None
         "before_stage instance", "after_stage instance",
         "before_stage network", "after_stage network",
         "before_stage startup", "after_stage startup",
-        "before_stage runner", *RUNNER, *RUNNER, "after_stage runner",
+        "before_stage runner", *RUNNER, *RUNNER, "before_checkpoint_saved", "after_stage runner",
         "before_stage terminal", "after_stage terminal",
         "after_pipeline",
     ]  # fmt: skip
@@ -116,7 +119,7 @@ def test_the_manual_lists_the_hooks_in_the_order_in_which_they_first_come(record
     calls = names(recorded())
     runner = calls[calls.index("before_stage runner") : calls.index("after_stage runner") + 1]
     seen = dict.fromkeys(call.split()[0] for call in [calls[0], *runner, calls[-1]])
-    assert list(seen) == [name for name in HOOKS if name not in {"on_stage_error", "on_resume"}]
+    assert list(seen) == [name for name in HOOKS if name not in ELSEWHERE]
 
 
 def test_batch_hooks_get_the_batch_its_predictions_and_losses(recorded: Recorded) -> None:
@@ -160,7 +163,8 @@ def resumed(recorded: Recorded, linear: Path) -> Callable[..., Context]:
 def test_an_epoch_that_is_resumed_in_its_middle_does_not_begin_again(resumed: Callable[..., Context]) -> None:
     context = resumed("after_batch", 8)
     runner = names(context)[names(context).index("before_stage runner") + 1 :]
-    assert runner[:3] == ["on_resume", "before_batch", "after_backward"]
+    assert runner[:4] == ["after_checkpoint_loaded", "on_resume", "before_batch", "after_backward"]
+    assert moments(context, "after_checkpoint_loaded")[0]["path"].name == "step-000000000008"
     [moment] = moments(context, "on_resume")
     assert (moment["current_epoch"], moment["iteration"]) == (1, 8)
     assert not moments(context, "before_epoch")
@@ -172,12 +176,36 @@ def test_a_run_that_is_resumed_between_two_epochs_begins_the_next(resumed: Calla
     context = resumed(hook, 6)
     runner = names(context)[names(context).index("before_stage runner") + 1 :]
     begun = ["before_epoch"] if hook == "after_epoch" else []
-    assert runner[: 2 + len(begun)] == ["on_resume", *begun, "before_batch"]
+    assert runner[1 : 4 + len(begun)] == ["on_resume", *begun, "before_pass", "before_batch"]
     assert moments(context, "on_resume")[0]["epoch"] == 1
 
 
 def test_a_run_without_a_checkpoint_is_not_resumed(recorded: Recorded) -> None:
     assert not moments(recorded(), "on_resume")
+
+
+def test_the_numbers_of_a_pass_are_those_of_its_batches(recorded: Recorded) -> None:
+    context = recorded()
+    losses = [moment["losses"]["loss"].item() for moment in moments(context, "after_batch")]
+    passes = moments(context, "after_pass")
+    assert [each["metrics"]["loss"] for each in passes] == pytest.approx([sum(losses[:6]) / 6, sum(losses[6:]) / 6])
+    assert {each["phase"] for each in (*passes, *moments(context, "before_pass"))} == {"line"}
+
+
+CHANGING = """
+    from pipeline import hookimpl
+    class Plugin:
+        @hookimpl
+        def before_checkpoint_saved(self, context):
+            context["model"]["line"]["model"].bias.data.fill_(context["train_state"]["iteration"])
+"""
+
+
+def test_what_a_plugin_changes_before_a_checkpoint_is_saved_is_in_it(linear: Path) -> None:
+    (linear.parent / "changing.py").write_text(textwrap.dedent(CHANGING), encoding="utf-8")
+    context = GeneralTrainer(linear, ['plugins=["{workspace}/changing.py"]']).run()
+    saved = [read_checkpoint(path).weights["line"]["bias"].item() for path in context["checkpointer"].all()]
+    assert sorted(saved) == [6, 12]
 
 
 UPDATER = """

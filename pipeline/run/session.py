@@ -436,6 +436,7 @@ class RunnerSession:
         self.checkpointer._restore(self.context)
         if self.checkpointer._resumed:
             self.mid_epoch.check(self.checkpointer._resumed)
+            self.hooks.after_checkpoint_loaded(context=self.context, path=self.checkpointer._resumed.path)
         else:
             logger.warning(f"{self.checkpointer._folder}: no checkpoint was ever saved; beginning again")
 

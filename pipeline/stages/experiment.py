@@ -387,6 +387,7 @@ class ExperimentBase(ExperimentSetup):
             ConfigError: by hand, the output folder has checkpoints of another run, which would be overwritten.
         """
         self._refuse_overwriting(self.iteration)
+        self.context["hooks"].before_checkpoint_saved(context=self.context)
         metrics = self.context.peek("metrics") or {}
         counters = {**self.train_state, **self.state_dict()}
         experiment = {

@@ -359,6 +359,8 @@ class TrainLoop(PassLoop):
             raise CheckpointError(f"{where} is not of {count} optim_schedulers; use another checkpoint")
         self._reports[training] = IntervalReport(self.context, training.phase, brain, own.optim_schedulers)
         epoch = training.updater.state.epoch = self.counters["epoch"]
+        if training.state is None:
+            self.hooks.before_pass(context=self.context, phase=training.phase)
         training.start(epoch, batches)
 
     def next_round(self, training: TrainPass) -> Iterator[Any]:
@@ -478,6 +480,7 @@ class TrainLoop(PassLoop):
         training.updater.state.epoch = self.context["current_epoch"] + 1
         extend_metrics(self.context, training.phase, training.numbers)
         self._take(training.phase, training.numbers)
+        self.hooks.after_pass(context=self.context, phase=training.phase, metrics=training.numbers)
 
     def _take(self, phase: str, numbers: Mapping[str, float]) -> None:
         """Put numbers where plugins and checkpoints find them; those of the pass come first."""
@@ -564,6 +567,7 @@ class TrainLoop(PassLoop):
         """Save a checkpoint, while training continues."""
         # First, since this checkpoint keeps which of the earlier ones are the best.
         self.checkpoints.wait_for_save()
+        self.hooks.before_checkpoint_saved(context=self.context)
         self._save_wanted = self._save_postponed = False
         loop = self.journal.capture(
             self._leader,
