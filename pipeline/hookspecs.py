@@ -4,6 +4,10 @@ A plugin is a class with one or more of these methods, each marked with ``@hooki
 hookimpl``). A method takes those of the arguments that it needs. Plugins are called in the order in which the config lists
 them, the defaults first, but for what their ``before`` and ``after`` say. One set of plugins serves one runner, from its
 ``before_pipeline`` to its ``after_pipeline``.
+
+What a hook returns is looked at by ``extend_metrics`` alone. A resumed run goes through the stages again, so the hooks of
+the pipeline and of the stages come again; those of a training come where it goes on, and none comes again for what was
+over, or, as ``before_epoch``, had begun. What a loop of one's own calls by the context calls the same hooks.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from signal import Signals
 
     from pipeline.context import Context
 
@@ -67,6 +72,14 @@ def before_batch(context: Context, batch: Any) -> None:
 
     ``context["train_state"]`` counts the batches before this one, here and until ``after_batch``. In a runner stage with a
     loop of its own this is when ``context.batches`` gives the batch out.
+    """
+
+
+@hookspec
+def before_backward(context: Context, losses: dict[str, Any]) -> None:
+    """The losses of a batch are computed, and nothing else yet: a term that is added to one in ``losses`` is trained on.
+
+    Where ``losses`` is the dict that user code passed on, that one is changed.
     """
 
 
@@ -155,6 +168,11 @@ def after_checkpoint_saved(context: Context, path: Path) -> None:
 @hookspec
 def after_stage(name: str, context: Context) -> None:
     """A stage has run."""
+
+
+@hookspec
+def on_signal(context: Context, signal: Signals) -> None:
+    """A signal such as SIGTERM ends the run; a training was saved, if it could be, before this is called."""
 
 
 @hookspec

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline import Context, GeneralTrainer
+from pipeline import Context, GeneralTrainer, hookspecs
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import PipelineError
+from pipeline.signals import StoppedError
 from pipeline.user_code.plugins import HOOKS
 
 Recorded = Callable[..., Context]
@@ -71,14 +72,14 @@ WITNESS = """
 """
 """Plugins and stages that write down, in ``notes.txt``, what happens to a run that fails."""
 
-BATCH = ["before_batch", "after_backward", "before_update", "after_update", "after_batch"]
+BATCH = ["before_batch", "before_backward", "after_backward", "before_update", "after_update", "after_batch"]
 EPOCH = [
     *(BATCH * 3), "extend_metrics", "on_print_interval",
     *(BATCH * 3), "extend_metrics", "on_print_interval",
     "extend_metrics", "after_pass", "before_validation", "extend_metrics", "after_validation",
 ]  # fmt: skip
 RUNNER = ["before_epoch", "before_pass", *EPOCH, "after_epoch", "before_checkpoint_saved"]
-ELSEWHERE = {"on_stage_error", "after_checkpoint_loaded", "on_resume"}
+ELSEWHERE = {"on_signal", "on_stage_error", "after_checkpoint_loaded", "on_resume"}
 """Come in a run that fails or is resumed."""
 SAVED = "after_checkpoint_saved"
 """Comes when the disk has it, while training goes on."""
@@ -122,6 +123,15 @@ def test_the_manual_lists_the_hooks_in_the_order_in_which_they_first_come(record
     assert list(seen) == [name for name in HOOKS if name not in ELSEWHERE]
 
 
+def test_every_hook_is_called_somewhere_in_the_framework_and_no_other_is() -> None:
+    folder = Path(hookspecs.__file__).parent
+    text = "\n".join(file.read_text(encoding="utf-8") for file in folder.rglob("*.py"))
+    calls = re.findall(r"(?:\bhooks|\[\"hooks\"\])\.(\w+)\b", text) + re.findall(
+        r'hook_or_none\([\w.]+, "(\w+)"\)', text
+    )
+    assert set(calls) == HOOKS.keys()
+
+
 def test_batch_hooks_get_the_batch_its_predictions_and_losses(recorded: Recorded) -> None:
     x = torch.linspace(-1, 1, 24).unsqueeze(1)
     context = recorded()
@@ -163,12 +173,12 @@ def resumed(recorded: Recorded, linear: Path) -> Callable[..., Context]:
 def test_an_epoch_that_is_resumed_in_its_middle_does_not_begin_again(resumed: Callable[..., Context]) -> None:
     context = resumed("after_batch", 8)
     runner = names(context)[names(context).index("before_stage runner") + 1 :]
-    assert runner[:4] == ["after_checkpoint_loaded", "on_resume", "before_batch", "after_backward"]
+    assert runner[:4] == ["after_checkpoint_loaded", "on_resume", "before_batch", "before_backward"]
     assert moments(context, "after_checkpoint_loaded")[0]["path"].name == "step-000000000008"
     [moment] = moments(context, "on_resume")
     assert (moment["current_epoch"], moment["iteration"]) == (1, 8)
-    assert not moments(context, "before_epoch")
-    assert len(moments(context, "after_epoch")) == 1
+    assert not moments(context, "before_epoch") + moments(context, "before_pass")
+    assert len(moments(context, "after_epoch")) == len(moments(context, "after_pass")) == 1
 
 
 @pytest.mark.parametrize("hook", ["after_epoch", "before_epoch"])
@@ -190,6 +200,49 @@ def test_the_numbers_of_a_pass_are_those_of_its_batches(recorded: Recorded) -> N
     passes = moments(context, "after_pass")
     assert [each["metrics"]["loss"] for each in passes] == pytest.approx([sum(losses[:6]) / 6, sum(losses[6:]) / 6])
     assert {each["phase"] for each in (*passes, *moments(context, "before_pass"))} == {"line"}
+
+
+PENALTY = """
+    from pipeline import hookimpl
+    class Plugin:
+        @hookimpl
+        def before_backward(self, context, losses):
+            weight = context["model"]["line"]["model"].weight
+            context["initial"] = weight.item()
+            losses["loss"] = losses["loss"] + 0.5 * weight.square().sum()
+"""
+
+
+def test_a_term_that_a_plugin_adds_before_backward_is_trained_on(linear: Path) -> None:
+    (linear.parent / "penalty.py").write_text(textwrap.dedent(PENALTY), encoding="utf-8")
+    one = "runner.train_runner.max_steps=1"
+    added = GeneralTrainer(linear, ['plugins=["{workspace}/penalty.py"]', one]).run()
+    plain = GeneralTrainer(linear, [one]).run()
+    # The gradient of the term is the weight itself; the learning rate is 0.1.
+    expected = plain["model"]["line"]["model"].weight.item() - 0.1 * added["initial"]
+    assert added["model"]["line"]["model"].weight.item() == pytest.approx(expected)
+
+
+SIGNALED = """
+    import signal
+    from pathlib import Path
+    from pipeline import hookimpl
+    class Plugin:
+        @hookimpl
+        def after_batch(self, context):
+            if context["train_state"]["iteration"] == 4:
+                signal.raise_signal(signal.SIGTERM)
+        @hookimpl
+        def on_signal(self, context, signal):
+            Path("signal.txt").write_text(f"{signal.name} {context['checkpointer'].newest().name}")
+"""
+
+
+def test_a_signal_is_announced_once_the_training_is_saved(linear: Path) -> None:
+    (linear.parent / "signaled.py").write_text(textwrap.dedent(SIGNALED), encoding="utf-8")
+    with pytest.raises(StoppedError):
+        GeneralTrainer(linear, ['plugins=["{workspace}/signaled.py"]']).run()
+    assert Path("signal.txt").read_text(encoding="utf-8") == "SIGTERM step-000000000004"
 
 
 CHANGING = """

@@ -52,6 +52,8 @@ def handle_failure(error: BaseException, runner: RunnerSession) -> None:
         error.add_note(headline)
         context.enter("trainer")
         context["error"] = error
+        if isinstance(error, StoppedError | KeyboardInterrupt) and (number := SHUTDOWN.requested):
+            _best_effort("on_signal", lambda: hooks.on_signal(context=context, signal=number))
         if stage != "trainer":
             _best_effort("on_stage_error", lambda: hooks.on_stage_error(name=stage, context=context, error=error))
         if stage != "terminal" and not runner.completed:

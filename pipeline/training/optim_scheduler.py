@@ -180,7 +180,7 @@ class OptimScheduler(ABC):
         guarded: whether to look for losses that are not finite.
         check_gradients: whether to look for gradients that are not finite where nothing else does.
         guard: discards windows that are not finite, and counts them.
-        after_backward, before_update, after_update: called at these moments, for the plugins.
+        before_backward, after_backward, before_update, after_update: called at these moments, for the plugins.
 
     Raises:
         ConfigError: an argument is out of range, a module is not there, or nothing in it is trained.
@@ -224,6 +224,7 @@ class OptimScheduler(ABC):
         self.losses: Losses | None = None
         self.rate: float | Tensor | None = None
         self.gradient_norm: float | Tensor | None = None
+        self.before_backward: Watcher | None = None
         self.after_backward: Watcher | None = None
         self.before_update: Watcher | None = None
         self.after_update: Watcher | None = None
@@ -543,6 +544,8 @@ def backward_and_step(
         As ``optimize``, and likewise what it raises.
     """
     only, *others = optim_schedulers
+    if only.before_backward:
+        only.before_backward(losses=losses)
     if only.owns_all and not others and retain_graph is None:
         loss = losses[only.loss_name] if only.loss_name in losses else _missing(only.loss_name, losses)
         acts = only.step_per_update == 1 or only.acts()
@@ -566,9 +569,10 @@ def backward_and_step(
 def attach_optimizer_hooks(optim_schedulers: Mapping[str, OptimScheduler], context: Context) -> None:
     """Call the plugins at each backward and update of these schedulers; a hook that nobody implements costs nothing."""
     hooks = context["hooks"]
-    backward = hook_or_none(hooks, "after_backward")
+    before_backward, backward = hook_or_none(hooks, "before_backward"), hook_or_none(hooks, "after_backward")
     before, after = hook_or_none(hooks, "before_update"), hook_or_none(hooks, "after_update")
     for name, scheduler in optim_schedulers.items():
+        scheduler.before_backward = partial(before_backward, context=context) if before_backward else None
         scheduler.after_backward = partial(backward, context=context) if backward else None
         scheduler.before_update = partial(before, context=context, name=name) if before else None
         scheduler.after_update = partial(after, context=context, name=name) if after else None
