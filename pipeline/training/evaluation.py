@@ -157,7 +157,7 @@ def extend_metrics(context: Context, phase: str, metrics: dict[str, Any]) -> Non
     hook = context["hooks"].extend_metrics
     for added in hook(context=context, phase=phase, metrics=metrics):
         if not isinstance(added, Mapping):
-            plugins = " or ".join(f"'{implementation.plugin_name}'" for implementation in hook.get_hookimpls())
+            plugins = " or ".join(f"'{each.plugin_name}'" for each in hook.get_hookimpls())
             what = f"extend_metrics of plugin {plugins} returned a {type(added).__name__}"
             raise DataError(f"{what}; return a dict of numbers by name")
         metrics |= {name: as_number(value, f"extend_metrics: '{name}'") for name, value in added.items()}

@@ -681,6 +681,7 @@ class IntervalReport:
         self.optim_schedulers = {f".{name}" if several else "": own for name, own in optim_schedulers.items()}
         self.counters: dict[str, int] = context["train_state"]
         self.started, self.samples = time.perf_counter(), self.counters["samples"]
+        self.extends = hook_or_none(context["hooks"], "extend_metrics") is not None
 
     def print(self) -> None:
         """Read the numbers since the last time: on a GPU this waits for the work so far."""
@@ -695,5 +696,6 @@ class IntervalReport:
         now, samples = time.perf_counter(), self.counters["samples"]
         numbers["samples_per_second"] = (samples - self.samples) / (now - self.started)
         self.started, self.samples = now, samples
-        extend_metrics(self.context, self.phase, numbers)
+        if self.extends:
+            extend_metrics(self.context, self.phase, numbers)
         self.context["hooks"].on_print_interval(context=self.context, phase=self.phase, metrics=numbers)
