@@ -696,6 +696,19 @@ def test_as_a_stage_an_epoch_that_is_resumed_in_its_middle_does_not_begin_again(
     assert [event for event in Recorder.events if event[0] in {"on_resume", "before_epoch"}][:2] == told
 
 
+def test_as_a_stage_an_epoch_that_was_open_at_the_limit_goes_on_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Exits, "at", 4)
+    chosen = {**config(Exits, epochs=3, save_interval=None), "name": "limited"}
+    chosen["plugins"].append(Recorder)
+    GeneralTrainer(chosen).run()
+    Recorder.events = []
+    chosen["runner"][0]["max_steps"] = 4
+    GeneralTrainer(chosen, resume="auto").run()
+    told = [event for event in Recorder.events if event[0] in {"on_resume", "before_epoch"}]
+    assert told == [("on_resume", 4, 1)]
+    assert [event[:2] for event in Recorder.events if event[0] == "after_epoch"] == [("after_epoch", 4)]
+
+
 def test_as_a_stage_numbers_are_means_of_the_interval_and_of_the_epoch(made: Made, events: Callable[..., Any]) -> None:
     experiment = made(max_iteration=3)
     experiment.run()

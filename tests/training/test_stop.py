@@ -54,7 +54,8 @@ MOMENTS = [
     ("before_epoch", 1, 0), ("before_epoch", 2, 7), ("before_batch", 6, 6), ("after_backward", 5, 5), ("after_update", 1, 3),
     ("after_batch", 3, 3), ("after_batch", 5, 5), ("after_batch", 14, 14), ("on_print_interval", 1, 2),
     ("before_validation", 1, 3), ("after_validation", 1, 3), ("after_validation", 2, 4), ("after_epoch", 1, 7),
-    ("after_checkpoint_saved", 1, None),
+    ("before_pass", 1, 1), ("before_pass", 2, 5), ("before_backward", 5, 5), ("extend_metrics", 1, 2), ("after_pass", 1, 4),
+    ("before_checkpoint_saved", 1, 7), ("after_checkpoint_saved", 1, None),
 ]  # fmt: skip
 
 

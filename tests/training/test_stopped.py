@@ -55,8 +55,16 @@ class Asks:
         self.called("before_epoch", context)
 
     @hookimpl
+    def before_pass(self, context: Context) -> None:
+        self.called("before_pass", context)
+
+    @hookimpl
     def before_batch(self, context: Context) -> None:
         self.called("before_batch", context)
+
+    @hookimpl
+    def before_backward(self, context: Context) -> None:
+        self.called("before_backward", context)
 
     @hookimpl
     def after_backward(self, context: Context) -> None:
@@ -71,8 +79,16 @@ class Asks:
         self.called("after_batch", context)
 
     @hookimpl
+    def extend_metrics(self, context: Context) -> None:
+        self.called("extend_metrics", context)
+
+    @hookimpl
     def on_print_interval(self, context: Context) -> None:
         self.called("on_print_interval", context)
+
+    @hookimpl
+    def after_pass(self, context: Context) -> None:
+        self.called("after_pass", context)
 
     @hookimpl
     def before_validation(self, context: Context) -> None:
@@ -85,6 +101,10 @@ class Asks:
     @hookimpl
     def after_epoch(self, context: Context) -> None:
         self.called("after_epoch", context)
+
+    @hookimpl
+    def before_checkpoint_saved(self, context: Context) -> None:
+        self.called("before_checkpoint_saved", context)
 
     @hookimpl
     def after_checkpoint_saved(self, context: Context) -> None:
