@@ -38,7 +38,8 @@ def overrides(block: str) -> list[str]:
     stages = [stage for stage in STAGES if re.search(rf"^class {stage.capitalize()}\b", block, re.MULTILINE)]
     runner = "runner.train_runner"
     paths = [f"{runner}.{stage}_class_path={{workspace}}/snippet.py" for stage in stages]
-    arguments = "{epoch: 15}" if "def __init__(self, epoch)" in block else "{}"
+    needed = re.findall(r"def __init__\(self, (epoch|loss)\)", block)
+    arguments = f"{{{needed[0]}: 15}}" if needed else "{}"
     names = dict.fromkeys(re.findall(r'context\.batches\("(\w+)"', block))
     own = "model: '{workspace}/model.py', loss: torch.nn.functional.cross_entropy, dataset_name: train_data"
     phases = [f"phase=[{', '.join(f'{{name: {name}, {own}}}' for name in names)}]"] if names else []
