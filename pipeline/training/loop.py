@@ -646,7 +646,11 @@ def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSch
         if isinstance(entry, Mapping) and isinstance(brain, Brain) and id(brain) not in started:
             started.add(id(brain))
             brain._apply_run_options(run_options_for(runner, context.peek("device")))
-            type(brain).bind(brain, name, entry.get("optim_schedulers") or {}, context, runner.nonfinite_patience)
+            optim_schedulers = entry.get("optim_schedulers") or {}
+            for scheduler in optim_schedulers.values():
+                if isinstance(scheduler, OptimScheduler):
+                    scheduler.adopt_groups()
+            type(brain).bind(brain, name, optim_schedulers, context, runner.nonfinite_patience)
             with error_context(f"phase.{name}"):
                 brain.on_fit_start()
 

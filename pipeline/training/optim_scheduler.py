@@ -212,7 +212,7 @@ class OptimScheduler(ABC):
         self.loss_name = optim_loss or "loss"
         self.step_per_update = step_per_update
         self.use_amp = use_amp
-        self.accum_grad = accum_grad
+        self.accum_grad = self.configured_accum_grad = accum_grad
         self.ft_factor = ft_factor
         self.grad_clip = grad_clip
         self.grad_norm_type = grad_norm_type
@@ -245,6 +245,13 @@ class OptimScheduler(ABC):
     def base_lr(self) -> float:
         """The learning rate of the first group, as ``optim_conf`` sets it."""
         return self._base_rates[0]
+
+    def adopt_groups(self) -> None:
+        """Take the groups into which a plugin has divided the parameters, each with the rate that it starts from."""
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self._base_rates):
+            self._base_rates = [float(group["lr"]) for group in groups]
+            self.configured = options_of(self.optimizer)
 
     @abstractmethod
     def sche_init(self, *args: Any, **sche_conf: Any) -> None:
@@ -399,6 +406,7 @@ class OptimScheduler(ABC):
             "optimizer": optimizer_state_of(self.optimizer, self.configured),
             "scaler": self.scaler.state_dict() if self.scaler else None,
             "accum_grad": self.accum_grad,
+            "configured_accum_grad": self.configured_accum_grad,
             "window": {
                 "real_step": self.real_step,
                 "batches": self.batches,
@@ -422,7 +430,10 @@ class OptimScheduler(ABC):
         for name, value in WindowState.from_tree(state_dict["window"], "window"):
             setattr(self, name, value)
         length = state_dict.get("accum_grad", self.accum_grad)
-        if self.batches and length != self.accum_grad:
+        if state_dict.get("configured_accum_grad", length) == self.accum_grad:
+            # What a plugin has set goes on.
+            self.accum_grad = length
+        elif self.batches and length != self.accum_grad:
             what = f"accum_grad: {length} -> {self.accum_grad}: has changed, and a window of accumulation is open"
             remedy = "set it back until the epoch is over, or resume from a checkpoint between two epochs"
             raise CheckpointError(f"{what}; {remedy}")
