@@ -140,7 +140,10 @@ def before_validation(context: Context, phase: str) -> None:
 
 @hookspec
 def after_validation(context: Context, phase: str, metrics: dict[str, float]) -> None:
-    """A validation pass is over; ``metrics`` are its numbers."""
+    """A validation pass is over; ``metrics`` are its numbers.
+
+    In ``context["metrics"]`` they are already, in a training as ``valid_…``.
+    """
 
 
 @hookspec

@@ -420,7 +420,7 @@ def test_a_schedule_or_metric_of_the_page_on_training_has_no_faults(tmp_path: Pa
 
 def test_the_ways_to_name_a_plugin_are_understood(linear: Path) -> None:
     shutil.copy(EXAMPLES / "custom_plugin" / "weight_log.py", linear.parent)
-    (linear.parent / "my_plugin.py").write_text(block("plugins", "python", "state_dict"), encoding="utf-8")
+    (linear.parent / "my_plugin.py").write_text(block("plugins", "python", "self.batches"), encoding="utf-8")
     named = linear.with_name("named.yaml")
     named.write_text(f"_base_: config.yaml\n{block('plugins', 'yaml', 'metric_log: false')}", encoding="utf-8")
     trainer = GeneralTrainer(named)
@@ -428,6 +428,15 @@ def test_the_ways_to_name_a_plugin_are_understood(linear: Path) -> None:
     checkpointer = trainer.contexts["train_runner"]["checkpointer"]
     assert checkpointer._recoverables["plugin:my_plugin"].state_dict() == {"batches": 12}
     assert "plugin:metric_log" not in checkpointer._recoverables
+
+
+def test_the_trigger_of_the_page_on_plugins_fires_as_its_argument_says(
+    linear: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (linear.parent / "every.py").write_text(block("plugins", "python", "Trigger(every)"), encoding="utf-8")
+    plugins = 'plugins=["{workspace}/every.py": {every: ["5 iteration", "1 epoch"]}]'
+    GeneralTrainer(linear, [plugins]).run()
+    assert re.findall(r"^iteration (\d+)$", capsys.readouterr().out, flags=re.MULTILINE) == ["5", "7", "10"]
 
 
 def test_the_command_of_the_page_on_plugins_is_one() -> None:

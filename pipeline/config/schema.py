@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema
 
-_UNITS = ("iteration", "epoch", "second", "minute")
+UNITS = ("iteration", "epoch", "second", "minute")
 
 
 class Interval(NamedTuple):
@@ -17,23 +18,25 @@ class Interval(NamedTuple):
     unit: str
 
     @classmethod
-    def parse(cls, value: Any, unit: str = "iteration") -> Interval:
-        """``100`` (of the ``unit``), ``"2 epoch"``.
+    def parse(cls, value: Any, unit: str = "iteration", units: Sequence[str] = UNITS) -> Interval:
+        """``100`` (of the ``unit``), ``"2 epoch"``, or of another of ``units``.
 
         Raises:
             ValueError: it has neither form, or is not positive.
         """
         match = re.fullmatch(r"(\d+)(?: (\w+?)s?)?", str(value))
-        if not match or int(match[1]) < 1 or (match[2] or "iteration") not in _UNITS:
+        if not match or int(match[1]) < 1 or (match[2] or "iteration") not in units:
             forms = "a positive number of iterations, or '2 epoch', '30 second', '10 minute'; null for never"
             raise ValueError(f"is {value!r}; write {forms}")
         return cls(int(match[1]), match[2] or unit)
 
 
-def parse_intervals(intervals: int | str | list[int | str] | None, unit: str = "iteration") -> list[Interval]:
+def parse_intervals(
+    intervals: int | str | list[int | str] | None, unit: str = "iteration", units: Sequence[str] = UNITS
+) -> list[Interval]:
     """The intervals of a value of kind :data:`Intervals`, a bare number in ``unit``; null has none."""
     values = intervals if isinstance(intervals, list) else [intervals]
-    return [Interval.parse(value, unit) for value in values if value is not None]
+    return [Interval.parse(value, unit, units) for value in values if value is not None]
 
 
 def _intervals(value: Any) -> Any:
@@ -82,7 +85,7 @@ _STRING = {"type": "string"}
 
 _INTERVAL = {"anyOf": [
     {"type": "integer", "exclusiveMinimum": 0},
-    {"type": "string", "pattern": rf"^[0-9]+( ({'|'.join(_UNITS)})s?)?$"},
+    {"type": "string", "pattern": rf"^[0-9]+( ({'|'.join(UNITS)})s?)?$"},
 ]}  # fmt: skip
 
 _DEVICE = {"anyOf": [{"enum": ["auto", "cpu", "gpu", "cuda"]}, {"type": "string", "pattern": "^cuda:[0-9]+$"}]}

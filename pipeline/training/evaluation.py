@@ -130,8 +130,10 @@ def evaluate_loader(
 Verb = Callable[[Context, Phase], Mapping[str, float]]
 
 
-def report_evaluation(context: Context, phase: Phase, verb: Verb) -> dict[str, float]:
+def report_evaluation(context: Context, phase: Phase, verb: Verb, prefix: str = "") -> dict[str, float]:
     """Call the plugins before and after a verb that evaluates a phase; its numbers, with those that plugins add.
+
+    When the plugins are called after it, the numbers are in ``context["metrics"]``, with the prefix before their names.
 
     Raises:
         DataError: it returned no numbers by name.
@@ -144,7 +146,13 @@ def report_evaluation(context: Context, phase: Phase, verb: Verb) -> dict[str, f
         raise DataError(f"{what}; return a dict of numbers by name")
     numbers = dict(returned)
     extend_metrics(context, phase.name, numbers)
+    newest = context.peek("metrics").setdefault(phase.name, {})
+    newest |= {f"{prefix}{name}": value for name, value in _plain(numbers, phase).items()}
     hooks.after_validation(context=context, phase=phase.name, metrics=numbers)
+    return _plain(numbers, phase)
+
+
+def _plain(numbers: Mapping[str, Any], phase: Phase) -> dict[str, float]:
     return {name: as_number(value, f"metrics['{name}'] of phase '{phase.name}'") for name, value in numbers.items()}
 
 
@@ -308,7 +316,7 @@ class Validation:
             StoppedError, KeyboardInterrupt: a signal has asked the run to end.
         """
         self.running = True
-        numbers = report_evaluation(self.context, phase, verb)
+        numbers = report_evaluation(self.context, phase, verb, "valid_")
         self.validated[phase.name], self.running = self._iteration, False
         numbers = {f"valid_{name}": value for name, value in numbers.items()}
         for scheduler in () if last else phase.optim_schedulers.values():

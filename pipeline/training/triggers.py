@@ -1,11 +1,15 @@
-"""When something is due: every so many iterations, epochs or seconds."""
+"""When something is due: every so many iterations, epochs or seconds, or when a number gets better."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from pipeline.config.schema import Interval, RunnerSchema, parse_intervals
+from pipeline.config.schema import UNITS, Interval, RunnerSchema, parse_intervals
+from pipeline.context import Context
+from pipeline.errors import ConfigError, DataError, one_of
 
 # An iteration that no run reaches.
 NEVER = 1 << 62
@@ -42,7 +46,7 @@ class Clock:
         return due
 
 
-class Trigger:
+class IntervalTrigger:
     """Says when one thing is due: after any of its intervals.
 
     Args:
@@ -74,6 +78,104 @@ class Trigger:
         return any(epochs % length == 0 for length in self.epochs)
 
 
+class Trigger:
+    """Says in a hook of a plugin whether something is due: every so often, or when a number has become better.
+
+    It compares with the last time that it was asked, so whichever hook asks, what is crossed is said once. The plugin keeps
+    its ``state_dict`` in its own::
+
+        def __init__(self, every="100 iteration"):
+            self.trigger = Trigger(every)
+
+        @hookimpl
+        def after_batch(self, context):
+            if self.trigger.fires(context):
+                ...
+
+    Epochs are counted when ``after_epoch`` is called. After a resume everything goes on as if there had been none; of seconds
+    and minutes, those go on that were counted.
+
+    Args:
+        intervals: as a runner's ``save_interval``, and updates too: ``100`` (iterations), ``"2 epoch"``, ``"5 update"``,
+            ``"10 minute"``, a list of these; it fires after any of them. None: never.
+        improves: a number of ``context["metrics"]`` as ``keep_best`` names it, such as ``valid_loss``; where several phases
+            report it, ``phase.valid_loss``. It fires when the number is better than the best before; nan is not.
+        mode: ``min`` or ``max``: which is better.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+
+    def __init__(
+        self, intervals: int | str | list[int | str] | None = None, *, improves: str | None = None, mode: str = "min"
+    ) -> None:
+        if mode not in {"min", "max"}:
+            raise ConfigError(f"Trigger: mode is {mode!r}; write min or max")
+        if intervals is not None and improves is not None:
+            raise ConfigError(f"Trigger: has intervals and improves='{improves}'; write two triggers")
+        try:
+            parsed = parse_intervals(intervals, units=(*UNITS, "update"))
+        except ValueError as error:
+            raise ConfigError(f"Trigger: {error}") from error
+        self.improves, self.mode = improves, mode
+        self._lengths = [interval for interval in parsed if interval.unit not in _SECONDS]
+        self._clocks = [Clock(length * _SECONDS[unit], 0) for length, unit in parsed if unit in _SECONDS]
+        self._counters = {"iteration": 0, "update": 0, "epoch": 0}
+        # The best number, negative where the highest is the best.
+        self._least = math.inf
+
+    def fires(self, context: Context) -> bool:
+        """Whether it is due since the last time that it was asked.
+
+        Raises:
+            DataError: several phases report the number, or none does.
+        """
+        before, now = self._counters, context.peek("train_state")
+        self._counters = {unit: now[unit] for unit in before}
+        due = [now[unit] // length > before[unit] // length for length, unit in self._lengths]
+        # All clocks are asked, since each keeps its own time.
+        due += [clock.fires(now["iteration"]) for clock in self._clocks]
+        return any(due) or (self.improves is not None and self._improved(self.improves, context))
+
+    def _improved(self, metric: str, context: Context) -> bool:
+        metrics: Mapping[str, Mapping[str, float]] = context.peek("metrics", {})
+        values = {
+            phase: numbers[name]
+            for phase, numbers in metrics.items()
+            for name in {metric, metric.removeprefix(f"{phase}.")} & numbers.keys()
+        }
+        if len(values) > 1:
+            first, second, *_ = values
+            what = f"Trigger watches '{metric}', which phases '{first}' and '{second}' both report"
+            raise DataError(f"{what}; write {first}.{metric}, for example")
+        if not values and all(_has_reported(phase, metrics) for phase in context.peek("phases")):
+            known = one_of(metric, {name for numbers in metrics.values() for name in numbers})
+            raise DataError(f"Trigger watches '{metric}', which no phase reports{known}")
+        value = next(iter(values.values()), math.nan)
+        value = -value if self.mode == "max" else value
+        improved = value < self._least
+        self._least = min(self._least, value)
+        return improved
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has counted, and the best number so far."""
+        seconds = [time.monotonic() - clock.fired_at for clock in self._clocks]
+        return {**self._counters, "seconds": seconds, "best": {f"{self.mode} {self.improves}": self._least}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a ``state_dict``."""
+        self._counters = {unit: state[unit] for unit in self._counters}
+        for clock, seconds in zip(self._clocks, state["seconds"], strict=False):
+            clock.fired_at = time.monotonic() - seconds
+        self._least = state["best"].get(f"{self.mode} {self.improves}", math.inf)
+
+
+def _has_reported(phase: Mapping[str, Any], metrics: Mapping[str, Mapping[str, float]]) -> bool:
+    """Whether the numbers of a pass over a phase are known, and those of its validation if it has one."""
+    expected = {"loss", "valid_loss"} if phase.get("valid_dataset_name") else {"loss"}
+    return expected <= metrics.get(phase["name"], {}).keys()
+
+
 class Schedule:
     """What is done during a training, and when: its intervals and limits.
 
@@ -88,7 +190,8 @@ class Schedule:
 
     def __init__(self, iteration: int, **intervals: Sequence[Interval]) -> None:
         self.printing, self.validating, self.saving, self.exporting = self._triggers = tuple(
-            Trigger(intervals.get(name, ()), iteration) for name in ("printing", "validating", "saving", "exporting")
+            IntervalTrigger(intervals.get(name, ()), iteration)
+            for name in ("printing", "validating", "saving", "exporting")
         )
         self._active = [trigger for trigger in self._triggers if trigger.intervals]
         self.epochs = self.max_steps = self.max_updates = NEVER
