@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pipeline.data.loader import make_loader as make_loader
     from pipeline.data.rng import sample_generator as sample_generator
     from pipeline.hookspecs import hookimpl as hookimpl
+    from pipeline.hookspecs import observe as observe
     from pipeline.stages.base import InstanceBase as InstanceBase
     from pipeline.stages.base import NetworkBase as NetworkBase
     from pipeline.stages.base import RunnerBase as RunnerBase
@@ -40,7 +41,7 @@ _HOMES = {
     "pipeline.context": ("Context", "EngineMode", "Phase"),
     "pipeline.data.loader": ("make_loader",),
     "pipeline.data.rng": ("sample_generator",),
-    "pipeline.hookspecs": ("hookimpl",),
+    "pipeline.hookspecs": ("hookimpl", "observe"),
     "pipeline.stages.base": ("InstanceBase", "NetworkBase", "RunnerBase", "StartupBase", "TerminalBase"),
     "pipeline.stages.experiment": ("ExperimentBase",),
     "pipeline.trainer": ("GeneralTrainer",),

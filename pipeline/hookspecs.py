@@ -12,11 +12,12 @@ over, or, as ``before_epoch``, had begun. What a loop of one's own calls by the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from signal import Signals
 
@@ -24,6 +25,23 @@ if TYPE_CHECKING:
 
 hookspec = pluggy.HookspecMarker("pipeline")
 hookimpl = pluggy.HookimplMarker("pipeline")
+
+_T = TypeVar("_T")
+
+# Calls the plugins with what ``observe`` gets; None where no plugin has ``on_observe``. The runner sets it.
+observer: Callable[[str, Any], None] | None = None
+
+
+def observe(name: str, value: _T) -> _T:
+    """Show a value to the plugins, which ``on_observe`` calls, and return it.
+
+    For example ``hidden = observe("hidden", self.encoder(x))``.
+    It may be called in a model, a Brain, an updater, a stage. Without a plugin that listens it costs one test, and
+    torch.compile sees nothing of it. In a worker process of a loader nobody listens, nor where torch.export traces a model.
+    """
+    if observer is not None:
+        observer(name, value)
+    return value
 
 
 @hookspec
@@ -67,7 +85,7 @@ def before_pass(context: Context, phase: str) -> None:
 
 
 @hookspec
-def before_batch(context: Context, batch: Any) -> None:
+def before_batch(context: Context, phase: str, batch: Any) -> None:
     """A training batch, already on its device, is about to be used.
 
     ``context["train_state"]`` counts the batches before this one, here and until ``after_batch``. In a runner stage with a
@@ -76,7 +94,16 @@ def before_batch(context: Context, batch: Any) -> None:
 
 
 @hookspec
-def before_backward(context: Context, losses: dict[str, Any]) -> None:
+def on_observe(context: Context, name: str, value: Any) -> None:
+    """User code has called ``observe(name, value)``, in whatever stage, pass or validation.
+
+    A tensor is the one that goes on, with its graph: ``detach()`` what is kept. The code around it that torch.compile has
+    compiled is split there.
+    """
+
+
+@hookspec
+def before_backward(context: Context, phase: str, losses: dict[str, Any]) -> None:
     """The losses of a batch are computed, and nothing else yet: a term that is added to one in ``losses`` is trained on.
 
     Where ``losses`` is the dict that user code passed on, that one is changed.
@@ -84,12 +111,12 @@ def before_backward(context: Context, losses: dict[str, Any]) -> None:
 
 
 @hookspec
-def after_backward(context: Context, losses: dict[str, Any]) -> None:
+def after_backward(context: Context, phase: str, losses: dict[str, Any]) -> None:
     """The gradients of a batch are computed, but not yet unscaled or clipped; the losses are tensors on the device."""
 
 
 @hookspec
-def before_update(context: Context, name: str, optim_scheduler: Any) -> None:
+def before_update(context: Context, phase: str, name: str, optim_scheduler: Any) -> None:
     """An optimizer is about to step; ``name`` is that of its OptimScheduler in the config.
 
     The schedule has set the rate of this update. What a plugin sets in the optimizer's groups, or multiplies there, holds
@@ -98,12 +125,12 @@ def before_update(context: Context, name: str, optim_scheduler: Any) -> None:
 
 
 @hookspec
-def after_update(context: Context, name: str, optim_scheduler: Any) -> None:
+def after_update(context: Context, phase: str, name: str, optim_scheduler: Any) -> None:
     """An optimizer has stepped, or has discarded its accumulation window; its gradients are cleared."""
 
 
 @hookspec
-def after_batch(context: Context, batch: Any, predictions: Any, losses: dict[str, Any]) -> None:
+def after_batch(context: Context, phase: str, batch: Any, predictions: Any, losses: dict[str, Any]) -> None:
     """A training batch has been used; the losses are tensors on the device: reading one makes a GPU wait.
 
     ``context["train_state"]`` counts it. The predictions are those of the Brain's ``fit_batch``, None where it was not
@@ -149,6 +176,16 @@ def after_validation(context: Context, phase: str, metrics: dict[str, float]) ->
 @hookspec
 def after_epoch(context: Context) -> None:
     """An epoch is over; ``context["metrics"]`` holds its numbers."""
+
+
+@hookspec
+def before_export(context: Context) -> None:
+    """Weights for inference are about to be written, as ``save_inference_interval`` says: those that the models have now."""
+
+
+@hookspec
+def after_export(context: Context) -> None:
+    """Weights for inference have been written, or the storage has refused."""
 
 
 @hookspec

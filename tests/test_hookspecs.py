@@ -116,8 +116,19 @@ def test_the_hooks_of_a_whole_run_come_in_this_order(recorded: Recorded) -> None
     ]  # fmt: skip
 
 
-def test_the_manual_lists_the_hooks_in_the_order_in_which_they_first_come(recorded: Recorded) -> None:
-    calls = names(recorded())
+OBSERVED = """
+from torch import nn
+from pipeline import observe
+class Model(nn.Linear):
+    def forward(self, x):
+        return observe("output", super().forward(x))
+"""
+
+
+def test_the_manual_lists_the_hooks_in_the_order_in_which_they_first_come(recorded: Recorded, linear: Path) -> None:
+    (linear.parent / "net.py").write_text(OBSERVED, encoding="utf-8")
+    model, export = "phase.line.model={workspace}/net.py", "runner.train_runner.save_inference_interval=1"
+    calls = names(recorded(model, export))
     runner = calls[calls.index("before_stage runner") : calls.index("after_stage runner") + 1]
     seen = dict.fromkeys(call.split()[0] for call in [calls[0], *runner, calls[-1]])
     assert list(seen) == [name for name in HOOKS if name not in ELSEWHERE]
@@ -130,6 +141,18 @@ def test_every_hook_is_called_somewhere_in_the_framework_and_no_other_is() -> No
         r'hook_or_none\([\w.]+, "(\w+)"\)', text
     )
     assert set(calls) == HOOKS.keys()
+
+
+def test_hooks_of_batch_backward_and_update_name_the_phase_whose_pass_it_is_where_two_share_a_model(
+    recorded: Recorded, linear: Path
+) -> None:
+    shared = linear.read_text(encoding="utf-8").replace(
+        "  - name: line", "  - {name: again, model_of: line, dataset_name: train_data}\n  - name: line"
+    )
+    linear.write_text(shared, encoding="utf-8")
+    context = recorded("runner.train_runner.epochs=1")
+    for hook in BATCH:
+        assert [moment["phase"] for moment in moments(context, hook)] == ["again"] * 6 + ["line"] * 6
 
 
 def test_batch_hooks_get_the_batch_its_predictions_and_losses(recorded: Recorded) -> None:

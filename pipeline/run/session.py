@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import pluggy
 import torch
 from loguru import logger
 
-from pipeline import workspaces
+from pipeline import hookspecs, workspaces
 from pipeline.check.runner import missing_checkpoint
 from pipeline.checkpoint import store
 from pipeline.checkpoint.checkpointer import Checkpointer
@@ -32,7 +33,7 @@ from pipeline.run.provenance import Provenance
 from pipeline.run.resume import NEVER, PreviousRun, find_previous, reconcile, with_original_links
 from pipeline.run.summary import summary
 from pipeline.user_code import class_path, context_flow
-from pipeline.user_code.plugins import Plugin, load_plugins, plugin_manager
+from pipeline.user_code.plugins import Plugin, hook_or_none, load_plugins, plugin_manager
 from pipeline.user_code.registration import register_plugins
 from pipeline.user_code.tracebacks import user_traceback
 
@@ -357,10 +358,26 @@ class RunnerSession:
     def build_plugins(self) -> None:
         """Build the plugins; from here on hooks call them, and checkpoints keep their state."""
         register_plugins(self.plugins, self.manager)
+        self.listen()
         self.checkpointer.add_recoverable(MID_EPOCH, self.mid_epoch)
         for name, plugin in self.manager.list_name_plugin():
             if hasattr(plugin, "state_dict") and hasattr(plugin, "load_state_dict"):
                 self.checkpointer.add_recoverable(f"plugin:{name}", plugin)
+
+    def listen(self) -> None:
+        """Have ``observe`` call the plugins until the runner ends; not in processes forked from this one, nor in an export."""
+        on_observe, process = hook_or_none(self.hooks, "on_observe"), os.getpid()
+        if on_observe is None:
+            return
+
+        def observer(name: str, value: Any) -> None:
+            if os.getpid() == process and not torch.compiler.is_exporting():
+                on_observe(context=self.context, name=name, value=value)
+
+        self.resources.callback(setattr, hookspecs, "observer", hookspecs.observer)
+        # Where code is compiled, a plugin gets real tensors.
+        outside_of_graphs: Callable[..., Any] = torch.compiler.disable
+        hookspecs.observer = outside_of_graphs(observer)
 
     def build(self, stage: str) -> PipelineStage:
         """The stage, built with its ``<stage>_args``."""

@@ -98,12 +98,19 @@ class WeightExporter:
         moment = state["iteration"], state["update"]
         if moment == self._saved:
             return
-        about = {"format": "pt", "step": str(state["iteration"]), "epoch": str(state["epoch"])}
-        for phase, module in self.modules.items():
-            file = self.folder / f"{phase}-{state['iteration']:012d}.safetensors"
-            _put(file, safetensors_io.encode_tensors(*pytree.split(module.state_dict(), about)))
-            if phase in self.calls:
-                self._export(phase, file.with_suffix(".pt2"))
+        about, hooks = (
+            {"format": "pt", "step": str(state["iteration"]), "epoch": str(state["epoch"])},
+            self.context["hooks"],
+        )
+        hooks.before_export(context=self.context)
+        try:
+            for phase, module in self.modules.items():
+                file = self.folder / f"{phase}-{state['iteration']:012d}.safetensors"
+                _put(file, safetensors_io.encode_tensors(*pytree.split(module.state_dict(), about)))
+                if phase in self.calls:
+                    self._export(phase, file.with_suffix(".pt2"))
+        finally:
+            hooks.after_export(context=self.context)
         self._saved = moment
 
     def _export(self, phase: str, file: Path) -> None:

@@ -286,7 +286,7 @@ class TrainLoop(PassLoop):
         self.validation = Validation(context, self.runner, schemas)
         self.phases = {name: phase_of(name, context) for name in self.schemas}
         for phase in self.phases.values():
-            attach_optimizer_hooks(phase.optim_schedulers, context)
+            attach_optimizer_hooks(phase.optim_schedulers, context, phase.name)
         best, on_save_error = self.validation.best, self.runner.on_save_error
         self.checkpoints = Checkpoints(self.checkpointer, context, best, on_save_error)
         self.exporter = WeightExporter(self.runner, context)
@@ -353,6 +353,8 @@ class TrainLoop(PassLoop):
                 what = f"phase.{training.phase}: a pass begins while one of phase '{other.phase}' is open"
                 raise StageError(f"{what}, and both train the same Brain; end that one first")
         type(brain).bind(brain, training.phase, own.optim_schedulers, self.context, self.runner.nonfinite_patience)
+        # Another phase may share them.
+        attach_optimizer_hooks(own.optim_schedulers, self.context, training.phase)
         checkpoint, count = self.journal.checkpoint, len(own.optim_schedulers)
         if checkpoint and training.state and len(training.state.discarded) != count:
             where = f"{checkpoint.path}: loop: the pass over '{training.phase}'"

@@ -577,16 +577,16 @@ def backward_and_step(
     return finite, closed
 
 
-def attach_optimizer_hooks(optim_schedulers: Mapping[str, OptimScheduler], context: Context) -> None:
-    """Call the plugins at each backward and update of these schedulers; a hook that nobody implements costs nothing."""
+def attach_optimizer_hooks(optim_schedulers: Mapping[str, OptimScheduler], context: Context, phase: str) -> None:
+    """Call the plugins at each backward and update of a phase's schedulers; a hook that nobody implements costs nothing."""
     hooks = context["hooks"]
     before_backward, backward = hook_or_none(hooks, "before_backward"), hook_or_none(hooks, "after_backward")
     before, after = hook_or_none(hooks, "before_update"), hook_or_none(hooks, "after_update")
     for name, scheduler in optim_schedulers.items():
-        scheduler.before_backward = partial(before_backward, context=context) if before_backward else None
-        scheduler.after_backward = partial(backward, context=context) if backward else None
-        scheduler.before_update = partial(before, context=context, name=name) if before else None
-        scheduler.after_update = partial(after, context=context, name=name) if after else None
+        scheduler.before_backward = partial(before_backward, context=context, phase=phase) if before_backward else None
+        scheduler.after_backward = partial(backward, context=context, phase=phase) if backward else None
+        scheduler.before_update = partial(before, context=context, phase=phase, name=name) if before else None
+        scheduler.after_update = partial(after, context=context, phase=phase, name=name) if after else None
 
 
 def close_windows(optim_schedulers: Sequence[OptimScheduler], epoch: int) -> bool:

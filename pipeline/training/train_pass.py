@@ -143,7 +143,7 @@ class TrainPass:
                 brain._batches_taken += 1
                 self._batch, self.in_batch = batch, True
                 if before:
-                    before(context=context, batch=batch)
+                    before(context=context, phase=self.phase, batch=batch)
                 update(batch)
                 if not work or work[-1] is not self:
                     loop.unwind(self)
@@ -157,7 +157,7 @@ class TrainPass:
                     state.iteration = self._iteration
                     if after:
                         (predictions, losses), brain._outputs = brain._outputs, (None, {})
-                        after(context=context, batch=batch, predictions=predictions, losses=losses)
+                        after(context=context, phase=self.phase, batch=batch, predictions=predictions, losses=losses)
                 if counters["iteration"] >= loop.due and not loop.on_due(self):
                     loop.close(self)
                     return
@@ -174,7 +174,7 @@ class TrainPass:
                     brain._batches_taken += 1
                     self._expect(batch)
                     if before:
-                        before(context=context, batch=batch)
+                        before(context=context, phase=self.phase, batch=batch)
                     yield batch
                     # Nothing is in work where an epoch has ended meanwhile, or a pass whose batch was in work before.
                     if not work or work[-1] is not self:
@@ -312,7 +312,13 @@ class TrainPass:
         self.updater.state.iteration = self._iteration
         if loop.after_batch:
             (predictions, losses), brain._outputs = brain._outputs, (None, {})
-            loop.after_batch(context=loop.context, batch=self._batch, predictions=predictions, losses=losses)
+            loop.after_batch(
+                context=loop.context,
+                phase=self.phase,
+                batch=self._batch,
+                predictions=predictions,
+                losses=losses,
+            )
 
     def _count_losses(self, losses: Losses) -> None:
         """Count a batch that did not go through the Brain's own ``fit_batch``."""

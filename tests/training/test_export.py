@@ -326,3 +326,37 @@ def test_a_resumed_run_saves_what_one_that_was_not_interrupted_does(
 def test_the_folder_may_be_removed_while_it_is_not_written(acting: Config, run: Run) -> None:
     context = run(acting({3: shutil.rmtree}))
     assert saved(context) == [f"line-{each:012d}.safetensors" for each in (3, 4, 5, 6)]
+
+
+class Swaps:
+    """A plugin that exports other weights than those that are trained."""
+
+    @hookimpl
+    def before_export(self, context: Context) -> None:
+        model = context["model"]["line"].model
+        self.bias = model.bias.detach().clone()
+        model.bias.data.fill_(7)
+
+    @hookimpl
+    def after_export(self, context: Context) -> None:
+        context["model"]["line"].model.bias.data.copy_(self.bias)
+
+
+def test_a_plugin_may_have_other_weights_exported_than_those_that_are_trained(
+    config: Config, run: Run, by_hand: Callable[..., Any]
+) -> None:
+    chosen = config(save_inference_interval=1)
+    chosen["plugins"].append(Swaps)
+    context = run(chosen)
+    assert [load_file(file_of(context, each))["bias"].item() for each in (3, 6)] == [7, 7]
+    hand = by_hand(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    torch.testing.assert_close(dict(context["model"]["line"].model.state_dict()), dict(hand))
+
+
+def test_after_an_export_that_the_storage_refuses_the_plugins_are_called_too(
+    acting: Config, run: Run, by_hand: Callable[..., Any]
+) -> None:
+    chosen = acting({2: block, 4: unblock}, on_save_error="warn")
+    chosen["plugins"].append(Swaps)
+    hand = by_hand(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    torch.testing.assert_close(dict(run(chosen)["model"]["line"].model.state_dict()), dict(hand))

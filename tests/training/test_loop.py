@@ -920,5 +920,5 @@ def test_watching_again_takes_the_place_of_what_watched_before(config: Config, r
     context, plain = run(chosen), run(config())
     scheduler = Constant("SGD", {"lr": 0.1}, nn.Linear(1, 1))
     for each in (context, plain):
-        attach_optimizer_hooks({"mine": scheduler}, each)
+        attach_optimizer_hooks({"mine": scheduler}, each, "line")
         assert (scheduler.before_update is None) is (each is plain)
