@@ -1,0 +1,138 @@
+"""Validates on a few batches before the first step, so that an error there does not come at the end of an epoch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import Any, cast
+
+from loguru import logger
+from torch.nn.parameter import is_lazy
+from torch.utils.data import DataLoader
+
+from pipeline import hookimpl
+from pipeline.checkpoint.random_state import random_state, restore_random_state
+from pipeline.config.schema import PhaseSchema, RunnerSchema
+from pipeline.context import Context
+from pipeline.data.batch import on_device
+from pipeline.data.loader import generators_of, without_state
+from pipeline.data.workers import supervise_workers
+from pipeline.errors import ConfigError, DataError
+from pipeline.training.brain import Brain, Stage
+from pipeline.training.evaluation import evaluate
+from pipeline.training.metrics.base import build_metrics
+from pipeline.training.phase import loader_of, pass_loader, phase_errors, phase_of
+
+
+class _EnoughError(Exception):
+    """As many batches as were wanted are computed."""
+
+
+class SanityValidation:
+    """Computes the first validation batches of each phase, once, before the first step of a training.
+
+    ``on_stage_start`` is called, then the loss and the metrics of these batches are computed; ``on_stage_end`` is not
+    called, and no hook. It is done with copies of the Brain, which has the same weights, of the loader and of the metrics,
+    and the random generators are put back: the run is the same, bit for bit, as without this plugin, unless its code
+    changes something else, such as a global variable, or an attribute that cannot be copied. A run that is resumed does
+    without.
+
+    Args:
+        batches: how many of each phase that has validation data.
+
+    Raises:
+        ConfigError: ``batches`` is out of range.
+    """
+
+    # Each process has batches of its own, and parts of one model compute together.
+    every_rank = True
+
+    def __init__(self, batches: int = 2) -> None:
+        if batches < 1:
+            raise ConfigError(f"sanity_validation: batches is {batches}; write 1 or more")
+        self.batches, self.over = batches, False
+
+    @hookimpl
+    def on_resume(self) -> None:
+        """Leave it out."""
+        self.over = True
+
+    @hookimpl
+    def before_epoch(self, context: Context) -> None:
+        """Validate, before the first epoch."""
+        self.validate(context)
+
+    @hookimpl
+    def before_pass(self, context: Context) -> None:
+        """Validate, where a loop of one's own has no epochs."""
+        self.validate(context)
+
+    def validate(self, context: Context) -> None:
+        """Validate each phase that has validation data, once.
+
+        Raises:
+            Exception: what the user's code raises, with a note that names the phase.
+        """
+        phases: list[PhaseSchema] = [] if self.over else context["config"].phases(context["runner"])
+        self.over = True
+        for phase in phases:
+            if phase.valid_dataset_name:
+                with phase_errors(phase.name), _unchanged_random_state(loader := _loader(phase, context)):
+                    brain = _copy(phase_of(phase.name, context)["brain"], context)
+                    self._compute(brain, loader, phase, context)
+                logger.info(f"sanity_validation: {phase.name}  {self.batches} batches of its validation raise no error")
+
+    def _compute(self, brain: Brain, loader: Any, phase: PhaseSchema, context: Context) -> None:
+        metrics = build_metrics(phase.metrics, context["config"].workspace)
+        batches = iter(on_device(without_state(loader), context["device"]))
+        with supervise_workers(batches), suppress(_EnoughError):
+            evaluate(brain, self._first(batches), Stage.VALID, metrics, epoch=context["current_epoch"])
+
+    def _first(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The first batches; then the evaluation is left, before it is complete."""
+        done = 0
+        for batch in islice(batches, self.batches):
+            yield batch
+            done += 1
+        if not done:
+            raise DataError("the validation data gave no batch; check it")
+        raise _EnoughError
+
+
+def _loader(phase: PhaseSchema, context: Context) -> Any:
+    """The validation data as a validation has it, from a copy of the loader, whose workers do not stay."""
+    runner = cast("RunnerSchema", context["runner"])
+    name = (phase.dataset_name if runner.overfit_batches else phase.valid_dataset_name) or ""
+    loader = loader_of(name, context)
+    own = copy.copy(loader) if isinstance(loader, DataLoader) else loader
+    return pass_loader(name, runner, Context(dataset={name: own}))
+
+
+def _copy(brain: Brain, context: Context) -> Brain:
+    """A copy of a Brain with the same weights; the attributes that cannot be copied are the same objects too."""
+    same = [brain._optim_schedulers, brain._train_state, brain.checkpointer, context, *context["dataset"].values()]
+    # Parameters that have no shape yet get one in the first forward.
+    same += [parameter for parameter in brain.modules.parameters() if not is_lazy(parameter)]
+    other = copy.copy(brain)
+    memo = {id(brain): other, **{id(value): value for value in same}}
+    for name, value in vars(brain).items():
+        # As far as a copy has come that fails, nothing else is to refer to it.
+        attempt = dict(memo)
+        with suppress(Exception):
+            vars(other)[name] = copy.deepcopy(value, attempt)
+            memo = attempt
+    return other
+
+
+@contextmanager
+def _unchanged_random_state(loader: Any) -> Iterator[None]:
+    """In the end the random generators are as they were, those of the loader too."""
+    before, own = random_state(), [(generator, generator.get_state()) for generator in generators_of(loader)]
+    try:
+        yield
+    finally:
+        restore_random_state(before)
+        for generator, state in own:
+            generator.set_state(state)
