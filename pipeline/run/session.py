@@ -33,7 +33,8 @@ from pipeline.run.provenance import Provenance
 from pipeline.run.resume import NEVER, PreviousRun, find_previous, reconcile, with_original_links
 from pipeline.run.summary import summary
 from pipeline.user_code import class_path, context_flow
-from pipeline.user_code.plugins import Plugin, hook_or_none, load_plugins, plugin_manager
+from pipeline.user_code.plugin_calls import hook_or_none
+from pipeline.user_code.plugins import Plugin, load_plugins, plugin_manager
 from pipeline.user_code.registration import register_plugins
 from pipeline.user_code.tracebacks import user_traceback
 
@@ -357,7 +358,8 @@ class RunnerSession:
 
     def build_plugins(self) -> None:
         """Build the plugins; from here on hooks call them, and checkpoints keep their state."""
-        register_plugins(self.plugins, self.manager)
+        calls = register_plugins(self.plugins, self.manager, self.context)
+        self.resources.enter_context(calls.watched())
         self.listen()
         self.checkpointer.add_recoverable(MID_EPOCH, self.mid_epoch)
         for name, plugin in self.manager.list_name_plugin():

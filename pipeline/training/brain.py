@@ -42,7 +42,7 @@ from pipeline.training.optim_scheduler import (
 from pipeline.training.run_options import RunOptions, compile_modules
 from pipeline.training.schedules import Constant
 from pipeline.user_code import class_path, source
-from pipeline.user_code.plugins import hook_or_none
+from pipeline.user_code.plugin_calls import hook_or_none
 from pipeline.user_code.uncalled import BRAIN, BRAIN_REMEDIES, uncalled_faults
 
 

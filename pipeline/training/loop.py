@@ -33,7 +33,7 @@ from pipeline.training.phase import (
 )
 from pipeline.training.train_pass import PassIterator, PassLoop, TrainPass
 from pipeline.training.triggers import NEVER, Schedule
-from pipeline.user_code.plugins import hook_or_none
+from pipeline.user_code.plugin_calls import hook_or_none
 from pipeline.user_code.tracebacks import error_context
 
 # Iterations for which something may stay due before a warning says who leads.

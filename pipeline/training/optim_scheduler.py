@@ -22,7 +22,7 @@ from pipeline.errors import CheckpointError, ConfigError, DataError, one_of
 from pipeline.training.nonfinite import NonFiniteGuard
 from pipeline.user_code import class_path
 from pipeline.user_code.class_path import OPTIMIZERS, optimizer_name
-from pipeline.user_code.plugins import hook_or_none
+from pipeline.user_code.plugin_calls import hook_or_none
 
 # What torch.compile puts before the names in a module that it wraps.
 COMPILED = "_orig_mod."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -304,9 +304,3 @@ def load_plugin_class(plugin: Plugin) -> type:
     except TypeError as error:
         raise PluginError(f"{plugin.origin}: plugin '{plugin.name}': {error}; its arguments are {signature}") from error
     return cls
-
-
-def hook_or_none(hooks: pluggy.HookRelay, name: str) -> Callable[..., Any] | None:
-    """A hook for the hot loop: a plain callable, or None if nobody implements it, which costs nothing."""
-    caller: pluggy.HookCaller = getattr(hooks, name)
-    return caller if caller.get_hookimpls() else None

@@ -2,60 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
-from itertools import count
+from collections.abc import Sequence
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
 import pluggy
-from loguru import logger
 
-from pipeline.config.schema import WARN
+from pipeline.context import Context
+from pipeline.user_code.plugin_calls import PluginCalls
 from pipeline.user_code.plugins import HOOKS, Plugin
-from pipeline.user_code.tracebacks import user_traceback
 
 _STATE = ("state_dict", "load_state_dict")
 
 
-def register_plugins(plugins: Sequence[Plugin], into: pluggy.PluginManager) -> None:
+def register_plugins(plugins: Sequence[Plugin], manager: pluggy.PluginManager, context: Context) -> PluginCalls:
     """Build loaded plugins, so that they are called in the given order."""
-    instances = [(_build(plugin, into), plugin.name) for plugin in plugins]
+    instances = [_build(plugin) for plugin in plugins]
     # pluggy calls the one registered last first.
-    for instance, name in reversed(instances):
-        into.register(instance, name)
+    for plugin, instance in reversed([*zip(plugins, instances, strict=True)]):
+        manager.register(instance, plugin.name)
+    calls, by_name = PluginCalls(context), {plugin.name: plugin for plugin in plugins}
+    for hook in HOOKS:
+        for implementation in getattr(manager.hook, hook).get_hookimpls():
+            calls.add(by_name[implementation.plugin_name], hook, implementation)
+    return calls
 
 
-def _build(plugin: Plugin, manager: pluggy.PluginManager) -> Any:
+def _build(plugin: Plugin) -> Any:
     assert isinstance(plugin.target, type)
     instance: Any = plugin.target(**plugin.args)
     if hasattr(instance, "plugin_name"):
         instance.plugin_name = plugin.name
-    for hook in HOOKS if plugin.settings.on_error == WARN else ():
-        if hasattr(instance, hook):
-            setattr(instance, hook, _warning(getattr(instance, hook), manager))
     return instance
-
-
-def _warning(hook: Callable[..., Any], manager: pluggy.PluginManager) -> Callable[..., Any]:
-    """The hook of a plugin that may fail: of its errors the 1st, 10th, 100th … are logged."""
-    errors = count(1)
-
-    @wraps(hook)
-    def call(*arguments: Any) -> Any:
-        try:
-            return hook(*arguments)
-        except Exception as error:
-            number = next(errors)
-            if str(number).strip("0") == "1":
-                times = f" for the {number}th time" if number > 1 else ""
-                what = f"{failing_plugin(manager, error)} failed{times}: {type(error).__name__}: {error}"
-                trace = error.with_traceback(user_traceback(error.__traceback__))
-                logger.opt(exception=trace).warning(f"{what}; on_error is '{WARN}', so the run goes on")
-            return None
-
-    return call
 
 
 def failing_plugin(manager: pluggy.PluginManager, error: BaseException) -> str | None:

@@ -235,6 +235,14 @@ def clocked(clock: Clock) -> type:
     return Clocked
 
 
+class PerBatch:
+    """A plugin with one hook for each batch."""
+
+    @hookimpl
+    def after_batch(self, context: Context, batch: Any, losses: Any) -> None:
+        pass
+
+
 NO_CLIPPING = {"max_grad_norm": None}
 FIT_OFF = {**NO_CLIPPING, "nonfinite_patience": None, "noprogressbar": True}
 WAYS = {
@@ -262,6 +270,9 @@ WAYS = {
         partial(by_run, three_quarters, {"runner_class_path": Nested}, []), "raw loop, two models 3 : 1"
     ),
     "pipeline run, everything off": Way(partial(by_run, in_memory, ALL_OFF, NO_PLUGINS), "raw loop"),
+    "the same, a plugin with a hook per batch": Way(
+        partial(by_run, in_memory, ALL_OFF, [*NO_PLUGINS, PerBatch]), "pipeline run, everything off"
+    ),
     "pipeline run, DataLoader, defaults": Way(partial(by_run, None, {}, []), "raw loop, DataLoader"),
     "pipeline run, DataLoader, everything off": Way(partial(by_run, None, ALL_OFF, NO_PLUGINS), "raw loop, DataLoader"),
     "pipeline run, DataLoader, a dataset of one's own": Way(without_numpy, "raw loop, DataLoader"),

@@ -23,9 +23,15 @@ def printed(program: str, *arguments: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def above() -> dict[str, float]:
+def rows() -> list[dict[str, Any]]:
+    """The table of ``step_calls.py``."""
+    found: list[dict[str, Any]] = printed("step_calls.py", "--json", "--steps", "200")
+    return found
+
+
+@pytest.fixture(scope="module")
+def above(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Way to train -> calls a step above the raw loop with the same features."""
-    rows = printed("step_calls.py", "--json", "--steps", "200")
     return {row["way"]: row["above"] for row in rows if row["beside"].startswith("raw loop")}
 
 
@@ -50,6 +56,13 @@ def test_with_everything_off_a_step_makes_at_most_12_calls_above_the_raw_loop(ab
     counts = {way: count for way, count in above.items() if "everything off" in way}
     assert {way: count for way, count in counts.items() if count > 12} == {}
     assert len(counts) == 4
+
+
+def test_a_plugin_with_one_hook_per_batch_costs_its_own_call_and_at_most_two_of_ours(
+    rows: list[dict[str, Any]],
+) -> None:
+    [costs] = [row["above"] for row in rows if row["way"] == "the same, a plugin with a hook per batch"]
+    assert 1 < costs <= 1 + 2
 
 
 def test_the_readme_gives_these_counts(above: dict[str, float]) -> None:

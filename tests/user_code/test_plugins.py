@@ -16,7 +16,8 @@ import yaml
 from pipeline import Context, GeneralTrainer, hookimpl
 from pipeline.check.checker import check
 from pipeline.errors import ClassPathError, ConfigError, ExitCode, PluginError
-from pipeline.user_code.plugins import hook_or_none, installed_plugins, plugin_manager
+from pipeline.user_code.plugin_calls import hook_or_none
+from pipeline.user_code.plugins import installed_plugins
 
 Plugged = Callable[..., Path]
 
@@ -411,12 +412,3 @@ def test_a_plugin_that_cannot_be_imported_is_named_with_its_line_before_anything
 def test_a_hook_that_nobody_implements_costs_nothing(linear: Path) -> None:
     context = GeneralTrainer(linear).run()
     assert hook_or_none(context["hooks"], "after_batch") is None
-
-
-def test_a_hook_that_somebody_implements_is_one_callable() -> None:
-    manager, context = plugin_manager(), Context(current_epoch=3)
-    manager.register(Marker())
-    call = hook_or_none(manager.hook, "after_epoch")
-    assert call is not None
-    call(context=context)
-    assert context["marked"] == 3
