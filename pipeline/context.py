@@ -334,6 +334,7 @@ class Context(dict[str, Any]):
         wake: called when ``is_exit`` is written, and by ``stop``; a training loop sets it, so that it ends after its step.
         stop_reason: what ``stop`` was called with first, be it before a resume; None: nobody has called it.
         loop: the loop of a runner stage that trains; None elsewhere.
+        wrapped: the phases whose model the hook ``wrap_model`` was called for.
     """
 
     def __init__(self, *args: Any, **values: Any) -> None:
@@ -343,6 +344,7 @@ class Context(dict[str, Any]):
         self.wake: Callable[[], object] = _nothing
         self.stop_reason: str | None = None
         self.loop: TrainingLoop | None = None
+        self.wrapped: set[str] = set()
         self._wrote: set[str] = set()
         self.update(*args, **values)
 

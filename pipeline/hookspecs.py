@@ -5,9 +5,10 @@ hookimpl``). A method takes those of the arguments that it needs. Plugins are ca
 them, the defaults first, but for what their ``before`` and ``after`` say. One set of plugins serves one runner, from its
 ``before_pipeline`` to its ``after_pipeline``.
 
-What a hook returns is looked at by ``extend_metrics`` alone. A resumed run goes through the stages again, so the hooks of
-the pipeline and of the stages come again; those of a training come where it goes on, and none comes again for what was
-over, or, as ``before_epoch``, had begun. What a loop of one's own calls by the context calls the same hooks.
+What a hook returns is looked at by ``wrap_model`` and ``extend_metrics`` alone. A resumed run goes through the stages
+again, so the hooks of the pipeline and of the stages come again; those of a training come where it goes on, and none comes
+again for what was over, or, as ``before_epoch``, had begun. What a loop of one's own calls by the context calls the same
+hooks.
 """
 
 from __future__ import annotations
@@ -52,6 +53,18 @@ def before_pipeline(context: Context) -> None:
 @hookspec
 def before_stage(name: str, context: Context) -> None:
     """A stage (instance, network, startup, runner or terminal) is about to run."""
+
+
+@hookspec
+def wrap_model(context: Context, phase: str, model: Any) -> Any:
+    """The network stage has built the model of a phase, and not yet its optimizers; a module that is returned takes its place.
+
+    It is called once for each phase with a model of its own, in an infer runner and in a resumed run too. With None the
+    model stays. The next plugin gets what the one before has returned. Of a plain module it is that module; of a Brain it
+    is ``brain.modules``, an ``nn.ModuleDict``, whose items may be replaced. Weights are saved, and
+    ``updated_modules`` are looked up, by the names that the new module gives them. A network stage that overrides
+    ``build_phase`` without ``super()`` leaves it out, which the log says; an Experiment builds its model by itself.
+    """
 
 
 @hookspec

@@ -12,7 +12,7 @@ from pipeline.config.load import Config
 from pipeline.config.schema import DatasetSchema, PhaseSchema, RunnerSchema
 from pipeline.context import ConfigView, Context, Phase
 from pipeline.data.loader import make_loader
-from pipeline.errors import ConfigError, StageError
+from pipeline.errors import ConfigError, PluginError, StageError
 from pipeline.stages.base import NetworkBase
 from pipeline.training.brain import Brain, ModuleBrain
 from pipeline.training.optim_scheduler import OptimScheduler
@@ -77,6 +77,7 @@ class Network(NetworkBase):
         """What ``context["model"]`` holds for one item of ``phase:``."""
         model = self.build_model(phase, context)
         brain = self.build_brain(model, phase, context)
+        model = wrap_model(model, brain, phase.name, context)
         brain.modules.to(context["device"])
         optim_schedulers = {} if context["is_infer"] else self.build_optim_schedulers(phase, brain, runner, context)
         # The default runner binds again, for whatever network it gets; a runner of the user's own need not.
@@ -201,6 +202,30 @@ class Network(NetworkBase):
         arguments = {**phase.updater.args, **{name: value for name, value in ours.items() if name in names}}
         updater: UpdaterBase = make(cls, arguments, address, "updater.args", UpdaterBase)
         return updater
+
+
+def wrap_model(model: nn.Module | Brain, brain: Brain, phase: str, context: Context) -> nn.Module | Brain:
+    """Have each plugin that wraps models wrap the one of a phase, in turn; what ``model`` is from here on.
+
+    Raises:
+        PluginError: one returned something else than a module that can take its place.
+    """
+    kind = nn.Module if isinstance(brain, ModuleBrain) else nn.ModuleDict
+    wrapped: Any = brain.module if isinstance(brain, ModuleBrain) else brain.modules
+    context.wrapped.add(phase)
+    # pluggy would call each with the same model; it keeps the one that is called first at the end.
+    for plugin in reversed(context["hooks"].wrap_model.get_hookimpls()):
+        values = {"context": context, "phase": phase, "model": wrapped}
+        returned = plugin.function(*(values[name] for name in plugin.argnames))
+        if not isinstance(returned, kind | None):
+            what = f"plugin '{plugin.plugin_name}', hook wrap_model returned a {type(returned).__name__}"
+            raise PluginError(f"{what} for phase '{phase}'; return an nn.{kind.__name__}, or None to leave it as it is")
+        wrapped = wrapped if returned is None else returned
+    if not isinstance(brain, ModuleBrain):
+        brain.modules = wrapped
+        return model
+    brain.module = brain.modules["model"] = wrapped
+    return brain.module
 
 
 def load_optimizer(kind: Any, address: str, config: ConfigView) -> Any:
