@@ -210,6 +210,14 @@ def before_checkpoint_saved(context: Context) -> None:
 
 
 @hookspec
+def after_checkpoint_captured(context: Context) -> None:
+    """The checkpoint is copied, and not on disk yet: what was changed for it is to be put back.
+
+    It is called too where the storage has refused.
+    """
+
+
+@hookspec
 def after_checkpoint_saved(context: Context, path: Path) -> None:
     """A checkpoint is complete on disk; training may have gone on in the meantime.
 

@@ -78,7 +78,8 @@ EPOCH = [
     *(BATCH * 3), "extend_metrics", "on_print_interval",
     "extend_metrics", "after_pass", "before_validation", "extend_metrics", "after_validation",
 ]  # fmt: skip
-RUNNER = ["before_epoch", "before_pass", *EPOCH, "after_epoch", "before_checkpoint_saved"]
+SAVE = ["before_checkpoint_saved", "after_checkpoint_captured"]
+RUNNER = ["before_epoch", "before_pass", *EPOCH, "after_epoch", *SAVE]
 ELSEWHERE = {"on_signal", "on_stage_error", "after_checkpoint_loaded", "on_resume"}
 """Come in a run that fails or is resumed."""
 SAVED = "after_checkpoint_saved"
@@ -110,7 +111,7 @@ def test_the_hooks_of_a_whole_run_come_in_this_order(recorded: Recorded) -> None
         "before_stage instance", "after_stage instance",
         "before_stage network", "wrap_model", "after_stage network",
         "before_stage startup", "after_stage startup",
-        "before_stage runner", *RUNNER, *RUNNER, "before_checkpoint_saved", "after_stage runner",
+        "before_stage runner", *RUNNER, *RUNNER, *SAVE, "after_stage runner",
         "before_stage terminal", "after_stage terminal",
         "after_pipeline",
     ]  # fmt: skip
@@ -273,15 +274,23 @@ CHANGING = """
     class Plugin:
         @hookimpl
         def before_checkpoint_saved(self, context):
-            context["model"]["line"]["model"].bias.data.fill_(context["train_state"]["iteration"])
+            self.bias = context["model"]["line"]["model"].bias.data
+            self.before = self.bias.clone()
+            self.bias.fill_(context["train_state"]["iteration"])
+
+        @hookimpl
+        def after_checkpoint_captured(self):
+            self.bias.copy_(self.before)
 """
 
 
-def test_what_a_plugin_changes_before_a_checkpoint_is_saved_is_in_it(linear: Path) -> None:
+def test_what_a_plugin_changes_before_a_checkpoint_is_saved_is_in_it_and_may_be_put_back(linear: Path) -> None:
+    straight = GeneralTrainer(linear).run()
     (linear.parent / "changing.py").write_text(textwrap.dedent(CHANGING), encoding="utf-8")
     context = GeneralTrainer(linear, ['plugins=["{workspace}/changing.py"]']).run()
     saved = [read_checkpoint(path).weights["line"]["bias"].item() for path in context["checkpointer"].all()]
     assert sorted(saved) == [6, 12]
+    assert context["metrics"] == straight["metrics"]
 
 
 UPDATER = """

@@ -56,8 +56,11 @@ class Checkpoints:
             best = self.best.kept_with(counters["iteration"])
             self.checkpointer._protect(self.checkpointer._path_of(entry.iteration) for entry in best)
         self._pending = True
-        with self._errors():
-            self.checkpointer.save(models, counters, metrics, training, iterations)
+        try:
+            with self._errors():
+                self.checkpointer.save(models, counters, metrics, training, iterations)
+        finally:
+            self.context["hooks"].after_checkpoint_captured(context=self.context)
         self.notify_saved()
 
     def wait_for_save(self) -> None:
