@@ -1,19 +1,30 @@
-"""Shows how far an epoch is: a bar in a terminal, a line per ``print_interval`` elsewhere."""
+"""Shows how far an epoch and a validation are: bars in a terminal, a line per ``print_interval`` elsewhere."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from threading import Event, RLock, Thread
 from typing import Any
 
 from loguru import logger
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from pipeline import hookimpl
 from pipeline.checkpoint.state import StateModel
 from pipeline.context import Context
 from pipeline.run.log import on_terminal
+
+# Seconds between two redraws, of about a millisecond each.
+PAUSE = 0.2
+NO_EPOCH = -1
+# Held while a bar is drawn or changed. Nobody forks meanwhile: a worker that prints would wait for ever for a lock of rich.
+_DRAWING = RLock()
+os.register_at_fork(before=_DRAWING.acquire, after_in_parent=_DRAWING.release, after_in_child=_DRAWING.release)
 
 
 class EpochState(StateModel):
@@ -23,8 +34,84 @@ class EpochState(StateModel):
     epoch_started_at: int
 
 
+class Bar(Progress):
+    """One line that a thread redraws by the clock: it looks how far things are, so what is counted calls nothing.
+
+    The line shows one of several counts. It is never two: a worker that prints goes by the height that it knows.
+    """
+
+    def __init__(self) -> None:
+        columns = (
+            TextColumn("{task.fields[title]}"),
+            BarColumn(bar_width=None, table_column=Column(max_width=40)),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            TextColumn("{task.description}"),
+        )
+        # What is printed goes above the bar; but where stdout is a file or a pipe, it must go there.
+        shared = bool(sys.stdout and sys.stdout.isatty())
+        # What may be shown -> says how much of it is done.
+        self.counts: dict[TaskID, Callable[[], int]] = {}
+        self.over = Event()
+        super().__init__(
+            *columns, console=Console(stderr=True), transient=True, redirect_stdout=shared, auto_refresh=False
+        )
+        self.thread = Thread(target=self._redraw, name="progress_bar", daemon=True)
+
+    def count(self, count: Callable[[], int], total: int | None, title: str, text: str) -> TaskID:
+        """Show something that begins; ``count`` says how much of it is done."""
+        with _DRAWING:
+            task = self.add_task(text, total=total, completed=count(), title=title)
+            self.counts[task] = count
+            self.show(task)
+        if not self.thread.is_alive():
+            # A terminal that was closed shows nothing; the run is notified of that by SIGHUP.
+            with suppress(OSError):
+                self.start()
+            self.thread.start()
+        return task
+
+    def show(self, task: TaskID) -> None:
+        """Show this, and nothing else."""
+        for other in self.task_ids:
+            self.update(other, visible=other == task)
+
+    def forget(self, task: TaskID) -> None:
+        """Something is over: show again what was shown before."""
+        with _DRAWING:
+            del self.counts[task]
+            if self.counts:
+                self.remove_task(task)
+                self.show([*self.counts][-1])
+
+    def refresh(self) -> None:
+        """Leave it to the thread, where rich would redraw for each change."""
+
+    def close(self) -> None:
+        """Take the bar away; the last redraw shows how far it has come."""
+        self.over.set()
+        if self.thread.is_alive():
+            self.thread.join()
+        self._look()
+        with suppress(OSError):
+            self.stop()
+
+    def _redraw(self) -> None:
+        while not self.over.wait(PAUSE):
+            with _DRAWING, suppress(OSError):
+                self._look()
+                self.live.refresh()
+
+    def _look(self) -> None:
+        for task, count in self.counts.items():
+            self.update(task, completed=count())
+
+
 class ProgressBar:
-    """Moves at each ``print_interval``, so a step that prints nothing costs nothing.
+    """Shows the batches of the running epoch, the time left, and the numbers of the last ``print_interval``.
+
+    A bar moves by the clock, so no step costs a call. While a validation runs, it shows the batches of that. Without a
+    terminal, or with ``live: false``, there is a line per ``print_interval`` instead.
 
     Args:
         live: whether to draw a bar; None decides by whether stderr is a terminal.
@@ -34,11 +121,18 @@ class ProgressBar:
 
     def __init__(self, live: bool | None = None) -> None:
         self.live = on_terminal() if live is None else live
-        self.progress: Progress | None = None
-        self.task = TaskID(0)
-        self.epoch, self.epoch_started_at = -1, 0
-        # How many batches an epoch has, as text; "" until somebody asks.
-        self.batches = ""
+        self.bar: Bar | None = None
+        # What the bar shows of the training, and of a validation.
+        self.training: TaskID | None = None
+        self.validation: TaskID | None = None
+        self.epoch, self.epoch_started_at = NO_EPOCH, 0
+        # How many batches the epoch has; None where that is not known.
+        self.total: int | None = None
+
+    @property
+    def title(self) -> str:
+        """What is counted."""
+        return "training" if self.epoch == NO_EPOCH else f"epoch {self.epoch}"
 
     @hookimpl
     def before_pipeline(self, context: Context) -> None:
@@ -47,52 +141,78 @@ class ProgressBar:
 
     @hookimpl
     def on_resume(self, context: Context) -> None:
-        """Start a bar for the epoch that goes on, if one was running."""
-        if context["current_epoch"] == self.epoch == context["train_state"]["epoch"]:
+        """Show what goes on: an epoch that was running, or a training without epochs."""
+        loop: Any = context.loop
+        running, epoch = loop.journal.checkpoint.state.loop.inner, context["current_epoch"]
+        if running is not None and self.epoch != epoch:
+            # The run that saved the checkpoint had no such plugin, which knew where the epoch began.
+            done = sum(entry.done for entry in running)
+            self.epoch, self.epoch_started_at = epoch, context["train_state"]["iteration"] - done
+        if running is not None or (self.epoch == NO_EPOCH and not context["train_state"]["epoch"]):
             self.start(context)
 
     @hookimpl
     def before_epoch(self, context: Context) -> None:
-        """Start a bar for the epoch."""
+        """Show an epoch."""
         self.epoch, self.epoch_started_at = context["current_epoch"], context["train_state"]["iteration"]
         self.start(context)
 
+    @hookimpl
+    def before_pass(self, context: Context) -> None:
+        """Show a training without epochs, from its first iteration."""
+        if self.epoch == NO_EPOCH and self.training is None:
+            self.start(context)
+
     def start(self, context: Context) -> None:
-        """Draw a bar, in a terminal."""
-        self.stop()
-        self.batches = ""
-        if not self.live:
-            return
-        columns = (
-            TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-        )
-        # What is printed goes above the bar; but where stdout is a file or a pipe, it must go there.
-        shared = bool(sys.stdout and sys.stdout.isatty())
-        self.progress = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=shared)
-        self.task = self.progress.add_task("", total=_batches(context), epoch=context["current_epoch"])
-        # A terminal that was closed shows nothing; the run is told of it by SIGHUP.
-        with suppress(OSError):
-            self.progress.start()
+        """Show how much is done of an epoch, or of a training without epochs."""
+        names = [phase["dataset_name"] for phase in context["phases"]]
+        batches = None if self.epoch == NO_EPOCH else _batches(context, names)
+        counters, began, limit = context["train_state"], self.epoch_started_at, context["runner"].max_steps
+        self.total = min((known for known in (batches, limit and limit - began) if known), default=None)
+        if self.live:
+            bar, before = self.bar or Bar(), self.training
+            self.bar = bar
+            self.training = bar.count(lambda: counters["iteration"] - began, self.total, self.title, "")
+            if before is not None:
+                bar.forget(before)
 
     @hookimpl
     def on_print_interval(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
-        """Move the bar, or log a line."""
-        done = context["train_state"]["iteration"] - self.epoch_started_at
-        text = f"{phase} {'  '.join(f'{name} {_number(value)}' for name, value in metrics.items())}"
-        if self.progress:
-            self.progress.update(self.task, completed=done, description=text)
-        else:
-            self.batches = self.batches or str(_batches(context) or "?")
-            logger.info(f"epoch {context['current_epoch']}  batch {done}/{self.batches}  {text}")
+        """Show the numbers, or log them."""
+        if self.bar and self.training is not None:
+            self.bar.update(self.training, description=f"{phase} {_short(metrics)}")
+        elif not self.live:
+            done = context["train_state"]["iteration"] - self.epoch_started_at
+            numbers = "  ".join(f"{name} {_number(value)}" for name, value in metrics.items())
+            logger.info(f"{self.title}  batch {done}/{self.total or '?'}  {phase} {numbers}")
 
     @hookimpl
-    def after_epoch(self) -> None:
-        """Take the bar away; the epoch's own line is the metric log's."""
+    def before_validation(self, context: Context, phase: str) -> None:
+        """Show how much of a validation is done, as its Brain counts it."""
+        if self.live:
+            schema = next((entry for entry in context["phases"] if entry["name"] == phase), {})
+            total = _batches(context, [schema.get("valid_dataset_name") or schema.get("dataset_name")])
+            title = "evaluation" if context["is_infer"] else f"{self.title} validation"
+            self.bar = self.bar or Bar()
+            self.validation = self.bar.count(_count_of(_brains(context).get(phase)), total, title, phase)
+
+    @hookimpl
+    def after_validation(self) -> None:
+        """Show the training again."""
+        if self.bar and self.validation is not None:
+            self.bar.forget(self.validation)
+            self.validation = None
+
+    @hookimpl
+    def after_stage(self) -> None:
+        """Take the bar away; an epoch's own line is the metric log's."""
         self.stop()
+
+    def stop(self) -> None:
+        """Take the bar away, if there is one."""
+        if self.bar:
+            bar, self.bar, self.training, self.validation = self.bar, None, None, None
+            bar.close()
 
     def state_dict(self) -> dict[str, int]:
         """Where the epoch began, for a run that goes on in the middle of it."""
@@ -103,12 +223,16 @@ class ProgressBar:
         beginning = EpochState.from_tree(state, "progress_bar")
         self.epoch, self.epoch_started_at = beginning.epoch, beginning.epoch_started_at
 
-    def stop(self) -> None:
-        """Take the bar away, if there is one."""
-        if self.progress:
-            with suppress(OSError):
-                self.progress.stop()
-            self.progress = None
+
+def _short(metrics: dict[str, float]) -> str:
+    """The numbers in few columns."""
+    speed = metrics.get("samples_per_second")
+    texts = [
+        f"{name.replace('learning_rate', 'lr')} {_number(value)}"
+        for name, value in metrics.items()
+        if name != "samples_per_second"
+    ]
+    return "  ".join([*texts, *([] if speed is None else [f"{speed:,.0f} samples/s"])])
 
 
 def _number(value: float) -> str:
@@ -118,13 +242,33 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if size >= 1000 else f"{value:.4f}"
 
 
-def _batches(context: Context) -> int | None:
-    """How many batches an epoch has; None where a loader has no length."""
-    total = 0
-    for phase in context["phases"]:
-        loader: Any = context["dataset"].get(phase["dataset_name"])
+def _batches(context: Context, datasets: Iterable[str | None]) -> int | None:
+    """How many batches the passes over these have; None where a loader has no length."""
+    runner, loaders, total = context["runner"], context.peek("dataset") or {}, 0
+    limits = [runner.limit_batches, runner.overfit_batches, runner.debug_batches if runner.debug else None]
+    for name in datasets:
+        loader: Any = loaders.get(name)
         try:
-            total += len(loader)
+            total += min(len(loader), *(limit or sys.maxsize for limit in limits))
         except TypeError:
             return None
-    return total
+    return total or None
+
+
+def _brains(context: Context) -> dict[str, Any]:
+    """Phase -> its Brain."""
+    return {name: entry["brain"] for name, entry in (context.peek("model") or {}).items()}
+
+
+def _count_of(brain: Any) -> Callable[[], int]:
+    """Counts the batches that a Brain evaluates; 0 where it does not see them."""
+    before, moved = getattr(brain, "step", 0), False
+
+    def count() -> int:
+        nonlocal moved
+        # It counts from 0 once it begins; until then it has the count of its training.
+        step: int = getattr(brain, "step", 0)
+        moved = moved or step != before
+        return step if moved else 0
+
+    return count

@@ -6,15 +6,20 @@ import io
 import os
 import re
 import select
+import signal
 import sys
 import textwrap
+import time
 from itertools import chain
 from pathlib import Path
+from threading import Event
 
 import pytest
+import yaml
 from forked_runs import Zygote
+from pipeline_plugins.progress_bar import Bar
 
-from pipeline import GeneralTrainer
+from pipeline import Context, GeneralTrainer, hookimpl
 
 TALKING = """
     import sys
@@ -156,20 +161,166 @@ def test_a_bar_in_a_terminal_that_was_closed_ends_no_run(linear: Path, monkeypat
     assert context["train_state"]["iteration"] == 12
 
 
-INTERRUPTED = """
+SLOW = """
+    import time
     from pipeline import hookimpl
 
     class Plugin:
         @hookimpl
-        def before_batch(self, context):
-            if context["train_state"]["iteration"] == 9 and context["checkpointer"]._resumed is None:
-                raise ZeroDivisionError("in the middle of the second epoch")
+        def after_batch(self):
+            time.sleep(0.1)
+
+    class Score:
+        def update(self, predictions, target):
+            time.sleep(0.1)
+        def compute(self):
+            return 1.0
+        def reset(self):
+            pass
 """
 
 
-def test_a_resumed_run_counts_the_batches_of_the_whole_epoch(linear: Path, log_lines: list[str]) -> None:
-    overrides = ["runner.train_runner.save_interval=2"]
-    with pytest.raises(ZeroDivisionError):
-        GeneralTrainer(with_plugin(linear, INTERRUPTED), overrides).run()
-    GeneralTrainer(linear, overrides, resume="auto").run()
-    assert "batch 6/6" in next(line for line in reversed(log_lines) if "epoch 1  batch" in line)
+SCORE = 'phase.line.metrics={score: {class: "{workspace}/mine.py:Score"}}'
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, config: Path, *overrides: str) -> str:
+    """What a run shows on a terminal, without colours."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", Terminal())
+        GeneralTrainer(config, overrides).run()
+        return re.sub(r"\x1b\[[\d;]*m", "", sys.stderr.getvalue())
+
+
+def test_it_moves_by_the_clock_while_nothing_is_reported_and_at_most_ten_times_a_second(
+    linear: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = time.monotonic()
+    output = shown(monkeypatch, with_plugin(linear, SLOW), "runner.train_runner.print_interval=null")
+    places = re.findall(r"epoch (\d) ━[^\r]* (\d)/6", output)
+    assert places == sorted(places)
+    assert {*places} > {("0", "0"), ("1", "6")}
+    assert len({*places}) > 5
+    # A line of the log needs a redraw too.
+    assert len(places) <= 10 * (time.monotonic() - began) + 5
+
+
+def test_a_validation_is_shown_while_it_runs(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = shown(monkeypatch, with_plugin(linear, SLOW.replace("after_batch", "after_pipeline")), SCORE)
+    counts = re.findall(r"epoch 0 validation ━[^\r]* (\d)/6 [^\r]* line", output)
+    assert counts == sorted(counts)
+    assert {*counts} & {*"12345"}
+    assert re.search(r"epoch 1 ━.*6/6.*line loss \d", output.rpartition("validation")[2])
+
+
+@pytest.mark.parametrize("valid", ["train_data", "null"])
+def test_the_evaluation_of_an_infer_runner_is_shown(linear: Path, monkeypatch: pytest.MonkeyPatch, valid: str) -> None:
+    runners = "runner=[{name: t, class: train, device: cpu, epochs: 1}, {name: i, class: infer, device: cpu}]"
+    config = with_plugin(linear, SLOW.replace("after_batch", "after_pipeline"))
+    output = shown(monkeypatch, config, runners, SCORE, f"phase.line.valid_dataset_name={valid}")
+    assert re.search(r"evaluation ━[^\r]* [1-5]/6 [^\r]* line", output)
+
+
+def test_a_process_that_is_forked_while_the_bar_is_drawn_can_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SlowTerminal(Terminal):
+        def write(self, text: str) -> int:
+            drawing.set()
+            time.sleep(0.05)
+            return super().write(text)
+
+    drawing = Event()
+    monkeypatch.setattr(sys, "stderr", SlowTerminal())
+    bar = Bar()
+    bar.count(lambda: 1, 2, "epoch 0", "")
+    drawing.clear()
+    assert drawing.wait(10)
+    child = os.fork()
+    if not child:
+        print("a line of a worker", file=sys.stderr)
+        os._exit(0)
+    deadline = time.monotonic() + 10
+    while not (over := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL) if not over[0] else None
+    bar.close()
+    assert over == (child, 0)
+
+
+def test_what_a_worker_prints_is_whole(zygote: Zygote, linear: Path) -> None:
+    data = (linear.parent / "data.py").read_text(encoding="utf-8")
+    printing = data.replace("return self.x[index]", 'print("read", index)\n        return self.x[index]')
+    (linear.parent / "data.py").write_text(printing, encoding="utf-8")
+    text = linear.read_text(encoding="utf-8")
+    linear.write_text(text.replace("batch_size: 4", "batch_size: 4, num_workers: 1"), encoding="utf-8")
+    lines = [line.rstrip() for line in screen(run_in_terminal(zygote, linear))]
+    # Each epoch reads all for training, and then for validation.
+    assert [line for line in lines if "read" in line] == [f"read {index}" for index in range(24)] * 4
+    assert not [line for line in lines if "━" in line]
+
+
+OWN_LOOP = """
+    from pipeline import stages
+
+    class Runner(stages.Runner):
+        def run(self, context):
+            for batch in context.batches("line", count=9, repeat=True):
+                context["model"]["line"].brain.fit_batch(batch)
+"""
+
+
+@pytest.mark.parametrize(("limit", "end"), [("null", "?"), ("9", "9")])
+def test_a_loop_without_epochs_is_counted_from_its_first_iteration(
+    linear: Path, log_lines: list[str], limit: str, end: str
+) -> None:
+    (linear.parent / "runner.py").write_text(textwrap.dedent(OWN_LOOP), encoding="utf-8")
+    runner = 'runner.train_runner.runner_class_path="{workspace}/runner.py"'
+    GeneralTrainer(linear, [runner, f"runner.train_runner.max_steps={limit}"]).run()
+    places = [re.findall(r"INFO (\w+)  batch (\S+)", line) for line in log_lines if "  batch " in line]
+    assert places == [[("training", f"{done}/{end}")] for done in (3, 6, 9)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "ends"),
+    [("limit_batches=2", [2, 2]), ("overfit_batches=3", [3, 3]), ("max_steps=8", [6, 2]), ("debug=true", [2, 2])],
+)
+def test_an_epoch_is_as_long_as_the_runner_lets_it_be(
+    linear: Path, log_lines: list[str], limit: str, ends: list[int]
+) -> None:
+    GeneralTrainer(linear, [f"runner.train_runner.{limit}", "runner.train_runner.print_interval=1"]).run()
+    places = [place for line in log_lines for place in re.findall(r"epoch (\d)  batch (\d)/(\d)", line)]
+    assert places == [(f"{epoch}", f"{done}", f"{end}") for epoch, end in enumerate(ends) for done in range(1, end + 1)]
+
+
+class KilledError(BaseException):
+    """Stands for the end of the process."""
+
+
+class Kill:
+    """A plugin that ends the run in an iteration, once."""
+
+    at: int | None = None
+
+    @hookimpl
+    def before_batch(self, context: Context) -> None:
+        if context["train_state"]["iteration"] == self.at:
+            raise KilledError
+
+
+@pytest.mark.parametrize("phases", [("line",), ("line", "other")])
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_run_that_goes_on_counts_the_batches_of_the_whole_epoch(
+    linear: Path, log_lines: list[str], monkeypatch: pytest.MonkeyPatch, shown: bool, phases: tuple[str, ...]
+) -> None:
+    config = yaml.safe_load(linear.read_text(encoding="utf-8"))
+    config |= {"workspace": str(linear.parent), "name": "config"}
+    config["phase"] = [{**config["phase"][0], "name": name} for name in phases]
+    config["runner"][0] |= {"save_interval": "2 iteration", "print_interval": 1}
+    at = 9 * len(phases)
+    monkeypatch.setattr(Kill, "at", at)
+    with pytest.raises(KilledError):
+        GeneralTrainer({**config, "plugins": [Kill, *([] if shown else [{"progress_bar": False}])]}).run()
+    monkeypatch.setattr(Kill, "at", None)
+    del log_lines[:]
+    GeneralTrainer({**config, "plugins": [Kill]}, resume="auto").run()
+    batches = 6 * len(phases)
+    places = [place for line in log_lines for place in re.findall(r"epoch 1  batch (\d+/\d+)", line)]
+    assert places == [f"{done}/{batches}" for done in range(at // 2 * 2 - batches + 1, batches + 1)]
