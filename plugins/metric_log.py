@@ -1,11 +1,12 @@
-"""Writes every number to ``metrics.jsonl``, every timing to ``timing.jsonl``, and logs a line per epoch."""
+"""Writes every number to ``metrics.jsonl``, on request to a CSV file too, and logs a line per epoch."""
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import time
-from io import FileIO
+from io import FileIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipeline.checkpoint.storage import as_number, finite, no_link, refusal, sto
 from pipeline.context import Context
 
 _TIMINGS = {"samples_per_second"}
+_COLUMNS = ("event", "epoch", "iteration", "phase", "name", "value")
 
 
 class Sizes(StateModel):
@@ -24,14 +26,24 @@ class Sizes(StateModel):
 
     metrics: int
     timing: int
+    csv: int = 0
 
 
 class MetricLog:
     """One JSON object a line: {event, epoch, iteration, phase, and the numbers}.
 
     ``metrics.jsonl`` holds only what two equal runs have alike; whatever depends on the clock goes to ``timing.jsonl``.
-    A number that is not finite is written as null. A second one in a run, under another name, has that name before those
-    of its files.
+    A number that is not finite is written as null. A second plugin of this class in a run, under another name, has that
+    name before those of its files.
+
+    ``metrics.csv`` has a row for each number of ``metrics.jsonl``: event, epoch, iteration, phase, name, value. So its columns
+    are known before the numbers are, and a resumed run cuts its rows back like lines; pandas' ``pivot_table`` makes a column
+    of each name.
+
+    Args:
+        csv: whether to write ``metrics.csv`` too.
+        gradient_norm: whether to compute the norm of the gradients in each update where nothing else does, such as
+            ``grad_clip``: reading it back is free, computing it costs as much as clipping does.
     """
 
     every_rank = False
@@ -39,9 +51,11 @@ class MetricLog:
 
     plugin_name = "metric_log"
 
-    def __init__(self) -> None:
+    def __init__(self, csv: bool = False, gradient_norm: bool = False) -> None:
+        self.with_csv, self.gradient_norm = csv, gradient_norm
         self.metrics: FileIO
         self.timing: FileIO
+        self.csv: FileIO | None = None
         self.epoch_began = 0.0
 
     @hookimpl
@@ -55,15 +69,28 @@ class MetricLog:
         prefix = "" if self.plugin_name == "metric_log" else f"{self.plugin_name}_"
         self.metrics = self._open(folder / f"{prefix}metrics.jsonl", context)
         self.timing = self._open(folder / f"{prefix}timing.jsonl", context)
+        if self.with_csv:
+            self.csv = self._open(folder / f"{prefix}metrics.csv", context)
+
+    @hookimpl
+    def before_stage(self, name: str, context: Context) -> None:
+        """Have the optimizers compute the norm of their gradients, if it is to be written."""
+        if name == "runner" and self.gradient_norm:
+            for phase in context.peek("model", {}).values():
+                for scheduler in phase["optim_schedulers"].values():
+                    scheduler.measures_norm = True
 
     def state_dict(self) -> dict[str, int]:
         """How long the files are, in bytes."""
-        return {"metrics": _size(self.metrics), "timing": _size(self.timing)}
+        sizes = {"metrics": _size(self.metrics), "timing": _size(self.timing)}
+        return {**sizes, "csv": _size(self.csv)} if self.csv else sizes
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Cut off what a run that was interrupted wrote after its checkpoint: it comes again."""
         sizes = Sizes.from_tree(state, "metric_log")
-        for file, size in ((self.metrics, sizes.metrics), (self.timing, sizes.timing)):
+        for file, size in ((self.metrics, sizes.metrics), (self.timing, sizes.timing), (self.csv, sizes.csv)):
+            if file is None:
+                continue
             if _size(file) < size:
                 # Nobody waits for the disk with every line, so the newest may be lost when the machine stops.
                 missing = f"has {_size(file)} bytes, and had {size} when the checkpoint was saved"
@@ -95,6 +122,11 @@ class MetricLog:
             several = len(context.get("checkpoints") or ()) > 1
             which = f"iteration {context['train_state']['iteration']}  " if several else ""
             logger.info(f"{context['runner_name']}  {which}{phase}  {_line(metrics)}")
+        elif _within_epochs(context):
+            # An Experiment names its numbers itself.
+            prefix = "valid_" if phase in context.peek("model", {}) else ""
+            numbers = _line({prefix + name: value for name, value in metrics.items()})
+            logger.info(f"iteration {context['train_state']['iteration']}  {phase}  {numbers}")
 
     @hookimpl
     def after_epoch(self, context: Context) -> None:
@@ -120,15 +152,31 @@ class MetricLog:
         self._record(self.metrics, event, context, {"phase": phase, **metrics})
         if timings:
             self._record(self.timing, event, context, {"phase": phase, **timings})
+        if self.csv:
+            where = (event, context["current_epoch"], context["train_state"]["iteration"], phase)
+            rows = [(*where, name, as_number(value, f"metrics['{name}']")) for name, value in metrics.items()]
+            text = StringIO()
+            csv.writer(text, lineterminator="\n").writerows(rows if _size(self.csv) else [_COLUMNS, *rows])
+            _append(self.csv, text.getvalue())
 
     def _record(self, file: FileIO, event: str, context: Context, values: dict[str, Any]) -> None:
         where = {"event": event, "epoch": context["current_epoch"], "iteration": context["train_state"]["iteration"]}
-        line = memoryview((json.dumps({**where, **finite(values, "metrics")}) + "\n").encode())
-        try:
-            while line:
-                line = line[file.write(line) :]
-        except OSError as error:
-            raise refusal(str(file.name), error) from error
+        _append(file, json.dumps({**where, **finite(values, "metrics")}) + "\n")
+
+
+def _append(file: FileIO, text: str) -> None:
+    rest = memoryview(text.encode())
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        raise refusal(str(file.name), error) from error
+
+
+def _within_epochs(context: Context) -> bool:
+    """Whether the runner validates at other times than the ends of epochs, whose line has the numbers."""
+    interval = context["runner"].valid_interval
+    return any("epoch" not in str(one) for one in (interval if isinstance(interval, list) else [interval or "epoch"]))
 
 
 def _size(file: FileIO) -> int:

@@ -142,14 +142,15 @@ class ProgressBar:
     @hookimpl
     def on_resume(self, context: Context) -> None:
         """Show what goes on: an epoch that was running, or a training without epochs."""
-        loop: Any = context.loop
-        running, epoch = loop.journal.checkpoint.state.loop.inner, context["current_epoch"]
-        if running is not None and self.epoch != epoch:
+        counters, epoch = context["train_state"], context["current_epoch"]
+        if epoch != counters["epoch"]:
+            # Between two epochs: the next is yet to begin.
+            return
+        done = _batches_done(context)
+        if self.epoch != epoch and done is not None:
             # The run that saved the checkpoint had no such plugin, which knew where the epoch began.
-            done = sum(entry.done for entry in running)
-            self.epoch, self.epoch_started_at = epoch, context["train_state"]["iteration"] - done
-        if running is not None or (self.epoch == NO_EPOCH and not context["train_state"]["epoch"]):
-            self.start(context)
+            self.epoch, self.epoch_started_at = epoch, counters["iteration"] - done
+        self.start(context)
 
     @hookimpl
     def before_epoch(self, context: Context) -> None:
@@ -258,6 +259,15 @@ def _batches(context: Context, datasets: Iterable[str | None]) -> int | None:
 def _brains(context: Context) -> dict[str, Any]:
     """Phase -> its Brain."""
     return {name: entry["brain"] for name, entry in (context.peek("model") or {}).items()}
+
+
+def _batches_done(context: Context) -> int | None:
+    """How many batches of the running epoch were done when the checkpoint was saved; None: no epoch was running."""
+    loop: Any = context.loop
+    state = loop.journal.checkpoint.state.loop if loop and loop.journal.checkpoint else None
+    # Of an Experiment nobody knows: what is done from now on is counted.
+    running = state.inner if state else []
+    return None if running is None else sum(entry.done for entry in running)
 
 
 def _count_of(brain: Any) -> Callable[[], int]:

@@ -179,6 +179,7 @@ class OptimScheduler(ABC):
         weighted: whether the gradients of the open window are weighted by samples, for the sake of another scheduler.
         guarded: whether to look for losses that are not finite.
         check_gradients: whether to look for gradients that are not finite where nothing else does.
+        measures_norm: whether to compute the norm of the gradients where nothing else does, to report it.
         guard: discards windows that are not finite, and counts them.
         before_backward, after_backward, before_update, after_update: called at these moments, for the plugins.
 
@@ -218,6 +219,7 @@ class OptimScheduler(ABC):
         self.grad_norm_type = grad_norm_type
         self.scaler: GradScaler | None = None
         self.owns_all = self.check_gradients = self.weighted = self.stepped = self.discards = False
+        self.measures_norm = False
         self.guarded = self.under_autocast = True
         self.real_step = self.batches = self.samples = self.epoch = 0
         self.batch_samples = 1
@@ -326,7 +328,7 @@ class OptimScheduler(ABC):
                 rates = [group["lr"] * 1.0 for group in groups]
                 self.before_update(optim_scheduler=self)
             plain = not self.scaler and self.grad_clip is None and not self.check_gradients and self.accum_grad == 1
-            plain = plain and not self.weighted and self.guard.loss is None
+            plain = plain and not (self.weighted or self.measures_norm) and self.guard.loss is None
             if not self.discards and (plain or self._prepare()):
                 if self.scaler:
                     self.scaler.step(self.optimizer)
@@ -367,11 +369,11 @@ class OptimScheduler(ABC):
             self.scaler.unscale_(self.optimizer)
         if gradients and (self.weighted or self.accum_grad > 1):
             torch._foreach_div_(gradients, float(self.samples))
-        norm = None
-        if gradients and (self.grad_clip is not None or self.check_gradients):
+        norm, judges = None, self.grad_clip is not None or self.check_gradients
+        if gradients and (judges or self.measures_norm):
             norm = self.gradient_norm = nn.utils.get_total_norm(gradients, self.grad_norm_type)
         # A scaler looks for itself, and what it skips while it finds its scale is no fault.
-        if not self.scaler and not self.guard.allows_step(norm, self.parameters):
+        if not self.scaler and not self.guard.allows_step(norm if judges else None, self.parameters):
             return False
         if norm is not None and self.grad_clip is not None:
             nn.utils.clip_grads_with_norm_(parameters, self.grad_clip, norm)

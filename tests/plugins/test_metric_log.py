@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import textwrap
@@ -13,9 +14,24 @@ from typing import Any
 import pytest
 from pipeline_plugins.metric_log import MetricLog
 
-from pipeline import Context, GeneralTrainer
+from pipeline import Context, GeneralTrainer, hookimpl
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import StageError, StorageError
+
+
+class KilledError(BaseException):
+    """Stands for the end of the process."""
+
+
+class Kill:
+    """A plugin that ends the run before a batch."""
+
+    at: int | None = None
+
+    @hookimpl
+    def before_batch(self, context: Context) -> None:
+        if context["train_state"]["iteration"] == self.at:
+            raise KilledError
 
 
 def lines(context: Context, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
@@ -61,6 +77,73 @@ def test_each_interval_has_the_rate_and_the_norm_before_clipping_of_its_last_upd
     trained = [line for line in lines(GeneralTrainer(linear, [schedule]).run()) if line["event"] == "train"]
     assert [line["learning_rate"] for line in trained] == [0.05, 0.05, 0.025, 0.025]
     assert all(line["gradient_norm"] > 0.5 for line in trained)
+
+
+def test_on_request_there_is_a_row_of_a_csv_file_for_each_number(linear: Path) -> None:
+    context = GeneralTrainer(linear, ["plugins=[{metric_log: {csv: true}}]"]).run()
+    with (context["run_dir"] / "train_runner" / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    keys = ("event", "epoch", "iteration", "phase")
+    assert [({**row, "value": float(row["value"])}) for row in rows] == [
+        {**{key: str(line[key]) for key in keys}, "name": name, "value": value}
+        for line in lines(context)
+        for name, value in line.items()
+        if name not in keys
+    ]
+
+
+def test_a_resumed_run_has_the_csv_file_of_one_that_nothing_interrupts(
+    linear: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Kill, "at", 10)
+    (linear.parent / "kill.py").write_text(f"from {__name__} import Kill as Plugin\n", encoding="utf-8")
+    plugins = ['plugins=[{metric_log: {csv: true}}, "{workspace}/kill.py"]', "runner.train_runner.save_interval=4"]
+    with pytest.raises(KilledError):
+        GeneralTrainer(linear, plugins).run()
+    monkeypatch.setattr(Kill, "at", None)
+    killed = GeneralTrainer(linear, plugins, resume="auto").run()
+    straight = GeneralTrainer(linear, plugins).run()
+    one, other = ((run["run_dir"] / "train_runner" / "metrics.csv").read_bytes() for run in (killed, straight))
+    assert one == other
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_the_norm_of_the_gradients_is_written_on_request_and_changes_nothing(linear: Path, accumulated: int) -> None:
+    accumulation = f"runner.train_runner.accum_grad={accumulated}"
+    plain, measured, clipped = (
+        lines(GeneralTrainer(linear, [accumulation, *more]).run())
+        for more in ([], ["plugins=[{metric_log: {gradient_norm: true}}]"], ["runner.train_runner.grad_clip=1e9"])
+    )
+    assert "gradient_norm" not in plain[0]
+    assert [line.get("gradient_norm") for line in measured] == [line.get("gradient_norm") for line in clipped]
+    assert measured[0]["gradient_norm"] > 0
+    assert [{**line, "gradient_norm": 0} for line in measured] == [{**line, "gradient_norm": 0} for line in plain]
+
+
+def test_gradients_that_are_not_finite_are_measured_and_not_judged(linear: Path) -> None:
+    root = """
+        import torch
+        def loss(predictions, target):
+            # The gradient of a root at 0 is infinite.
+            return (predictions - predictions.detach()).sum().abs().sqrt()
+    """
+    (linear.parent / "root.py").write_text(textwrap.dedent(root), encoding="utf-8")
+    overrides = [
+        'phase.line.loss="{workspace}/root.py:loss"',
+        "phase.line.valid_dataset_name=null",
+        "runner.train_runner.max_steps=1",
+    ]
+    context = GeneralTrainer(linear, [*overrides, "plugins=[{metric_log: {gradient_norm: true}}]"]).run()
+    (weight, _) = context["model"]["line"].brain.modules.parameters()
+    assert not weight.isfinite().all()
+
+
+def test_a_validation_within_an_epoch_is_logged(linear: Path, log_lines: list[str]) -> None:
+    context = GeneralTrainer(linear, ["runner.train_runner.valid_interval=4"]).run()
+    numbers = [(line["iteration"], line["loss"]) for line in lines(context) if line["event"] == "validate"]
+    assert [iteration for iteration, _ in numbers] == [4, 8, 12]
+    logged = [line.strip() for line in log_lines if "INFO iteration " in line]
+    assert logged == [f"INFO iteration {iteration}  line  valid_loss {loss:.4f}" for iteration, loss in numbers]
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])

@@ -96,10 +96,10 @@ def test_a_terminal_shows_a_bar_that_leaves_every_line_whole_and_nothing_of_itse
 ) -> None:
     output = run_in_terminal(zygote, with_plugin(linear, TALKING))
     assert re.search(r"epoch 1 .*━.*6/6.*line loss \d", output)
-    lines = [re.sub(r"^\d\d:\d\d:\d\d | (in|results) .*", "", line.rstrip()) for line in screen(output)]
+    lines = [re.sub(r"^\d\d:\d\d:\d\d | (in|results|\d+\.\d s;) .*", "", line.rstrip()) for line in screen(output)]
     talk = [[f"printed {number}", f"WARNING logged {number}"] for number in range(1, 13)]
     first, second = (list(chain.from_iterable(each)) for each in (talk[:6], talk[6:]))
-    ends = ["INFO    epoch 0 done", "INFO    epoch 1 done", "INFO    train_runner done;"]
+    ends = ["INFO    epoch 0 done", "INFO    epoch 1 done", "INFO    train_runner done;", "INFO    train_runner took"]
     assert lines[lines.index("printed 1") :] == [*first, ends[0], *second, *ends[1:], ""]
 
 
