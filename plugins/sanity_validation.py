@@ -12,7 +12,7 @@ from loguru import logger
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
-from pipeline import hookimpl
+from pipeline import hookimpl, hookspecs
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
@@ -79,7 +79,7 @@ class SanityValidation:
         self.over = True
         for phase in phases:
             if phase.valid_dataset_name:
-                with phase_errors(phase.name), _unchanged_random_state(loader := _loader(phase, context)):
+                with phase_errors(phase.name), _unnoticed(loader := _loader(phase, context)):
                     brain = _copy(phase_of(phase.name, context)["brain"], context)
                     self._compute(brain, loader, phase, context)
                 logger.info(f"sanity_validation: {phase.name}  {self.batches} batches of its validation raise no error")
@@ -127,12 +127,14 @@ def _copy(brain: Brain, context: Context) -> Brain:
 
 
 @contextmanager
-def _unchanged_random_state(loader: Any) -> Iterator[None]:
-    """In the end the random generators are as they were, those of the loader too."""
+def _unnoticed(loader: Any) -> Iterator[None]:
+    """In the block ``observe`` calls no plugin; in the end the random generators are as they were, the loader's too."""
     before, own = random_state(), [(generator, generator.get_state()) for generator in generators_of(loader)]
+    observer, hookspecs.observer = hookspecs.observer, None
     try:
         yield
     finally:
+        hookspecs.observer = observer
         restore_random_state(before)
         for generator, state in own:
             generator.set_state(state)

@@ -12,7 +12,7 @@ from pipeline_plugins.sanity_validation import SanityValidation
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from pipeline import Brain, Context, GeneralTrainer, RunnerBase, Stage, hookimpl, make_loader, stages
+from pipeline import Brain, Context, GeneralTrainer, RunnerBase, Stage, hookimpl, make_loader, observe, stages
 from pipeline.checkpoint.reader import checkpoint_differences, read_checkpoint
 from pipeline.errors import ConfigError, DataError
 
@@ -187,7 +187,7 @@ class Calls(Brain):
         self.calls.append(("end", stage.name, epoch))
 
     def compute_forward(self, batch: Any, stage: Stage) -> Any:
-        return self.modules.net(batch[0])
+        return observe("predictions", self.modules.net(batch[0]))
 
     def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
         return mse(predictions, batch[1])
@@ -201,8 +201,8 @@ class Hooks:
         Calls.calls.append("before_validation")
 
     @hookimpl
-    def after_validation(self) -> None:
-        Calls.calls.append("after_validation")
+    def on_observe(self) -> None:
+        Calls.calls.append("on_observe")
 
 
 @pytest.fixture(autouse=True)
