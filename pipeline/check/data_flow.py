@@ -13,7 +13,7 @@ from typing import TypeAlias
 from pipeline.check.inspection import Setting, plain
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.yaml_tree import DEFAULT, Node
-from pipeline.context import KEYS, STAGES, STATUSES, TRAIN_STATE, WRITERS, Context, ContextKey
+from pipeline.context import KEYS, STAGES, STATUSES, TRAIN_STATE, WRITERS, Context
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import class_path, classes, source
 from pipeline.user_code.context_flow import ANY, Flow, Use
@@ -57,12 +57,6 @@ _MARKS = re.compile(r"\d|^\w_|_\w$|s$")
 
 # The way out of a fault that is none.
 _DECLARE_IT = "; if a stage writes it where check cannot see it, declare it in the `writes` of that stage"
-
-
-def keys_at(stage: str) -> list[ContextKey]:
-    """The context keys that the trainer and the default stages have written when ``stage`` begins."""
-    earlier = list(STAGES)[: list(STAGES).index(stage)]
-    return [key for key in KEYS if key.name in TRAINER_KEYS or key.writer in earlier]
 
 
 def default_path(stage: str) -> str:
@@ -445,8 +439,7 @@ class FlowCheck:
     """
 
     def __init__(self, runner: Setting, phases: Mapping[str, Setting]) -> None:
-        self.runner = runner
-        self.phases = phases
+        self.runner, self.phases = runner, phases
 
     def flow(self, definitions: Definitions, plugins: Sequence[Flow | None], facts: Facts) -> DataFlow:
         """How the keys flow through the stages.

@@ -12,8 +12,8 @@ from importlib import resources
 import click
 
 import pipeline
-from pipeline.check.data_flow import default_definition, flow_of_stage, keys_at
-from pipeline.context import FIRST_KEYS, OTHER_KEYS, ContextKey
+from pipeline.check.data_flow import TRAINER_KEYS, default_definition, flow_of_stage
+from pipeline.context import FIRST_KEYS, KEYS, OTHER_KEYS, STAGES, ContextKey
 from pipeline.errors import one_of
 from pipeline.stages.base import METHODS
 from pipeline.user_code import class_path, classes, source
@@ -72,6 +72,12 @@ def _write_one(page: click.HelpFormatter, stage: str) -> None:
     with page.section("Example"):
         for line in (_EXAMPLES / f"{stage}.py").read_text(encoding="utf-8").splitlines():
             page.write(f"{'':{page.current_indent}}{line}".rstrip() + "\n")
+
+
+def keys_at(stage: str) -> list[ContextKey]:
+    """The context keys that the trainer and the default stages have written when ``stage`` begins."""
+    earlier = list(STAGES)[: list(STAGES).index(stage)]
+    return [key for key in KEYS if key.name in TRAINER_KEYS or key.writer in earlier]
 
 
 def _write_keys(page: click.HelpFormatter, title: str, keys: Iterable[ContextKey]) -> None:

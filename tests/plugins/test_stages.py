@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from pipeline_plugins.stages.command import keys_at
 from torch import nn
 
 import pipeline as package
 from pipeline import GeneralTrainer, stages
-from pipeline.check.data_flow import keys_at
 from pipeline.context import FIRST_KEYS, STAGES, Context
 from pipeline.run.session import RunnerSession
 from pipeline.stages.base import METHODS
