@@ -11,7 +11,7 @@ from pipeline.check.phase import is_brain, may_report, reported_names
 from pipeline.check.stage import is_experiment
 from pipeline.config.keys import fields
 from pipeline.config.load import BEST, LAST
-from pipeline.config.schema import BestSettings, RunnerSchema
+from pipeline.config.schema import TRAINING_KEYS, BestSettings, RunnerSchema
 from pipeline.config.yaml_tree import Node
 from pipeline.errors import one_of
 from pipeline.user_code import classes, source
@@ -176,9 +176,6 @@ def _check_validation(runner: Setting, validated: list[Setting], *, whole: bool)
             metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, metric_names)}")
 
 
-# Key of ``config.training`` -> the key of the runner that says it.
-_TRAINING_KEYS = {"valid_interval": "valid_interval", "save_interval": "save_interval", "max_iteration": "max_steps"}
-
 # Keys of the runner that only the default runner stage reads.
 _EXPORT_KEYS = ("save_inference_interval", "save_inference_path", "save_inference_export")
 
@@ -208,7 +205,7 @@ def _check_experiment(name: str, runner: Setting) -> None:
     reason = f"{name} is an experiment, which saves its weights itself; remove it"
     _refuse_idle(runner, dict.fromkeys(_EXPORT_KEYS, reason))
     training = runner.inspection.setting("hyper_parameters")["training"]
-    for key, ours in _TRAINING_KEYS.items():
+    for key, ours in TRAINING_KEYS.items():
         if training[key].node:
             training[key].fault(f"would be ignored: the runner's `{ours}` says it; write it there", of_key=True)
 

@@ -18,10 +18,12 @@ MAX_HEADER = 16 * 2**20
 
 MAX_TENSORS = 100_000
 
-# The types of numbers.
-DTYPES = frozenset({
-    "F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL", "U16", "U32", "U64", "C64", "F8_E4M3", "F8_E5M2",
-})  # fmt: skip
+# The types of numbers -> their names in torch.
+DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "U16": "uint16", "U32": "uint32", "U64": "uint64",
+    "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+}  # fmt: skip
 
 # Values in a header; more are lists in lists, which would take a multiple of its size.
 MAX_VALUES = 3_000_000

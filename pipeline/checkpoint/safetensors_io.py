@@ -13,17 +13,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pipeline.checkpoint.header import MAX_HEADER, MAX_TENSORS, METADATA, read_header
+from pipeline.checkpoint.header import DTYPES, MAX_HEADER, MAX_TENSORS, METADATA, read_header
 from pipeline.checkpoint.storage import at_path
 from pipeline.errors import CheckpointError
 
-DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-    torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64", torch.complex64: "C64",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
-
+_NAMES: dict[torch.dtype, str] = {getattr(torch, dtype): name for name, dtype in DTYPES.items()}
 
 # The metadata that lists, as JSON, the tensors of this type, which the format has no name for: they are pairs of F64.
 COMPLEX = "complex128"
@@ -70,7 +64,7 @@ def pack(
     if len(plain) > MAX_TENSORS:
         raise CheckpointError(f"{len(plain)} tensors are more than {MAX_TENSORS}; join small ones")
     header: dict[str, dict[str, Any]] = {
-        name: {"dtype": DTYPES[value.dtype], "shape": list(value.shape)} for name, value in plain.items()
+        name: {"dtype": _NAMES[value.dtype], "shape": list(value.shape)} for name, value in plain.items()
     }
     texts = dict(metadata or {})
     if pairs := [name for name, value in tensors.items() if value.dtype == torch.complex128]:
@@ -128,7 +122,7 @@ def _plain(name: str, value: Any) -> Tensor:
         raise CheckpointError(f"'{name}' is {what}, which cannot be saved; {remedy}")
     if value.dtype == torch.complex128:
         return torch.view_as_real(value.detach().resolve_conj())
-    if value.dtype not in DTYPES:
+    if value.dtype not in _NAMES:
         remedy = "convert it, or register it with persistent=False"
         raise CheckpointError(f"'{name}' has dtype {value.dtype}, which cannot be saved; {remedy}")
     return value.detach()

@@ -367,6 +367,9 @@ class ConfigSchema(_Section):
 
 DEFAULT_PLUGINS = ("progress_bar", "metric_log")
 
+# Key of an experiment's ``config.training`` -> the key of the runner that says it.
+TRAINING_KEYS = {"valid_interval": "valid_interval", "save_interval": "save_interval", "max_iteration": "max_steps"}
+
 SECTIONS: dict[str, type[BaseModel]] = {"dataset": DatasetSchema, "runner": RunnerSchema, "phase": PhaseSchema}
 
 

@@ -6,14 +6,13 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config import keys
+from pipeline.config.schema import SECTIONS
 from pipeline.config.yaml_tree import DEFAULT, Node
 from pipeline.errors import nearest
 
 if TYPE_CHECKING:
     from _collections_abc import dict_items, dict_values
 
-
-_SECTIONS = ("dataset", "phase", "runner")
 
 _NEVER, _SO_FAR = "nobody read it, so it had no effect", "nobody has read it before the first batch"
 
@@ -53,14 +52,13 @@ class UsageTracker:
         """
         if self.everything:
             return []
-        sections = {name: list(node.children()) for name in _SECTIONS if (node := tree.child(name))}
-        some_left_out = len(runners) < len(sections["runner"])
+        some_left_out = len(runners) < len(tree.section("runner"))
         hyper_parameters = self._lines(tree.child("hyper_parameters"), "hyper_parameters")
         # What a source names may be for a runner that was left out.
         excused = set(hyper_parameters) - self.suspects if some_left_out else set[str]()
         lines = [line for name, line in hyper_parameters.items() if name not in self._reported | excused]
-        for section, items in sections.items():
-            for name, item in items:
+        for section in SECTIONS:
+            for name, item in tree.section(section).items():
                 unread = self._lines(item, f"{section}.{name}")
                 is_whole = len(unread) == len(_user_values(item, f"{section}.{name}"))
                 if section == "runner":
@@ -92,8 +90,7 @@ class TrackedDict(dict[str, Any]):
 
     def __init__(self, values: Mapping[str, Any], address: str, reads: UsageTracker) -> None:
         super().__init__(values)
-        self._address = address
-        self._reads = reads
+        self._address, self._reads = address, reads
 
     def _note(self, key: object) -> None:
         (self._reads.addresses if dict.__contains__(self, key) else self._reads.missing).add(f"{self._address}.{key}")

@@ -15,7 +15,7 @@ from loguru import logger
 from torch import Tensor
 
 from pipeline.checkpoint.storage import finite
-from pipeline.config.schema import Interval, parse_intervals
+from pipeline.config.schema import TRAINING_KEYS, Interval, parse_intervals
 from pipeline.context import Context
 from pipeline.data.loader import length
 from pipeline.errors import ConfigError, one_of
@@ -156,10 +156,6 @@ class MissingSettingError(ConfigError, AttributeError, KeyError):
         return str(self.args[0])
 
 
-# Setting in ``config.training`` of a stage -> the key of the runner that says it.
-RUNNER_KEYS = {"valid_interval": "valid_interval", "save_interval": "save_interval", "max_iteration": "max_steps"}
-
-
 class Settings(Mapping[str, Any]):
     """A mapping whose keys are attributes too, at any depth: ``config.training.max_iteration = 5``.
 
@@ -286,7 +282,7 @@ def training_of(context: Context) -> dict[str, Any]:
     settings = context["hyper_parameters"].get("training", {})
     if not isinstance(settings, Mapping):
         raise ConfigError(f"hyper_parameters.training: is {settings!r}; write a mapping, or give it another name")
-    for name, key in RUNNER_KEYS.items():
+    for name, key in TRAINING_KEYS.items():
         if name in settings:
             ignored = f"hyper_parameters.training.{name}: would be ignored: the runner's `{key}` says it"
             raise ConfigError(f"{ignored}; write it there")
@@ -299,7 +295,7 @@ def training_of(context: Context) -> dict[str, Any]:
 
 def config_of(context: Context, training: dict[str, Any]) -> Settings:
     """``config`` of a stage: the ``hyper_parameters``, and ``training``."""
-    fixed = {name: f"the runner's `{key}`" for name, key in RUNNER_KEYS.items()}
+    fixed = {name: f"the runner's `{key}`" for name, key in TRAINING_KEYS.items()}
     view = Settings(training, "hyper_parameters.training", fixed)
     values = ChainMap({"training": view}, context["hyper_parameters"])
     return Settings(values, "hyper_parameters", {"training": "the config"})
