@@ -84,17 +84,18 @@ def inspect(
     plugins = _check_plugins(inspection)
     runners = _runners(inspection)
     _check_folders(inspection, runners)
-    checks = []
+    flows: dict[str, DataFlow] = {}
+    is_open = False
     # Another class than infer is a misspelt one.
     train_runners: dict[str, Setting] = {}
     for name, runner in runners.items():
-        checks.append(_RunnerCheck(runner, [flow for _, flow in plugins], dict(train_runners), in_order=in_order))
+        flows[name], open_here = _check_runner(runner, [flow for _, flow in plugins], train_runners, in_order=in_order)
+        is_open = is_open or open_here
         if kind(runner) != "infer":
             train_runners[name] = runner
         if runner.node and not resumes and (message := missing_checkpoint(runner.node)):
             runner.fault_at("init_model_path", message)
-    flows = {check.runner.name: check.flow for check in checks}
-    if in_order and not any(check.is_open for check in checks):
+    if in_order and not is_open:
         inspection.faults += faults_of_hooks(plugins, list(flows.values()))
     certain = sound and in_order and not isinstance(config, Mapping)
     suspects = HyperParameterCheck(inspection, builder.used).all(certain=certain)
@@ -153,8 +154,10 @@ def _wrong_folder(text: str) -> str:
     return f"'{text}' {where}; name a folder" if file else ""
 
 
-class _RunnerCheck:
-    """The checks of one runner and of the phases that it runs.
+def _check_runner(
+    runner: Setting, plugins: Sequence[Flow | None], train_runners: Mapping[str, Setting], *, in_order: bool
+) -> tuple[DataFlow, bool]:
+    """Check one runner and the phases that it runs.
 
     Args:
         runner: the runner.
@@ -162,55 +165,49 @@ class _RunnerCheck:
         train_runners: name -> runner, for the train runners that precede this one.
         in_order: whether the stages follow each other as the default trainer's do.
 
-    Attributes:
-        flow: how the keys of the context flow through the stages.
-        is_open: whether other code than the stages and plugins may use the context.
+    Returns:
+        How the keys of the context flow through the stages, and whether other code than the stages and plugins may use
+        the context.
     """
+    assert runner.node, "a section has what is written alone"
+    definitions = {stage: _find_stage(runner, stage) for stage in STAGES}
+    trainer = runner["trainer_class"]
+    trainer_class = trainer.find_class("Trainer", uncalled.TRAINER) if trainer.is_written else None
+    for message in uncalled.uncalled_faults(trainer_class, uncalled.TRAINER, uncalled.TRAINER_REMEDIES):
+        trainer.fault(message)
+    classes_of = [(stage, definition) for stage, definition in definitions.items() if definition]
+    default = {stage for stage, cls in classes_of if classes.is_subclass(cls, default_path(stage))}
+    names, phases = runner["phases"], runner.inspection.settings("phase")
+    if names.value is not None:
+        phases = {name: phases[name] for name in names.references("phase")}
+    check_runner(runner, phases, train_runners, default, experiment_of(runner, definitions["runner"]))
+    if "network" in default:
+        PhaseCheck(runner, phases, trains=kind(runner) == "train").all()
+    flow_check = FlowCheck(runner, phases)
+    facts = {"is_infer": kind(runner) == "infer", "is_fleet": False} if kind(runner) in {"train", "infer"} else {}
+    flow = flow_check.flow(definitions, plugins, facts)
+    in_order = in_order and runs_in_order(runner.node)
+    if in_order:
+        flow_check.faults(flow)
+    for stage, stage_flow in flow.stages.items():
+        for message in stage_notes(stage_flow) if stage_flow and (stage != "runner" or kind(runner) == "train") else ():
+            runner[f"{stage}_class_path"].note(message)
+    files = runner.inspection.modules.values() if in_order else None
+    for stage, definition in classes_of:
+        for message in method_faults(definition, stage, files) if not is_untouched(runner.node, stage) else ():
+            runner.fault_at(f"{stage}_class_path", message)
+    return flow, not in_order or flow_check.is_reached(flow)
 
-    def __init__(
-        self, runner: Setting, plugins: Sequence[Flow | None], train_runners: Mapping[str, Setting], *, in_order: bool
-    ) -> None:
-        self.runner = runner
-        self.inspection = runner.inspection
-        assert runner.node, "a section has what is written alone"
-        definitions = {stage: self.stage(stage) for stage in STAGES}
-        trainer = runner["trainer_class"]
-        trainer_class = trainer.find_class("Trainer", uncalled.TRAINER) if trainer.is_written else None
-        for message in uncalled.uncalled_faults(trainer_class, uncalled.TRAINER, uncalled.TRAINER_REMEDIES):
-            trainer.fault(message)
-        classes_of = [(stage, definition) for stage, definition in definitions.items() if definition]
-        default = {stage for stage, cls in classes_of if classes.is_subclass(cls, default_path(stage))}
-        names, phases = runner["phases"], self.inspection.settings("phase")
-        if names.value is not None:
-            phases = {name: phases[name] for name in names.references("phase")}
-        experiment = experiment_of(runner, definitions["runner"])
-        check_runner(runner, phases, train_runners, default, experiment)
-        if "network" in default:
-            PhaseCheck(runner, phases, trains=kind(runner) == "train").all()
-        flow_check = FlowCheck(runner, phases)
-        facts = {"is_infer": kind(runner) == "infer", "is_fleet": False} if kind(runner) in {"train", "infer"} else {}
-        self.flow = flow_check.flow(definitions, plugins, facts)
-        in_order = in_order and runs_in_order(runner.node)
-        if in_order:
-            flow_check.faults(self.flow)
-        self.is_open = not in_order or flow_check.is_reached(self.flow)
-        for stage, flow in self.flow.stages.items():
-            for message in stage_notes(flow) if flow and (stage != "runner" or kind(runner) == "train") else ():
-                runner[f"{stage}_class_path"].note(message)
-        files = self.inspection.modules.values() if in_order else None
-        for stage, definition in classes_of:
-            for message in method_faults(definition, stage, files) if not is_untouched(runner.node, stage) else ():
-                runner.fault_at(f"{stage}_class_path", message)
 
-    def stage(self, stage: str) -> source.Definition | None:
-        """The class of a stage, checked with its arguments; None: unknown."""
-        key = f"{stage}_class_path"
-        path = self.runner[key]
-        if path.node is None:
-            path = replace(path, node=Node(default_path(stage), DEFAULT))
-        definition = path.find_class(stage.capitalize(), base_of(stage))
-        for message in stage_faults(definition, stage) if definition else ():
-            self.runner.fault_at(key, message)
-        if definition and self.runner[f"{stage}_args"].node:
-            check_arguments(definition, self.runner[f"{stage}_args"].or_empty(path.origin))
-        return definition
+def _find_stage(runner: Setting, stage: str) -> source.Definition | None:
+    """The class of a stage, checked with its arguments; None: unknown."""
+    key = f"{stage}_class_path"
+    path = runner[key]
+    if path.node is None:
+        path = replace(path, node=Node(default_path(stage), DEFAULT))
+    definition = path.find_class(stage.capitalize(), base_of(stage))
+    for message in stage_faults(definition, stage) if definition else ():
+        runner.fault_at(key, message)
+    if definition and runner[f"{stage}_args"].node:
+        check_arguments(definition, runner[f"{stage}_args"].or_empty(path.origin))
+    return definition
