@@ -37,8 +37,7 @@ class HyperParameterCheck:
     """
 
     def __init__(self, inspection: Inspection, used: Collection[str]) -> None:
-        self.inspection = inspection
-        self.used = used
+        self.inspection, self.used = inspection, used
         # Faults of what is looked up here are reported elsewhere.
         self.quiet = Inspection(inspection.tree, inspection.workspace, [])
         self.phases = self.quiet.settings("phase").values()

@@ -26,9 +26,7 @@ class Inspection:
     """
 
     def __init__(self, tree: Node, workspace: Path | None, faults: list[Fault]) -> None:
-        self.tree = tree
-        self.workspace = workspace
-        self.faults = faults
+        self.tree, self.workspace, self.faults = tree, workspace, faults
         self.notes: list[str] = []
         self.modules: dict[Path, source.Module] = {}
 

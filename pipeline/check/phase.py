@@ -248,9 +248,7 @@ class PhaseCheck:
     """
 
     def __init__(self, runner: Setting, phases: dict[str, Setting], *, trains: bool) -> None:
-        self.runner = runner
-        self.phases = phases
-        self.trains = trains
+        self.runner, self.phases, self.trains = runner, phases, trains
 
     def all(self) -> None:
         """Check the phases of the runner, and the optimizer if it trains."""

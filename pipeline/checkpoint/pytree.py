@@ -182,11 +182,7 @@ def _named(kind: type) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-_SCALARS: dict[str, Callable[[str], Any]] = {
-    "int": lambda text: int(text, 16),
-    "float": float,
-    "bytes": bytes.fromhex,
-}
+_SCALARS: dict[str, Callable[[str], Any]] = {"int": lambda text: int(text, 16), "float": float, "bytes": bytes.fromhex}
 
 
 def _restore(saved: Any, tensors: dict[str, Tensor]) -> Any:

@@ -23,10 +23,7 @@ _REMEDY = "resume with the config that it was begun with, or begin a new run wit
 
 
 def restore_training(
-    saved: LoadedCheckpoint,
-    context: Context,
-    recoverables: Mapping[str, Recoverable],
-    initial: InitialModels | None,
+    saved: LoadedCheckpoint, context: Context, recoverables: Mapping[str, Recoverable], initial: InitialModels | None
 ) -> None:
     """Restore a checkpoint into a run, once its models are built.
 

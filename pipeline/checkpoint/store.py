@@ -65,10 +65,8 @@ def refuse_copy(run_dir: Path, original: Path, runner_name: str) -> None:
     if not (link.is_symlink() and its.exists()) or os.path.samefile(run_dir, original):
         return
     if link.exists() and os.path.samefile(link, its):
-        raise StorageError(
-            f"{link}: leads to {os.readlink(link)}, into which the run in {original} writes, and {run_dir} is a copy of "
-            f"that; go on with {original}, or put a copy of the folder in the place of the link"
-        )
+        what = f"{link}: leads to {os.readlink(link)}, into which the run in {original} writes, and {run_dir} is a copy of that"
+        raise StorageError(f"{what}; go on with {original}, or put a copy of the folder in the place of the link")
 
 
 def _go_on(link: Path, wanted: Path | None, run: str) -> None:
@@ -136,8 +134,7 @@ class Retention:
     """
 
     def __init__(self, keep_last: int | None, disk: Disk) -> None:
-        self.keep_last = keep_last
-        self.disk = disk
+        self.keep_last, self.disk = keep_last, disk
         self._verified: set[str] = set()
 
     def apply(self, saved_now: Path, protected: frozenset[Path]) -> None:
@@ -227,8 +224,7 @@ class CheckpointWriter:
     """
 
     def __init__(self, folder: Path, disk: Disk = DISK) -> None:
-        self.folder = folder
-        self.disk = disk
+        self.folder, self.disk = folder, disk
         self._tidy = False
 
     def save(self, name: str, contents: Contents) -> bool:

@@ -30,10 +30,8 @@ def split(batch: Any) -> tuple[Any, Any]:
                 return {key: value for key, value in batch.items() if key != name}, batch[name]
         keys = ", ".join(map(str, batch))
         raise DataError(f"a batch with the keys {keys} has neither 'target' nor 'label'; name one so, or write a Brain")
-    raise DataError(
-        f"a batch is {shape_of(batch)}, not (inputs, target) and not a mapping; "
-        "return a pair from the dataset, or write a Brain with its own target()"
-    )
+    what = f"a batch is {shape_of(batch)}, not (inputs, target) and not a mapping"
+    raise DataError(f"{what}; return a pair from the dataset, or write a Brain with its own target()")
 
 
 def count_samples(batch: Any) -> int:

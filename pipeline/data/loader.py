@@ -174,10 +174,8 @@ class SeededLoader(DataLoader[Any]):
         in_process = self.streams and not self.num_workers and has_state(dataset)
         self._initial_state = state_of(dataset, self.where) if in_process else None
         if self.persistent_workers and (self.streams or hasattr(dataset, "set_epoch")):
-            raise ConfigError(
-                f"persistent_workers: is True, but the workers of {type(dataset).__name__} have to be told the epoch; "
-                "remove it, so that they are started anew in each"
-            )
+            what = f"is True, but the workers of {type(dataset).__name__} have to be told the epoch"
+            raise ConfigError(f"persistent_workers: {what}; remove it, so that they are started anew in each")
 
     def set_epoch(self, epoch: int) -> None:
         """Set the next epoch, from 0, also for the sampler and the dataset if they have ``set_epoch``.
@@ -501,10 +499,9 @@ def overfit_batches(loader: Any, count: int) -> OverfitLoader:
     stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
     if stream or isinstance(order, SequentialSampler) or isinstance(loader, list | tuple):
         return OverfitLoader(loader, count)
-    raise DataError(
-        f"overfit_batches: {count} cannot be had of a {type(loader).__name__} whose order a {type(order).__name__} "
-        "decides; make it without a sampler of its own, e.g. with make_loader, or use limit_batches"
-    )
+    what = f"{count} cannot be had of a {type(loader).__name__} whose order a {type(order).__name__} decides"
+    remedy = "make it without a sampler of its own, e.g. with make_loader, or use limit_batches"
+    raise DataError(f"overfit_batches: {what}; {remedy}")
 
 
 def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None = None) -> Any:
@@ -558,10 +555,8 @@ class FastForward(_PartOfLoader):
     def __iter__(self) -> Iterator[Any]:
         remedy = "; state_dict and load_state_dict in its dataset would spare that"
         warn_of_drawn_order(self.loader)
-        logger.warning(
-            f"{self.count} batches of the epoch are read again, to go on after them: a stream has no index"
-            + (remedy if isinstance(self.loader, SeededLoader) else "")
-        )
+        what = f"{self.count} batches of the epoch are read again, to go on after them: a stream has no index"
+        logger.warning(what + (remedy if isinstance(self.loader, SeededLoader) else ""))
         batches: Iterator[Any] = iter(self.loader)
         interruptible = SHUTDOWN.interruptible(batches) if getattr(self.loader, "num_workers", 0) else batches
         count = 0
@@ -570,10 +565,8 @@ class FastForward(_PartOfLoader):
             # Nothing has to be saved: the run goes on from a checkpoint.
             SHUTDOWN.raise_if_requested()
         if count < self.count:
-            raise DataError(
-                f"the epoch has {count} batches, and {self.count} of them were trained on before; go on with the data "
-                "and batch size of the run that is resumed"
-            )
+            what = f"the epoch has {count} batches, and {self.count} of them were trained on before"
+            raise DataError(f"{what}; go on with the data and batch size of the run that is resumed")
         return batches
 
 

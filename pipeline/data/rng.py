@@ -169,10 +169,8 @@ def sample_generator(index: int) -> torch.Generator:
         DataError: no batch is being fetched, or by a loader that has no seed.
     """
     if not _seeds:
-        raise DataError(
-            f"sample_generator({index}): no loader with a seed is fetching a batch; call it in the dataset's "
-            "__getitem__ or __iter__, and make the loader with make_loader(dataset, seed=...), "
-            "or with a runner's `seed` that is not null"
-        )
+        what = f"sample_generator({index}): no loader with a seed is fetching a batch"
+        made = "make the loader with make_loader(dataset, seed=...), or with a runner's `seed` that is not null"
+        raise DataError(f"{what}; call it in the dataset's __getitem__ or __iter__, and {made}")
     seed, epoch = _seeds[-1]
     return torch.Generator().manual_seed(mix(seed, epoch, "sample", index))

@@ -80,12 +80,10 @@ class StartupBase(StageBase):
             # By its name, as the default stages are: it imports torch, and this module is read without.
             weights = import_module("pipeline.checkpoint.initial_weights")
             load = weights.load_last if last else weights.load_initial
-            self._keep(load(context["config"], runner.name, context["run_dir"], context["model"]), context)
-
-    def _keep(self, initial: Any, context: Context) -> None:
-        context["checkpoints"].clear()
-        context["checkpoints"].update(initial.checkpoints)
-        context["train_state"].update(initial.train_state)
+            initial = load(context["config"], runner.name, context["run_dir"], context["model"])
+            context["checkpoints"].clear()
+            context["checkpoints"].update(initial.checkpoints)
+            context["train_state"].update(initial.train_state)
 
 
 class RunnerBase(StageBase):

@@ -20,13 +20,7 @@ from pipeline.training.brain import Brain, Stage
 from pipeline.training.evaluation import evaluate_loader, report_evaluation
 from pipeline.training.loop import loop_of
 from pipeline.training.metrics.base import build_metrics
-from pipeline.training.phase import (
-    pass_loader,
-    phase_errors,
-    phase_of,
-    refuse_short_schedules,
-    run_options_for,
-)
+from pipeline.training.phase import pass_loader, phase_errors, phase_of, refuse_short_schedules, run_options_for
 from pipeline.training.updater import is_plain
 
 
