@@ -56,10 +56,8 @@ _NEEDED = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg", "momentum": "mom
 
 def options_of(optimizer: Optimizer) -> Options:
     """The options of each parameter group; for a new optimizer these are the configured ones."""
-    return [
-        copy.deepcopy({key: value for key, value in group.items() if key != "params"})
-        for group in optimizer.param_groups
-    ]
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return copy.deepcopy(groups)
 
 
 def optimizer_state_of(optimizer: Optimizer, configured: Options) -> Mapping[str, Any]:

@@ -251,11 +251,8 @@ def _shape(value: Any) -> Any:
 
 def _room(module: nn.Module) -> set[str]:
     """The buffers that take a tensor of any shape, since they are None or empty."""
-    return {
-        name
-        for name, value in buffers_of(module).items()
-        if value is None or (not is_lazy(value) and not value.numel())
-    }
+    buffers = buffers_of(module).items()
+    return {name for name, value in buffers if value is None or (not is_lazy(value) and not value.numel())}
 
 
 def _make_room(module: nn.Module, weights: Mapping[str, Any]) -> None:

@@ -43,9 +43,8 @@ def config_options(function: _F, words: str = "[CONFIG] [KEY=VALUE]…") -> _F:
     complete = click.Path().shell_complete
     for stage in reversed(STAGES):
         text = f"Swap the {stage} stage, e.g. ./{stage}.py."
-        function = click.option(
-            f"--{stage}", multiple=True, shell_complete=complete, metavar="[RUNNER=]CLASS", help=text
-        )(function)
+        option = click.option(f"--{stage}", multiple=True, shell_complete=complete, metavar="[RUNNER=]CLASS", help=text)
+        function = option(function)
     function = click.argument("words", nargs=-1, metavar=words, shell_complete=complete)(function)
     function = click.option("-o", "--override", "options", multiple=True, metavar="KEY=VALUE", help=example)(function)
     return click.option("-m", "--model", "config", metavar="CONFIG", help=same)(function)

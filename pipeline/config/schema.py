@@ -88,6 +88,17 @@ _INTERVAL = {"anyOf": [
     {"type": "string", "pattern": rf"^[0-9]+( ({'|'.join(UNITS)})s?)?$"},
 ]}  # fmt: skip
 
+_INTERVALS = {
+    "title": "interval, list of intervals or null",
+    "anyOf": [_INTERVAL, {"type": "array", "items": _INTERVAL}, {"type": "null"}],
+}
+
+_CLASS_PATH = {"title": "class path", "type": "string", "minLength": 1}
+
+_NAMES = {"title": "name or list of names", "anyOf": [_STRING, {"type": "array", "items": _STRING, "minItems": 1}]}
+
+_KIND = {"enum": ["train", "infer", "single_train", "single_infer"]}
+
 _DEVICE = {"anyOf": [{"enum": ["auto", "cpu", "gpu", "cuda"]}, {"type": "string", "pattern": "^cuda:[0-9]+$"}]}
 
 _PRECISION = {"title": "fp32, fp16 or bf16", "enum": ["fp32", "fp16", "bf16", "32", "16-mixed", "bf16-mixed", 32]}
@@ -110,26 +121,11 @@ _OPTIMIZER = {
 }
 
 
-ClassPathValue = Annotated[
-    Any, BeforeValidator(_class_path), WithJsonSchema({"title": "class path", "type": "string", "minLength": 1})
-]
+ClassPathValue = Annotated[Any, BeforeValidator(_class_path), WithJsonSchema(_CLASS_PATH)]
 
-Names = Annotated[
-    list[str],
-    BeforeValidator(_names),
-    WithJsonSchema(
-        {"title": "name or list of names", "anyOf": [_STRING, {"type": "array", "items": _STRING, "minItems": 1}]}
-    ),
-]
+Names = Annotated[list[str], BeforeValidator(_names), WithJsonSchema(_NAMES)]
 
-Intervals = Annotated[
-    int | str | list[int | str] | None,
-    BeforeValidator(_intervals),
-    WithJsonSchema(
-        {"title": "interval, list of intervals or null",
-         "anyOf": [_INTERVAL, {"type": "array", "items": _INTERVAL}, {"type": "null"}]}
-    ),
-]  # fmt: skip
+Intervals = Annotated[int | str | list[int | str] | None, BeforeValidator(_intervals), WithJsonSchema(_INTERVALS)]
 
 # A file or folder is called so: file systems take 255 bytes, and more is added to it.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=200)]
@@ -138,11 +134,7 @@ Device = Annotated[
     str, BeforeValidator(_device), WithJsonSchema({"title": "auto, cpu, gpu, cuda or cuda:N", **_DEVICE})
 ]
 
-RunnerKind = Annotated[
-    Literal["train", "infer"],
-    BeforeValidator(_runner_class),
-    WithJsonSchema({"enum": ["train", "infer", "single_train", "single_infer"]}),
-]
+RunnerKind = Annotated[Literal["train", "infer"], BeforeValidator(_runner_class), WithJsonSchema(_KIND)]
 
 Precision = Annotated[Literal["fp32", "fp16", "bf16"], WithJsonSchema(_PRECISION)]
 
@@ -188,9 +180,7 @@ class PluginSettings(BaseModel):
     """A plugin in the long form."""
 
     model_config = _INNER
-    name: Name | None = Field(
-        None, description="the key of its state, files and metrics; default: as in the short form"
-    )
+    name: Name | None = Field(None, description="key of its state, files and metrics; default: as in the short form")
     class_path: ClassPathValue | None = Field(None, description="its class; default: the installed plugin of that name")
     args: Arguments = Field({}, description="those of its constructor")
     before: list[str] | None = Field(None, description="plugins that are called after it; default: what its class says")
@@ -203,11 +193,10 @@ def is_long_form(plugin: object) -> bool:
     return isinstance(plugin, dict) and not plugin.keys().isdisjoint({"name", "class_path"})
 
 
+_PLUGIN = {"title": "plugin", "anyOf": [_STRING, PluginSettings.model_json_schema(), {"type": "object"}]}
+
 # What the long form has is validated where the plugins are looked up.
-PluginValue = Annotated[
-    str | type | dict[str, Any],
-    WithJsonSchema({"title": "plugin", "anyOf": [_STRING, PluginSettings.model_json_schema(), {"type": "object"}]}),
-]
+PluginValue = Annotated[str | type | dict[str, Any], WithJsonSchema(_PLUGIN)]
 
 # Written out in the schema of their section.
 Best = Annotated[BestSettings, WithJsonSchema(BestSettings.model_json_schema())]

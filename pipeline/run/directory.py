@@ -295,12 +295,9 @@ class RunDirectory:
     def is_resumable(self) -> bool:
         """Whether there is something to resume from: a finished runner, or a checkpoint whose files have the right sizes."""
         try:
-            return any(
-                (runner / DONE).is_file()
-                or any(map(_is_complete, layout.committed_checkpoints(runner / "checkpoints")))
-                for runner in self.path.iterdir()
-                if runner.is_dir()
-            )
+            runners = [path for path in self.path.iterdir() if path.is_dir()]
+            checkpoints = (path for runner in runners for path in layout.committed_checkpoints(runner / "checkpoints"))
+            return any((runner / DONE).is_file() for runner in runners) or any(map(_is_complete, checkpoints))
         except (OSError, StorageError):
             return False
 
