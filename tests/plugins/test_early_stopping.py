@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from click.testing import Result
 from pipeline_plugins.early_stopping import EarlyStopping
 from torch import Tensor, nn
 
 from pipeline import Context, GeneralTrainer, hookimpl
 from pipeline.errors import ConfigError, DataError
-from tests.conftest import LINE
-
-Call = Callable[..., Result]
-Workspace = Callable[..., Path]
 
 
 class Scripted:
@@ -129,22 +123,6 @@ def test_it_stops_at_the_same_step_straight_and_killed(kills: list[int], monkeyp
             GeneralTrainer(chosen, resume="auto").run()
     killed = GeneralTrainer(chosen, resume="auto").run()
     assert (killed["train_state"], numbers(killed)) == (straight["train_state"], numbers(straight))
-
-
-@pytest.mark.slow
-def test_resume_test_says_that_it_can_be_resumed(pipeline: Call, workspace: Workspace) -> None:
-    text = (
-        "hyper_parameters: {optimizer: {class: SGD, learning_rate: 0.3}}\n"
-        "plugins: [early_stopping: {metric: valid_loss, patience: 2, min_delta: 0.01}]\n"
-        'dataset: [{name: data, class_path: "{workspace}/data.py:Line", args: {size: 24}, batch_size: 4}]\n'
-        "runner: [{name: t, class: train, device: cpu, epochs: 9}]\n"
-        "phase:\n"
-        "  - {name: line, model: torch.nn.Linear, model_args: {in_features: 1, out_features: 1},\n"
-        "     loss: torch.nn.functional.mse_loss, dataset_name: data, valid_dataset_name: data}\n"
-    )
-    path = workspace({"config.yaml": text, "data.py": LINE}) / "config.yaml"
-    result = pipeline("resume-test", path, "--at", "8")
-    assert result.exit_code == 0, result.output
 
 
 def test_of_two_phases_it_watches_the_one_that_is_named(

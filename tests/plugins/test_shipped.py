@@ -1,0 +1,106 @@
+"""What holds of every plugin that comes along; one that is added is tested here by its entry point alone."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+import pipeline_plugins
+import pytest
+from click.testing import Result
+
+from pipeline import GeneralTrainer
+from pipeline.errors import PipelineError
+
+POINTS = [point for point in entry_points(group="pipeline.plugins") if point.value.startswith("pipeline_plugins.")]
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "early_stopping": {"metric": "valid_loss", "patience": 2, "min_delta": 0.01},
+    "metric_log": {"csv": True, "gradient_norm": True},
+}
+"""Those with which a plugin does all that it can; of the others the defaults."""
+
+
+def source_of(point: EntryPoint) -> str:
+    """The text of its file."""
+    return Path(pipeline_plugins.__path__[0], f"{point.name}.py").read_text(encoding="utf-8")
+
+
+STATEFUL = [point for point in POINTS if "def state_dict(" in source_of(point)]
+
+CONFIG = """
+    hyper_parameters: {optimizer: {class: SGD, learning_rate: 0.1, momentum: 0.9}}
+    dataset:
+      - {name: data, class_path: "{workspace}/data.py:Line", args: {size: 24}, batch_size: 4}
+    runner:
+      - {name: t, class: train, device: cpu, epochs: 3, print_interval: 4}
+    phase:
+      - name: line
+        model: torch.nn.Linear
+        model_args: {in_features: 1, out_features: 1}
+        loss: torch.nn.functional.mse_loss
+        dataset_name: data
+        valid_dataset_name: data
+"""
+
+
+def class_of(point: EntryPoint) -> type:
+    """The class, where what it needs is installed."""
+    try:
+        plugin: type = point.load()
+    except (ImportError, PipelineError) as error:
+        pytest.skip(str(error))
+    return plugin
+
+
+@pytest.fixture
+def config(linear: Path) -> Path:
+    """A small training that every plugin can be added to."""
+    linear.write_text(inspect.cleandoc(CONFIG), encoding="utf-8")
+    return linear
+
+
+every_plugin = pytest.mark.parametrize("point", POINTS, ids=[point.name for point in POINTS])
+
+
+@every_plugin
+def test_it_says_whether_every_process_has_one(point: EntryPoint) -> None:
+    assert isinstance(vars(class_of(point)).get("every_rank"), bool)
+
+
+@every_plugin
+def test_it_is_one_file_of_its_name_that_one_reads_at_once(point: EntryPoint) -> None:
+    assert point.module == f"pipeline_plugins.{point.name}"
+    code = re.sub(r'""".*?"""', "", source_of(point), flags=re.DOTALL).splitlines()
+    most = 250 if point.name in {"ema", "lr_finder", "progress_bar"} else 150
+    assert 40 <= sum(not re.fullmatch(r"\s*(#.*)?", line) for line in code) <= most
+
+
+def files(config: Path, point: EntryPoint, *names: str) -> set[str]:
+    """What a run with plugins of these names leaves; what differs from run to run is a digit or a word of its host."""
+    arguments = ARGUMENTS.get(point.name, {})
+    plugins = [{"name": name, "class_path": point.name, "args": arguments} for name in names]
+    folder = GeneralTrainer(config, [f"plugins={plugins}"]).run()["run_dir"]
+    return {re.sub(r"[0-9a-f]{8,}", "#", str(path.relative_to(folder))) for path in folder.rglob("*") if path.is_file()}
+
+
+@every_plugin
+def test_two_of_a_kind_write_each_its_own_files(point: EntryPoint, config: Path) -> None:
+    class_of(point)
+    plain, first, second, both = (files(config, point, *names) for names in ((), ("a",), ("b",), ("a", "b")))
+    assert both == first | second
+    assert first & second == plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", STATEFUL, ids=[point.name for point in STATEFUL])
+def test_one_with_a_state_passes_the_test_of_resume(
+    point: EntryPoint, config: Path, pipeline: Callable[..., Result]
+) -> None:
+    class_of(point)
+    plugins = [{"name": point.name, "class_path": point.name, "args": ARGUMENTS.get(point.name, {})}]
+    result = pipeline("resume-test", config, f"plugins={plugins}", "--at", "8")
+    assert result.exit_code == 0, result.output
