@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, NoReturn, Protocol, Self, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol, Self, cast, overload
 
-from pipeline.errors import ContextError, StageError, nearest
+from pipeline.errors import ContextError, StageError, nearest, one_of
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -313,6 +313,11 @@ TRAIN_STATE = ("iteration", "update", "epoch", "samples", "phase_index")
 WRITERS = {key.name: key.writer for key in KEYS}
 
 
+# What a plugin may ask a training for, by ``Context.request``.
+CHECKPOINT: Final = "checkpoint"
+VALIDATION: Final = "validation"
+
+
 class Access(NamedTuple):
     """One use of a key: by which stage, at ``file:line``, ``action`` being ``read`` or ``write``."""
 
@@ -331,9 +336,11 @@ class Context(dict[str, Any]):
     Attributes:
         stage: name of what is running: ``trainer`` or one of the five stages; the trainer sets it.
         accesses: every use so far, in order.
-        wake: called when ``is_exit`` is written, and by ``stop``; a training loop sets it, so that it ends after its step.
+        wake: called when ``is_exit`` is written, and by ``stop`` and ``request``; a training loop sets it, so that it ends after its step.
         stop_reason: what ``stop`` was called with first, be it before a resume; None: nobody has called it.
         loop: the loop of a runner stage that trains; None elsewhere.
+        requests: what ``request`` was called with and is not done yet.
+        running_hook: says which hook of a plugin is running, and where it is; None: none is.
         wrapped: the phases whose model the hook ``wrap_model`` was called for.
     """
 
@@ -344,6 +351,8 @@ class Context(dict[str, Any]):
         self.wake: Callable[[], object] = _nothing
         self.stop_reason: str | None = None
         self.loop: TrainingLoop | None = None
+        self.requests: set[str] = set()
+        self.running_hook: Callable[[], str | None] = _nothing
         self.wrapped: set[str] = set()
         self._wrote: set[str] = set()
         self.update(*args, **values)
@@ -386,12 +395,31 @@ class Context(dict[str, Any]):
             self.stop_reason = why
             self.wake()
 
+    def request(self, what: Literal["checkpoint", "validation"]) -> None:
+        """Ask for a checkpoint, or for a validation of every phase that has validation data, after the current step.
+
+        That is where what the runner's intervals say is done, and the validation comes first. A phase that was validated
+        in this iteration is not validated again. It may be called in any hook; an infer runner does neither.
+
+        Raises:
+            ContextError: it is something else.
+        """
+        if what not in (CHECKPOINT, VALIDATION):
+            known = one_of(what, (CHECKPOINT, VALIDATION))
+            raise ContextError(f"context.request({what!r}): is nothing that a training can be asked for{known}")
+        self.requests.add(what)
+        self.wake()
+
     @property
     def resuming(self) -> bool:
         """Whether the runner stage has not come yet to where the checkpoint was saved with which it goes on."""
         return self.loop is not None and self.loop.resuming
 
     def _loop(self, method: str) -> TrainingLoop:
+        if hook := self.running_hook():
+            what = f"{hook} called context.{method}, which only the code of a runner stage may do, not a hook within it"
+            remedy = f"write context.request('{CHECKPOINT}') or context.request('{VALIDATION}'), which is done after the step"
+            raise ContextError(f"{what}; {remedy}")
         if self.loop is None:
             what = f"context.{method} was called by {self.stage}"
             raise StageError(f"{what}, and only a runner stage that trains has a loop; call it there")
@@ -564,4 +592,4 @@ class Context(dict[str, Any]):
 
 
 def _nothing() -> None:
-    """Do nothing: no loop is training."""
+    """No loop is training, and no hook is running."""

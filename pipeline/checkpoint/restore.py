@@ -51,6 +51,7 @@ def restore_training(
         return
     if state.stopped is not None:
         context.stop_reason = state.stopped
+    context.requests.update(state.requested)
     brains = unique_brains(models)
     _check_phases(state, models, where)
     for phase, entry in brains.items():

@@ -375,6 +375,7 @@ class TrainingState(StateModel):
         frozen: which parameters are not trained; None: nobody has asked.
         buffers: phase -> the names of the buffers that have changed in size or type.
         stopped: why ``stop`` has ended the training; None: it has not. Earlier versions lack it.
+        requested: what ``request`` has asked for that is not done. Earlier versions lack it.
     """
 
     version: Literal[2]
@@ -391,6 +392,7 @@ class TrainingState(StateModel):
     frozen: FrozenState | None
     buffers: dict[str, list[str]]
     stopped: str | None = None
+    requested: list[str] = []
 
     @classmethod
     def capture(
@@ -403,7 +405,7 @@ class TrainingState(StateModel):
             recoverables: name -> object whose state is kept too.
             initial: the models before anything was restored.
             more: what the loop itself needs: ``loop``, ``metrics``, ``fit`` or ``experiment``; ``gradients`` of modules
-                that no Brain has; ``stopped``.
+                that no Brain has; ``stopped``; ``requested``.
 
         Raises:
             CheckpointError: something has a state from which no run could go on.

@@ -360,6 +360,7 @@ class RunnerSession:
         """Build the plugins; from here on hooks call them, and checkpoints keep their state."""
         calls = register_plugins(self.plugins, self.manager, self.context)
         self.resources.enter_context(calls.watched())
+        self.context.running_hook = calls.running_hook
         self.listen()
         self.checkpointer.add_recoverable(MID_EPOCH, self.mid_epoch)
         for name, plugin in self.manager.list_name_plugin():

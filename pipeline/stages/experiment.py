@@ -23,7 +23,7 @@ from pipeline.checkpoint.state import gradients_of
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
 from pipeline.config.schema import parse_intervals
-from pipeline.context import TRAIN_STATE, Context
+from pipeline.context import CHECKPOINT, TRAIN_STATE, VALIDATION, Context
 from pipeline.data.batch import count_samples, to_device
 from pipeline.data.loader import length, position_of, remaining_batches, set_epoch
 from pipeline.data.workers import supervise_workers
@@ -388,6 +388,7 @@ class ExperimentBase(ExperimentSetup):
         """
         self._refuse_overwriting(self.iteration)
         self.context["hooks"].before_checkpoint_saved(context=self.context)
+        self.context.requests.discard(CHECKPOINT)
         metrics = self.context.peek("metrics") or {}
         counters = {**self.train_state, **self.state_dict()}
         experiment = {
@@ -539,12 +540,16 @@ class ExperimentBase(ExperimentSetup):
         printing, validating, saving, _ = schedule.due(self.iteration)
         if printing:
             self._numbers.print()
-        self._validate(due=validating or bool(ended and schedule.validating.fires_after(ended)))
+        requests = self.context.requests
+        self._validate(
+            due=validating or VALIDATION in requests or bool(ended and schedule.validating.fires_after(ended))
+        )
+        requests.discard(VALIDATION)
         if over:
             self._end_epoch()
-        if saving or (ended and schedule.saving.fires_after(ended)):
+        if saving or CHECKPOINT in requests or (ended and schedule.saving.fires_after(ended)):
             self.save()
-        self._due = schedule.next_check(self.train_state)
+        self._due = 0 if requests else schedule.next_check(self.train_state)
         self._stop_if_requested()
 
     def _validate(self, *, due: bool) -> None:

@@ -50,7 +50,8 @@ class Checkpoints:
         """
         self.wait_for_save()
         models = self.context["model"]
-        training = self.checkpointer._capture(models, stopped=self.context.stop_reason, **own).to_tree()
+        steering = {"stopped": self.context.stop_reason, "requested": sorted(self.context.requests)}
+        training = self.checkpointer._capture(models, **steering, **own).to_tree()
         if self.best:
             # The best once this one is saved; if the save fails, nothing is removed either.
             best = self.best.kept_with(counters["iteration"])

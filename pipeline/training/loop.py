@@ -15,7 +15,7 @@ from pipeline.checkpoint.reader import Iterations
 from pipeline.checkpoint.state import EntryState, ValidationState
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, RunnerSchema
-from pipeline.context import Context, Phase
+from pipeline.context import CHECKPOINT, VALIDATION, Context, Phase
 from pipeline.errors import CheckpointError, ConfigError, ContextError, StageError, one_of
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.brain import Brain, Stage
@@ -76,7 +76,7 @@ class TrainLoop(PassLoop):
         self._last_leader: TrainPass | None = None
         # The epochs that a break has left, until the stage calls again; the epoch that ran is over then.
         self._interrupted_epochs: EntryState | None = None
-        self._save_wanted = self._save_postponed = self._exit_announced = False
+        self._save_postponed = self._exit_announced = False
         self._due_since = 0
         self._verb_validate: Verb = stage.validate if stage._has_verbs else self.evaluate
         self._verb_is_over: Callable[[Context], Any] | None = stage.is_over if stage._has_verbs else None
@@ -180,8 +180,7 @@ class TrainLoop(PassLoop):
         if self.journal.resuming:
             return
         if self.work:
-            self._save_wanted = True
-            self.wake()
+            self.context.request(CHECKPOINT)
         else:
             self._save()
 
@@ -230,7 +229,8 @@ class TrainLoop(PassLoop):
             # What was saved stands.
             SHUTDOWN.raise_if_requested()
             return
-        due = due or self._save_wanted or (best is not None and best.deserves_checkpoint(self.counters["iteration"]))
+        due = due or CHECKPOINT in self.context.requests
+        due = due or (best is not None and best.deserves_checkpoint(self.counters["iteration"]))
         if not (due or ending or self._save_postponed):
             return
         if not self.resumable:
@@ -238,6 +238,7 @@ class TrainLoop(PassLoop):
                 logger.info("asked to end: the epoch is finished first, for no run could go on in the middle of it")
                 self._exit_announced = True
             self._save_postponed |= due
+            self.context.requests.discard(CHECKPOINT)
             return
         self._save()
         # A plugin that is notified of a checkpoint may request the end; this moment is saved then.
@@ -394,7 +395,7 @@ class TrainLoop(PassLoop):
         printing, validating, saving, exporting = self.schedule.due(self.counters["iteration"])
         # A validation that a signal has interrupted is made again, and then saved what was to be saved after it.
         validating, saving = validating or self.validation.running, saving or self.validation.running
-        if printing or validating or saving or exporting:
+        if printing or validating or saving or exporting or self.context.requests:
             for other in self._reports:
                 # On a GPU this waits for the work so far, as what follows does anyway.
                 other.brain._check_divergence()
@@ -404,6 +405,7 @@ class TrainLoop(PassLoop):
                 report.print()
         if exporting:
             self.exporter.save()
+        self._validate_on_request()
         if validating:
             self._validate(training.phase)
         over = self.is_over()
@@ -463,7 +465,8 @@ class TrainLoop(PassLoop):
         # A validation that a signal has interrupted is made again.
         if self._last_leader and (due or self.validation.running):
             self._do_due(self._last_leader)
-        elif exit_requested(self.context) or self._save_postponed:
+        elif exit_requested(self.context) or self._save_postponed or self.context.requests:
+            self._validate_on_request()
             self.save_if(False)
 
     def _end(self, training: TrainPass) -> None:
@@ -527,6 +530,13 @@ class TrainLoop(PassLoop):
         for name in self.schemas if self.runner.valid_interval else ():
             self._validate(name, last=True)
 
+    def _validate_on_request(self) -> None:
+        """Validate every phase, if a plugin has asked for it; where a signal interrupts that, a resumed run does it."""
+        if VALIDATION in self.context.requests:
+            for name in self.validation.phases:
+                self._validate(name)
+            self.context.requests.discard(VALIDATION)
+
     def _validate(self, name: str, *, last: bool = False, asked: bool = False) -> dict[str, float]:
         """Validate a phase, once in an iteration; ``last``: once since its last update; ``asked``: in any case."""
         if not asked and not self.validation.is_needed(self.schemas[name], last=last):
@@ -570,7 +580,11 @@ class TrainLoop(PassLoop):
         # First, since this checkpoint keeps which of the earlier ones are the best.
         self.checkpoints.wait_for_save()
         self.hooks.before_checkpoint_saved(context=self.context)
-        self._save_wanted = self._save_postponed = False
+        if not self.validation.running:
+            # What a plugin asks for there: a resumed run would not do it at this iteration.
+            self._validate_on_request()
+        self.context.requests.discard(CHECKPOINT)
+        self._save_postponed = False
         loop = self.journal.capture(
             self._leader,
             passes=self.passes,

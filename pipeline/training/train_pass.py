@@ -48,13 +48,13 @@ class PassLoop(ABC):
         self.work: list[TrainPass] = []
 
     def wake(self) -> None:
-        """Look after the current iteration for what is due, as after a signal, ``is_exit`` or ``stop``."""
+        """Look after the current iteration for what is due, as after a signal, ``is_exit``, ``stop`` or ``request``."""
         self.due = 0
 
     def look_ahead(self) -> None:
         """Look when something may be due next, or at once where the end has been requested meanwhile."""
         self.due = self.next_check()
-        if exit_requested(self.context) or self.context.stop_reason is not None:
+        if exit_requested(self.context) or self.context.stop_reason is not None or self.context.requests:
             self.wake()
 
     def next_check(self) -> int:

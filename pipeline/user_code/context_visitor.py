@@ -108,7 +108,7 @@ _LOOP = ("dataset", "model"), ("current_epoch", "metrics", "best")
 _KIT = {"epochs": ((), _LOOP[1]), "batches": _LOOP, "validate": _LOOP, "save": ((), ()), "resuming": ((), ())}
 
 # What the context has besides, and what is no use of a key.
-_STOPPING = {"stop", "stop_reason"}
+_STEERING = {"stop", "stop_reason", "request"}
 
 # Context managers that let an error through.
 _TRANSPARENT = {"open", "nullcontext", "closing", "no_grad", "inference_mode", "enable_grad", "autocast"}
@@ -491,7 +491,7 @@ class ContextVisitor(ast.NodeVisitor):
                 return self.use_kit(node.attr, node, Arguments())
             case Ref(("runner",)):
                 return self.read(owner, Const(f".{node.attr}"), node)
-            case Ref(()) if node.attr in _STOPPING:
+            case Ref(()) if node.attr in _STEERING:
                 return None
             case None if isinstance(node.value, ast.Name | ast.Attribute):
                 return self.module_value(ast.unparse(node), node)

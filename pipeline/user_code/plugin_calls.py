@@ -134,6 +134,11 @@ class PluginCalls:
         registered: Any = implementation  # mypy: what pluggy calls is final
         registered.function = self.implementations[-1]
 
+    def running_hook(self) -> str | None:
+        """``plugin 'x', hook before_epoch (x.py:7)``, where one is running."""
+        hook, _ = self.running
+        return hook.where if hook else None
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """In the block, slow hooks are noticed; at its end, how long each plugin took is logged."""

@@ -160,7 +160,7 @@ def test_a_resumed_run_wraps_again_and_goes_on_with_the_saved_weights(trained: C
             if context["train_state"]["iteration"] == self.at:
                 raise Killed
 
-    chosen = linear_config(epochs=2, save_interval=1)
+    chosen = {"name": "config", **linear_config(epochs=2, save_interval=1)}
     chosen["plugins"] += [Scales, Kill]
     with pytest.raises(Killed):
         GeneralTrainer(chosen).run()
