@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from pipeline import Context, GeneralTrainer, Trigger, hookimpl
+from pipeline import Context, ExperimentBase, GeneralTrainer, Trigger, hookimpl, make_loader
 from pipeline.config.schema import Interval, RunnerSchema
 from pipeline.errors import ConfigError, DataError
 from pipeline.training.triggers import NEVER, IntervalTrigger, Schedule
@@ -229,6 +231,54 @@ def test_a_number_that_no_phase_reports_or_several_do_is_an_error(improves: str,
     with pytest.raises(DataError) as caught:
         Trigger(improves=improves).fires(context)
     assert str(caught.value) == f"Trigger watches '{improves}', {message}"
+
+
+class Improving:
+    """A plugin that notes where ``valid_loss`` became better; the runs of an experiment and an infer runner have it too."""
+
+    fired: list[int] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.trigger = Trigger(improves="valid_loss")
+
+    @hookimpl
+    def after_validation(self, context: Context) -> None:
+        if self.trigger.fires(context):
+            self.fired.append(context["train_state"]["iteration"])
+
+
+class Scripted(ExperimentBase):
+    """Reports one number after the other."""
+
+    def setup_model(self) -> None:
+        self.model = nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def setup_dataloader(self) -> None:
+        self.train_loader = self.valid_loader = make_loader([torch.zeros(1)], seed=0)
+
+    def train_batch(self) -> None:
+        self.read_batch()
+
+    def valid(self) -> None:
+        self.visualizer.add_scalar("valid_loss", [5.0, 4.0, 6.0, 3.0][self.iteration - 1], self.iteration)
+
+
+def test_the_numbers_of_an_experiment_are_watched_as_it_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Improving, "fired", [])
+    runner = {"name": "t", "class": "train", "device": "cpu", "max_steps": 4, "valid_interval": 1}
+    GeneralTrainer({"plugins": [Improving], "runner": [{**runner, "runner_class_path": Scripted}]}).run()
+    assert Improving.fired == [1, 2, 4]
+
+
+def test_an_infer_runner_fires_no_trigger_of_a_number_that_the_training_reports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Improving, "fired", [])
+    trained = GeneralTrainer(linear_config(epochs=1)).run()["run_dir"]
+    config = linear_config(**{"class": "infer", "epochs": None, "init_model_path": str(trained)})
+    GeneralTrainer({**config, "plugins": [Improving]}).run()
+    assert Improving.fired == []
 
 
 @pytest.mark.parametrize(
