@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -43,16 +42,9 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
     """Writes files into a folder and returns the folder: ``workspace({"config.yaml": "…", "data.py": "…"})``."""
+    from pipeline import testing  # noqa: PLC0415 - torch has to find OMP_NUM_THREADS
 
-    def write(files: dict[str, str], name: str = "workspace") -> Path:
-        folder = tmp_path / name
-        for path, text in files.items():
-            file = folder / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(textwrap.dedent(text), encoding="utf-8")
-        return folder
-
-    return write
+    return lambda files, name="workspace": testing.write_files(tmp_path / name, files)
 
 
 @pytest.fixture
@@ -108,38 +100,13 @@ def process(zygote: Zygote, tmp_path: Path) -> Process:
     return run
 
 
-LINEAR = """
-    hyper_parameters:
-      optimizer: {class: SGD, learning_rate: 0.1}
-    dataset:
-      - {name: train_data, class_path: "{workspace}/data.py:Line", args: {size: 24}, batch_size: 4}
-    runner:
-      - {name: train_runner, class: train, device: cpu, epochs: 2, print_interval: 3}
-    phase:
-      - name: line
-        model: torch.nn.Linear
-        model_args: {in_features: 1, out_features: 1}
-        loss: torch.nn.functional.mse_loss
-        dataset_name: train_data
-        valid_dataset_name: train_data
-"""
-"""A small complete config; its data is :data:`LINE`."""
-
-LINE = """
-    import torch
-    from torch.utils.data import Dataset
-
-    class Line(Dataset):
-        def __init__(self, size):
-            self.x = torch.linspace(-1, 1, size).unsqueeze(1)
-        def __len__(self):
-            return len(self.x)
-        def __getitem__(self, index):
-            return self.x[index], 3 * self.x[index] - 1
-"""
+LINE = (REPOSITORY / "pipeline" / "testing" / "templates" / "data.py").read_text(encoding="utf-8")
+"""The data of ``linear``."""
 
 
 @pytest.fixture
-def linear(workspace: Workspace) -> Path:
+def linear(tmp_path: Path) -> Path:
     """The path of a small complete config: a line fitted by torch.nn.Linear, 6 batches to an epoch."""
-    return workspace({"config.yaml": LINEAR, "data.py": LINE}) / "config.yaml"
+    from pipeline import testing  # noqa: PLC0415 - torch has to find OMP_NUM_THREADS
+
+    return testing.Workspace(tmp_path / "workspace").config

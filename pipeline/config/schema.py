@@ -31,9 +31,7 @@ class Interval(NamedTuple):
         return cls(int(match[1]), match[2] or unit)
 
 
-def parse_intervals(
-    intervals: int | str | list[int | str] | None, unit: str = "iteration", units: Sequence[str] = UNITS
-) -> list[Interval]:
+def parse_intervals(intervals: Intervals, unit: str = "iteration", units: Sequence[str] = UNITS) -> list[Interval]:
     """The intervals of a value of kind :data:`Intervals`, a bare number in ``unit``; null has none."""
     values = intervals if isinstance(intervals, list) else [intervals]
     return [Interval.parse(value, unit, units) for value in values if value is not None]

@@ -147,12 +147,8 @@ def report_evaluation(context: Context, phase: Phase, verb: Verb, prefix: str = 
     numbers = dict(returned)
     extend_metrics(context, phase.name, numbers)
     newest = context.peek("metrics").setdefault(phase.name, {})
-    newest |= {f"{prefix}{name}": value for name, value in _plain(numbers, phase).items()}
+    newest |= {f"{prefix}{name}": value for name, value in numbers.items()}
     hooks.after_validation(context=context, phase=phase.name, metrics=numbers)
-    return _plain(numbers, phase)
-
-
-def _plain(numbers: Mapping[str, Any], phase: Phase) -> dict[str, float]:
     return {name: as_number(value, f"metrics['{name}'] of phase '{phase.name}'") for name, value in numbers.items()}
 
 

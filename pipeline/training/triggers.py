@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.config.schema import UNITS, Interval, RunnerSchema, parse_intervals
+from pipeline.config.schema import UNITS, Interval, Intervals, RunnerSchema, parse_intervals
 from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError, one_of
 
@@ -99,20 +99,16 @@ class Trigger:
         intervals: as a runner's ``save_interval``, and updates too: ``100`` (iterations), ``"2 epoch"``, ``"5 update"``,
             ``"10 minute"``, a list of these; it fires after any of them. None: never.
         improves: a number of ``context["metrics"]`` as ``keep_best`` names it, such as ``valid_loss``; where several phases
-            report it, ``phase.valid_loss``. It fires when the number is better than the best before; nan is not.
+            report it, ``phase.valid_loss``. It fires too when the number is better than the best before; nan is not.
         mode: ``min`` or ``max``: which is better.
 
     Raises:
         ConfigError: an argument is wrong.
     """
 
-    def __init__(
-        self, intervals: int | str | list[int | str] | None = None, *, improves: str | None = None, mode: str = "min"
-    ) -> None:
+    def __init__(self, intervals: Intervals = None, *, improves: str | None = None, mode: str = "min") -> None:
         if mode not in {"min", "max"}:
             raise ConfigError(f"Trigger: mode is {mode!r}; write min or max")
-        if intervals is not None and improves is not None:
-            raise ConfigError(f"Trigger: has intervals and improves='{improves}'; write two triggers")
         try:
             parsed = parse_intervals(intervals, units=(*UNITS, "update"))
         except ValueError as error:
@@ -135,7 +131,9 @@ class Trigger:
         due = [now[unit] // length > before[unit] // length for length, unit in self._lengths]
         # All clocks are asked, since each keeps its own time.
         due += [clock.fires(now["iteration"]) for clock in self._clocks]
-        return any(due) or (self.improves is not None and self._improved(self.improves, context))
+        if self.improves is not None:
+            due.append(self._improved(self.improves, context))
+        return any(due)
 
     def _improved(self, metric: str, context: Context) -> bool:
         metrics: Mapping[str, Mapping[str, float]] = context.peek("metrics", {})
@@ -153,8 +151,7 @@ class Trigger:
         if not values and phases and all(_has_reported(phase, metrics) for phase in phases):
             known = one_of(metric, {name for numbers in metrics.values() for name in numbers})
             raise DataError(f"Trigger watches '{metric}', which no phase reports{known}")
-        value = next(iter(values.values()), math.nan)
-        value = -value if self.mode == "max" else value
+        value = float(next(iter(values.values()), math.nan)) * (-1 if self.mode == "max" else 1)
         improved = value < self._least
         self._least = min(self._least, value)
         return improved

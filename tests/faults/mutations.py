@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-import textwrap
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -15,12 +13,9 @@ import yaml
 from hypothesis import strategies as st
 from tokens import KEYS, PATHS, PLAIN, SOURCES, TOKENS
 
-TESTS = Path(__file__).parents[1]
-sys.path.insert(0, str(TESTS))
-
-from conftest import LINE, LINEAR  # noqa: E402 - tests/ is no package
-
-EXAMPLES = TESTS.parent / "workspace_examples"
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLES = REPOSITORY / "workspace_examples"
+SMALL = {file.name: file.read_text(encoding="utf-8") for file in REPOSITORY.glob("pipeline/testing/templates/*.*")}
 CANARY = "raise SystemExit('user code was imported')\n"
 """Begins every file of user code."""
 _PATH_KEYS = (
@@ -52,7 +47,7 @@ def write_workspaces(folder: Path) -> None:
         (folder / name).mkdir()
         for file, source in SOURCES.items():
             (folder / name / file).write_bytes(source)
-        (folder / name / "data.py").write_text(CANARY + textwrap.dedent(LINE), encoding="utf-8")
+        (folder / name / "data.py").write_text(CANARY + SMALL["data.py"], encoding="utf-8")
         for code in (EXAMPLES / name).glob("*.py"):
             (folder / name / code.name).write_text(CANARY + code.read_text(encoding="utf-8"), encoding="utf-8")
         (folder / name / "folder.py").mkdir()
@@ -61,7 +56,7 @@ def write_workspaces(folder: Path) -> None:
         os.mkfifo(folder / name / "fifo.py")
 
 
-BASES = {"linear": textwrap.dedent(LINEAR)} | {
+BASES = {"linear": SMALL["config.yaml"]} | {
     path.parent.name: path.read_text(encoding="utf-8") for path in sorted(EXAMPLES.glob("*/config.yaml"))
 }
 _TREES = {name: yaml.load(text, yaml.CSafeLoader) for name, text in BASES.items()}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from pipeline import GeneralTrainer, hookimpl
+from pipeline import GeneralTrainer, hookimpl, testing
 from pipeline.context import Context
 from pipeline.data.loader import EpochSampler
 
@@ -100,46 +100,13 @@ def by_hand() -> Callable[..., dict[str, Tensor]]:
     return loop
 
 
+RECORDED = (
+    "before_epoch", "before_batch", "after_batch", "on_print_interval",
+    "before_validation", "after_validation", "after_checkpoint_saved", "after_epoch",
+)  # fmt: skip
+
+
 @pytest.fixture
 def recorder() -> Any:
-    """A plugin class whose ``events`` are (hook, iteration, value) in the order of the calls."""
-
-    class Recorder:
-        events: list[tuple[str, int, Any]] = []  # noqa: RUF012
-
-        def note(self, hook: str, context: Context, value: Any = None) -> None:
-            self.events.append((hook, context["train_state"]["iteration"], value))
-
-        @hookimpl
-        def before_epoch(self, context: Context) -> None:
-            self.note("before_epoch", context, context["current_epoch"])
-
-        @hookimpl
-        def before_batch(self, context: Context, batch: Any) -> None:
-            self.note("before_batch", context, batch)
-
-        @hookimpl
-        def after_batch(self, context: Context, batch: Any, predictions: Any, losses: Any) -> None:
-            self.note("after_batch", context, (batch, predictions, losses))
-
-        @hookimpl
-        def on_print_interval(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
-            self.note("on_print_interval", context, (phase, metrics["loss"]))
-
-        @hookimpl
-        def before_validation(self, context: Context, phase: str) -> None:
-            self.note("before_validation", context, phase)
-
-        @hookimpl
-        def after_validation(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
-            self.note("after_validation", context, metrics)
-
-        @hookimpl
-        def after_checkpoint_saved(self, context: Context, path: Any) -> None:
-            self.note("after_checkpoint_saved", context, path.name)
-
-        @hookimpl
-        def after_epoch(self, context: Context) -> None:
-            self.note("after_epoch", context, context["metrics"])
-
-    return Recorder
+    """A plugin class whose ``calls`` are (hook, iteration, arguments) in order."""
+    return testing.recorder(*RECORDED)

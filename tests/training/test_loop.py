@@ -147,7 +147,7 @@ def test_phases_take_turns_within_an_epoch_in_the_order_in_which_the_runner_name
     chosen = two_phases(config, make_table)
     chosen["plugins"].append(recorder)
     run(chosen)
-    widths = [value[0].shape[1] for hook, _, value in recorder.events if hook == "before_batch"]
+    widths = [values["batch"][0].shape[1] for hook, _, values in recorder.calls if hook == "before_batch"]
     assert widths == [5, 5, 5, 3, 3, 3] * 2
 
 
@@ -228,7 +228,7 @@ def test_print_interval_tells_the_mean_since_the_last_print_and_begins_again_wit
     chosen = config(print_interval=2, epochs=3)
     chosen["plugins"].append(recorder)
     run(chosen)
-    printed = [(at, value[1]) for hook, at, value in recorder.events if hook == "on_print_interval"]
+    printed = [(at, values["metrics"]["loss"]) for hook, at, values in recorder.calls if hook == "on_print_interval"]
     losses = losses_by_hand(make_table, 8)
     # Iterations 1 to 3 are epoch 0, 4 to 6 epoch 1, 7 to 9 epoch 2.
     since = {2: losses[0:2], 4: losses[3:4], 6: losses[4:6], 8: losses[6:8]}
@@ -241,7 +241,7 @@ def test_print_interval_counts_iterations_over_all_phases(
     chosen = two_phases(config, make_table, print_interval=4)
     chosen["plugins"].append(recorder)
     run(chosen)
-    printed = [(at, value[0]) for hook, at, value in recorder.events if hook == "on_print_interval"]
+    printed = [(at, values["phase"]) for hook, at, values in recorder.calls if hook == "on_print_interval"]
     assert printed == [(4, "line"), (8, "wide"), (12, "line")]
 
 
@@ -249,7 +249,7 @@ def test_without_print_interval_nothing_is_printed(config: Config, run: Run, rec
     chosen = config(print_interval=None)
     chosen["plugins"].append(recorder)
     run(chosen)
-    assert "on_print_interval" not in {hook for hook, _, _ in recorder.events}
+    assert "on_print_interval" not in {hook for hook, _, _ in recorder.calls}
 
 
 def test_the_hooks_of_an_epoch_come_in_order(config: Config, run: Run, recorder: Any) -> None:
@@ -260,7 +260,7 @@ def test_the_hooks_of_an_epoch_come_in_order(config: Config, run: Run, recorder:
     batches = [("before_batch", 0), ("after_batch", 1), ("before_batch", 1), ("after_batch", 2)]
     batches += [("before_batch", 2), ("after_batch", 3), ("on_print_interval", 3)]
     after = ["before_validation", "after_validation", "after_epoch", "after_checkpoint_saved"]
-    assert [event[:2] for event in recorder.events] == [("before_epoch", 0), *batches, *((hook, 3) for hook in after)]
+    assert [event[:2] for event in recorder.calls] == [("before_epoch", 0), *batches, *((hook, 3) for hook in after)]
 
 
 # Validation.
@@ -334,7 +334,7 @@ def test_the_metrics_of_a_phase_judge_its_validation_and_start_again_each_epoch(
     chosen["phase"][0] |= {"valid_dataset_name": "data", "metrics": {"samples": {"class": Samples}}}
     chosen["plugins"].append(recorder)
     context = run(chosen)
-    counted = [value["samples"] for hook, _, value in recorder.events if hook == "after_validation"]
+    counted = [values["metrics"]["samples"] for hook, _, values in recorder.calls if hook == "after_validation"]
     assert counted == [10.0, 10.0]
     assert list(context["metrics"]["line"]) == ["loss", "valid_loss", "valid_samples"]
 
@@ -408,7 +408,8 @@ def test_each_checkpoint_is_told_once_it_is_there_and_before_the_next_is_saved(
     chosen = config(save_interval=["1 epoch", 3, 2])
     chosen["plugins"].append(recorder)
     run(chosen)
-    told = [(at, int(name[5:])) for hook, at, name in recorder.events if hook == "after_checkpoint_saved"]
+    calls = [(at, values) for hook, at, values in recorder.calls if hook == "after_checkpoint_saved"]
+    told = [(at, int(values["path"].name[5:])) for at, values in calls]
     # In the iterations 3 and 6 the epoch's end takes the place of what was saved after the batch.
     assert [step for _, step in told] == [2, 3, 3, 4, 6, 6]
     assert all(step <= at <= following for (at, step), following in zip(told, [3, 3, 4, 6, 6, 6], strict=True))
@@ -516,7 +517,7 @@ def seen(config: Config, run: Run, recorder: Any, **runner: Any) -> tuple[Contex
     chosen["phase"][0]["valid_dataset_name"] = "data"
     chosen["plugins"].append(recorder)
     context = run(chosen)
-    return context, [value[0][:, 0].tolist() for hook, _, value in recorder.events if hook == "before_batch"]
+    return context, [values["batch"][0][:, 0].tolist() for hook, _, values in recorder.calls if hook == "before_batch"]
 
 
 def test_limit_batches_ends_each_pass_and_each_epoch_has_its_own_batches(
@@ -564,7 +565,7 @@ def test_a_debug_run_stops_after_so_many_batches_of_each_pass_and_so_many_epochs
 ) -> None:
     _, given = seen(config, run, recorder, **{"epochs": 5, "debug": True, **runner})
     assert len(given) == min(epochs * batches, runner.get("max_steps", 100))
-    hooks = [hook for hook, _, _ in recorder.events]
+    hooks = [hook for hook, _, _ in recorder.calls]
     assert (hooks.count("before_epoch"), hooks.count("before_validation")) == (epochs, epochs)
 
 

@@ -437,9 +437,9 @@ def test_a_loop_of_ones_own_is_the_default_runner_bit_for_bit(
         chosen["dataset"][0]["shuffle"] = True
         chosen["phase"][0] |= {"model": Net, "valid_dataset_name": "data"}
         chosen["plugins"] = [{"progress_bar": False}, recorder]
-        recorder.events.clear()
+        recorder.calls.clear()
         context = GeneralTrainer(chosen).run()
-        hooks = [event[:2] for event in recorder.events if event[0] != "after_checkpoint_saved"]
+        hooks = [event[:2] for event in recorder.calls if event[0] != "after_checkpoint_saved"]
         weights = [value.tolist() for value in context["model"]["line"].model.state_dict().values()]
         lines = (context["run_dir"] / "train" / "metrics.jsonl").read_text()
         saved = [path.name for path in context["checkpointer"].all()]
@@ -461,13 +461,13 @@ def test_the_hooks_of_a_batch_in_the_body_of_another_come_within_its_own(config:
     chosen["dataset"][0] |= {"batch_size": 5}
     chosen["plugins"].append(recorder)
     GeneralTrainer(chosen).run()
-    order = [event[:2] for event in recorder.events if event[0] != "after_checkpoint_saved"]
+    order = [event[:2] for event in recorder.calls if event[0] != "after_checkpoint_saved"]
     # The batch that was given out last is counted first.
     pair = [("before_batch", 0), ("before_batch", 0), ("after_batch", 1), ("after_batch", 2)]
     later = [(hook, iteration + 2) for hook, iteration in pair]
     assert order == [("before_epoch", 0), *pair, *later, ("after_epoch", 4)]
-    twin, own = (recorder.events[index][2] for index in (1, 2))
-    assert [event[2][0] is batch for event, batch in zip(recorder.events[3:5], (own, twin), strict=True)] == [
+    twin, own = (recorder.calls[index][2]["batch"] for index in (1, 2))
+    assert [event[2]["batch"] is batch for event, batch in zip(recorder.calls[3:5], (own, twin), strict=True)] == [
         True,
         True,
     ]

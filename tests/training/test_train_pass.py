@@ -96,9 +96,10 @@ def test_plugins_see_each_batch_before_it_and_after_it_with_predictions_and_loss
     chosen["hyper_parameters"] = {"optimizer": {"class": "SGD", "lr": 0.0}}
     chosen["plugins"].append(recorder)
     brain = run(chosen)["model"]["line"]["brain"]
-    events = [value for hook, _, value in recorder.events if hook in {"before_batch", "after_batch"}]
-    for before, (batch, predictions, losses) in zip(events[::2], events[1::2], strict=True):
-        assert batch is before
+    calls = [values for hook, _, values in recorder.calls if hook in {"before_batch", "after_batch"}]
+    for before, after in zip(calls[::2], calls[1::2], strict=True):
+        batch, predictions, losses = after["batch"], after["predictions"], after["losses"]
+        assert batch is before["batch"]
         assert torch.equal(predictions, brain.module(batch[0]))
         assert torch.equal(losses["loss"], brain.loss(predictions, batch[1]))
 

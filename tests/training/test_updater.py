@@ -291,12 +291,14 @@ def test_plugins_are_told_of_each_batch_once(config: Config, run: Run, recorder:
     chosen = updating(config, updater, epochs=1)
     chosen["plugins"].append(recorder)
     run(chosen)
-    told = [(hook, at) for hook, at, _ in recorder.events if hook in ("before_batch", "after_batch")]
+    told = [(hook, at) for hook, at, _ in recorder.calls if hook in ("before_batch", "after_batch")]
     assert told == [each for at in range(3) for each in (("before_batch", at), ("after_batch", at + 1))]
-    after = [value for hook, _, value in recorder.events if hook == "after_batch"]
+    after = [values for hook, _, values in recorder.calls if hook == "after_batch"]
     # The Brain computes them where the update goes through its fit_batch.
-    assert [predictions is not None for _, predictions, _ in after] == [updater is Through] * 3
-    assert all(list(losses) == ["loss"] and not losses["loss"].requires_grad for _, _, losses in after)
+    assert [values["predictions"] is not None for values in after] == [updater is Through] * 3
+    assert all(
+        [(name, loss.requires_grad) for name, loss in values["losses"].items()] == [("loss", False)] for values in after
+    )
 
 
 def test_the_brain_knows_the_number_of_the_batch_and_which_is_the_last_within_an_updater(

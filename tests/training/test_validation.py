@@ -33,7 +33,7 @@ def validating(config: Config, recorder: Any, *, phases: int = 1, **runner: Any)
 
 
 def validated(recorder: Any) -> list[tuple[int, str]]:
-    return [(at, phase) for hook, at, phase in recorder.events if hook == "before_validation"]
+    return [(at, values["phase"]) for hook, at, values in recorder.calls if hook == "before_validation"]
 
 
 @pytest.mark.parametrize(
