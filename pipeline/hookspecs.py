@@ -133,7 +133,8 @@ def before_update(context: Context, phase: str, name: str, optim_scheduler: Any)
     """An optimizer is about to step; ``name`` is that of its OptimScheduler in the config.
 
     The schedule has set the rate of this update. What a plugin sets in the optimizer's groups, or multiplies there, holds
-    for this one alone, under each schedule, a constant one too.
+    for this one alone, under each schedule, a constant one too. ``optim_scheduler.skip_update()`` discards the window: this
+    optimizer does not step.
     """
 
 

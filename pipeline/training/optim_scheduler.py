@@ -348,6 +348,13 @@ class OptimScheduler(ABC):
             self.guard.close()
         return acts
 
+    def skip_update(self) -> None:
+        """In ``before_update``: discard the window, so that the optimizer does not step and its gradients are cleared.
+
+        The window counts as any other, for counters and schedule, and not as one that is not finite.
+        """
+        self.discards = True
+
     def _rate_of(self, value: Any) -> float:
         """The result of ``update_lr``, checked to be a learning rate.
 
