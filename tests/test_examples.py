@@ -267,6 +267,26 @@ def loss_uphill(context: Context, radius: float = 0.2) -> float:
 
 
 @pytest.mark.slow
+def test_early_stopping_and_ema_ends_early_and_gives_the_averages_that_were_best(ran: Ran) -> None:
+    trainer = ran("early_stopping_and_ema")
+    train, infer = (trainer.contexts[f"{kind}_runner"] for kind in ("train", "infer"))
+    status = json.loads((train["run_dir"] / "status.json").read_text())
+    assert status["reason"].startswith("valid_loss has not improved in 5 validations; the best was 0.2")
+    assert infer["metrics"]["rings"]["loss"] == train["best"]["value"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_early_stopping_and_ema_is_better_than_without_averages(seed: int, ran: Ran) -> None:
+    arguments = [f"runner.train_runner.seed={seed}", "mode=train_runner"]
+    without = "plugins=[{early_stopping: {metric: valid_loss, patience: 5}}]"
+    averaged, plain = (
+        ran("early_stopping_and_ema", *arguments, *more).contexts["train_runner"] for more in ([], [without])
+    )
+    assert averaged["best"]["value"] < min(0.28, plain["best"]["value"])
+    assert plain["train_state"]["epoch"] < averaged["train_state"]["epoch"] < 60
+
+
 def test_sam_finds_a_flatter_minimum_than_the_default_runner(ran: Ran) -> None:
     runner = "runner.train_runner"
     plain = [f"{runner}.runner_class_path=pipeline.stages.runner:Runner", f"{runner}.runner_args={{}}"]
