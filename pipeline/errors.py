@@ -13,7 +13,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The exit codes of the command line; the table in the README is tested against this enum."""
+    """The exit codes of the command line; the table in checkpoint/README.md is tested against this enum."""
 
     DONE = 0, "done"
     FAILED = 1, "a stage, plugin or data failed during the run"

@@ -155,7 +155,7 @@ def key_rows(schema: type[BaseModel]) -> Iterable[str]:
 
 
 ROWS = {
-    ("", "| exit code | means |"): [f"| {code.value} | {code.meaning} |" for code in ExitCode],
+    ("pipeline/checkpoint", "| exit code | means |"): [f"| {code.value} | {code.meaning} |" for code in ExitCode],
     ("pipeline/config", "| key | default | meaning |"): [
         row for schema in (ConfigSchema, RunnerSchema, DatasetSchema, PhaseSchema) for row in key_rows(schema)
     ],
@@ -364,6 +364,15 @@ def test_the_example_stage_and_plugin_work(linear: Path, capsys: pytest.CaptureF
     plugins = blocks("plugins", "yaml")[0].strip().replace(": ", "=", 1)
     GeneralTrainer(linear, [f'runner.train_runner.startup_class_path="{path}"', plugins]).run()
     assert re.search(r"^1 \{'line': \{'loss': ", capsys.readouterr().out, flags=re.MULTILINE)
+
+
+def test_the_example_plugin_stops_the_smallest_job(tmp_path: Path) -> None:
+    (tmp_path / "good_enough.py").write_text(block("", "python", "# good_enough.py"), encoding="utf-8")
+    [named] = re.findall(r"`plugins: \[\"\{workspace\}/(.*)\"\]`", README)
+    config = EXAMPLES / "first_steps" / "config.yaml"
+    context = GeneralTrainer(config, [f'plugins=["{tmp_path}/{named}"]']).run()
+    assert 0 < context["train_state"]["epoch"] < 20
+    assert context["metrics"]["spirals"]["valid_accuracy"] > 0.95
 
 
 @pytest.mark.parametrize("kind", KINDS)
