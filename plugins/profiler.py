@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from loguru import logger
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -44,6 +44,8 @@ class Profiler:
     volatile = ("profiler", "*_profiler")
 
     plugin_name = "profiler"
+    # torch has one profiler in a process: a second plugin begins its window when that of the first is over.
+    in_use: ClassVar[Profiler | None] = None
 
     def __init__(
         self,
@@ -97,7 +99,9 @@ class Profiler:
 
     def _step(self) -> None:
         if self.profile is None:
-            self.profile = self._begin()
+            if Profiler.in_use:
+                return
+            Profiler.in_use, self.profile = self, self._begin()
         else:
             self.profile.step()
             self.steps += 1
@@ -126,6 +130,7 @@ class Profiler:
         if window is not None:
             if self.steps < self.warmup:
                 logger.warning("profiler: the training has ended before a step was recorded; set wait or warmup lower")
+            Profiler.in_use = None
             window.stop()
             self._await_next()
 
