@@ -89,7 +89,8 @@ def extra_of(name: str) -> str | None:
         return None
     for requirement in requirements:
         extra = re.match(r"([\w.-]+).*;.*\bextra == ['\"]([\w.-]+)['\"]", requirement)
-        if extra and _normalize(extra[1]) == _normalize(name):
+        # mlflow-skinny is imported as mlflow.
+        if extra and _normalize(name) in {_normalize(extra[1]), extra[1].partition("-")[0]}:
             return extra[2]
     return None
 

@@ -25,6 +25,8 @@ from pipeline.config.yaml_tree import DEFAULT, Node, Origin
 from pipeline.errors import ClassPathError, Fault, PluginError, one_of
 from pipeline.user_code import class_path, classes, source
 from pipeline.user_code.class_path import ClassPath
+from pipeline.user_code.imports import no_package
+from pipeline.user_code.source import find_spec
 
 # Hook -> its arguments, in calling order.
 HOOKS = {name: inspect.signature(spec) for name, spec in vars(hookspecs).items() if hasattr(spec, "pipeline_spec")}
@@ -119,14 +121,18 @@ class Plugin:
 
     def neighbours(self, side: str) -> Sequence[str]:
         """The plugins that its ``before`` or ``after`` names: that of the config, else that of its class."""
-        names: object = getattr(self.settings, side)
-        if names is None and isinstance(self.target, type):
-            names = getattr(self.target, side, ())
-        if names is not None or isinstance(self.target, type):
-            return names if isinstance(names, tuple | list) else ()
+        names: Sequence[str] | None = getattr(self.settings, side)
+        return self.declared(side) if names is None else names
+
+    def declared(self, attribute: str) -> Sequence[str]:
+        """The words that its class has as a tuple: ``before``, ``after`` or ``requires``."""
+        if isinstance(self.target, type):
+            words: object = getattr(self.target, attribute, ())
+            return words if isinstance(words, tuple | list) else ()
         definition, _ = class_path.examine(self.target)
-        member = classes.member(definition, side) if definition and isinstance(definition.node, ast.ClassDef) else None
-        return classes.own_declaration(member[1], side) if member else ()
+        is_class = definition and isinstance(definition.node, ast.ClassDef)
+        member = classes.member(definition, attribute) if definition and is_class else None
+        return classes.own_declaration(member[1], attribute) if member else ()
 
 
 @cache
@@ -254,6 +260,8 @@ def plugin_faults(plugin: Plugin) -> list[Fault]:
     parameters = classes.parameters(definition) if definition else None
     if parameters:
         messages += parameters.argument_faults(plugin.args, f"plugin '{plugin.name}'").values()
+    missing = [name for name in plugin.declared("requires") if find_spec(name) is None]
+    messages += [no_package(f"plugin '{plugin.name}'", name) for name in missing]
     return [plugin.origin.fault("plugins", message) for message in messages]
 
 

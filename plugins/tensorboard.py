@@ -1,0 +1,114 @@
+"""Writes the numbers of a run for TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pipeline import hookimpl
+from pipeline.checkpoint.storage import as_number
+from pipeline.config import yaml_tree
+from pipeline.context import Context
+
+
+class TensorBoard:
+    """Event files in the folder ``tensorboard`` of the runner: ``tensorboard --logdir runs`` shows them.
+
+    ``loss`` is the mean of a print interval, ``epoch_loss`` that of a pass, ``valid_loss`` that of a validation; where a
+    runner has several phases, ``phase.loss`` and so on. The step is the iteration. The resolved config is among the
+    hyper-parameters, the run directory too.
+
+    A resumed run goes on in the same folder. What a killed one wrote after its checkpoint is purged, as TensorBoard calls
+    it, and comes again; what it wrote before is on the disk, for the files are flushed before each checkpoint. So each
+    number is there once. A second plugin of this class, under another name, has the folder ``<name>_tensorboard``.
+
+    Args:
+        flush_seconds: how long a number may wait until it is in the file.
+    """
+
+    every_rank = False
+    requires = ("tensorboard",)
+    volatile = ("tensorboard", "*_tensorboard")
+
+    plugin_name = "tensorboard"
+
+    def __init__(self, flush_seconds: float = 10) -> None:
+        # An extra, and slow to import.
+        self.tensorboard: Any = import_module("torch.utils.tensorboard")
+        self.flush_seconds = flush_seconds
+        self.writer: Any = None
+        # The iteration at which a resumed run goes on, and the numbers that it had then already.
+        self.resumed_at, self.logged = -1, set[str]()
+
+    @hookimpl
+    def before_pipeline(self, context: Context) -> None:
+        """Open a file, to be closed with the run."""
+        name = self.plugin_name if self.plugin_name == "tensorboard" else f"{self.plugin_name}_tensorboard"
+        self.folder: Path = context["run_dir"] / context["runner_name"] / name
+        # Without a checkpoint to go on from, a resumed run begins again, and so do its numbers.
+        purge_step = None if context["checkpointer"].all() else 0
+        writer = self.tensorboard.SummaryWriter(str(self.folder), purge_step=purge_step, flush_secs=self.flush_seconds)
+        context["resources"].callback(writer.close)
+        hparams = import_module("tensorboard.plugins.hparams.summary_v2")
+        writer.file_writer.add_summary(hparams.hparams_pb(_parameters(context["run_dir"])))
+        self.writer = writer
+
+    @hookimpl
+    def on_resume(self, context: Context) -> None:
+        """Purge what a killed run has written after its checkpoint."""
+        self.resumed_at = context["train_state"]["iteration"]
+        proto = import_module("tensorboard.compat.proto.event_pb2")
+        for event in self._events():
+            if event.session_log.status == proto.SessionLog.START and event.step <= self.resumed_at:
+                self.logged.clear()
+            elif event.step == self.resumed_at:
+                self.logged.update(value.tag for value in event.summary.value)
+        start = proto.SessionLog(status=proto.SessionLog.START)
+        self.writer.file_writer.add_event(proto.Event(step=self.resumed_at + 1, session_log=start))
+
+    @hookimpl
+    def on_print_interval(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
+        """Write the training numbers of the interval."""
+        self._write(context, phase, metrics)
+
+    @hookimpl
+    def after_pass(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
+        """Write the training numbers of the pass."""
+        self._write(context, phase, metrics, "epoch_")
+
+    @hookimpl
+    def after_validation(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
+        """Write the numbers of a validation, or of an infer runner."""
+        self._write(context, phase, metrics, "" if context["is_infer"] else "valid_")
+
+    @hookimpl
+    def before_checkpoint_saved(self) -> None:
+        """Let no checkpoint be newer than the files."""
+        self.writer.flush()
+
+    def _events(self) -> Iterator[Any]:
+        """What is in the files, as TensorBoard reads it."""
+        loader = import_module("tensorboard.backend.event_processing.event_file_loader")
+        for file in sorted(self.folder.iterdir()):
+            yield from loader.EventFileLoader(str(file)).Load()
+
+    def _write(self, context: Context, phase: str, metrics: dict[str, float], prefix: str = "") -> None:
+        iteration = context["train_state"]["iteration"]
+        before = f"{phase}.{prefix}" if len(context["phases"]) > 1 else prefix
+        numbers = {f"{before}{name}": as_number(value, f"metrics['{name}']") for name, value in metrics.items()}
+        for name, value in numbers.items():
+            repeated = iteration == self.resumed_at and name in self.logged
+            if isinstance(value, int | float) and not repeated:
+                self.writer.add_scalar(name, value, iteration)
+
+
+def _parameters(run_dir: Path) -> dict[str, bool | int | float | str]:
+    """The resolved config, value by address, and the run directory."""
+    config = yaml_tree.parse((run_dir / "config.yaml").read_text(encoding="utf-8"), yaml_tree.DEFAULT)
+    values = {address: node.value for address, node in config.walk() if not isinstance(node.value, dict | list)}
+    return {
+        "run_dir": str(run_dir),
+        **{address: "null" if value is None else value for address, value in values.items()},
+    }
