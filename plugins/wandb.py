@@ -60,6 +60,8 @@ class WandB:
             self.logged |= dict.fromkeys(row, row["iteration"])
         self.run = self.wandb.init(
             mode="offline",
+            # A run of user code stays open, and is not taken for this one.
+            reinit="create_new",
             dir=str(folder),
             project=self.project or run_dir.parent.name,
             name=f"{run_dir.name}/{runner}",

@@ -1,12 +1,23 @@
-"""What the tests of the conversion share."""
+"""What the tests of the conversion share, and those of the trackers."""
 
 from __future__ import annotations
 
+import json
+import os
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pipeline_plugins.paddlerec.convert import convert
+
+from tests.conftest import LINE, LINEAR, Process, Workspace
+
+# Read when they are imported: mlflow and wandb tell their makers how they are used, and what fails.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+
+Numbers = dict[str, list[tuple[int, float]]]
 
 
 @pytest.fixture
@@ -20,3 +31,80 @@ def converted() -> Callable[[str], tuple[str, list[str]]]:
         return done.text, [f"{note.address}: {note.message}" for note in done.notes]
 
     return call
+
+
+KILL = """
+    import os
+    import signal
+    import time
+    from pipeline import hookimpl
+
+    class Plugin:
+        def kill(self, hook, context):
+            if os.environ.get("KILL") == f"{hook} {context['train_state']['iteration']}":
+                time.sleep(float(os.environ["SECONDS"]))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        @hookimpl
+        def before_batch(self, context):
+            self.kill("before_batch", context)
+
+        @hookimpl
+        def after_validation(self, context):
+            self.kill("after_validation", context)
+"""
+
+
+@pytest.fixture
+def tracked(workspace: Workspace) -> Callable[[str], Path]:
+    """The path of a small config with a tracker, which may be killed: 6 batches to an epoch, and a checkpoint every 3."""
+
+    def write(tracker: str) -> Path:
+        linear = textwrap.dedent(LINEAR).replace("print_interval: 3", 'print_interval: 3, save_interval: "3 iteration"')
+        config = f'{linear}plugins: [{tracker}, "{{workspace}}/kill.py"]\n'
+        return workspace({"config.yaml": config, "data.py": LINE, "kill.py": KILL}) / "config.yaml"
+
+    return write
+
+
+@pytest.fixture
+def killed(process: Process) -> Callable[..., Path]:
+    """Kills a run of a config before its first checkpoint, amid an epoch, and between a checkpoint and a validation of the
+    same iteration; lets it come to its end, and returns the run directory."""
+
+    def run(config: Path, seconds: float = 0) -> Path:
+        for kill in ("before_batch 2", "before_batch 5", "after_validation 6", "before_batch 10", "before_batch 11"):
+            assert process("run", config, "--resume", "auto", KILL=kill, SECONDS=str(seconds)).returncode == -9
+        assert process("run", config, "--resume", "auto").returncode == 0
+        return (Path("runs") / "workspace" / "latest").resolve()
+
+    return run
+
+
+PHASES = """[
+    {name: a, model: torch.nn.Linear, model_args: {in_features: 1, out_features: 1},
+     loss: torch.nn.functional.mse_loss, dataset_name: train_data, valid_dataset_name: train_data},
+    {name: b, model: torch.nn.Linear, model_args: {in_features: 1, out_features: 1},
+     loss: torch.nn.functional.l1_loss, dataset_name: train_data, valid_dataset_name: train_data}]"""
+"""Two phases, for the config of ``tracked``."""
+
+RUNNERS = """[
+    {name: train_runner, class: train, device: cpu, epochs: 1, print_interval: 3},
+    {name: infer_runner, class: infer, device: cpu}]"""
+"""A runner that trains, and one that evaluates what it has trained."""
+
+
+def reported(run_dir: Path, runner: str = "train_runner", *, several: bool = False) -> Numbers:
+    """What metric_log says that a runner has measured, by the names that the trackers give it: [(iteration, number)]."""
+    numbers: Numbers = {}
+    for file in ("metrics.jsonl", "timing.jsonl"):
+        for text in (run_dir / runner / file).read_text(encoding="utf-8").splitlines():
+            line = json.loads(text)
+            phase = f"{line.pop('phase', '')}." if several else ""
+            prefix = {"train": "", "epoch": "epoch_", "validate": "valid_", "evaluate": ""}[line.pop("event")]
+            iteration, _, _ = line.pop("iteration"), line.pop("epoch"), line.pop("phase", None)
+            for name, value in line.items():
+                # At the end of an epoch the numbers of its validation are repeated.
+                if not (prefix == "epoch_" and name.startswith("valid_")) and name != "seconds":
+                    numbers.setdefault(f"{phase}{prefix}{name}", []).append((iteration, value))
+    return numbers

@@ -1,0 +1,101 @@
+"""``tensorboard``: what it has written, as TensorBoard's own reader has it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from pipeline import GeneralTrainer
+from tests.plugins.conftest import PHASES, RUNNERS, Numbers, reported
+
+Tracked = Callable[[str], Path]
+
+
+def scalars(folder: Path) -> Numbers:
+    found = EventAccumulator(str(folder), size_guidance={SCALARS: 0}).Reload()
+    return {
+        name: [(event.step, pytest.approx(event.value)) for event in found.Scalars(name)]
+        for name in found.Tags()[SCALARS]
+    }
+
+
+def test_every_number_is_written_once_at_its_iteration(tracked: Tracked) -> None:
+    run_dir = GeneralTrainer(tracked("tensorboard")).run()["run_dir"]
+    found = scalars(run_dir / "train_runner" / "tensorboard")
+    assert reported(run_dir) == found
+    assert [step for step, _ in found["valid_loss"]] == [6, 12]
+
+
+def test_of_several_phases_the_name_of_a_number_begins_with_the_phase(tracked: Tracked) -> None:
+    run_dir = GeneralTrainer(tracked("tensorboard"), [f"phase={PHASES}"]).run()["run_dir"]
+    found = scalars(run_dir / "train_runner" / "tensorboard")
+    assert [step for step, _ in found.pop("a.epoch_loss")] == [6, 18]
+    # metrics.jsonl has the passes of an epoch at its end.
+    assert {
+        name: numbers for name, numbers in reported(run_dir, several=True).items() if name != "a.epoch_loss"
+    } == found
+
+
+def test_an_infer_runner_has_a_folder_of_its_own(tracked: Tracked) -> None:
+    run_dir = GeneralTrainer(tracked("tensorboard"), [f"runner={RUNNERS}"]).run()["run_dir"]
+    found = scalars(run_dir / "infer_runner" / "tensorboard")
+    assert reported(run_dir, "infer_runner") == found
+    assert [*found] == ["loss"]
+
+
+def test_the_hyper_parameters_are_the_resolved_config_and_the_run_directory(
+    tracked: Tracked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATE", "0.25")
+    overrides = ["hyper_parameters.optimizer.learning_rate=${env:RATE}"]
+    run_dir = GeneralTrainer(tracked("tensorboard"), overrides).run()["run_dir"]
+    content = EventAccumulator(str(run_dir / "train_runner" / "tensorboard")).Reload().summary_metadata
+    plugin_data = content["_hparams_/session_start_info"].plugin_data.content
+    found = HParamsPluginData.FromString(plugin_data).session_start_info.hparams
+    assert found["run_dir"].string_value == str(run_dir)
+    assert found["hyper_parameters.optimizer.learning_rate"].string_value == "${env:RATE}"
+    assert (found["dataset.train_data.batch_size"].number_value, found["runner.train_runner.seed"].number_value) == (
+        4,
+        0,
+    )
+    assert found["phase.line.loss"].string_value == "torch.nn.functional.mse_loss"
+
+
+def test_two_under_two_names_have_two_folders(tracked: Tracked) -> None:
+    two = "tensorboard, {name: second, class_path: tensorboard, args: {flush_seconds: 1}}"
+    folder = GeneralTrainer(tracked(two)).run()["run_dir"] / "train_runner"
+    assert scalars(folder / "tensorboard") == scalars(folder / "second_tensorboard") != {}
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_has_each_number_once(tracked: Tracked, killed: Callable[..., Path]) -> None:
+    # Nothing is in the files by itself before the run has ended.
+    run_dir = killed(tracked("{tensorboard: {flush_seconds: 1000}}"))
+    folder = run_dir / "train_runner" / "tensorboard"
+    assert len(list(folder.iterdir())) == 6
+    assert scalars(folder) == reported(run_dir)
+
+
+def test_numbers_after_the_checkpoint_that_a_run_goes_back_to_are_replaced(tracked: Tracked) -> None:
+    config = tracked("tensorboard")
+    run_dir = GeneralTrainer(config).run()["run_dir"]
+    checkpoint = run_dir / "train_runner" / "checkpoints" / "step-000000000006"
+    before = reported(run_dir)
+    # TensorBoard reads the files in the order of the second in which they were begun.
+    time.sleep(1)
+    GeneralTrainer(config, ["hyper_parameters.optimizer.learning_rate=0.01"], resume=checkpoint).run()
+    assert reported(run_dir)["loss"][:2] == before["loss"][:2]
+    assert reported(run_dir)["loss"][2:] != before["loss"][2:]
+    assert scalars(run_dir / "train_runner" / "tensorboard") == reported(run_dir)
+
+
+@pytest.mark.slow
+def test_resume_test_says_that_it_can_be_resumed(tracked: Tracked, pipeline: Callable[..., Result]) -> None:
+    result = pipeline("resume-test", tracked("tensorboard"), "--at", "8")
+    assert result.exit_code == 0, result.output
