@@ -86,7 +86,7 @@ def files(config: Path, point: EntryPoint, *names: str) -> set[str]:
     plugins = [{"name": name, "class_path": point.name, "args": arguments} for name in names]
     folder = GeneralTrainer(config, [f"plugins={plugins}"]).run()["run_dir"]
     return {
-        re.sub(r"[0-9a-f]{8,}|\d+", "#", str(path.relative_to(folder))) for path in folder.rglob("*") if path.is_file()
+        re.sub(r"[0-9a-f]{6,}|\d+", "#", str(path.relative_to(folder))) for path in folder.rglob("*") if path.is_file()
     }
 
 

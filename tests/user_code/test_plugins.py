@@ -16,6 +16,7 @@ import yaml
 from pipeline import Context, GeneralTrainer, hookimpl
 from pipeline.check.checker import check
 from pipeline.errors import ClassPathError, ConfigError, ExitCode, PluginError
+from pipeline.user_code.imports import extra_of
 from pipeline.user_code.plugin_calls import hook_or_none
 from pipeline.user_code.plugins import installed_plugins
 
@@ -281,6 +282,33 @@ def test_a_wrong_hook_is_refused_by_the_check(plugged: Plugged, body: str, messa
         GeneralTrainer(config)
     assert caught.value.exit_code == ExitCode.USAGE
     assert str(caught.value).startswith(f"{config}:{line_of_plugins(config)}:")
+
+
+def test_a_package_that_a_plugin_requires_and_that_is_not_installed_is_named_by_the_check(plugged: Plugged) -> None:
+    class_body = MARKED.replace("@", 'requires = ("torch", "not_there")\n\n    @', 1) + "before_epoch(self): pass"
+    found = faults(plugged("[wrong.py]", wrong=WRONG + class_body))
+    assert "plugin 'wrong' needs the package 'not_there', which is not installed; pip install it" in found
+    assert "'torch'" not in found
+
+
+def test_what_a_plugin_of_ours_requires_comes_with_an_extra_of_its_name() -> None:
+    points = entry_points(group="pipeline.plugins")
+    required = {
+        point.name: getattr(point.load(), "requires", ()) for point in points if "pipeline_plugins" in point.value
+    }
+    assert {name: extra_of(package) for name, packages in required.items() for package in packages} == {
+        name: name for name in ("mlflow", "tensorboard", "wandb")
+    }
+
+
+def test_the_check_imports_nothing_that_a_tracker_requires(plugged: Plugged) -> None:
+    code = f"""
+import sys
+from pipeline.check.checker import check
+assert check({str(plugged("[tensorboard, mlflow, wandb]"))!r}) == []
+assert not {{"torch", "tensorboard", "mlflow", "wandb"}} & sys.modules.keys()
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_misspelt_hook_is_named_with_its_own_file_and_line(plugged: Plugged) -> None:
