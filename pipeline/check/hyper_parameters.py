@@ -92,12 +92,11 @@ class HyperParameterCheck:
         definition = optimizer.find_class("Optimizer", module=OPTIMIZERS)
         rates = classes.parameters(definition) if definition else None
         own = [*(rates.names[1:] if rates else ()), "learning_rate"]
-        optimizer_parameters = {parameter: f"optimizer.{parameter}" for parameter in own}
         model_parameters = {name: name for parameters in self.parameters if parameters for name in parameters.names}
-        names = [*model_parameters, *optimizer_parameters, "optimizer"]
-        matches = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
-        nearest = (optimizer_parameters | model_parameters).get(matches[0], matches[0]) if matches else ""
-        return f"; did you mean '{nearest}'?" if matches else one_of(name, model_parameters)
+        optimizer_parameters = {parameter: f"optimizer.{parameter}" for parameter in own}
+        known = {"optimizer": "optimizer", **optimizer_parameters, **model_parameters}
+        matches = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+        return f"; did you mean '{known[matches[0]]}'?" if matches else one_of(name, model_parameters)
 
 
 def _is_looked_at(definition: source.Definition, files: Collection[Path]) -> bool:

@@ -101,8 +101,7 @@ def _check_modules(
         remedy = f"write `def __init__(self, modules)` in {definition.module.file.name}, or remove them"
         modules.fault(f"are given to {name} as `modules`, which it does not take; {remedy}", of_key=True)
     elif "modules" in arguments.value:
-        message = f"{name} is given the phase's own `modules`; keep one of the two"
-        arguments["modules"].fault(message, of_key=True)
+        arguments["modules"].fault(f"{name} is given the phase's own `modules`; keep one of the two", of_key=True)
 
 
 def _check_loss(phase: Setting, definition: source.Definition) -> None:

@@ -321,19 +321,17 @@ def _methods(stage: StageFlow) -> Iterator[str]:
     inherited -= set(classes.abstract_methods(ours[0])) if ours else set()
     users = [base for base in ancestry if base not in ours]
     names = dict.fromkeys(name for base in users for name in classes.methods(base))
-    overrides = [
-        f"{name} ({_super_use(stage, name, [base for base in users if name in classes.methods(base)])})"
-        for name in names
-        if name in inherited and not name.startswith("__")
-    ]
+    overridden = [name for name in names if name in inherited and not name.startswith("__")]
+    overrides = [f"{name} ({_super_use(stage, name, users)})" for name in overridden]
     if overrides or inherits:
         yield f"overrides: {', '.join(overrides) or 'nothing'}"
     if added := _OPTIONAL.get(stage.stage, {}).keys() & names.keys():
         yield f"adds: {', '.join(added)}"
 
 
-def _super_use(stage: StageFlow, name: str, bases: Iterable[source.Definition]) -> str:
-    """How classes that override a method call what they override, each with ``super()``."""
+def _super_use(stage: StageFlow, name: str, users: Classes) -> str:
+    """How those of the user's classes that override a method call what they override, each with ``super()``."""
+    bases = [base for base in users if name in classes.methods(base)]
     called = stage.flow.ours.get(name) if name == STAGES[stage.stage] else None
     if called or all(classes.calls_super(base, name) for base in bases):
         return "with super()"

@@ -133,13 +133,10 @@ class Checkpointer:
         """
         self._wait()
         final = self._path_of(train_state["iteration"])
-        counted = {
-            "train_state": dict(train_state),
-            "metrics": metrics,
-            "iterations": reader.iterations_at(metrics, train_state["iteration"]) if iterations is None else iterations,
-        }
-        contents = self._snapshot(models, counted, training)
-        work = partial(self._write, final, contents)
+        if iterations is None:
+            iterations = reader.iterations_at(metrics, train_state["iteration"])
+        counted = {"train_state": dict(train_state), "metrics": metrics, "iterations": iterations}
+        work = partial(self._write, final, self._snapshot(models, counted, training))
         if self._asynchronous:
             self._background.start(work)
         else:

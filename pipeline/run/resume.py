@@ -206,9 +206,8 @@ class Backup:
         if not os.path.lexists(source):
             return
         with storing(source):
-            target = self._target(name)
             # The disk has the new entry before the old one goes: it may be in both places, but never in none.
-            storage.move_into_place(source, target)
+            storage.move_into_place(source, self._target(name))
             storage.DISK.fsync_folder(source.parent)
 
     def _target(self, name: Path) -> Path:

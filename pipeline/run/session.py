@@ -219,8 +219,7 @@ class Run:
         unfinished = [name for name in self.trainers if not self.directory.is_done(name)]
         last = next(reversed(self.sessions.values()), None)
         if last and last.context.peek("is_exit") and unfinished:
-            counters = furthest if last.settings.kind == "infer" else last.counters
-            self._write_stopped(last, unfinished, counters)
+            self._write_stopped(last, unfinished, furthest if last.settings.kind == "infer" else last.counters)
             return
         if last:
             reads = self.config.reads

@@ -196,15 +196,9 @@ def bound_names(statement: ast.stmt) -> Iterator[str]:
         below = [node for node in ast.iter_child_nodes(statement) if isinstance(node, ast.expr | ast.withitem)]
         parts = [part for node in below for part in ast.walk(node)]
         yield from (part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store))
-        if isinstance(statement, ast.Match):
-            yield from (name for case in statement.cases for name in pattern_names(case.pattern))
-
-
-def pattern_names(pattern: ast.pattern) -> Iterator[str]:
-    """The names that a pattern binds."""
-    for part in ast.walk(pattern):
-        name = part.name if isinstance(part, ast.MatchAs | ast.MatchStar) else getattr(part, "rest", None)
-        yield from [name] if name else []
+        patterns = (part for case in getattr(statement, "cases", ()) for part in ast.walk(case.pattern))
+        # ``case x``, ``case [*x]`` and ``case {**x}``.
+        yield from (name for part in patterns if (name := getattr(part, "name", None) or getattr(part, "rest", None)))
 
 
 @once
