@@ -13,7 +13,7 @@ from pipeline.errors import ClassPathError, ExitCode, NoCheckpointError, Pipelin
 from pipeline.run.directory import RunDirectory
 from pipeline.run.session import Run, RunnerSession
 from pipeline.signals import SHUTDOWN, StoppedError
-from pipeline.user_code.registration import failing_plugin
+from pipeline.user_code.plugin_calls import failing_plugin
 from pipeline.user_code.tracebacks import failing_method, user_traceback
 
 

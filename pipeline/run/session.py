@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,9 +34,8 @@ from pipeline.run.provenance import Provenance
 from pipeline.run.resume import NEVER, PreviousRun, find_previous, reconcile, with_original_links
 from pipeline.run.summary import summary
 from pipeline.user_code import class_path, context_flow
-from pipeline.user_code.plugin_calls import hook_or_none
+from pipeline.user_code.plugin_calls import hook_or_none, register_plugins, running_hook
 from pipeline.user_code.plugins import Plugin, load_plugins, plugin_manager
-from pipeline.user_code.registration import register_plugins
 from pipeline.user_code.tracebacks import user_traceback
 
 
@@ -357,9 +357,10 @@ class RunnerSession:
 
     def build_plugins(self) -> None:
         """Build the plugins; from here on hooks call them, and checkpoints keep their state."""
-        calls = register_plugins(self.plugins, self.manager, self.context)
-        self.resources.enter_context(calls.watched())
-        self.context.running_hook = calls.running_hook
+        register_plugins(self.plugins, self.manager)
+        for point in entry_points(group="pipeline.plugin_reports"):
+            self.manager.register(point.load()(self.manager), point.name)
+        self.context.running_hook = running_hook
         self.listen()
         self.checkpointer.add_recoverable(MID_EPOCH, self.mid_epoch)
         for name, plugin in self.manager.list_name_plugin():

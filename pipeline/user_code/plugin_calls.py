@@ -1,30 +1,37 @@
-"""How the hooks of plugins are called: each call is counted, timed, and held to what a hook may return."""
+"""The plugins of a run: how they are built and registered, how a hook is called, and what is said of one that raises."""
 
 from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Event, Thread
+from traceback import walk_tb
 from typing import Any
 
 import pluggy
 from loguru import logger
 
 from pipeline.config.schema import WARN
-from pipeline.context import Context
 from pipeline.errors import PluginError
-from pipeline.signals import SHUTDOWN
-from pipeline.user_code.plugins import HOOKS, Plugin
+from pipeline.user_code.plugins import HOOKS, STATE, Plugin
 from pipeline.user_code.tracebacks import user_traceback
 
-# Seconds from which on a call of a hook is named in the log.
-SLOW = 10.0
 
-# Of so many calls in the hot loop one is timed; such a number that it is not always, or never, every tenth.
-EVERY = 51
+class Clock:
+    """The call that runs, and since when; and the time, where somebody looks at it now and then: to read it is no call."""
+
+    running: tuple[HookCall | None, float] = None, 0.0
+    now = 0.0
+
+
+CLOCK = Clock()
+
+
+def running_hook() -> str | None:
+    """``plugin 'x', hook before_epoch (x.py:7)``, where one is running."""
+    call, _ = CLOCK.running
+    return call.where if call else None
 
 
 class HookCall:
@@ -32,50 +39,49 @@ class HookCall:
 
     Args:
         plugin: the plugin.
+        hook: the name of the hook.
         implementation: its method, as pluggy has registered it.
-        calls: those of the runner.
 
     Attributes:
         where: ``plugin 'x', hook before_epoch (x.py:7)``.
         arguments: which of the hook's arguments it takes, in order.
+        wraps: whether it is a wrapper around other plugins.
         count: how often it was called.
-        due: in the hot loop, the next call after so many is timed.
+        due: once it was called so often, the next call in the hot loop is timed.
+        took: called with the seconds of each call that was timed, and True; with those that the clock has moved on in
+            another call, and False.
     """
 
-    def __init__(self, plugin: Plugin, hook: str, implementation: pluggy.HookImpl, calls: PluginCalls) -> None:
-        self.plugin, self.hook, self.calls = plugin, hook, calls
+    def __init__(self, plugin: Plugin, hook: str, implementation: pluggy.HookImpl) -> None:
+        self.plugin, self.hook, self.warns = plugin, hook, plugin.settings.on_error == WARN
         self.method: Callable[..., Any] = implementation.function
-        self.where = self.at(inspect.unwrap(self.method).__code__.co_firstlineno)
+        code = inspect.unwrap(self.method).__code__
+        self.where = f"plugin '{plugin.name}', hook {hook} ({Path(code.co_filename).name}:{code.co_firstlineno})"
         self.arguments = [*implementation.argnames, *implementation.kwargnames]
-        wraps = implementation.wrapper or implementation.hookwrapper
-        self.may_return = wraps or HOOKS[hook].return_annotation != "None"
-        self.count = self.due = self.errors = 0
-        # Calls of which each is counted with its own time; and those that stand for others.
-        self.exact, self.exact_seconds, self.samples, self.sample_seconds = 0, 0.0, 0, 0.0
+        self.wraps = implementation.wrapper or implementation.hookwrapper
+        self.may_return = self.wraps or HOOKS[hook].return_annotation != "None"
+        self.count = self.errors = 0
+        self.due = 0 if self.warns else float("inf")
+        self.took: Callable[[float, bool], None] = _nothing
 
     def __call__(self, *arguments: Any, **defaults: Any) -> Any:
         """Call the hook, and time it."""
         self.count += 1
-        outer, began = self.calls.running, time.perf_counter()
-        self.calls.running = self, began
+        outer, began = CLOCK.running, time.perf_counter()
+        CLOCK.running = self, began
         try:
             value = self.method(*arguments, **defaults)
             if value is not None and not self.may_return:
                 self.refuse(value)
         except Exception as error:
-            if self.plugin.settings.on_error != WARN:
+            if not self.warns:
                 raise
             self.warn(error)
             return None
         finally:
-            self.calls.running = outer
-            self.took(time.perf_counter() - began)
+            CLOCK.running = outer
+            self.took(time.perf_counter() - began, True)
         return value
-
-    def at(self, line: int) -> str:
-        """``plugin 'x', hook before_epoch (x.py:7)``."""
-        file = Path(inspect.unwrap(self.method).__code__.co_filename).name
-        return f"plugin '{self.plugin.name}', hook {self.hook} ({file}:{line})"
 
     def refuse(self, value: Any) -> None:
         """Refuse what a hook has returned that takes nothing.
@@ -91,88 +97,13 @@ class HookCall:
         self.errors += 1
         if str(self.errors).strip("0") == "1":
             times = f" for the {self.errors}th time" if self.errors > 1 else ""
-            trace = user_traceback(error.__traceback__)
-            where = self.at(trace.tb_lineno) if trace else self.where
-            what = f"{where} failed{times}: {type(error).__name__}: {error}; on_error is '{WARN}', so the run goes on"
-            logger.opt(exception=error.with_traceback(trace)).warning(what)
-
-    def took(self, seconds: float) -> None:
-        """Count the time of a call; a long one is logged."""
-        if seconds > SLOW:
-            logger.warning(f"{self.where} took {seconds:.0f} s")
-        # The first call may have something to load: like a slow one, it does not stand for others.
-        if seconds > SLOW or not self.exact:
-            self.exact, self.exact_seconds = self.exact + 1, self.exact_seconds + seconds
-        else:
-            self.samples, self.sample_seconds = self.samples + 1, self.sample_seconds + seconds
-        self.due = self.count + (EVERY - 1 if self.samples else 0)
-
-    @property
-    def seconds(self) -> float:
-        """How long all calls took; in the hot loop an estimate."""
-        return self.exact_seconds + self.sample_seconds / max(self.samples, 1) * (self.count - self.exact)
+            what = f"{self.where} failed{times}: {type(error).__name__}: {error}"
+            trace = error.with_traceback(user_traceback(error.__traceback__))
+            logger.opt(exception=trace).warning(f"{what}; on_error is '{WARN}', so the run goes on")
 
 
-class PluginCalls:
-    """The hooks of all plugins of a runner.
-
-    Attributes:
-        implementations: each hook of each plugin.
-        running: the one that is running, and since when.
-        now: the time, as a thread has seen it last: to read it is no call.
-    """
-
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        self.implementations: list[HookCall] = []
-        self.running: tuple[HookCall | None, float] = None, 0.0
-        self.now = self.began = time.perf_counter()
-
-    def add(self, plugin: Plugin, hook: str, implementation: pluggy.HookImpl) -> None:
-        """Take over the calls of a hook of a plugin."""
-        self.implementations.append(HookCall(plugin, hook, implementation, self))
-        registered: Any = implementation  # mypy: what pluggy calls is final
-        registered.function = self.implementations[-1]
-
-    def running_hook(self) -> str | None:
-        """``plugin 'x', hook before_epoch (x.py:7)``, where one is running."""
-        hook, _ = self.running
-        return hook.where if hook else None
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """In the block, slow hooks are noticed; at its end, how long each plugin took is logged."""
-        ended = Event()
-        thread = Thread(target=self._watch, args=[ended], name="plugins", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-            if self.implementations and not self.context.peek("error"):
-                self._log_seconds()
-
-    def _watch(self, ended: Event) -> None:
-        """Look at the clock, until the end; where a signal waits for a slow hook, name it."""
-        reported = self.running
-        while not ended.wait(SLOW / 10):
-            self.now = time.perf_counter()
-            running = self.running
-            hook, since = running
-            if hook and (signal := SHUTDOWN.requested) and self.now - since > SLOW and running is not reported:
-                reported = running
-                logger.warning(
-                    f"{hook.where} has been running for {self.now - since:.0f} s, and {signal.name} waits for it"
-                )
-
-    def _log_seconds(self) -> None:
-        whole, seconds = time.perf_counter() - self.began, dict[str, float]()
-        for hook in self.implementations:
-            seconds[hook.plugin.name] = seconds.get(hook.plugin.name, 0.0) + hook.seconds
-        in_order = sorted(seconds.items(), key=lambda item: -item[1])
-        shares = [f"{name} {own:.1f} s ({own / whole:.1%})" for name, own in in_order]
-        logger.info(f"{self.context.peek('runner_name')} took {whole:.1f} s; of these the plugins: {', '.join(shares)}")
+def _nothing(*_: object) -> None:
+    """Nobody asks how long a call took."""
 
 
 def hook_or_none(hooks: pluggy.HookRelay, name: str) -> Callable[..., Any] | None:
@@ -182,38 +113,61 @@ def hook_or_none(hooks: pluggy.HookRelay, name: str) -> Callable[..., Any] | Non
     """
     caller: pluggy.HookCaller = getattr(hooks, name)
     implementations = caller.get_hookimpls()
-    functions = [each.function for each in reversed(implementations)]
-    own = [function for function in functions if isinstance(function, HookCall)]
-    if not implementations:
-        return None
-    if len(own) < len(functions) or any(each.wrapper or each.hookwrapper for each in implementations):
+    if any(each.wrapper or each.hookwrapper for each in implementations):
         return caller
-    return _plain_function(own)
+    calls: list[Any] = [each.function for each in reversed(implementations)]
 
-
-def _plain_function(hooks: list[HookCall]) -> Callable[..., None]:
-    calls = hooks[0].calls
-
-    def call(**arguments: Any) -> None:
-        outer = calls.running
-        for hook in hooks:
-            own = map(arguments.__getitem__, hook.arguments)
-            if hook.count >= hook.due:
-                hook(*own)
+    def call_plugins(**arguments: Any) -> None:
+        outer = CLOCK.running
+        for call in calls:
+            values = map(arguments.__getitem__, call.arguments)
+            if call.count >= call.due:
+                call(*values)
                 continue
-            hook.count += 1
-            began = calls.now
-            calls.running = hook, began
+            call.count += 1
+            began = CLOCK.now
+            CLOCK.running = call, began
             try:
-                if (value := hook.method(*own)) is not None:
-                    hook.refuse(value)
-            except Exception as error:
-                if hook.plugin.settings.on_error != WARN:
-                    raise
-                hook.warn(error)
+                if (value := call.method(*values)) is not None:
+                    call.refuse(value)
             finally:
-                calls.running = outer
-                if calls.now - began > SLOW:
-                    hook.took(calls.now - began)
+                CLOCK.running = outer
+            if began != CLOCK.now:
+                call.took(CLOCK.now - began, False)
 
-    return call
+    return call_plugins if calls else None
+
+
+def register_plugins(plugins: Sequence[Plugin], manager: pluggy.PluginManager) -> None:
+    """Build loaded plugins, so that they are called in the given order."""
+    instances = [_build(plugin) for plugin in plugins]
+    # pluggy calls the one registered last first.
+    for plugin, instance in reversed([*zip(plugins, instances, strict=True)]):
+        manager.register(instance, plugin.name)
+    by_name = {plugin.name: plugin for plugin in plugins}
+    for hook in HOOKS:
+        implementations: list[Any] = getattr(manager.hook, hook).get_hookimpls()
+        for each in implementations:
+            each.function = HookCall(by_name[each.plugin_name], hook, each)
+
+
+def _build(plugin: Plugin) -> Any:
+    assert isinstance(plugin.target, type)
+    instance: Any = plugin.target(**plugin.args)
+    if hasattr(instance, "plugin_name"):
+        instance.plugin_name = plugin.name
+    return instance
+
+
+def failing_plugin(manager: pluggy.PluginManager, error: BaseException) -> str | None:
+    """``plugin 'x', hook before_epoch (x.py:7)``, for the plugin in whose code an error was raised; None if it was none's."""
+    place, names = None, {id(instance): name for name, instance in manager.list_name_plugin()}
+    for frame, line in walk_tb(error.__traceback__):
+        code, values = frame.f_code, frame.f_locals
+        if code is _build.__code__:
+            return f"plugin '{values['plugin'].name}' ({values['plugin'].origin}), when it was built,"
+        owner = id(values.get(code.co_varnames[0])) if code.co_argcount else None
+        if owner in names and code.co_name in (*HOOKS, *STATE):
+            method = code.co_name if code.co_name in STATE else f"hook {code.co_name}"
+            place = f"plugin '{names[owner]}', {method} ({Path(code.co_filename).name}:{line})"
+    return place

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -60,8 +60,12 @@ class _Method:
         return [f"{self.where}: the hook has no argument '{argument}'{one_of(argument, known)}" for argument in wrong]
 
 
+# The methods by which a plugin has a state in checkpoints.
+STATE = ("state_dict", "load_state_dict")
+
+
 def faults_of_source(definition: source.Definition) -> list[str]:
-    """The certain faults of a plugin's hooks, from its source."""
+    """The certain faults of a plugin, from its source."""
     if not isinstance(definition.node, source.ClassNode):
         return [f"{definition.name} ({definition.location}) is a function, not a class; name a class with hooks"]
     above, complete = classes.ancestry(definition)
@@ -75,7 +79,14 @@ def faults_of_source(definition: source.Definition) -> list[str]:
             continue
         where = f"{definition.name}.{name} ({definition.module.file.name}:{node.lineno})"
         candidates.append(_Method(name, where, [argument.arg for argument in node.args.args[1:]], marked))
-    return _faults(candidates, f"{definition.name} ({definition.location})", complete=complete)
+    who, own_names = (
+        f"{definition.name} ({definition.location})",
+        [name for cls in above for name in classes.own_names(cls)],
+    )
+    statement, _ = classes.member(definition, "every_rank") or (None, None)
+    value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
+    every_rank = value.value if isinstance(value, ast.Constant) else True
+    return _faults(candidates, who, own_names if complete else STATE, every_rank, complete=complete)
 
 
 def faults_of_class(cls: type) -> list[str]:
@@ -86,11 +97,17 @@ def faults_of_class(cls: type) -> list[str]:
         arguments = list(inspect.signature(function).parameters)[1:]
         where, marked = f"{cls.__name__}.{name} ({file}:{line})", hasattr(function, "pipeline_impl")
         candidates.append(_Method(name, where, arguments, marked))
-    return _faults(candidates, cls.__name__, complete=True)
+    return _faults(candidates, cls.__name__, dir(cls), getattr(cls, "every_rank", True), complete=True)
 
 
-def _faults(methods: Sequence[_Method], who: str, *, complete: bool) -> list[str]:
+def _faults(
+    methods: Sequence[_Method], who: str, names: Collection[str], every_rank: object, *, complete: bool
+) -> list[str]:
     messages = [message for method in methods for message in method.faults()]
+    if sum(name in names for name in STATE) == 1:
+        messages.append(f"{who} has only one of {' and '.join(STATE)}; define both, or neither")
+    if not isinstance(every_rank, bool):
+        messages.append(f"{who}: every_rank is {every_rank!r}; write True or False")
     if complete and not messages and not any(method.marked for method in methods):
         return [f"{who} has no hook; mark a method such as before_epoch with @hookimpl (from pipeline import hookimpl)"]
     return messages

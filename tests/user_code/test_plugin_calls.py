@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import random
+import re
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from pipeline_plugins import plugin_report
 
 from pipeline import Context, GeneralTrainer, hookimpl
 from pipeline.errors import PluginError
-from pipeline.user_code.plugin_calls import hook_or_none
+from pipeline.signals import StoppedError
+from pipeline.user_code.plugin_calls import hook_or_none, register_plugins
 from pipeline.user_code.plugins import Plugin, plugin_manager
-from pipeline.user_code.registration import register_plugins
 
 Trained = Callable[..., Context]
 
@@ -75,7 +81,7 @@ def called(*classes: type, hot: bool) -> list[str]:
     manager, context = plugin_manager(), Context(called=[])
     names = [f"{number} {cls.__name__}" for number, cls in enumerate(classes)]
     plugins = [Plugin(name, cls, {"name": name}) for name, cls in zip(names, classes, strict=True)]
-    register_plugins(plugins, manager, context)
+    register_plugins(plugins, manager)
     hook = hook_or_none(manager.hook, "after_batch") if hot else manager.hook.after_batch
     assert hook
     hook(context=context, phase="line", batch=1, predictions=2, losses={})
@@ -130,3 +136,234 @@ def test_what_a_hook_returns_that_takes_nothing_is_an_error_that_names_it(
     message = rf"plugin 'Returning', hook {hook} \(test_plugin_calls.py:\d+\) returned 17.5, a float; .* return nothing"
     with pytest.raises(PluginError, match=message):
         trained(Returning, {"hook": hook, "iteration": iteration})
+
+
+class Empty:
+    """Forgets that a hook is no generator."""
+
+    @hookimpl
+    def before_epoch(self) -> Any:
+        yield 1
+
+
+def test_a_hook_that_is_a_generator_is_an_error_for_nothing_of_it_would_run(trained: Trained) -> None:
+    with pytest.raises(PluginError, match=r"hook before_epoch .* returned <generator .*, a generator"):
+        trained(Empty)
+
+
+# How long a hook takes
+
+
+class Sleeping:
+    """Sleeps in some calls of a hook."""
+
+    every_rank = True
+
+    def __init__(self, hook: str, seconds: float, every: int = 1) -> None:
+        self.hook, self.seconds, self.every = hook, seconds, every
+        self.calls = 0
+
+    def sleep(self, hook: str) -> None:
+        if hook == self.hook:
+            self.calls += 1
+            if self.calls % self.every == 0:
+                time.sleep(self.seconds)
+
+    @hookimpl
+    def before_batch(self) -> None:
+        self.sleep("before_batch")
+
+    @hookimpl
+    def after_epoch(self) -> None:
+        self.sleep("after_epoch")
+
+
+def seconds_of(log_lines: list[str], plugin: str) -> float:
+    """What the log says that a plugin took, in the one line that says so."""
+    [line] = [line for line in log_lines if "of these the plugins" in line]
+    [seconds] = re.findall(rf"{plugin} ([\d.]+) s \([\d.]+%\)", line)
+    return float(seconds)
+
+
+@pytest.mark.parametrize("hook", ["before_batch", "after_epoch"])
+def test_the_log_says_how_long_each_plugin_took(trained: Trained, log_lines: list[str], hook: str) -> None:
+    calls = {"before_batch": 12, "after_epoch": 2}[hook]
+    trained(Sleeping, {"hook": hook, "seconds": 0.6 / calls})
+    assert seconds_of(log_lines, "Sleeping") == pytest.approx(0.6, abs=0.15)
+
+
+@pytest.mark.slow
+def test_of_a_hook_per_batch_one_call_in_fifty_stands_for_the_others(trained: Trained, log_lines: list[str]) -> None:
+    trained(Sleeping, {"hook": "before_batch", "seconds": 0.02, "every": 10}, epochs=250)
+    # 150 of 1500 calls.
+    assert seconds_of(log_lines, "Sleeping") == pytest.approx(3, abs=1)
+
+
+@pytest.mark.parametrize(("hook", "every"), [("before_batch", 1), ("before_batch", 5), ("after_epoch", 2)])
+def test_a_hook_that_takes_long_is_named_in_the_log(
+    trained: Trained, log_lines: list[str], monkeypatch: pytest.MonkeyPatch, hook: str, every: int
+) -> None:
+    monkeypatch.setattr(plugin_report, "SLOW", 0.1)
+    trained(Sleeping, {"hook": hook, "seconds": 0.15, "every": every})
+    named = [
+        line
+        for line in log_lines
+        if re.search(rf"plugin 'Sleeping', hook {hook} \(test_plugin_calls.py:\d+\) took 0", line)
+    ]
+    assert len(named) == {"before_batch": 12, "after_epoch": 2}[hook] // every
+
+
+class Waiting:
+    """Gets a signal in the middle of a hook, and goes on for a while."""
+
+    @hookimpl
+    def before_batch(self, context: Context) -> None:
+        if context["train_state"]["iteration"] == 4:
+            signal.raise_signal(signal.SIGTERM)
+            time.sleep(0.5)
+
+
+def test_a_slow_hook_for_which_a_signal_waits_is_named_before_it_returns(
+    trained: Trained, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin_report, "SLOW", 0.1)
+    with pytest.raises(StoppedError):
+        trained(Waiting)
+    where = "plugin 'Waiting', hook before_batch (test_plugin_calls.py"
+    said = [line.strip().partition(") ")[2] for line in log_lines if where in line]
+    assert [re.sub(r"\d", "0", line) for line in said] == ["has run for 0 s, and SIGTERM waits for it", "took 0 s"]
+
+
+# A plugin that was not called
+
+
+class Printing:
+    @hookimpl
+    def on_print_interval(self) -> None:
+        pass
+
+
+class Validating:
+    @hookimpl
+    def before_validation(self) -> None:
+        pass
+
+    @hookimpl
+    def after_validation(self) -> None:
+        pass
+
+
+class Saving:
+    @hookimpl
+    def after_checkpoint_saved(self) -> None:
+        pass
+
+
+class Ending:
+    @hookimpl
+    def on_print_interval(self) -> None:
+        pass
+
+    @hookimpl
+    def after_pipeline(self) -> None:
+        pass
+
+
+def uncalled(log_lines: list[str]) -> list[str]:
+    """What the log says of plugins that were not called."""
+    lines = [line.strip() for line in log_lines if "none of its hooks was called" in line]
+    return [line.partition("in the first epoch: ")[2] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "settings", "reason"),
+    [
+        (Printing, {"print_interval": 50}, "on_print_interval (print_interval is 50, and the epoch was over at iteration 6)"),
+        (Printing, {"print_interval": None, "epochs": 1}, "on_print_interval (print_interval is null, and the epoch was over at iteration 6)"),
+        (Validating, {"valid_interval": "3 epoch"}, "before_validation (valid_interval is 3 epoch, and the epoch was over at iteration 6); "
+         "after_validation (valid_interval is 3 epoch, and the epoch was over at iteration 6)"),
+        (Saving, {"save_interval": "2 epoch"}, "after_checkpoint_saved (save_interval is 2 epoch, and the epoch was over at iteration 6)"),
+    ],
+)  # fmt: skip
+def test_a_plugin_that_the_first_epoch_has_not_called_is_reported_once_with_the_reason(
+    trained: Trained, log_lines: list[str], plugin: type, settings: dict[str, Any], reason: str
+) -> None:
+    trained(plugin, **{"epochs": 3, **settings})
+    assert uncalled(log_lines) == [reason]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "settings"),
+    [(Printing, {}), (Validating, {}), (Saving, {}), (Saving, {"epochs": 1, "save_interval": None}), (Ending, {"print_interval": 50})],
+)  # fmt: skip
+def test_a_plugin_that_was_called_or_comes_at_the_end_alone_is_not_reported(
+    trained: Trained, log_lines: list[str], plugin: type, settings: dict[str, Any]
+) -> None:
+    trained(plugin, **{"epochs": 3, **settings})
+    assert uncalled(log_lines) == []
+
+
+def test_a_plugin_that_watches_validations_of_a_training_without_one_is_reported(
+    linear: Path, trained: Trained, log_lines: list[str]
+) -> None:
+    linear.write_text(re.sub(r"\n *valid_dataset_name:.*", "", linear.read_text(encoding="utf-8")), encoding="utf-8")
+    trained(Validating)
+    reason = "(no phase has a valid_dataset_name)"
+    assert uncalled(log_lines) == [f"before_validation {reason}; after_validation {reason}"]
+
+
+# What a plugin changes, in a debug run
+
+
+class Changing:
+    """Does something in a hook that changes more than itself."""
+
+    def __init__(self, what: str, hook: str = "after_batch") -> None:
+        self.what, self.hook = what, hook
+
+    def change(self, hook: str, context: Context, batch: Any = None) -> None:
+        weight = context["model"]["line"]["model"].weight
+        changes: dict[str, Callable[[], Any]] = {
+            "weight": lambda: weight.data.add_(1),
+            "torch": lambda: torch.rand(1),
+            "python": random.random,
+            "numpy": pytest.importorskip("numpy").random.rand,
+            "batch": lambda: batch.__setitem__(0, batch[0].to("meta")),
+            "nothing": lambda: weight.sum().item(),
+        }
+        if hook == self.hook:
+            changes[self.what]()
+
+    @hookimpl
+    def after_batch(self, context: Context, batch: Any) -> None:
+        self.change("after_batch", context, batch)
+
+    @hookimpl
+    def after_epoch(self, context: Context) -> None:
+        self.change("after_epoch", context)
+
+
+@pytest.mark.parametrize("hook", ["after_batch", "after_epoch"])
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [("weight", "has changed a weight: line.weight: 1 of 1 elements, largest difference 1"), ("torch", "has changed a random state: torch"),
+     ("python", "has changed a random state: python"), ("numpy", "has changed a random state: numpy"), ("nothing", None)],
+)  # fmt: skip
+def test_a_debug_run_names_a_plugin_that_changes_a_weight_or_a_random_state_once(
+    trained: Trained, log_lines: list[str], what: str, message: str | None, hook: str
+) -> None:
+    trained(Changing, {"what": what, "hook": hook}, debug=True)
+    said = [line for line in log_lines if "has changed" in line]
+    assert len(said) == (message is not None)
+    assert all(message and message in line and f"plugin 'Changing', hook {hook} (test_plugin" in line for line in said)
+
+
+def test_a_debug_run_names_a_plugin_that_moves_a_batch(trained: Trained, log_lines: list[str]) -> None:
+    trained(Changing, {"what": "batch"}, debug=True)
+    [said] = [line for line in log_lines if "has changed" in line]
+    assert "has changed the device of the batch: [0]: 'cpu' and 'meta'" in said
+
+
+def test_another_run_does_not_look_at_what_a_plugin_changes(trained: Trained, log_lines: list[str]) -> None:
+    trained(Changing, {"what": "weight"})
+    assert not any("has changed" in line for line in log_lines)

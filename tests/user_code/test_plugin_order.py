@@ -24,7 +24,7 @@ NOTE = """
         def __init__(self, start=0):
             self.epochs = start
         @hookimpl
-        def after_epoch(self, context):
+        def before_epoch(self, context):
             self.epochs += 1
             context.setdefault("called", []).append(self.plugin_name)
         def state_dict(self):
@@ -51,8 +51,10 @@ def listed(linear: Path) -> Listed:
 
 
 def order(context: Context) -> list[str]:
-    """The names of the plugins in the order in which ``after_epoch`` calls them."""
-    return [each.plugin_name for each in reversed(context["hooks"].after_epoch.get_hookimpls())]
+    """The names of the plugins in the order in which ``before_epoch`` calls them; first is what reports of them."""
+    first, *names = [each.plugin_name for each in reversed(context["hooks"].before_epoch.get_hookimpls())]
+    assert first == "plugin_report"
+    return names
 
 
 def faults(config: Path) -> str:
@@ -204,7 +206,7 @@ def test_an_error_of_a_plugin_that_is_to_warn_is_logged_and_the_run_goes_on(faul
     assert context["batches"] == 24
     assert context["ended"]
     logged = [line for line in log_lines if "ZeroDivisionError: division by zero; on_error is 'warn'" in line]
-    where = "plugin 'first', hook before_batch (faulty.py:8) failed"
+    where = "plugin 'first', hook before_batch (faulty.py:5) failed"
     assert [line.count(where) for line in logged] == [1, 0, 1, 0]
     assert "for the 10th time" in logged[2]
 

@@ -29,7 +29,7 @@ COUNTER = """
         def __init__(self, every, start=0):
             self.every, self.start = every, start
         @hookimpl
-        def after_epoch(self, context):
+        def before_epoch(self, context):
             context.setdefault("counted", []).append(self.start + self.every)
 """
 """A plugin with an argument that must be given and one that may."""
@@ -60,9 +60,11 @@ def fresh_installed() -> Iterator[None]:
     installed_plugins.cache_clear()
 
 
-def order(context: Context, hook: str = "after_epoch") -> list[str]:
-    """The names of the plugins that have a hook, in the order in which they are called."""
-    return [each.plugin_name for each in reversed(getattr(context["hooks"], hook).get_hookimpls())]
+def order(context: Context) -> list[str]:
+    """The names of the plugins in the order in which ``before_epoch`` calls them; first is what reports of them."""
+    first, *names = [each.plugin_name for each in reversed(context["hooks"].before_epoch.get_hookimpls())]
+    assert first == "plugin_report"
+    return names
 
 
 def faults(config: Path) -> str:
@@ -266,12 +268,17 @@ def test_faults_of_plugins_come_all_at_once(plugged: Plugged) -> None:
 # What is said of a wrong plugin
 
 MARKED = "@hookimpl\n    def "
+BOTH = r"has only one of state_dict and load_state_dict; define both, or neither"
 MISTAKES = [
     (MARKED + "before_epok(self): pass", r"there is no hook 'before_epok'; did you mean 'before_epoch'\?"),
     (MARKED + "before_batch(self, bach): pass", r"the hook has no argument 'bach'; did you mean 'batch'\?"),
     (MARKED + "before_epoch(self, epoch): pass", r"the hook has no argument 'epoch'; known: context"),
     ("def before_epoch(self): pass", r"before_epoch \(\w+.py:4\) is named like a hook but not marked; write @hookimpl"),
     ("def before_training(self): pass", r"has no hook; mark a method such as before_epoch with @hookimpl"),
+    (MARKED + "before_epoch(self): pass\n    def state_dict(self): return {}", BOTH),
+    (MARKED + "before_epoch(self): pass\n    def load_state_dict(self, state): pass", BOTH),
+    (MARKED + "before_epoch(self): pass\n    every_rank = 'yes'", r"every_rank is 'yes'; write True or False"),
+    (MARKED + "before_epoch(self): pass\n    every_rank: int = 1", r"every_rank is 1; write True or False"),
 ]
 
 
@@ -342,6 +349,27 @@ def test_arguments_that_the_check_cannot_see_are_held_against_the_class_before_a
 def test_an_inherited_hook_counts_and_is_checked(plugged: Plugged) -> None:
     base = WRONG.replace("Plugin", "Base") + "@hookimpl\n    def after_epock(self): pass\n\nclass Plugin(Base): pass\n"
     assert "there is no hook 'after_epock'; did you mean 'after_epoch'?" in faults(plugged("[base.py]", base=base))
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "def state_dict(self): return {}\n    load_state_dict = print",
+        "def state_dict(self): return {}\n    if True:\n        def load_state_dict(self, state): pass",
+        "every_rank = not True",
+    ],
+)
+def test_both_methods_of_a_state_however_they_are_defined_are_no_fault(plugged: Plugged, rest: str) -> None:
+    body = MARKED + f"before_epoch(self): pass\n    {rest}"
+    assert faults(plugged("[right.py]", right=WRONG + body)) == ""
+
+
+def test_a_state_of_which_a_base_class_has_a_part_is_no_fault(plugged: Plugged) -> None:
+    base = WRONG.replace("Plugin", "Base") + "def load_state_dict(self, state): pass\n\nclass Plugin(Base):\n    "
+    body = MARKED + "before_epoch(self): pass\n    def state_dict(self): return {}"
+    config = plugged("[right.py]", right=base + body)
+    assert faults(config) == ""
+    GeneralTrainer(config).run()
 
 
 def test_hookimpl_under_another_name_is_no_fault(plugged: Plugged) -> None:

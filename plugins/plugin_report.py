@@ -1,0 +1,224 @@
+"""What a run says of its plugins: which take long, which were never called, and with ``debug: true`` what they change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from threading import Event, Thread
+from typing import Any
+
+import pluggy
+from loguru import logger
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from pipeline import hookimpl
+from pipeline.checkpoint.comparison import differences
+from pipeline.checkpoint.random_state import random_state
+from pipeline.context import Context
+from pipeline.signals import SHUTDOWN
+from pipeline.user_code.plugin_calls import CLOCK, HookCall
+from pipeline.user_code.plugins import HOOKS
+
+# Seconds from which on a call of a hook is named in the log.
+SLOW = 10.0
+
+# In the hot loop, as many calls of a hook go by until one is timed: not always, or never, every tenth.
+_UNTIMED = 50
+
+# Hooks that come only at an end, at a resume, at a signal, or after an error.
+_RARE = {
+    "after_checkpoint_loaded",
+    "on_resume",
+    "before_export",
+    "after_export",
+    "on_signal",
+    "on_stage_error",
+    "after_pipeline",
+}
+
+# Hook -> the key of the runner that says how often it comes.
+_INTERVALS = {
+    "on_print_interval": "print_interval",
+    "before_validation": "valid_interval",
+    "after_validation": "valid_interval",
+    "before_checkpoint_saved": "save_interval",
+    "after_checkpoint_captured": "save_interval",
+    "after_checkpoint_saved": "save_interval",
+}
+
+_AT_A_BEGINNING = {"before_epoch", "before_phase", "before_pass"}
+
+
+class CallTime:
+    """How long the calls of a hook take.
+
+    Args:
+        call: the hook.
+    """
+
+    def __init__(self, call: HookCall) -> None:
+        self.call, self.seconds, self.newest, self.timed = call, 0.0, 0.0, 0
+        call.due, call.took = 0, self.add
+
+    def add(self, seconds: float, exact: bool) -> None:
+        """Count a call; one in the hot loop stands for those since the last that was timed."""
+        call = self.call
+        if seconds > SLOW:
+            # Such a one stands for itself alone.
+            logger.warning(f"{call.where} took {seconds:.0f} s")
+            self.seconds += seconds
+            self.timed += 1
+        elif exact:
+            self.seconds += seconds * (call.count - self.timed)
+            self.newest, self.timed = seconds, call.count
+            # The first may have something to load. Where errors are logged, each call is timed.
+            call.due = 0 if call.warns or call.count == 1 else call.count + _UNTIMED
+
+    def total(self) -> float:
+        """The seconds of all calls; the newest that was timed stands for those after it."""
+        return self.seconds + (self.call.count - self.timed) * self.newest
+
+
+class PluginReport:
+    """Watches the hooks of all plugins of a runner. It is there in each run, and is no plugin that a config could name.
+
+    Args:
+        manager: has the plugins of the runner.
+    """
+
+    every_rank = True
+
+    def __init__(self, manager: pluggy.PluginManager) -> None:
+        implementations = [each for hook in HOOKS for each in getattr(manager.hook, hook).get_hookimpls()]
+        self.calls = [each.function for each in implementations if isinstance(each.function, HookCall)]
+        self.times = [CallTime(call) for call in self.calls]
+        # How many epochs were done when the training began; None before, and once the first epoch was looked at.
+        self.epochs: float | None = None
+        self.resumed = self.saved = False
+        self.ended = Event()
+        self.began = 0.0
+
+    @hookimpl(tryfirst=True)
+    def before_pipeline(self, context: Context) -> None:
+        """Look at the clock, now and every second."""
+        if not self.calls:
+            return
+        self.began = CLOCK.now = time.perf_counter()
+        thread = Thread(target=self._watch, name="plugin report", daemon=True)
+        thread.start()
+        context.peek("resources").callback(self._end, thread, context)
+        if context.peek("runner").debug:
+            for call in self.calls:
+                if not call.wraps:
+                    call.method = _checked(call, context)
+
+    @hookimpl(tryfirst=True)
+    def on_resume(self, context: Context) -> None:
+        """Note with which epoch the training goes on."""
+        self.resumed, self.epochs = True, context.peek("train_state")["epoch"]
+
+    @hookimpl(tryfirst=True)
+    def before_epoch(self, context: Context) -> None:
+        """Note with which epoch the training begins; after the first, see which plugins were not called."""
+        if self.epochs is None:
+            self.epochs = context.peek("train_state")["epoch"]
+        self._report_uncalled(context)
+
+    @hookimpl(tryfirst=True)
+    def before_checkpoint_saved(self) -> None:
+        """Note that a checkpoint will be announced, once it is on disk."""
+        self.saved = True
+
+    @hookimpl(trylast=True)
+    def after_stage(self, context: Context, name: str) -> None:
+        """After a training of one epoch, see which plugins were not called."""
+        if name == "runner":
+            self._report_uncalled(context)
+
+    def _watch(self) -> None:
+        """Look at the clock until the end; where a signal waits for a slow hook, name it."""
+        reported = CLOCK.running
+        while not self.ended.wait(SLOW / 10):
+            CLOCK.now, running = time.perf_counter(), CLOCK.running
+            (call, since), signal = running, SHUTDOWN.requested
+            if call and signal and CLOCK.now - since > SLOW and running is not reported:
+                reported = running
+                logger.warning(f"{call.where} has run for {CLOCK.now - since:.0f} s, and {signal.name} waits for it")
+
+    def _end(self, thread: Thread, context: Context) -> None:
+        """Log how long each plugin took; not after an error, which is to be the last that is logged."""
+        self.ended.set()
+        thread.join()
+        if context.peek("error"):
+            return
+        whole, seconds = time.perf_counter() - self.began, dict[str, float]()
+        for time_of in self.times:
+            name = time_of.call.plugin.name
+            seconds[name] = seconds.get(name, 0.0) + time_of.total()
+        by_time = sorted(seconds.items(), key=lambda item: -item[1])
+        shares = ", ".join(f"{name} {own:.1f} s ({own / whole:.1%})" for name, own in by_time)
+        logger.info(f"{context.peek('runner_name')} took {whole:.1f} s; of these the plugins: {shares}")
+
+    def _report_uncalled(self, context: Context) -> None:
+        if self.epochs is None or context.peek("train_state")["epoch"] <= self.epochs or context.peek("is_infer"):
+            return
+        # Once.
+        self.epochs, hooks = float("inf"), dict[str, list[HookCall]]()
+        rare = {*_RARE, "after_checkpoint_saved"} if self.saved else _RARE
+        for call in self.calls:
+            hooks.setdefault(call.plugin.name, []).append(call)
+        for name, own in hooks.items():
+            if not any(call.count or call.hook in rare for call in own):
+                reasons = "; ".join(f"{call.hook}{self._reason(call.hook, context)}" for call in own)
+                logger.warning(f"plugin '{name}': none of its hooks was called in the first epoch: {reasons}")
+
+    def _reason(self, hook: str, context: Context) -> str:
+        """Why a hook was not called, with a colon before it; ``""`` where that cannot be told."""
+        if hook in _AT_A_BEGINNING and self.resumed:
+            return " (the epoch had begun before the run was resumed)"
+        phases, key = context.peek("phases"), _INTERVALS.get(hook)
+        if key == "valid_interval" and phases and not any(phase.get("valid_dataset_name") for phase in phases):
+            return " (no phase has a valid_dataset_name)"
+        if key:
+            value, iteration = getattr(context.peek("runner"), key), context.peek("train_state")["iteration"]
+            return f" ({key} is {'null' if value is None else value}, and the epoch was over at iteration {iteration})"
+        return ""
+
+
+def _checked(call: HookCall, context: Context) -> Callable[..., Any]:
+    """The hook's method; what it changes that it had better leave alone is logged once."""
+    method, reported = call.method, set[str]()
+
+    @wraps(method)
+    def check(*arguments: Any, **defaults: Any) -> Any:
+        batch = dict(zip(call.arguments, arguments, strict=False)).get("batch")
+        before = _state(context, batch)
+        value = method(*arguments, **defaults)
+        for what, state in _state(context, batch).items():
+            if what not in reported and (difference := next(differences(before[what], state), None)):
+                reported.add(what)
+                logger.warning(f"{call.where} has changed {what}: {difference}")
+        return value
+
+    return check
+
+
+def _state(context: Context, batch: Any) -> dict[str, Any]:
+    """What a plugin had better leave alone: the weights of all phases, the batch's devices, and the random states."""
+    models = context.peek("model")
+    phases = models if isinstance(models, Mapping) else {}
+    modules = {name: entry.get("model") for name, entry in phases.items() if isinstance(entry, Mapping)}
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else [batch]
+    return {
+        "a weight": {name: dict(_weights(module)) for name, module in modules.items() if isinstance(module, nn.Module)},
+        "the device of the batch": [str(getattr(value, "device", None)) for value in values],
+        "a random state": random_state(),
+    }
+
+
+def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, value in module.state_dict().items():
+        if isinstance(value, Tensor) and not is_lazy(value):
+            yield name, value.detach().clone()
