@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pipeline_plugins.paddlerec.convert import convert
 
-from tests.conftest import LINE, LINEAR, Process, Workspace
+from tests.conftest import Process
 
 # Read when they are imported: mlflow and wandb tell their makers how they are used, and what fails.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -56,13 +56,15 @@ KILL = """
 
 
 @pytest.fixture
-def tracked(workspace: Workspace) -> Callable[[str], Path]:
+def tracked(linear: Path) -> Callable[[str], Path]:
     """The path of a small config with a tracker, which may be killed: 6 batches to an epoch, and a checkpoint every 3."""
 
     def write(tracker: str) -> Path:
-        linear = textwrap.dedent(LINEAR).replace("print_interval: 3", 'print_interval: 3, save_interval: "3 iteration"')
-        config = f'{linear}plugins: [{tracker}, "{{workspace}}/kill.py"]\n'
-        return workspace({"config.yaml": config, "data.py": LINE, "kill.py": KILL}) / "config.yaml"
+        text = linear.read_text(encoding="utf-8")
+        text = text.replace("print_interval: 3", 'print_interval: 3, save_interval: "3 iteration"')
+        linear.write_text(f'{text}plugins: [{tracker}, "{{workspace}}/kill.py"]\n', encoding="utf-8")
+        (linear.parent / "kill.py").write_text(textwrap.dedent(KILL), encoding="utf-8")
+        return linear
 
     return write
 
