@@ -45,15 +45,13 @@ class Packed(NamedTuple):
 
 
 def pack(
-    tensors: Mapping[str, Tensor],
-    metadata: Mapping[str, str] | None = None,
-    buffer: Callable[[int], Tensor] | None = None,
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None, buffer: Callable[[int], Tensor] | None = None
 ) -> Packed:
     """Order tensors as the format requires; tensors that share memory are each written.
 
     Args:
         tensors: name -> tensor.
-        metadata: texts that the header keeps.
+        metadata: texts that the header keeps, if there are any.
         buffer: a size in bytes -> a tensor of so many bytes, or more, into which all are copied; None: those that lie
             in the memory of the CPU as they are written are used where they are, and must not change meanwhile.
 
