@@ -62,6 +62,8 @@ class ModelSummary:
         brain: Any = context["model"][phase].brain
         if isinstance(brain, Brain) and not self._path(context, phase).exists() and phase not in self.open:
             self.open[phase] = _Record(brain.modules, context["train_state"], lambda: self._write(context, phase))
+            # Where an error ends the run in the middle of the batch.
+            context["resources"].callback(self.open[phase].close)
 
     @hookimpl
     def before_checkpoint_saved(self) -> None:
@@ -82,7 +84,7 @@ class ModelSummary:
 
     def _write(self, context: Context, phase: str) -> None:
         record = self.open.pop(phase)
-        record.hooks.close()
+        record.close()
         text = "\n".join(_table(list(record.rows(self.depth))))
         storage.write(self._path(context, phase), f"{text}\n")
         logger.info(f"model_summary: {phase}\n{text}")
@@ -117,6 +119,11 @@ class _Record:
             leave = module.register_forward_hook(lambda module, _, output: self.leave(module, output), always_call=True)
             self.hooks.callback(enter.remove)
             self.hooks.callback(leave.remove)
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        self.hooks.close()
+        self.counting.close()
 
     def is_complete(self) -> bool:
         """Whether the batch is over."""

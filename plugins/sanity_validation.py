@@ -118,11 +118,13 @@ def _copy(brain: Brain, context: Context) -> Brain:
     other = copy.copy(brain)
     memo = {id(brain): other, **{id(value): value for value in same}}
     for name, value in vars(brain).items():
-        # As far as a copy has come that fails, nothing else is to refer to it.
-        attempt = dict(memo)
-        with suppress(Exception):
-            vars(other)[name] = copy.deepcopy(value, attempt)
-            memo = attempt
+        before = dict(memo)
+        try:
+            vars(other)[name] = copy.deepcopy(value, memo)
+        except Exception:
+            # As far as the copy has come, nothing else is to refer to it. The memo stays the same object: it has its own id.
+            memo.clear()
+            memo.update(before)
     return other
 
 

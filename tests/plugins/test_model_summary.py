@@ -8,6 +8,7 @@ import pytest
 import torch
 from pipeline_plugins.model_summary import ModelSummary
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 from torch.utils.flop_counter import FlopCounterMode
@@ -294,6 +295,18 @@ class Kill:
         if self.at and context["train_state"]["iteration"] == self.at[0]:
             del self.at[0]
             raise KilledError
+
+
+def test_an_interruption_within_a_module_leaves_nothing_behind() -> None:
+    class Interrupted(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            raise KilledError
+
+    module = Interrupted(3, 1)
+    with pytest.raises(KilledError):
+        GeneralTrainer(config(lambda: module, {"model_summary": {}})).run()
+    assert _get_current_dispatch_mode() is None
+    assert not module._forward_hooks
 
 
 @pytest.mark.parametrize("kills", [[1], [3], [1, 2, 3]])

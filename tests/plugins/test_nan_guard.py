@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -163,15 +164,21 @@ class Counting(Brain):
     def __init__(self) -> None:
         net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 1))
         super().__init__({"net": net, "scale": one()})
-        self.calls = [0]
+        # Many, since copies of one must not come to be those of another; and one that cannot be copied.
+        vars(self).update({f"calls_{index}": [0] for index in range(100)})
+        self.lock = threading.Lock()
 
     def compute_forward(self, batch: Any, stage: Stage) -> Tensor:
-        self.calls[0] += 1
+        for calls in self.calls():
+            calls[0] += 1
         self.log("drawn", torch.rand(()))
         return observe("net", self.modules.net(batch[0])) * self.modules.scale(batch[0]).sqrt()
 
     def compute_objectives(self, predictions: Tensor, batch: Any, stage: Stage) -> Tensor:
-        return mse(predictions, batch[1]) * (1 + 0.1 * self.calls[0])
+        return mse(predictions, batch[1]) * (1 + 0.001 * sum(calls[0] for calls in self.calls()))
+
+    def calls(self) -> list[list[int]]:
+        return [calls for name, calls in vars(self).items() if name.startswith("calls_")]
 
 
 @pytest.mark.parametrize("third", [-1.0, 0.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,13 +52,26 @@ def differences(one: Context, other: Context) -> list[str]:
     return [place for place in places if not place.endswith("metric_log.timing")]
 
 
+class Count:
+    """A number that changes in place."""
+
+    def __init__(self, index: int) -> None:
+        self.index, self.number, self.history = index, 0, [0]
+
+    def add(self) -> None:
+        self.number += 1
+        self.history.append(self.number)
+
+
 class Counting(Brain):
     """Counts and draws in its validation, and what it counts is in its training loss."""
 
     def __init__(self) -> None:
         super().__init__({"net": network()})
         self.validations, self.seen = 0, [0]
-        self.generator = torch.Generator()
+        self.generator, self.lock = torch.Generator(), threading.Lock()
+        # Many, since copies of one must not come to be those of another.
+        vars(self).update({f"count_{index}": Count(index) for index in range(100)})
 
     def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
         self.validations += stage is Stage.VALID
@@ -65,13 +79,20 @@ class Counting(Brain):
     def compute_forward(self, batch: Any, stage: Stage) -> Tensor:
         if stage is Stage.VALID:
             self.seen[0] += 1
+            for index, count in enumerate(self.counts()):
+                assert count.index == index
+                count.add()
             self.log("drawn", torch.rand(()) + random.random())
         noise = torch.rand((), generator=self.generator)
         predictions: Tensor = self.modules.net(batch[0]) + noise
         return predictions
 
     def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
-        return mse(predictions, batch[1]) * (1 + self.validations + self.seen[0])
+        counted = self.validations + self.seen[0] + sum(count.number + len(count.history) for count in self.counts())
+        return mse(predictions, batch[1]) * counted
+
+    def counts(self) -> list[Count]:
+        return [value for value in vars(self).values() if isinstance(value, Count)]
 
 
 class Noisy(Dataset[Any]):
