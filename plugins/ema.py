@@ -65,7 +65,8 @@ class Ema:
     are averages already.
 
     An update counts once in an iteration, however many optimizers of a phase have stepped in it, and only if one has: a
-    window that is discarded is none. (A fused optimizer on a GPU skips such a step by itself; that counts.)
+    window that is discarded is none. (A fused optimizer on a GPU skips such a step by itself; that counts.) Of two of
+    these plugins in a run, the models have the averages of the one that the config names last.
 
     Args:
         decay: the share of the average that each average after it keeps; of ``exponential``, 0.999 if it is left out.
@@ -115,13 +116,13 @@ class Ema:
         # The models that were updated since the last look.
         self.updated: set[str] = set()
         self.attached = False
-        # Whether the models have the averages, and ``averages`` the training weights.
-        self.swapped = False
+        # Those of the run that have exchanged what they have with what the models had, one after the other.
+        self.swapped: list[Ema] = []
 
     @hookimpl
     def before_pipeline(self, context: Context) -> None:
         """Remember the context."""
-        self.context = context
+        self.context, self.swapped = context, context.setdefault("ema", [])
 
     @hookimpl(tryfirst=True)
     def before_stage(self, name: str) -> None:
@@ -173,7 +174,7 @@ class Ema:
         """Go on with the training weights."""
         self._put_back()
 
-    @hookimpl(trylast=True)
+    @hookimpl(tryfirst=True)
     def before_checkpoint_saved(self) -> None:
         """Put the averages into the files of weights; after a validation that a signal has interrupted they are there."""
         self._swap_in()
@@ -197,12 +198,15 @@ class Ema:
         self._put_back()
 
     def state_dict(self) -> dict[str, Any]:
-        """The training weights: the files of weights beside it have the averages."""
+        """The training weights: the files of weights beside it have the averages.
+
+        Of two of these plugins the first has the training weights, the second the averages of the first.
+        """
         modules = unique_modules(self.context["model"]) if self.averages else {}
         states = {}
         for phase, averaged in self.averages.items():
             tensors = self._tensors(modules[phase])
-            if self.swapped:
+            if self in self.swapped:
                 tensors = dict(zip(tensors, averaged.module.parameters(), strict=True))
             states[phase] = {"averaged": int(averaged.n_averaged), "weights": tensors}
         return {"updates": dict(self.updates), "models": states}
@@ -233,7 +237,7 @@ class Ema:
         optimizers = {
             id(scheduler.optimizer): (scheduler.optimizer, owners[id(module_of(entry))])
             for entry in models.values()
-            for scheduler in entry["optim_schedulers"].values()
+            for scheduler in (entry.get("optim_schedulers") or {}).values()
         }
         for optimizer, owner in optimizers.values():
             optimizer.register_step_post_hook(partial(self._note, owner))
@@ -267,19 +271,19 @@ class Ema:
         return {name: value.data for name, value in {**dict(module.named_parameters()), **floating}.items()}
 
     def _swap_in(self) -> None:
-        if not self.swapped:
+        if self.averages and self not in self.swapped:
+            self.swapped.append(self)
             self._exchange()
 
     def _put_back(self) -> None:
-        if self.swapped:
-            self._exchange()
+        while self in self.swapped:
+            self.swapped.pop()._exchange()
 
     def _exchange(self) -> None:
-        """Exchange averages and training weights; the tensors stay the same objects."""
-        modules = unique_modules(self.context["model"]) if self.averages else {}
+        """Exchange what the models have with what is in ``averages``; the tensors stay the same objects."""
+        modules = unique_modules(self.context["model"])
         for phase, averaged in self.averages.items():
             own, others = list(self._tensors(modules[phase]).values()), list[Tensor](averaged.module.parameters())
             kept = [value.clone() for value in own]
             torch._foreach_copy_(own, others)
             torch._foreach_copy_(others, kept)
-        self.swapped = bool(self.averages) and not self.swapped

@@ -23,7 +23,7 @@ from pipeline.context import Context, Phase
 from pipeline.data.loader import generators_of
 from pipeline.errors import ConfigError, DivergedError, one_of
 from pipeline.signals import SHUTDOWN
-from pipeline.training.phase import pass_loader, phase_errors
+from pipeline.training.phase import pass_loader, phase_errors, phase_of
 from pipeline.training.train_pass import PassLoop, TrainPass
 from pipeline.training.updater import is_plain
 
@@ -113,7 +113,7 @@ class LrFinder:
         if self.done:
             return
         self.done = True
-        curve = search(context, context["model"][name], self.rates, self.diverges)
+        curve = search(context, phase_of(name, context), self.rates, self.diverges)
         rate = curve.suggestion()
         found = "no learning rate: the loss never falls" if rate is None else f"the learning rate {rate:.2g}"
         logger.info(f"{self.plugin_name} suggests {found} (phase '{name}', {curve.end})\n{curve}")

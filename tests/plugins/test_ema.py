@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from click.testing import Result
 from pipeline_plugins.ema import Ema
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -19,11 +17,8 @@ from pipeline import Context, GeneralTrainer, RunnerBase, hookimpl, stages
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import ConfigError
 from pipeline.signals import StoppedError
-from tests.conftest import LINE
 from tests.training.conftest import Kill, KilledError, linear_config, mse, table
 
-Call = Callable[..., Result]
-Workspace = Callable[..., Path]
 Weights = dict[str, Tensor]
 
 
@@ -171,6 +166,19 @@ def test_a_discarded_window_is_no_update(monkeypatch: pytest.MonkeyPatch) -> Non
     assert same(saved(run(made), 9), by_hand(discarded=[5])[-1].average)
 
 
+class Skips:
+    """Leaves out one update."""
+
+    @hookimpl
+    def before_update(self, context: Context, optim_scheduler: Any) -> None:
+        if context["train_state"]["iteration"] == 4:
+            optim_scheduler.skip_update()
+
+
+def test_an_update_that_a_plugin_has_skipped_is_none() -> None:
+    assert same(saved(run(config({"ema": {"average": "equal"}}, Skips)), 9), by_hand(discarded=[5])[-1].average)
+
+
 def sgd(part: str) -> dict[str, Any]:
     arguments = {"optim_type": "SGD", "optim_conf": {"lr": 0.1}, "updated_modules": part}
     return {"class": "constant", "args": arguments}
@@ -210,6 +218,22 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit(at: int, monkeypatch: pytest.
         files = [run["checkpointer"].newest() / f"{name}.safetensors" for run in (straight, resumed)]
         assert files[0].read_bytes() == files[1].read_bytes()
     assert resumed["metrics"] == straight["metrics"]
+
+
+def test_of_two_the_last_one_gives_its_averages_and_both_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [{"name": f"ema{decay}", "class_path": "ema", "args": {"decay": decay / 10}} for decay in (5, 9)]
+    made = {**config(*both, Kill, save_interval="1 iteration"), "name": "two"}
+    monkeypatch.setattr(Kill, "at", 5)
+    with pytest.raises(KilledError):
+        run(made)
+    monkeypatch.setattr(Kill, "at", -1)
+    context = run(made, resume="auto")
+    assert same(saved(context, 9), by_hand(0.9)[-1].average)
+    states = read_checkpoint(context["checkpointer"].newest()).training["recoverables"]
+    kept = [states[f"plugin:ema{decay}"]["models"]["line"]["weights"] for decay in (5, 9)]
+    hand = by_hand(0.5)[-1]
+    for weights, expected in zip(kept, (hand.training, hand.average), strict=True):
+        assert same(weights, {name: expected[name] for name in weights})
 
 
 class Validated:
@@ -318,22 +342,6 @@ def test_best_gives_the_averages_that_it_was_chosen_for_and_goes_on_with_the_tra
 
 
 FILES = ("line.safetensors", "training.safetensors")
-
-
-@pytest.mark.slow
-def test_resume_test_says_that_it_can_be_resumed(pipeline: Call, workspace: Workspace) -> None:
-    text = (
-        "hyper_parameters: {optimizer: {class: Adam, learning_rate: 0.1}}\n"
-        "plugins: [ema: {decay: 0.9, every: 2, start_epoch: 1}]\n"
-        'dataset: [{name: data, class_path: "{workspace}/data.py:Line", args: {size: 24}, batch_size: 4}]\n'
-        "runner: [{name: t, class: train, device: cpu, epochs: 3, keep_best: {metric: valid_loss, mode: min}}]\n"
-        "phase:\n"
-        "  - {name: line, model: torch.nn.Linear, model_args: {in_features: 1, out_features: 1},\n"
-        "     loss: torch.nn.functional.mse_loss, dataset_name: data, valid_dataset_name: data}\n"
-    )
-    path = workspace({"config.yaml": text, "data.py": LINE}) / "config.yaml"
-    result = pipeline("resume-test", path, "--at", "9", "--at", "14")
-    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize(

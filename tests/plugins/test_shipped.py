@@ -19,6 +19,7 @@ from pipeline.errors import PipelineError
 POINTS = [point for point in entry_points(group="pipeline.plugins") if point.value.startswith("pipeline_plugins.")]
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "early_stopping": {"metric": "valid_loss", "patience": 2, "min_delta": 0.01},
+    "ema": {"decay": 0.9, "every": 2, "start_epoch": 1},
     "metric_log": {"csv": True, "gradient_norm": True},
     "profiler": {"wait": 1, "active": 2},
 }
