@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import runpy
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -85,10 +90,11 @@ def test_stages_and_a_plugin_may_be_added_at_once(pipeline: Call) -> None:
     pipeline("new", "mine")
     done = pipeline("new", "mine", "--stage", "network", "--plugin", "--stage", "startup")
     assert done.stdout == (
-        "wrote mine/network.py\nwrote mine/startup.py\nwrote mine/my_plugin.py\n"
+        "wrote mine/network.py\nwrote mine/startup.py\nwrote mine/my_plugin.py\nwrote mine/test_my_plugin.py\n"
         "try:\n  pipeline run mine --network mine/network.py --startup mine/startup.py\n"
         "to keep it, add to an item of `runner:` in the config:\n"
         '    network_class_path: "{workspace}/network.py"\n    startup_class_path: "{workspace}/startup.py"\n'
+        "test it:\n  pytest mine/test_my_plugin.py\n"
         'add to the config:\nplugins: ["{workspace}/my_plugin.py"]\n'
     )
 
@@ -118,12 +124,52 @@ def test_all_five_stages_together_train_as_the_defaults_do(pipeline: Call, kind:
     assert numbers["after"] == numbers["before"]
 
 
-def test_what_is_added_does_something(pipeline: Call) -> None:
+def test_a_plugin_does_something(pipeline: Call) -> None:
     pipeline("new", "mine")
     with_line(Path("mine/config.yaml"), add(pipeline, "my_plugin").stdout)
     said = pipeline("run", "mine/config.yaml", "runner.train_runner.epochs=2").stderr
-    assert "after epoch 0: {'circle': {'loss': " in said
-    assert "after epoch 1: {'circle': {'loss': " in said
+    assert re.findall(r"after epoch (\d): the loss was {'circle': 0\.\d+}, and is {'circle': 0\.\d+}\n", said) == [
+        "0",
+        "1",
+    ]
+
+
+@pytest.mark.slow
+def test_a_plugin_has_a_test_which_pytest_runs_whatever_its_name(pipeline: Call) -> None:
+    pipeline("new", "my work")
+    done = pipeline("new", "my work", "--plugin", "loss_log")
+    wrote, (_, test, _, line) = done.stdout.splitlines()[:2], done.stdout.splitlines()[2:]
+    assert wrote == ["wrote my work/loss_log.py", "wrote my work/test_loss_log.py"]
+    assert line == 'plugins: ["{workspace}/loss_log.py"]'
+    command = [sys.executable, "-m", *shlex.split(test), "-q", "-p", "no:cacheprovider"]
+    tested = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "2 passed" in tested.stdout, tested.stdout
+
+
+MISTAKES = {
+    "": (0, 0),
+    'self.first = state["first"]': (0, 1),
+    'self.trigger.load_state_dict(state["trigger"])': (0, 1),
+    "if self.trigger.fires(context):": (1, 0),
+}
+"""A line of the plugin that is left out, and whether its two tests fail then."""
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_the_tests_of_a_plugin_pass_and_find_its_mistakes(pipeline: Call, line: str, tmp_path: Path) -> None:
+    pipeline("new", "mine")
+    pipeline("new", "mine", "--plugin", "loss_log")
+    plugin = Path("mine/loss_log.py")
+    text = plugin.read_text(encoding="utf-8")
+    plugin.write_text(text.replace(line, "if True:" if line.startswith("if") else line and "pass"), encoding="utf-8")
+    tests = [own for name, own in runpy.run_path("mine/test_loss_log.py").items() if name.startswith("test_")]
+    failed = []
+    for number, test in enumerate(tests):
+        with suppress(AssertionError):
+            test(tmp_path / str(number))
+            continue
+        failed.append(number)
+    assert tuple(int(number in failed) for number in (0, 1)) == MISTAKES[line]
 
 
 @pytest.mark.parametrize(
@@ -137,6 +183,12 @@ def test_what_is_added_does_something(pipeline: Call) -> None:
         (["mine", "--stage", "x"], "there is no stage 'x'; known: instance, network, runner, startup, terminal"),
         (["mine", "--stage", "network", "--stage", "runner"], "mine/runner.py: is there already; edit it, or rename it first"),
         (["a b", "--plugin"], "a b: no such folder; name the folder of a config, or write one first: pipeline new 'a b'"),
+        (["mine", "--plugin", "a-b"], "--plugin a-b: is no name of a Python module; write letters, digits and _"),
+        (["mine", "--plugin", "class"], "--plugin class: is no name of a Python module; write letters, digits and _"),
+        (["mine", "--plugin", "metric_log"], "--plugin metric_log: is the name of a stage or of an installed plugin; choose another"),
+        (["mine", "--plugin", "startup"], "--plugin startup: is the name of a stage or of an installed plugin; choose another"),
+        (["mine", "--plugin", "data"], "mine/data.py: is there already; edit it, or rename it first"),
+        (["mine", "--plugin", "done"], "mine/test_done.py: is there already; edit it, or rename it first"),
         (["mine", "--kind", "ctr", "--plugin"], "--kind ctr is for a whole workspace; leave it out, or --stage and --plugin"),
         ([], "Missing argument 'DIR'."),
     ],
@@ -146,6 +198,7 @@ def test_a_wrong_command_line_is_refused_and_nothing_is_written(
 ) -> None:
     pipeline("new", "mine")
     Path("mine/runner.py").symlink_to("nowhere")
+    Path("mine/test_done.py").touch()
     before = sorted(Path().rglob("*"))
     done = pipeline("new", *arguments)
     assert (done.exit_code, done.stdout) == (2, "")
