@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import Result
 from pipeline_plugins.model_summary import ModelSummary
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -330,3 +333,12 @@ def test_a_second_one_has_a_name_and_a_file_of_its_own() -> None:
     context = GeneralTrainer(config(deep, {"model_summary": {}}, other)).run()
     short: str = (context["run_dir"] / "t" / "short_p.txt").read_text(encoding="utf-8")
     assert (len(short.splitlines()), len(text(context).splitlines())) == (3, 5)
+
+
+@pytest.mark.slow
+def test_resume_test_says_that_it_can_be_resumed(pipeline: Callable[..., Result], linear: Path) -> None:
+    plugins = "plugins=[model_summary, sanity_validation, nan_guard: {action: warn}]"
+    done = pipeline("resume-test", linear, plugins, "--at", 1, "--at", 8, "runner.train_runner.save_interval=1")
+    assert done.exit_code == 0, done.output
+    assert "model_summary_line.txt" in done.stdout
+    assert done.stdout.endswith("\nequal, bit for bit\n")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from pipeline_plugins.nan_guard import NanGuard
+from pipeline_plugins.nan_guard import NanGuard, _copy
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -196,6 +197,15 @@ def test_with_warn_the_run_goes_on_as_without_it_bit_for_bit(third: float, log_l
         places = [found.place for found in checkpoint_differences(*map(read_checkpoint, pair))]
         # The length of timing.jsonl depends on the clock.
         assert [place for place in places if not place.endswith("metric_log.timing")] == []
+
+
+def test_a_copy_of_a_brain_shares_its_weights_and_what_cannot_be_copied() -> None:
+    # A run shows this only by chance: it depends on where objects lie in memory.
+    brain = Counting()
+    own: Any = _copy(brain)
+    assert not any(map(operator.is_, own.calls(), brain.calls()))
+    assert all(map(operator.is_, own.modules.parameters(), brain.modules.parameters()))
+    assert own.lock is brain.lock
 
 
 def test_it_looks_at_as_many_batches_as_it_says() -> None:

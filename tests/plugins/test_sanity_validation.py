@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import threading
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_plugins.sanity_validation import SanityValidation
+from pipeline_plugins.sanity_validation import SanityValidation, _copy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -172,6 +173,16 @@ def test_it_changes_no_bit_of_a_run(case: str, monkeypatch: pytest.MonkeyPatch, 
     checked = straight(monkeypatch, {"sanity_validation": {}}, **CASES[case])
     assert sum("sanity_validation: p" in line for line in log_lines) == 1
     assert differences(checked, without) == []
+
+
+def test_a_copy_of_a_brain_shares_its_weights_and_what_cannot_be_copied() -> None:
+    # A run shows this only by chance: it depends on where objects lie in memory.
+    brain = Counting()
+    own: Any = _copy(brain, Context(dataset={}))
+    assert not any(map(operator.is_, own.counts(), brain.counts()))
+    assert [count.index for count in own.counts()] == list(range(100))
+    assert all(map(operator.is_, own.modules.parameters(), brain.modules.parameters()))
+    assert own.lock is brain.lock
 
 
 @pytest.mark.slow
