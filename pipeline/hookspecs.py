@@ -90,10 +90,18 @@ def before_epoch(context: Context) -> None:
 
 
 @hookspec
+def before_phase(context: Context, phase: str) -> None:
+    """The first pass over the training data of a phase in this epoch is about to begin.
+
+    It does not come again for a phase that is resumed in its middle. Outside of epochs there is none.
+    """
+
+
+@hookspec
 def before_pass(context: Context, phase: str) -> None:
     """A pass over the training data of a phase begins.
 
-    It does not come again for a pass that is resumed in its middle. An Experiment, which reads its batches itself, has none.
+    It does not come again for a pass that is resumed in its middle. In an Experiment an epoch is a pass.
     """
 
 
@@ -188,6 +196,15 @@ def after_validation(context: Context, phase: str, metrics: dict[str, float]) ->
 
 
 @hookspec
+def after_phase(context: Context, phase: str) -> None:
+    """The passes of a phase in this epoch are over, and its validation that is due after the epoch.
+
+    The default Runner's ``train_epoch`` ends one phase before it begins the next; a loop of one's own may train several by
+    turns, so there all end with the epoch.
+    """
+
+
+@hookspec
 def after_epoch(context: Context) -> None:
     """An epoch is over; ``context["metrics"]`` holds its numbers."""
 
@@ -206,7 +223,8 @@ def after_export(context: Context) -> None:
 def before_checkpoint_saved(context: Context) -> None:
     """A checkpoint of this moment is about to be saved: what is changed now is in it.
 
-    It is called at the end of a training too, where nothing is written if the last checkpoint is of the same moment.
+    It is called again where a plugin has asked for a validation in it, which comes between. It is called at the end of a
+    training too, where nothing is written if the last checkpoint is of the same moment.
     """
 
 

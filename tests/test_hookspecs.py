@@ -79,7 +79,7 @@ EPOCH = [
     "extend_metrics", "after_pass", "before_validation", "extend_metrics", "after_validation",
 ]  # fmt: skip
 SAVE = ["before_checkpoint_saved", "after_checkpoint_captured"]
-RUNNER = ["before_epoch", "before_pass", *EPOCH, "after_epoch", *SAVE]
+RUNNER = ["before_epoch", "before_phase", "before_pass", *EPOCH, "after_phase", "after_epoch", *SAVE]
 ELSEWHERE = {"on_signal", "on_stage_error", "after_checkpoint_loaded", "on_resume"}
 """Come in a run that fails or is resumed."""
 SAVED = "after_checkpoint_saved"
@@ -201,8 +201,8 @@ def test_an_epoch_that_is_resumed_in_its_middle_does_not_begin_again(resumed: Ca
     assert moments(context, "after_checkpoint_loaded")[0]["path"].name == "step-000000000008"
     [moment] = moments(context, "on_resume")
     assert (moment["current_epoch"], moment["iteration"]) == (1, 8)
-    assert not moments(context, "before_epoch") + moments(context, "before_pass")
-    assert len(moments(context, "after_epoch")) == len(moments(context, "after_pass")) == 1
+    assert not [name for name in names(context) if name in {"before_epoch", "before_phase", "before_pass"}]
+    assert [len(moments(context, hook)) for hook in ("after_epoch", "after_phase", "after_pass")] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("hook", ["after_epoch", "before_epoch"])
@@ -210,12 +210,82 @@ def test_a_run_that_is_resumed_between_two_epochs_begins_the_next(resumed: Calla
     context = resumed(hook, 6)
     runner = names(context)[names(context).index("before_stage runner") + 1 :]
     begun = ["before_epoch"] if hook == "after_epoch" else []
-    assert runner[1 : 4 + len(begun)] == ["on_resume", *begun, "before_pass", "before_batch"]
+    assert runner[1 : 5 + len(begun)] == ["on_resume", *begun, "before_phase", "before_pass", "before_batch"]
     assert moments(context, "on_resume")[0]["epoch"] == 1
 
 
 def test_a_run_without_a_checkpoint_is_not_resumed(recorded: Recorded) -> None:
     assert not moments(recorded(), "on_resume")
+
+
+CLASS = "runner.train_runner.runner_class_path"
+OWN_RUNNERS = """
+from pipeline import ExperimentBase, RunnerBase, stages
+import torch
+
+class Default(stages.Runner):
+    pass
+
+class Verbs(stages.Runner):
+    def train_epoch(self, context, epoch):
+        for phase in context["model"].values():
+            self.train_phase(context, phase)
+    def train_batch(self, context, phase, batch):
+        return super().train_batch(context, phase, batch)
+    def validate(self, context, phase):
+        return super().validate(context, phase)
+
+class Loop(RunnerBase):
+    def run(self, context):
+        for epoch in context.epochs():
+            for batch in context.batches("line"):
+                context["model"]["line"].brain.fit_batch(batch)
+
+class Experiment(ExperimentBase):
+    def setup_dataloader(self):
+        self.train_loader = self.valid_loader = self.context["dataset"]["train_data"]
+    def setup_model(self):
+        entry = self.context["model"]["line"]
+        self.model, self.optimizer = entry["model"], entry["optim_schedulers"]["main"]
+    def train_batch(self):
+        x, y = self.read_batch()
+        self.optimizer.step((self.model(x) - y).square().mean())
+    def valid(self):
+        self.visualizer.add_scalar("loss", 1.0, self.iteration)
+"""
+
+
+@pytest.mark.parametrize("kind", ["Verbs", "Loop"])
+@pytest.mark.parametrize("limit", ["epochs=2", "max_steps=9"])
+def test_hooks_come_alike_from_the_default_runner_overridden_verbs_and_a_loop_of_ones_own(
+    recorded: Recorded, linear: Path, kind: str, limit: str
+) -> None:
+    (linear.parent / "own.py").write_text(OWN_RUNNERS, encoding="utf-8")
+    keys = ["save_interval=4", "save_inference_interval=1", "valid_interval=[1 epoch, 5]", "epochs=2", limit]
+    calls = [
+        names(recorded(*(f"runner.train_runner.{key}" for key in keys), f"{CLASS}={{workspace}}/own.py:{each}"))
+        for each in ("Default", kind)
+    ]
+    default, own = ([name for name in each if name != SAVED] for each in calls)
+    assert own == default
+
+
+def test_an_experiment_has_the_hooks_of_the_default_runner_in_an_order_of_its_own(
+    recorded: Recorded, linear: Path
+) -> None:
+    (linear.parent / "own.py").write_text(OWN_RUNNERS, encoding="utf-8")
+    context = recorded(f"{CLASS}={{workspace}}/own.py:Experiment")
+    calls = names(context)
+    runner = [name for name in calls[calls.index("before_stage runner") + 1 :] if name != SAVED]
+    validation = ["before_validation", "extend_metrics", "after_validation"]
+    reports = ["extend_metrics", "on_print_interval"]
+    assert runner[: runner.index("after_epoch") + 1] == [
+        "before_epoch", "before_phase", "before_pass", *(BATCH * 3), *reports, *(BATCH * 3), *reports, *validation,
+        "extend_metrics", "after_pass", "after_phase", "after_epoch",
+    ]  # fmt: skip
+    phases = {moment["phase"] for hook in BATCH for moment in moments(context, hook)}
+    assert phases == {"experiment"}
+    assert [moment["iteration"] for moment in moments(context, "after_batch")] == list(range(1, 13))
 
 
 def test_the_numbers_of_a_pass_are_those_of_its_batches(recorded: Recorded) -> None:

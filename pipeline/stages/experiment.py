@@ -36,9 +36,11 @@ from pipeline.stages.base import RunnerBase
 from pipeline.stages.experiment_config import PHASE, JsonLines, PluginNumbers, Visualizer
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.evaluation import in_evaluation_mode
+from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_hooks
 from pipeline.training.phase import limited
 from pipeline.training.triggers import Schedule
 from pipeline.user_code import plugins
+from pipeline.user_code.plugin_calls import hook_or_none
 
 # Key of ``config.training`` -> what it says how often.
 INTERVALS = {"valid_interval": "validating", "save_interval": "saving"}
@@ -160,6 +162,9 @@ class ExperimentSetup(RunnerBase):
         """Everything before the training, in this order."""
         self._numbers = PluginNumbers(self.context)
         self._numbers.begin_epoch()
+        self._batch: Any = None
+        hooks = self.context["hooks"]
+        self._before_batch, self._on_batch_end = hook_or_none(hooks, "before_batch"), hook_or_none(hooks, "after_batch")
         self.setup_device()
         if self.parallel:
             self.init_parallel()
@@ -248,6 +253,8 @@ class ExperimentSetup(RunnerBase):
         models = self.context.peek("model") or {}
         self.context["model"] = {**models, PHASE: {"model": model}}
         trained = {**self._optimizer(), **self._parts()}
+        own = {name.removeprefix("self."): part for name, part in trained.items() if isinstance(part, OptimScheduler)}
+        attach_optimizer_hooks(own, self.context, PHASE)
         self._options = {name: parts.options_of(part) for name, part in trained.items() if isinstance(part, Optimizer)}
         self.checkpointer._begin(self.context["model"])
 
@@ -362,7 +369,10 @@ class ExperimentBase(ExperimentSetup):
                 raise DataError(f"{nothing}; check the dataset, or drop_last with few samples")
         batch = self._batches.take()
         self.train_state["samples"] += count_samples(batch)
-        return batch if self.device.type == "cpu" else to_device(batch, self.device)
+        self._batch = batch if self.device.type == "cpu" else to_device(batch, self.device)
+        if self._before_batch:
+            self._before_batch(context=self.context, phase=PHASE, batch=self._batch)
+        return self._batch
 
     def new_epoch(self) -> None:
         """Begin the next epoch: count it, and pass its number to the loader's sampler."""
@@ -507,7 +517,8 @@ class ExperimentBase(ExperimentSetup):
         if self._batches.over():
             self.new_epoch()
         else:
-            self._begin_epoch(again=True)
+            # One that a limit has cut short was over.
+            self._begin_epoch(again=self._interrupted)
 
     def _plan(self) -> None:
         """Take from ``config.training`` what is due when, and where training ends."""
@@ -526,6 +537,8 @@ class ExperimentBase(ExperimentSetup):
         """Count the batch, and do what is due."""
         self.train_state["iteration"] = self.iteration
         self.train_state["update"] += 1
+        if self._on_batch_end:
+            self._on_batch_end(context=self.context, phase=PHASE, batch=self._batch, predictions=None, losses={})
         over = self._batches.count and self._batches.over()
         if over:
             self._ended = self.epoch
@@ -600,7 +613,10 @@ class ExperimentBase(ExperimentSetup):
         self._in_epoch, self._interrupted = True, False
         self.context["current_epoch"] = self.epoch - 1
         if not again:
-            self.context["hooks"].before_epoch(context=self.context)
+            hooks = self.context["hooks"]
+            hooks.before_epoch(context=self.context)
+            hooks.before_phase(context=self.context, phase=PHASE)
+            hooks.before_pass(context=self.context, phase=PHASE)
 
     def _end_epoch(self) -> None:
         """Call the plugins at the end of an epoch, also of one that is cut short."""
@@ -608,4 +624,5 @@ class ExperimentBase(ExperimentSetup):
             self._in_epoch = False
             self.train_state["epoch"] = self.epoch
             self._numbers.end_epoch()
+            self.context["hooks"].after_phase(context=self.context, phase=PHASE)
             self.context["hooks"].after_epoch(context=self.context)

@@ -132,6 +132,7 @@ class PluginNumbers:
         """Put the training numbers of the epoch before those of its validations."""
         numbers, iteration = self.training.means(), self.context["train_state"]["iteration"]
         extend_metrics(self.context, PHASE, numbers)
+        self.context["hooks"].after_pass(context=self.context, phase=PHASE, metrics=numbers)
         self.context["metrics"][PHASE] = numbers | self.validations
         self.iterations = dict.fromkeys(numbers, iteration) | {name: self.iterations[name] for name in self.validations}
 

@@ -24,13 +24,7 @@ from pipeline.training.evaluation import Validation, Verb, evaluate_loader, exte
 from pipeline.training.export import WeightExporter
 from pipeline.training.journal import Journal
 from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_hooks
-from pipeline.training.phase import (
-    pass_loader,
-    phase_errors,
-    phase_of,
-    run_options_for,
-    warn_of_unresumable_orders,
-)
+from pipeline.training.phase import pass_loader, phase_errors, phase_of, run_options_for, warn_of_unresumable_orders
 from pipeline.training.train_pass import PassIterator, PassLoop, TrainPass
 from pipeline.training.triggers import NEVER, Schedule
 from pipeline.user_code.plugin_calls import hook_or_none
@@ -192,11 +186,14 @@ class TrainLoop(PassLoop):
         own = [entry for entry in entries if isinstance(entry, TrainPass) and entry.phase == phase.name]
         # A train_phase of one's own may do without a pass.
         entry = own[-1] if own else self.journal.call("validate", phase.name, in_body=self._in_body())
+        first = not any(earlier.validated for earlier in own)
         if not entry.validated:
             self.journal.arrive_after_last_call()
             if self.schedule.validating.fires_after(self.counters["epoch"] + 1):
                 self._validate(phase.name)
             entry.validated = True
+            if first and self._is_trained(phase.name):
+                self.hooks.after_phase(context=self.context, phase=phase.name)
         return self.is_over()
 
     def is_over(self) -> bool:
@@ -363,6 +360,8 @@ class TrainLoop(PassLoop):
         self._reports[training] = IntervalReport(self.context, training.phase, brain, own.optim_schedulers)
         epoch = training.updater.state.epoch = self.counters["epoch"]
         if training.state is None:
+            if self.journal.inner is not None and not self._is_trained(training.phase):
+                self.hooks.before_phase(context=self.context, phase=training.phase)
             self.hooks.before_pass(context=self.context, phase=training.phase)
         training.start(epoch, batches)
 
@@ -487,6 +486,10 @@ class TrainLoop(PassLoop):
         self._take(training.phase, training.numbers)
         self.hooks.after_pass(context=self.context, phase=training.phase, metrics=training.numbers)
 
+    def _is_trained(self, phase: str) -> bool:
+        """Whether a pass over the data of a phase was made in this epoch."""
+        return "loss" in self.metrics.get(phase, {})
+
     def _take(self, phase: str, numbers: Mapping[str, float]) -> None:
         """Put numbers where plugins and checkpoints find them; those of the pass come first."""
         others = self.metrics.get(phase, {})
@@ -505,12 +508,14 @@ class TrainLoop(PassLoop):
         self.journal.require_arrival("the epoch ended")
         epoch = self.counters["epoch"]
         validated = {entry.phase for entry in entries if entry.validated}
+        unvalidated = [name for name in self.phases if self._is_trained(name) and name not in validated]
         with waits:
-            for name in self.phases if self.schedule.validating.fires_after(epoch + 1) else ():
-                if "loss" in self.metrics.get(name, {}) and name not in validated:
-                    self._validate(name)
+            for name in unvalidated if self.schedule.validating.fires_after(epoch + 1) else ():
+                self._validate(name)
             if self.is_over() or epoch + 1 >= self.schedule.epochs:
                 self._validate_last()
+        for name in unvalidated:
+            self.hooks.after_phase(context=self.context, phase=name)
         self.counters.update(epoch=epoch + 1, phase_index=0)
         self.journal.inner = None
         if interrupted:
@@ -580,10 +585,11 @@ class TrainLoop(PassLoop):
         # First, since this checkpoint keeps which of the earlier ones are the best.
         self.checkpoints.wait_for_save()
         self.hooks.before_checkpoint_saved(context=self.context)
-        if not self.validation.running:
-            # What a plugin asks for there: a resumed run would not do it at this iteration.
+        if VALIDATION in self.context.requests and not self.validation.running:
+            # A resumed run would do it at another iteration; and for it plugins undo what they did for the checkpoint.
             self._validate_on_request()
-        self.context.requests.discard(CHECKPOINT)
+            self.hooks.before_checkpoint_saved(context=self.context)
+        self.context.requests -= {CHECKPOINT} if self.validation.running else {CHECKPOINT, VALIDATION}
         self._save_postponed = False
         loop = self.journal.capture(
             self._leader,

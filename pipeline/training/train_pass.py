@@ -310,15 +310,9 @@ class TrainPass:
         self._iteration += 1
         loop.counters["iteration"] += 1
         self.updater.state.iteration = self._iteration
-        if loop.after_batch:
+        if after := loop.after_batch:
             (predictions, losses), brain._outputs = brain._outputs, (None, {})
-            loop.after_batch(
-                context=loop.context,
-                phase=self.phase,
-                batch=self._batch,
-                predictions=predictions,
-                losses=losses,
-            )
+            after(context=loop.context, phase=self.phase, batch=self._batch, predictions=predictions, losses=losses)
 
     def _count_losses(self, losses: Losses) -> None:
         """Count a batch that did not go through the Brain's own ``fit_batch``."""

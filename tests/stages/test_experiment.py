@@ -803,3 +803,14 @@ def test_as_a_stage_epochs_of_a_loader_without_a_length_are_refused() -> None:
 def test_as_a_stage_a_loader_without_a_length_ends_its_epochs_where_it_ends() -> None:
     context = GeneralTrainer(config(Streaming, max_steps=7)).run()
     assert steps(context["run_dir"] / "train" / "checkpoints") == [3, 6, 7]
+
+
+def test_as_a_stage_an_epoch_that_a_limit_has_cut_short_begins_again_where_it_goes_on() -> None:
+    chosen = {**config(max_steps=4), "name": "extended"}
+    chosen["plugins"].append(Recorder)
+    path = GeneralTrainer(chosen).run()["checkpointer"].newest()
+    Recorder.events = []
+    chosen["runner"][0]["max_steps"] = 6
+    GeneralTrainer(chosen, resume=path).run()
+    told = [event[:2] for event in Recorder.events if "epoch" in event[0]]
+    assert told == [("before_epoch", 4), ("after_epoch", 6)]
