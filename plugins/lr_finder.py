@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from loguru import logger
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pipeline import hookimpl
@@ -17,7 +18,7 @@ from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.restore import restore_training
 from pipeline.checkpoint.state import TrainingState
 from pipeline.checkpoint.storage import finite, write_json
-from pipeline.checkpoint.weights import module_of, unique_modules
+from pipeline.checkpoint.weights import unique_modules
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context, Phase
 from pipeline.data.loader import generators_of
@@ -240,7 +241,7 @@ def search(context: Context, phase: Phase, rates: list[float], diverges: float) 
         if is_lazy(parameter):
             what = f"phase.{phase.name}: '{name}' has no shape before the first batch, and lr_finder puts all back"
             raise ConfigError(f"{what}; make it with a shape, or take lr_finder out")
-    snapshot = Snapshot(context, loader_of(context, phase))
+    snapshot = Snapshot(context)
     try:
         test = RangeTest(context, phase, rates, diverges)
         training = TrainPass(test, phase.name, phase["brain"], phase["updater"])
@@ -276,29 +277,33 @@ class Snapshot:
 
     Args:
         context: of the run.
-        loader: whose batches are read meanwhile.
     """
 
-    def __init__(self, context: Context, loader: Any) -> None:
+    def __init__(self, context: Context) -> None:
         self.context, models = context, context["model"]
         self.initial = InitialModels(models)
         weights = {phase: module.state_dict() for phase, module in unique_modules(models).items()}
         training = TrainingState.capture(models, {}, self.initial).to_tree()
         counters, weights, training = copy.deepcopy((dict(context["train_state"]), weights, training))
         self.saved = LoadedCheckpoint(Path("before lr_finder"), counters, {}, weights, training)
-        self.generators = [(generator, generator.get_state()) for generator in generators_of(loader)]
+        loaders = context["dataset"].values()
+        self.generators = [(own, own.get_state()) for loader in loaders for own in generators_of(loader)]
         self.brains = {id(entry["brain"]): entry["brain"] for entry in models.values()}.values()
         modules = {
             part
             for entry in models.values()
-            for part in (*entry["brain"].modules.modules(), *module_of(entry).modules())
+            for module in (entry["model"], *vars(entry["brain"]).values())
+            if isinstance(module, nn.Module)
+            for part in module.modules()
         }
         self.buffers = [(value, value.clone()) for part in modules for value in part.buffers(recurse=False)]
         owners: list[Any] = [*self.brains, *modules, *(entry["updater"] for entry in models.values())]
         for entry in models.values():
             for scheduler in entry["optim_schedulers"].values():
                 owners += [scheduler, scheduler.guard, scheduler.optimizer]
-        dicts = [*map(vars, owners), *(part._buffers for part in modules)]
+        # A loader may keep its workers, who draw a seed when they begin.
+        owners += [loader for loader in loaders if hasattr(loader, "__dict__")]
+        dicts: list[dict[str, Any]] = [*(vars(owner) for owner in owners), *(part._buffers for part in modules)]
         self.attributes = [(own, dict(own)) for own in dicts]
 
     def restore(self) -> None:

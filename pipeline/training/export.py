@@ -98,10 +98,8 @@ class WeightExporter:
         moment = state["iteration"], state["update"]
         if moment == self._saved:
             return
-        about, hooks = (
-            {"format": "pt", "step": str(state["iteration"]), "epoch": str(state["epoch"])},
-            self.context["hooks"],
-        )
+        about = {"format": "pt", "step": str(state["iteration"]), "epoch": str(state["epoch"])}
+        hooks = self.context["hooks"]
         hooks.before_export(context=self.context)
         try:
             for phase, module in self.modules.items():

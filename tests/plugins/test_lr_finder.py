@@ -11,9 +11,9 @@ import pytest
 import torch
 from pipeline_plugins.lr_finder import LrFinder
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from pipeline import Brain, Context, GeneralTrainer, RunnerBase, Stage, UpdaterBase, hookimpl, stages
+from pipeline import Brain, Context, GeneralTrainer, RunnerBase, Stage, UpdaterBase, hookimpl, make_loader, stages
 from pipeline.checkpoint.reader import checkpoint_differences, read_checkpoint
 from pipeline.errors import ConfigError
 from pipeline.signals import StoppedError
@@ -166,10 +166,45 @@ class Noisy(Dataset[Any]):
         return torch.randn(3) + index, torch.rand(1)
 
 
+class Persistent(stages.Network):
+    """Has workers that stay from pass to pass."""
+
+    def build_dataset(self, *arguments: Any) -> Any:
+        return make_loader(Noisy(), seed=1, shuffle=True, batch_size=4, num_workers=2, persistent_workers=True)
+
+
 @pytest.mark.slow
-def test_it_ends_with_the_same_bits_where_workers_read_the_data() -> None:
-    made = config()
+@pytest.mark.parametrize("persistent", [False, True])
+def test_it_ends_with_the_same_bits_where_workers_read_the_data(persistent: bool) -> None:
+    made = config(**({"network_class_path": Persistent} if persistent else {}))
     made["dataset"][0] |= {"class_path": Noisy, "num_workers": 2}
+    assert differences(run(made, Calls, FINDER), run(made, Calls)) == []
+
+
+class Drawn(stages.Network):
+    """Has a DataLoader whose order a generator of its own draws."""
+
+    def build_dataset(self, *arguments: Any) -> Any:
+        generator = torch.Generator().manual_seed(5)
+        return DataLoader(table(10), batch_size=4, shuffle=True, generator=generator)
+
+
+class Stream(IterableDataset[Any]):
+    """Samples with noise, one after the other."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(10):
+            yield torch.randn(3), torch.rand(1)
+
+
+DATA: list[dict[str, Any]] = [{"network_class_path": Drawn}, {"limit_batches": 2}, {"overfit_batches": 2}, {}]
+
+
+@pytest.mark.parametrize("keys", DATA)
+def test_it_ends_with_the_same_bits_whatever_gives_the_batches(keys: dict[str, Any]) -> None:
+    made = config(**keys)
+    if not keys:
+        made["dataset"][0] = {"name": "data", "class_path": Stream, "batch_size": 4}
     assert differences(run(made, Calls, FINDER), run(made, Calls)) == []
 
 
