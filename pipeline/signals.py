@@ -52,11 +52,13 @@ class GracefulShutdown:
 
     Attributes:
         requested: the signal that has asked; None: none has.
+        arrived: the same, also while the main thread is in code that is not Python's.
         grace: seconds that the run has left then.
     """
 
     def __init__(self, grace: float = GRACE) -> None:
         self.requested: signal.Signals | None = None
+        self.arrived: signal.Signals | None = None
         self.grace = grace
         self._wake_loops: list[Callable[[], None]] = []
         self._waiting = self._postponed = False
@@ -74,7 +76,7 @@ class GracefulShutdown:
             with self._deadline():
                 yield
         finally:
-            self.requested = None
+            self.requested = self.arrived = None
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
@@ -113,6 +115,7 @@ class GracefulShutdown:
                 continue
             if number in SIGNALS and first is None:
                 first, end = signal.Signals(number), time.monotonic() + self.grace
+                self.arrived = first
             elif _insists(number, first, end - self.grace):
                 os._exit(_exit_code(number, ExitCode.TERMINATED))
 

@@ -18,7 +18,7 @@ from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.random_state import random_state
 from pipeline.context import Context
 from pipeline.signals import SHUTDOWN
-from pipeline.user_code.plugin_calls import CLOCK, HookCall
+from pipeline.user_code.plugin_calls import CURRENT, HookCall
 from pipeline.user_code.plugins import HOOKS
 
 # Seconds from which on a call of a hook is named in the log.
@@ -60,21 +60,33 @@ class CallTime:
 
     def __init__(self, call: HookCall) -> None:
         self.call, self.seconds, self.newest, self.timed = call, 0.0, 0.0, 0
-        call.due, call.took = 0, self.add
+        if not call.wraps:
+            call.due, self.method, call.watched = 0, call.method, self.timed_call
 
-    def add(self, seconds: float, exact: bool) -> None:
-        """Count a call; one in the hot loop stands for those since the last that was timed."""
-        call = self.call
+    def timed_call(self, *arguments: Any, **defaults: Any) -> Any:
+        """Call the hook."""
+        began = time.perf_counter()
+        try:
+            return self.method(*arguments, **defaults)
+        finally:
+            self.add(time.perf_counter() - began)
+
+    def add(self, seconds: float) -> None:
+        """Count a call that was timed; in the hot loop it stands for those since the last."""
+        call, calls = self.call, self.call.count - self.timed
+        self.timed = call.count
+        # The first may have something to load. Where errors are logged, each call is timed.
+        call.due = 0 if call.warns or call.count == 1 else call.count + _UNTIMED
         if seconds > SLOW:
-            # Such a one stands for itself alone.
-            logger.warning(f"{call.where} took {seconds:.0f} s")
-            self.seconds += seconds
-            self.timed += 1
-        elif exact:
-            self.seconds += seconds * (call.count - self.timed)
-            self.newest, self.timed = seconds, call.count
-            # The first may have something to load. Where errors are logged, each call is timed.
-            call.due = 0 if call.warns or call.count == 1 else call.count + _UNTIMED
+            self.add_slow(seconds)
+        else:
+            self.seconds += seconds * calls
+            self.newest = seconds
+
+    def add_slow(self, seconds: float) -> None:
+        """Log a slow call; it stands for itself alone."""
+        logger.warning(f"{self.call.where} took {seconds:.0f} s")
+        self.seconds += seconds
 
     def total(self) -> float:
         """The seconds of all calls; the newest that was timed stands for those after it."""
@@ -93,7 +105,7 @@ class PluginReport:
     def __init__(self, manager: pluggy.PluginManager) -> None:
         implementations = [each for hook in HOOKS for each in getattr(manager.hook, hook).get_hookimpls()]
         self.calls = [each.function for each in implementations if isinstance(each.function, HookCall)]
-        self.times = [CallTime(call) for call in self.calls]
+        self.times = {call: CallTime(call) for call in self.calls}
         # How many epochs were done when the training began; None before, and once the first epoch was looked at.
         self.epochs: float | None = None
         self.resumed = self.saved = False
@@ -105,14 +117,14 @@ class PluginReport:
         """Look at the clock, now and every second."""
         if not self.calls:
             return
-        self.began = CLOCK.now = time.perf_counter()
+        self.began = time.perf_counter()
         thread = Thread(target=self._watch, name="plugin report", daemon=True)
         thread.start()
         context.peek("resources").callback(self._end, thread, context)
         if context.peek("runner").debug:
             for call in self.calls:
                 if not call.wraps:
-                    call.method = _checked(call, context)
+                    call.method = self.times[call].method = _checked(call, context)
 
     @hookimpl(tryfirst=True)
     def on_resume(self, context: Context) -> None:
@@ -138,14 +150,23 @@ class PluginReport:
             self._report_uncalled(context)
 
     def _watch(self) -> None:
-        """Look at the clock until the end; where a signal waits for a slow hook, name it."""
-        reported = CLOCK.running
-        while not self.ended.wait(SLOW / 10):
-            CLOCK.now, running = time.perf_counter(), CLOCK.running
-            (call, since), signal = running, SHUTDOWN.requested
-            if call and signal and CLOCK.now - since > SLOW and running is not reported:
-                reported = running
-                logger.warning(f"{call.where} has run for {CLOCK.now - since:.0f} s, and {signal.name} waits for it")
+        """Look now and then which call is running, until the end: of those that nobody times, the slow ones are logged."""
+        seen, since, last, named = (CURRENT.call, 0), 0.0, 0.0, True
+        while True:
+            ended, now = self.ended.wait(SLOW / 10), time.perf_counter()
+            current = CURRENT.call
+            running = current, current.count if current else 0
+            call, count = seen
+            if call and running != seen and last - since > SLOW and (times := self.times[call]).timed != count:
+                times.add_slow(last - since)
+            if running != seen:
+                seen, since, named = running, now, False
+            last, signal = now, SHUTDOWN.arrived
+            if current and signal and now - since > SLOW and not named:
+                named = True
+                logger.warning(f"{current.where} has run for {now - since:.0f} s, and {signal.name} waits for it")
+            if ended:
+                return
 
     def _end(self, thread: Thread, context: Context) -> None:
         """Log how long each plugin took; not after an error, which is to be the last that is logged."""
@@ -154,9 +175,8 @@ class PluginReport:
         if context.peek("error"):
             return
         whole, seconds = time.perf_counter() - self.began, dict[str, float]()
-        for time_of in self.times:
-            name = time_of.call.plugin.name
-            seconds[name] = seconds.get(name, 0.0) + time_of.total()
+        for call, times in self.times.items():
+            seconds[call.plugin.name] = seconds.get(call.plugin.name, 0.0) + times.total()
         by_time = sorted(seconds.items(), key=lambda item: -item[1])
         shares = ", ".join(f"{name} {own:.1f} s ({own / whole:.1%})" for name, own in by_time)
         logger.info(f"{context.peek('runner_name')} took {whole:.1f} s; of these the plugins: {shares}")
@@ -178,6 +198,8 @@ class PluginReport:
         """Why a hook was not called, with a colon before it; ``""`` where that cannot be told."""
         if hook in _AT_A_BEGINNING and self.resumed:
             return " (the epoch had begun before the run was resumed)"
+        if hook == "on_observe":
+            return " (nothing has called observe)"
         phases, key = context.peek("phases"), _INTERVALS.get(hook)
         if key == "valid_interval" and phases and not any(phase.get("valid_dataset_name") for phase in phases):
             return " (no phase has a valid_dataset_name)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from traceback import walk_tb
@@ -18,24 +17,22 @@ from pipeline.user_code.plugins import HOOKS, STATE, Plugin
 from pipeline.user_code.tracebacks import user_traceback
 
 
-class Clock:
-    """The call that runs, and since when; and the time, where somebody looks at it now and then: to read it is no call."""
+class Current:
+    """The call of a hook that is running; None: none is."""
 
-    running: tuple[HookCall | None, float] = None, 0.0
-    now = 0.0
+    call: HookCall | None = None
 
 
-CLOCK = Clock()
+CURRENT = Current()
 
 
 def running_hook() -> str | None:
     """``plugin 'x', hook before_epoch (x.py:7)``, where one is running."""
-    call, _ = CLOCK.running
-    return call.where if call else None
+    return CURRENT.call.where if CURRENT.call else None
 
 
 class HookCall:
-    """Calls a hook of a plugin, and knows how often, and how long that took.
+    """Calls a hook of a plugin, and knows how often.
 
     Args:
         plugin: the plugin.
@@ -47,14 +44,14 @@ class HookCall:
         arguments: which of the hook's arguments it takes, in order.
         wraps: whether it is a wrapper around other plugins.
         count: how often it was called.
-        due: once it was called so often, the next call in the hot loop is timed.
-        took: called with the seconds of each call that was timed, and True; with those that the clock has moved on in
-            another call, and False.
+        method: the method, as it is called in the hot loop; from ``due`` calls on, the next goes through ``watched`` there too.
+        watched: the same, with what somebody has put around it to watch it.
     """
 
     def __init__(self, plugin: Plugin, hook: str, implementation: pluggy.HookImpl) -> None:
         self.plugin, self.hook, self.warns = plugin, hook, plugin.settings.on_error == WARN
         self.method: Callable[..., Any] = implementation.function
+        self.watched = self.method
         code = inspect.unwrap(self.method).__code__
         self.where = f"plugin '{plugin.name}', hook {hook} ({Path(code.co_filename).name}:{code.co_firstlineno})"
         self.arguments = [*implementation.argnames, *implementation.kwargnames]
@@ -62,15 +59,13 @@ class HookCall:
         self.may_return = self.wraps or HOOKS[hook].return_annotation != "None"
         self.count = self.errors = 0
         self.due = 0 if self.warns else float("inf")
-        self.took: Callable[[float, bool], None] = _nothing
 
     def __call__(self, *arguments: Any, **defaults: Any) -> Any:
-        """Call the hook, and time it."""
+        """Call the hook; an error is logged where the plugin is to warn."""
         self.count += 1
-        outer, began = CLOCK.running, time.perf_counter()
-        CLOCK.running = self, began
+        outer, CURRENT.call = CURRENT.call, self
         try:
-            value = self.method(*arguments, **defaults)
+            value = self.watched(*arguments, **defaults)
             if value is not None and not self.may_return:
                 self.refuse(value)
         except Exception as error:
@@ -79,8 +74,7 @@ class HookCall:
             self.warn(error)
             return None
         finally:
-            CLOCK.running = outer
-            self.took(time.perf_counter() - began, True)
+            CURRENT.call = outer
         return value
 
     def refuse(self, value: Any) -> None:
@@ -102,10 +96,6 @@ class HookCall:
             logger.opt(exception=trace).warning(f"{what}; on_error is '{WARN}', so the run goes on")
 
 
-def _nothing(*_: object) -> None:
-    """Nobody asks how long a call took."""
-
-
 def hook_or_none(hooks: pluggy.HookRelay, name: str) -> Callable[..., Any] | None:
     """A hook for the hot loop: a plain function, or None if nobody implements it, which costs nothing.
 
@@ -118,42 +108,41 @@ def hook_or_none(hooks: pluggy.HookRelay, name: str) -> Callable[..., Any] | Non
     calls: list[Any] = [each.function for each in reversed(implementations)]
 
     def call_plugins(**arguments: Any) -> None:
-        outer = CLOCK.running
+        outer = CURRENT.call
         for call in calls:
             values = map(arguments.__getitem__, call.arguments)
             if call.count >= call.due:
                 call(*values)
                 continue
             call.count += 1
-            began = CLOCK.now
-            CLOCK.running = call, began
+            CURRENT.call = call
             try:
                 if (value := call.method(*values)) is not None:
                     call.refuse(value)
             finally:
-                CLOCK.running = outer
-            if began != CLOCK.now:
-                call.took(CLOCK.now - began, False)
+                CURRENT.call = outer
 
     return call_plugins if calls else None
 
 
 def register_plugins(plugins: Sequence[Plugin], manager: pluggy.PluginManager) -> None:
     """Build loaded plugins, so that they are called in the given order."""
-    instances = [_build(plugin) for plugin in plugins]
-    # pluggy calls the one registered last first.
-    for plugin, instance in reversed([*zip(plugins, instances, strict=True)]):
-        manager.register(instance, plugin.name)
     by_name = {plugin.name: plugin for plugin in plugins}
+    instances = {name: _build(plugin) for name, plugin in by_name.items()}
+    # pluggy calls the one registered last first.
+    for name, instance in reversed(instances.items()):
+        manager.register(instance, name)
     for hook in HOOKS:
-        implementations: list[Any] = getattr(manager.hook, hook).get_hookimpls()
-        for each in implementations:
+        for each in getattr(manager.hook, hook).get_hookimpls():
             each.function = HookCall(by_name[each.plugin_name], hook, each)
 
 
 def _build(plugin: Plugin) -> Any:
-    assert isinstance(plugin.target, type)
-    instance: Any = plugin.target(**plugin.args)
+    cls: Any = plugin.target
+    if cls.__eq__ is not object.__eq__:
+        # pluggy takes two objects that are equal, such as those of a dataclass, for one.
+        cls = type(cls)(cls.__name__, (cls,), {"__eq__": object.__eq__, "__hash__": object.__hash__})
+    instance = cls(**plugin.args)
     if hasattr(instance, "plugin_name"):
         instance.plugin_name = plugin.name
     return instance

@@ -79,14 +79,12 @@ def faults_of_source(definition: source.Definition) -> list[str]:
             continue
         where = f"{definition.name}.{name} ({definition.module.file.name}:{node.lineno})"
         candidates.append(_Method(name, where, [argument.arg for argument in node.args.args[1:]], marked))
-    who, own_names = (
-        f"{definition.name} ({definition.location})",
-        [name for cls in above for name in classes.own_names(cls)],
-    )
+    names = [name for cls in above for name in classes.own_names(cls)] if complete else STATE
     statement, _ = classes.member(definition, "every_rank") or (None, None)
     value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
     every_rank = value.value if isinstance(value, ast.Constant) else True
-    return _faults(candidates, who, own_names if complete else STATE, every_rank, complete=complete)
+    who = f"{definition.name} ({definition.location})"
+    return _faults(candidates, who, names, every_rank, complete=complete)
 
 
 def faults_of_class(cls: type) -> list[str]:

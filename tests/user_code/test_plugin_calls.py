@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,12 @@ Trained = Callable[..., Context]
 def trained(linear: Path) -> Trained:
     """Runs the linear config with a plugin of a class, its arguments, and these settings of the runner."""
 
-    def run(cls: type, args: dict[str, Any] | None = None, **settings: Any) -> Context:
+    def run(cls: type, args: dict[str, Any] | None = None, *, resume: str = "never", **settings: Any) -> Context:
         config = yaml.safe_load(linear.read_text(encoding="utf-8"))
         config["runner"][0] |= settings
         plugins = [{"progress_bar": False}, {"metric_log": False}, {"class_path": cls, "args": args or {}}]
-        return GeneralTrainer({**config, "workspace": str(linear.parent), "plugins": plugins}).run()
+        config |= {"name": "line", "workspace": str(linear.parent), "plugins": plugins}
+        return GeneralTrainer(config, resume=resume).run()
 
     return run
 
@@ -259,6 +261,18 @@ class Saving:
         pass
 
 
+class Beginning:
+    @hookimpl
+    def before_pass(self) -> None:
+        pass
+
+
+class Observing:
+    @hookimpl
+    def on_observe(self) -> None:
+        pass
+
+
 class Ending:
     @hookimpl
     def on_print_interval(self) -> None:
@@ -282,6 +296,7 @@ def uncalled(log_lines: list[str]) -> list[str]:
         (Printing, {"print_interval": None, "epochs": 1}, "on_print_interval (print_interval is null, and the epoch was over at iteration 6)"),
         (Validating, {"valid_interval": "3 epoch"}, "before_validation (valid_interval is 3 epoch, and the epoch was over at iteration 6); "
          "after_validation (valid_interval is 3 epoch, and the epoch was over at iteration 6)"),
+        (Observing, {}, "on_observe (nothing has called observe)"),
         (Saving, {"save_interval": "2 epoch"}, "after_checkpoint_saved (save_interval is 2 epoch, and the epoch was over at iteration 6)"),
     ],
 )  # fmt: skip
@@ -310,6 +325,15 @@ def test_a_plugin_that_watches_validations_of_a_training_without_one_is_reported
     trained(Validating)
     reason = "(no phase has a valid_dataset_name)"
     assert uncalled(log_lines) == [f"before_validation {reason}; after_validation {reason}"]
+
+
+def test_a_plugin_of_the_beginning_of_an_epoch_is_reported_where_the_run_was_resumed_after_it(
+    trained: Trained, log_lines: list[str]
+) -> None:
+    with pytest.raises(StoppedError):
+        trained(Waiting)
+    trained(Beginning, epochs=3, resume="auto")
+    assert uncalled(log_lines) == ["before_pass (the epoch had begun before the run was resumed)"]
 
 
 # What a plugin changes, in a debug run
@@ -367,3 +391,58 @@ def test_a_debug_run_names_a_plugin_that_moves_a_batch(trained: Trained, log_lin
 def test_another_run_does_not_look_at_what_a_plugin_changes(trained: Trained, log_lines: list[str]) -> None:
     trained(Changing, {"what": "weight"})
     assert not any("has changed" in line for line in log_lines)
+
+
+# What is said of a plugin that fails; two of one kind
+
+
+class Failing:
+    """Fails in one of its methods."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+    def fail(self, method: str) -> None:
+        if method == self.method:
+            raise ZeroDivisionError
+
+    @hookimpl
+    def after_epoch(self) -> None:
+        self.fail("hook after_epoch")
+
+    def state_dict(self) -> dict[str, Any]:
+        self.fail("state_dict")
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.fail("load_state_dict")
+
+
+@pytest.mark.parametrize("method", ["hook after_epoch", "state_dict", "load_state_dict"])
+def test_a_plugin_that_fails_is_named_with_its_method_and_file(
+    trained: Trained, log_lines: list[str], method: str
+) -> None:
+    if method == "load_state_dict":
+        trained(Failing, {"method": "nothing"}, epochs=1)
+        next(Path("runs").rglob("done.json")).unlink()
+    with pytest.raises(ZeroDivisionError):
+        trained(Failing, {"method": method}, resume="auto" if method == "load_state_dict" else "never")
+    assert any(f"plugin 'Failing', {method} (test_plugin_calls.py:" in line for line in log_lines)
+
+
+@dataclass
+class Equal:
+    """Two with the same arguments are equal."""
+
+    seconds: float = 0.0
+
+    @hookimpl
+    def after_epoch(self, context: Context) -> None:
+        context.setdefault("called", []).append(id(self))
+
+
+def test_two_equal_plugins_of_one_class_do_not_collide(linear: Path) -> None:
+    config = yaml.safe_load(linear.read_text(encoding="utf-8"))
+    plugins = [{"name": "one", "class_path": Equal}, {"name": "other", "class_path": Equal}]
+    context = GeneralTrainer({**config, "workspace": str(linear.parent), "plugins": plugins}).run()
+    assert [context["called"].count(each) for each in context["called"]] == [2, 2, 2, 2]
