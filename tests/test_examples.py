@@ -134,14 +134,31 @@ def test_custom_startup_learns_with_the_encoder_that_it_was_given(ran: Ran) -> N
     assert ran("custom_startup").contexts["train_runner"]["metrics"]["rings"]["valid_accuracy"] > 0.9
 
 
-def test_custom_plugin_writes_the_norms_down_every_8th_iteration(ran: Ran) -> None:
-    context = ran("custom_plugin").contexts["train_runner"]
-    lines = (context["run_dir"] / "train_runner" / "weights.jsonl").read_text().splitlines()
-    norms: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    assert [each["iteration"] for each in norms] == list(range(8, 81, 8))
-    model = context["model"]["line"]["model"]
-    assert norms[-1]["weight"] == pytest.approx(abs(model.weight.item()))
-    assert norms[-1]["bias"] == pytest.approx(abs(model.bias.item()))
+def dead_units(context: Context) -> list[int]:
+    """What the plugin has reported."""
+    return [line["dead_units"] for line in lines_of(context) if line["event"] == "epoch"]
+
+
+def test_custom_plugin_reports_how_many_units_are_0_for_every_sample(ran: Ran) -> None:
+    context = ran("custom_plugin", "hyper_parameters.optimizer.learning_rate=0.0").contexts["train_runner"]
+    hidden, data = context["model"]["wave"]["model"].hidden, context["dataset"]["train_data"].dataset
+    dead = int((hidden(data.x) <= 0).all(dim=0).sum())
+    assert dead_units(context) == [dead] * 10
+    assert 0 < dead < 32
+
+
+def test_custom_plugin_shows_that_a_high_learning_rate_makes_units_die(ran: Ran) -> None:
+    high, low = (
+        dead_units(ran("custom_plugin", f"hyper_parameters.optimizer.learning_rate={rate}").contexts["train_runner"])
+        for rate in (0.5, 0.1)
+    )
+    assert high[-1] > 2 * low[-1]
+
+
+@pytest.mark.slow
+def test_custom_plugin_is_resumed_bit_for_bit(pipeline: Callable[..., Result]) -> None:
+    result = pipeline("resume-test", FOLDER / "custom_plugin" / "config.yaml", "--at", 13)
+    assert result.output.splitlines()[-1] == "equal, bit for bit"
 
 
 def test_experiment_leaves_little_of_the_noise(ran: Ran) -> None:

@@ -428,7 +428,7 @@ def test_a_schedule_or_metric_of_the_page_on_training_has_no_faults(tmp_path: Pa
 
 
 def test_the_ways_to_name_a_plugin_are_understood(linear: Path) -> None:
-    shutil.copy(EXAMPLES / "custom_plugin" / "weight_log.py", linear.parent)
+    shutil.copy(EXAMPLES / "custom_plugin" / "dead_units.py", linear.parent)
     (linear.parent / "my_plugin.py").write_text(block("plugins", "python", "self.batches"), encoding="utf-8")
     named = linear.with_name("named.yaml")
     named.write_text(f"_base_: config.yaml\n{block('plugins', 'yaml', 'metric_log: false')}", encoding="utf-8")

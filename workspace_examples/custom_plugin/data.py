@@ -1,12 +1,12 @@
-"""Points on a line, made on the spot."""
+"""Points on a wave, made on the spot."""
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 
-class Line(Dataset[tuple[Tensor, Tensor]]):
-    """x [1] and y = 3 x - 1 [1].
+class Wave(Dataset[tuple[Tensor, Tensor]]):
+    """x [1] and y = sin(6 x) [1].
 
     Args:
         size: how many points there are.
@@ -19,4 +19,4 @@ class Line(Dataset[tuple[Tensor, Tensor]]):
         return len(self.x)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.x[index], 3 * self.x[index] - 1
+        return self.x[index], torch.sin(6 * self.x[index])
