@@ -106,5 +106,6 @@ def test_one_with_a_state_passes_the_test_of_resume(
 ) -> None:
     class_of(point)
     plugins = [{"name": point.name, "class_path": point.name, "args": ARGUMENTS.get(point.name, {})}]
-    result = pipeline("resume-test", config, f"plugins={plugins}", "--at", "8")
+    result = pipeline("resume-test", config, f"plugins={plugins}", "runner.t.save_interval=1", "--at", "8")
     assert result.exit_code == 0, result.output
+    assert "began anew" not in result.output
