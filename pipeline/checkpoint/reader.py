@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor
 
 from pipeline.checkpoint import layout, pytree, safetensors_io, storage
-from pipeline.checkpoint.comparison import Difference, differences
 from pipeline.checkpoint.header import read_header
 from pipeline.checkpoint.layout import MAX_STATE, STATE, SUFFIX, TRAINING
 from pipeline.checkpoint.safetensors_io import TensorFile
@@ -204,17 +203,3 @@ def _state(path: Path, entry: layout.FileEntry) -> Mapping[str, Any]:
     if step is not None and iteration != step:
         raise CheckpointError(f"{file}: is of iteration {iteration}, and not of {path.name}; use another checkpoint")
     return state
-
-
-def checkpoint_differences(one: LoadedCheckpoint, other: LoadedCheckpoint) -> Iterator[Difference]:
-    """Where two checkpoints differ."""
-    yield from _of_parts("counters", one.train_state, other.train_state)
-    yield from _of_parts("metrics", one.metrics, other.metrics)
-    for phase in one.weights | other.weights:
-        yield from _of_parts(f"weights {phase}", one.weights.get(phase, {}), other.weights.get(phase, {}))
-    yield from _of_parts("training", one.training, other.training)
-
-
-def _of_parts(part: str, one: Any, other: Any) -> Iterator[Difference]:
-    for difference in differences(one, other):
-        yield replace(difference, place=f"{part}: {difference.place}" if difference.place else part)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic.json_schema import GenerateJsonSchema
 
 from pipeline.config import aliases
 from pipeline.config.schema import SECTIONS, ConfigSchema
@@ -71,16 +70,3 @@ def default_of(address: str) -> Node | None:
     if key is None or key.inside or key.info.is_required():
         return None
     return from_plain(key.info.get_default(call_default_factory=True), DEFAULT)
-
-
-class _Untitled(GenerateJsonSchema):
-    """A JSON Schema without titles, which would only repeat the names."""
-
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        return False
-
-
-def properties(model: type[BaseModel]) -> dict[str, Any]:
-    """Key -> its JSON Schema, for a section."""
-    known: dict[str, Any] = model.model_json_schema(schema_generator=_Untitled)["properties"]
-    return known

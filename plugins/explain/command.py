@@ -15,6 +15,7 @@ from pipeline.config.load import ConfigBuilder
 from pipeline.config.yaml_tree import DEFAULT, Node
 from pipeline.errors import ConfigError, nearest
 
+from ..json_schema import properties
 from .usages import usages
 
 
@@ -65,7 +66,7 @@ def _schema(address: str) -> dict[str, list[str]]:
         return {"type": ["free"], "means": [f"part of {key.name}: {key.info.description}"]}
     default = keys.default_of(address)
     return {
-        "type": [_in_words(keys.properties(key.model)[key.name])],
+        "type": [_in_words(properties(key.model)[key.name])],
         "default": ["none: it is required"] if default is None else [yaml_tree.one_line(default.plain())],
         "means": [key.info.description or ""],
     }

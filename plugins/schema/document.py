@@ -7,8 +7,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from pipeline.config import aliases
-from pipeline.config.keys import properties
 from pipeline.config.schema import SECTIONS, ConfigSchema
+
+from ..json_schema import properties
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
 

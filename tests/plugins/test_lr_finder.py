@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from pipeline_plugins.differences import checkpoint_differences
 from pipeline_plugins.lr_finder import LrFinder
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from pipeline import Brain, Context, GeneralTrainer, RunnerBase, Stage, UpdaterBase, hookimpl, make_loader, stages
-from pipeline.checkpoint.reader import checkpoint_differences, read_checkpoint
+from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import ConfigError
 from pipeline.signals import StoppedError
 from tests.training.conftest import Kill, KilledError, linear_config, mse, table

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import Result
+from pipeline_plugins.differences import checkpoint_differences
 from pipeline_plugins.model_summary import ModelSummary
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -17,7 +18,7 @@ from torch.utils.data import Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline import Brain, Context, GeneralTrainer, RunnerBase, Stage, hookimpl
-from pipeline.checkpoint.reader import checkpoint_differences, read_checkpoint
+from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import ConfigError
 
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from pipeline_plugins.differences import checkpoint_differences
 from pipeline_plugins.nan_guard import NanGuard, _copy
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from pipeline import Brain, Context, GeneralTrainer, RunnerBase, Stage, observe, stages
-from pipeline.checkpoint.reader import checkpoint_differences, read_checkpoint
+from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import ConfigError, DivergedError
 
 mse = nn.functional.mse_loss

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from pipeline_plugins.differences import checkpoint_differences
 from pipeline_plugins.sanity_validation import SanityValidation, _copy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from pipeline import Brain, Context, GeneralTrainer, RunnerBase, Stage, hookimpl, make_loader, observe, stages
-from pipeline.checkpoint.reader import checkpoint_differences, read_checkpoint
+from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import ConfigError, DataError
 
 mse = nn.functional.mse_loss
