@@ -26,8 +26,8 @@ class NanGuard:
 
     This time there are hooks on each module, of a copy with the same weights, and the random generators are as they were
     before the batch: so the run goes on as without this plugin, bit for bit. What is first not finite is named: a
-    parameter, the input or output of a module, the loss, or in the backward a gradient; nan and inf apart, for an
-    inf, as of a mask, may be meant. ``nonfinite_patience`` counts as ever.
+    parameter, the input or output of a module, the predictions, the loss, or in the backward a gradient; nan and inf
+    apart, for an inf, as of a mask, may be meant. ``nonfinite_patience`` counts as ever.
 
     A batch that is looked at costs three calls, a copy of the states of the random generators, one norm of the gradients,
     and on a GPU two waits for it. Other batches cost the calls alone. With a gradient scaler (fp16), which finds its
@@ -146,10 +146,11 @@ class _Repeat:
                 hooks.callback(after.remove)
             with autocast(brain._run_options.precision, brain.device) or nullcontext():
                 predictions = brain.compute_forward(batch, Stage.TRAIN)
+                self.events += _events_of("what compute_forward returns", predictions)
                 returned = brain.compute_objectives(predictions, batch, Stage.TRAIN)
         losses = losses_by_name(returned, "compute_objectives")
         if not backward:
-            self.events += _events_of("the loss, where the outputs of all modules are finite", list(losses.values()))
+            self.events += _events_of("the loss that compute_objectives returns", losses)
             own = next(_events_of("the batch", batch), None)
             return _in_words(self.events, 0) + (f"; the batch itself has {own.numbers}" if own else "")
         named = {parameter: name for name, parameter in brain.modules.named_parameters() if parameter.requires_grad}

@@ -82,7 +82,7 @@ class SanityValidation:
                 with phase_errors(phase.name), _unnoticed(loader := _loader(phase, context)):
                     brain = _copy(phase_of(phase.name, context)["brain"], context)
                     self._compute(brain, loader, phase, context)
-                logger.info(f"sanity_validation: {phase.name}  {self.batches} batches of its validation raise no error")
+                logger.info(f"sanity_validation: {phase.name}  the first batches of its validation raise no error")
 
     def _compute(self, brain: Brain, loader: Any, phase: PhaseSchema, context: Context) -> None:
         metrics = build_metrics(phase.metrics, context["config"].workspace)

@@ -110,7 +110,7 @@ def test_a_loss_that_is_not_finite_by_itself_is_told() -> None:
         return predictions.log().mean()
 
     found = finding(one, loss=loss)
-    assert "first not finite: the loss, where the outputs of all modules are finite, with 1 nan of 1 numbers" in found
+    assert "first not finite: the loss that compute_objectives returns, with 1 nan of 1 numbers" in found
 
 
 def test_a_parameter_that_is_not_finite_is_named() -> None:
@@ -198,6 +198,10 @@ def test_with_warn_the_run_goes_on_as_without_it_bit_for_bit(third: float, log_l
         places = [found.place for found in checkpoint_differences(*map(read_checkpoint, pair))]
         # The length of timing.jsonl depends on the clock.
         assert [place for place in places if not place.endswith("metric_log.timing")] == []
+
+
+def test_what_a_brain_computes_itself_is_told() -> None:
+    assert "first not finite: what compute_forward returns, with 2 nan of 2 numbers" in finding(Counting, loss=None)
 
 
 def test_a_copy_of_a_brain_shares_its_weights_and_what_cannot_be_copied() -> None:
