@@ -16,16 +16,9 @@ from tests.plugins.conftest import PHASES, RUNNERS, Numbers, reported
 Tracked = Callable[[str], Path]
 
 
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A store in a file; to make one takes seconds."""
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'store.db'}"
-
-
 @pytest.fixture
-def store(database: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """The client of the store that runs of this test log to, each into an experiment of its own."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
+def store(database: str) -> Any:
+    """The client of the store that runs log to, each test into an experiment of its own."""
     return mlflow.MlflowClient(database)
 
 
@@ -127,7 +120,10 @@ def test_two_under_two_names_have_two_runs(tracked: Tracked, store: Any, request
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_has_each_number_once(tracked: Tracked, killed: Callable[..., Path]) -> None:
+def test_a_run_that_is_killed_has_each_number_once(
+    tracked: Tracked, killed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
     run_dir = killed(tracked("mlflow"))
     client = mlflow.MlflowClient("sqlite:///runs/mlflow.db")
     run = only_run(client, "workspace")
