@@ -78,7 +78,7 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
     """Compare weights, training state, counters and metrics bit for bit; exit 0 if they are equal, 1 if not."""
     from pipeline.checkpoint.reader import read_checkpoint  # noqa: PLC0415 - it imports torch
 
-    from ..differences import checkpoint_differences  # noqa: PLC0415 - it imports torch
+    from ..shared.differences import checkpoint_differences  # noqa: PLC0415 - it imports torch
 
     differences = list(checkpoint_differences(*(read_checkpoint(_one(path)) for path in (one, other))))
     if as_json:

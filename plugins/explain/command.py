@@ -15,7 +15,7 @@ from pipeline.config.load import ConfigBuilder
 from pipeline.config.yaml_tree import DEFAULT, Node
 from pipeline.errors import ConfigError, nearest
 
-from ..json_schema import properties
+from ..shared.json_schema import properties
 from .usages import usages
 
 

@@ -11,7 +11,7 @@ from pipeline.checkpoint import layout, reader
 from pipeline.checkpoint.comparison import Difference
 from pipeline.checkpoint.reader import LoadedCheckpoint
 
-from ..differences import checkpoint_differences
+from ..shared.differences import checkpoint_differences
 from .files import NOTHING, OURS, Finding, compare_files, file_difference, volatile_files
 from .recorder import Recording
 from .runs import FinishedRun

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pipeline.config import aliases
 from pipeline.config.schema import SECTIONS, ConfigSchema
 
-from ..json_schema import properties
+from ..shared.json_schema import properties
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_plugins.differences import checkpoint_differences
 from pipeline_plugins.lr_finder import LrFinder
+from pipeline_plugins.shared.differences import checkpoint_differences
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 

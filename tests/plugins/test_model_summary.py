@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from click.testing import Result
-from pipeline_plugins.differences import checkpoint_differences
 from pipeline_plugins.model_summary import ModelSummary
+from pipeline_plugins.shared.differences import checkpoint_differences
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_plugins.differences import checkpoint_differences
 from pipeline_plugins.nan_guard import NanGuard, _copy
+from pipeline_plugins.shared.differences import checkpoint_differences
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
