@@ -230,7 +230,11 @@ class Ema:
                 targets[name].data.copy_(value)
 
     def _attach(self) -> None:
-        """Note each step of the optimizers: of a window that is discarded there is none."""
+        """Note each step of the optimizers: of a window that is discarded there is none.
+
+        Raises:
+            ConfigError: no optimizer is known, as in an Experiment.
+        """
         self.attached = True
         models = self.context["model"]
         owners = {id(module): owner for owner, module in unique_modules(models).items()}
@@ -239,6 +243,9 @@ class Ema:
             for entry in models.values()
             for scheduler in (entry.get("optim_schedulers") or {}).values()
         }
+        if not optimizers:
+            what = f"ema: no phase of {self.context['runner_name']} has optim_schedulers, whose steps it waits for"
+            raise ConfigError(f"{what}; take ema out, or train with a phase")
         for optimizer, owner in optimizers.values():
             optimizer.register_step_post_hook(partial(self._note, owner))
 

@@ -235,8 +235,11 @@ def search(context: Context, phase: Phase, rates: list[float], diverges: float) 
     """Train a phase with one rate after the other, and put the run back.
 
     Raises:
-        ConfigError: a part of the model has no shape yet, to which it could not be put back.
+        ConfigError: it has no updater, or a part of the model has no shape yet, to which it could not be put back.
     """
+    if phase.get("updater") is None:
+        what = f"phase '{phase.name}' has no updater, with which lr_finder trains; an Experiment has none"
+        raise ConfigError(f"{what}; take lr_finder out, or train with a phase")
     for name, parameter in phase.brain.modules.named_parameters():
         if is_lazy(parameter):
             what = f"phase.{phase.name}: '{name}' has no shape before the first batch, and lr_finder puts all back"

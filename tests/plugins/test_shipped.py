@@ -11,10 +11,11 @@ from typing import Any
 
 import pipeline_plugins
 import pytest
+import torch
 from click.testing import Result
 
-from pipeline import GeneralTrainer
-from pipeline.errors import PipelineError
+from pipeline import ExperimentBase, GeneralTrainer, make_loader
+from pipeline.errors import ConfigError, PipelineError
 
 POINTS = [point for point in entry_points(group="pipeline.plugins") if point.value.startswith("pipeline_plugins.")]
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -109,3 +110,25 @@ def test_one_with_a_state_passes_the_test_of_resume(
     result = pipeline("resume-test", config, f"plugins={plugins}", "runner.t.save_interval=1", "--at", "8")
     assert result.exit_code == 0, result.output
     assert "began anew" not in result.output
+
+
+class ByHand(ExperimentBase):
+    """Makes its updates itself, with no phase."""
+
+    def setup_dataloader(self) -> None:
+        self.train_loader = make_loader(torch.ones(8, 1), seed=0, batch_size=4)
+
+    def setup_model(self) -> None:
+        self.model = torch.nn.Linear(1, 1)
+
+    def train_batch(self) -> None:
+        self.model(self.read_batch())
+
+    def valid(self) -> None: ...
+
+
+@pytest.mark.parametrize(("name", "lack"), [("ema", "no phase of t has optim_schedulers"), ("lr_finder", "no updater")])
+def test_one_that_needs_a_phase_says_so_in_an_experiment(name: str, lack: str) -> None:
+    runner = {"name": "t", "class": "train", "device": "cpu", "epochs": 1, "runner_class_path": ByHand}
+    with pytest.raises(ConfigError, match=f"{lack}.*; take {name} out, or train with a phase"):
+        GeneralTrainer({"runner": [runner], "plugins": [name]}).run()
