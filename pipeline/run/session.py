@@ -370,17 +370,16 @@ class RunnerSession:
     def listen(self) -> None:
         """Have ``observe`` call the plugins until the runner ends; not in processes forked from this one, nor in an export."""
         on_observe, process = hook_or_none(self.hooks, "on_observe"), os.getpid()
-        if on_observe is None:
-            return
 
         def observer(name: str, value: Any) -> None:
-            if os.getpid() == process and not torch.compiler.is_exporting():
+            if on_observe and os.getpid() == process and not torch.compiler.is_exporting():
                 on_observe(context=self.context, name=name, value=value)
 
-        self.resources.callback(setattr, hookspecs, "observer", hookspecs.observer)
-        # Where code is compiled, a plugin gets real tensors.
-        outside_of_graphs: Callable[..., Any] = torch.compiler.disable
-        hookspecs.observer = outside_of_graphs(observer)
+        if on_observe:
+            self.resources.callback(setattr, hookspecs, "observer", hookspecs.observer)
+            # Where code is compiled, a plugin gets real tensors.
+            outside_of_graphs: Callable[..., Any] = torch.compiler.disable
+            hookspecs.observer = outside_of_graphs(observer)
 
     def build(self, stage: str) -> PipelineStage:
         """The stage, built with its ``<stage>_args``."""

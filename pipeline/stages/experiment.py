@@ -23,7 +23,7 @@ from pipeline.checkpoint.state import gradients_of
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
 from pipeline.config.schema import parse_intervals
-from pipeline.context import CHECKPOINT, TRAIN_STATE, VALIDATION, Context
+from pipeline.context import CHECKPOINT, TRAIN_STATE, VALIDATION, Context, Phase
 from pipeline.data.batch import count_samples, to_device
 from pipeline.data.loader import length, position_of, remaining_batches, set_epoch
 from pipeline.data.workers import supervise_workers
@@ -251,7 +251,7 @@ class ExperimentSetup(RunnerBase):
             kind = f"{type(self).__name__}.setup_model: self.model is a {type(model).__name__}, not an nn.Module"
             raise StageError(f"{kind}; set it to one, to an nn.ModuleDict where there are several")
         models = self.context.peek("model") or {}
-        self.context["model"] = {**models, PHASE: {"model": model}}
+        self.context["model"] = {**models, PHASE: Phase(PHASE, {"model": model})}
         trained = {**self._optimizer(), **self._parts()}
         own = {name.removeprefix("self."): part for name, part in trained.items() if isinstance(part, OptimScheduler)}
         attach_optimizer_hooks(own, self.context, PHASE)
@@ -554,9 +554,8 @@ class ExperimentBase(ExperimentSetup):
         if printing:
             self._numbers.print()
         requests = self.context.requests
-        self._validate(
-            due=validating or VALIDATION in requests or bool(ended and schedule.validating.fires_after(ended))
-        )
+        validating = validating or VALIDATION in requests or bool(ended and schedule.validating.fires_after(ended))
+        self._validate(due=validating)
         requests.discard(VALIDATION)
         if over:
             self._end_epoch()

@@ -99,8 +99,7 @@ class WeightExporter:
         if moment == self._saved:
             return
         about = {"format": "pt", "step": str(state["iteration"]), "epoch": str(state["epoch"])}
-        hooks = self.context["hooks"]
-        hooks.before_export(context=self.context)
+        self.context["hooks"].before_export(context=self.context)
         try:
             for phase, module in self.modules.items():
                 file = self.folder / f"{phase}-{state['iteration']:012d}.safetensors"
@@ -108,7 +107,7 @@ class WeightExporter:
                 if phase in self.calls:
                     self._export(phase, file.with_suffix(".pt2"))
         finally:
-            hooks.after_export(context=self.context)
+            self.context["hooks"].after_export(context=self.context)
         self._saved = moment
 
     def _export(self, phase: str, file: Path) -> None:
