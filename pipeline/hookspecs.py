@@ -7,8 +7,9 @@ them, the defaults first, but for what their ``before`` and ``after`` say. One s
 
 What a hook returns is looked at by ``wrap_model`` and ``extend_metrics`` alone. A resumed run goes through the stages
 again, so the hooks of the pipeline and of the stages come again; those of a training come where it goes on, and none comes
-again for what was over, or, as ``before_epoch``, had begun. What a loop of one's own calls by the context calls the same
-hooks.
+again for what was over, or, as ``before_epoch``, had begun, but for a validation that was interrupted. What a loop of one's
+own calls by the context calls the same hooks. In an Experiment, which is one phase named ``experiment``, the hooks of
+backward and update are those of its OptimSchedulers.
 """
 
 from __future__ import annotations
@@ -127,22 +128,27 @@ def on_observe(context: Context, name: str, value: Any) -> None:
 def before_backward(context: Context, phase: str, losses: dict[str, Any]) -> None:
     """The losses of a batch are computed, and nothing else yet: a term that is added to one in ``losses`` is trained on.
 
-    Where ``losses`` is the dict that user code passed on, that one is changed.
+    It is called once for each ``optimize``: with the default Brain once in a batch, whatever optimizers there are. Where
+    ``losses`` is the dict that user code passed on, that one is changed.
     """
 
 
 @hookspec
 def after_backward(context: Context, phase: str, losses: dict[str, Any]) -> None:
-    """The gradients of a batch are computed, but not yet unscaled or clipped; the losses are tensors on the device."""
+    """The gradients of a batch are computed, but not yet unscaled or clipped; the losses are tensors on the device.
+
+    It is called as often as ``before_backward``. Of a loss that is not finite there are no gradients, where that is known.
+    """
 
 
 @hookspec
 def before_update(context: Context, phase: str, name: str, optim_scheduler: Any) -> None:
     """An optimizer is about to step; ``name`` is that of its OptimScheduler in the config.
 
-    The schedule has set the rate of this update. What a plugin sets in the optimizer's groups, or multiplies there, holds
-    for this one alone, under each schedule, a constant one too. ``optim_scheduler.skip_update()`` discards the window: this
-    optimizer does not step.
+    It is called for each optimizer by itself, once in its accumulation window, also for one that is discarded. The schedule
+    has set the rate of this update. What a plugin sets in the optimizer's groups, or multiplies there, holds for this one
+    alone, under each schedule, a constant one too. ``optim_scheduler.skip_update()`` discards the window: this optimizer
+    does not step.
     """
 
 
@@ -157,7 +163,8 @@ def after_batch(context: Context, phase: str, batch: Any, predictions: Any, loss
 
     ``context["train_state"]`` counts it. The predictions are those of the Brain's ``fit_batch``, None where it was not
     called. In a runner stage with a loop of its own this is when the next batch is asked for; of several batches that are
-    done at once, it is called for the one first that was given out last.
+    done at once, it is called for the one first that was given out last. In an Experiment it is called after
+    ``train_batch``, with the batch that was read last, and without predictions and losses.
     """
 
 
@@ -174,17 +181,26 @@ def extend_metrics(context: Context, phase: str, metrics: dict[str, float]) -> d
 
 @hookspec
 def on_print_interval(context: Context, phase: str, metrics: dict[str, float]) -> None:
-    """``print_interval`` iterations have passed; ``metrics`` are the means since the last call."""
+    """``print_interval`` iterations have passed; ``metrics`` are the means since the last call.
+
+    It is called for each phase of which a pass is open.
+    """
 
 
 @hookspec
 def after_pass(context: Context, phase: str, metrics: dict[str, float]) -> None:
-    """A pass over the training data of a phase is over; ``metrics`` are its means, with what plugins have added."""
+    """A pass over the training data of a phase is over; ``metrics`` are its means, with what plugins have added.
+
+    In an Experiment the validations of the epoch come before it.
+    """
 
 
 @hookspec
 def before_validation(context: Context, phase: str) -> None:
-    """A validation pass begins, or the evaluation of an infer runner."""
+    """A validation pass begins, or the evaluation of an infer runner.
+
+    It comes again after a resume for a validation that a signal has interrupted.
+    """
 
 
 @hookspec
@@ -206,7 +222,11 @@ def after_phase(context: Context, phase: str) -> None:
 
 @hookspec
 def after_epoch(context: Context) -> None:
-    """An epoch is over; ``context["metrics"]`` holds its numbers."""
+    """An epoch is over; ``context["metrics"]`` holds its numbers.
+
+    It comes for an epoch too that a limit or ``context.stop`` has cut short, not for one that a signal or ``is_exit`` has
+    interrupted: that one goes on when the run is resumed.
+    """
 
 
 @hookspec
@@ -216,7 +236,10 @@ def before_export(context: Context) -> None:
 
 @hookspec
 def after_export(context: Context) -> None:
-    """Weights for inference have been written, or the storage has refused."""
+    """Weights for inference have been written, or the storage has refused.
+
+    Both come after the epochs or steps that ``save_inference_interval`` says, and at the end of the training.
+    """
 
 
 @hookspec

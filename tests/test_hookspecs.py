@@ -317,6 +317,34 @@ def test_a_term_that_a_plugin_adds_before_backward_is_trained_on(linear: Path) -
     assert added["model"]["line"]["model"].weight.item() == pytest.approx(expected)
 
 
+KEEPING = """
+import signal
+from pathlib import Path
+from pipeline import hookimpl
+class Plugin:
+    @hookimpl
+    def after_batch(self, context):
+        if context["train_state"]["iteration"] == 8 and not context["checkpointer"].all()[2:]:
+            signal.raise_signal(signal.SIGTERM)
+    @hookimpl
+    def after_pipeline(self, context):
+        with Path("hooks.txt").open("a") as file:
+            file.writelines(f"{name}\\n" for name, _ in context["calls"])
+"""
+
+
+def test_each_hook_is_called_in_a_run_that_a_signal_stops_and_the_one_that_goes_on(linear: Path) -> None:
+    files = {"recorder.py": RECORDER, "net.py": OBSERVED, "keeping.py": KEEPING}
+    for name, text in files.items():
+        (linear.parent / name).write_text(text, encoding="utf-8")
+    keys = ["phase.line.model={workspace}/net.py", "runner.train_runner.save_inference_interval=1"]
+    keys.append('plugins=["{workspace}/recorder.py", "{workspace}/keeping.py"]')
+    with pytest.raises(StoppedError):
+        GeneralTrainer(linear, keys).run()
+    GeneralTrainer(linear, keys, resume="auto").run()
+    assert set(Path("hooks.txt").read_text(encoding="utf-8").split()) == HOOKS.keys()
+
+
 SIGNALED = """
     import signal
     from pathlib import Path
