@@ -439,6 +439,30 @@ def test_the_ways_to_name_a_plugin_are_understood(linear: Path) -> None:
     assert "plugin:metric_log" not in checkpointer._recoverables
 
 
+def test_the_plugin_with_a_forward_hook_reports_what_the_module_has_returned(linear: Path) -> None:
+    (linear.parent / "activation.py").write_text(block("plugins", "python", "# activation.py"), encoding="utf-8")
+    plugins = 'plugins=["{workspace}/activation.py": {phase: line, module: ""}]'
+    context = GeneralTrainer(linear, [plugins, "runner.train_runner.epochs=1"]).run()
+    # Of the last batch of the validation.
+    inputs, _ = [*context["dataset"]["train_data"]][-1]
+    activation = context["model"]["line"]["model"](inputs).mean().item()
+    assert context["metrics"]["line"]["valid_activation"] == pytest.approx(activation)
+
+
+OPTIONS = [
+    text
+    for text in blocks("plugins", "yaml")
+    if re.search(rf"^  - ({'|'.join(installed_plugins())}): {{", text, re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("text", OPTIONS)
+def test_the_arguments_of_the_shipped_plugins_are_those_of_the_page(linear: Path, text: str) -> None:
+    named = linear.with_name("named.yaml")
+    named.write_text(f"_base_: config.yaml\n{re.sub('.*workspace.*', '', text)}", encoding="utf-8")
+    assert check(named) == []
+
+
 def test_the_trigger_of_the_page_on_plugins_fires_as_its_argument_says(
     linear: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
