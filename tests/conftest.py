@@ -100,10 +100,6 @@ def process(zygote: Zygote, tmp_path: Path) -> Process:
     return run
 
 
-LINE = (REPOSITORY / "pipeline" / "testing" / "templates" / "data.py").read_text(encoding="utf-8")
-"""The data of ``linear``."""
-
-
 @pytest.fixture
 def linear(tmp_path: Path) -> Path:
     """The path of a small complete config: a line fitted by torch.nn.Linear, 6 batches to an epoch."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from tests.conftest import LINE
+from pipeline import testing
 
 Call = Callable[..., Result]
 Workspace = Callable[..., Path]
@@ -98,8 +98,9 @@ def parts(done: Result) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_run_that_can_be_resumed_is_equal_bit_for_bit(pipeline: Call, workspace: Workspace) -> None:
-    folder = workspace({"config.yaml": CONFIG, "data.py": LINE, "plugin.py": PLUGIN})
+def test_a_run_that_can_be_resumed_is_equal_bit_for_bit(pipeline: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "workspace"
+    testing.Workspace(folder, {"config.yaml": CONFIG, "plugin.py": PLUGIN})
     elsewhere = ("output_dir=elsewhere", f"runner.second.save_checkpoint_path={folder / 'elsewhere'}")
     done = pipeline("resume-test", folder / "config.yaml", *elsewhere, "--at", 5, "--at", 2, "--keep", "kept")
     assert done.exit_code == 0, done.output
