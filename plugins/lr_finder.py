@@ -31,6 +31,8 @@ from pipeline.training.updater import is_plain
 # How much of the smoothed loss stays with each further one.
 SMOOTHING = 0.9
 
+ALL = "all rates were tried"
+
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -51,7 +53,7 @@ class LrFinder:
         start: the first learning rate.
         end: the last one.
         steps: how many are tried.
-        diverges: the search ends once the smoothed loss is above its best by so many times the best, less one.
+        diverges: the search ends once the smoothed loss is so many times its best (below zero: as far above it).
         phase: which phase; the first that trains if it is left out.
         stop: whether the training ends with the search, before its first step.
 
@@ -140,7 +142,7 @@ class Curve:
         self.rates: list[float] = []
         self.losses: list[float] = []
         self.smoothed: list[float] = []
-        self.end = "all rates were tried"
+        self.end = ALL
         self._mean = 0.0
 
     def add(self, rate: float, loss: float) -> None:
@@ -184,9 +186,13 @@ class RangeTest(PassLoop):
         self.loader, self.rates, self.diverges = loader_of(context, phase), rates, diverges
         self.curve = Curve()
         self.updated = False
+        # Iterations since the last update, and how many make plain that none will come.
+        self.waited = 0
+        schedulers = phase.optim_schedulers.values()
+        self.patience = 10 * max((own.accum_grad * own.step_per_update for own in schedulers), default=1)
         # After each iteration.
         self.due = 0
-        for scheduler in phase.optim_schedulers.values():
+        for scheduler in schedulers:
             # Over those of the class and of the run: no schedule, and no hook of a plugin.
             vars(scheduler).update(constant=True, before_backward=None, after_backward=None, after_update=None)
             scheduler.before_update = self.set_rate
@@ -214,8 +220,10 @@ class RangeTest(PassLoop):
         """
         SHUTDOWN.raise_if_requested()
         if not self.updated:
-            return True
-        self.updated = False
+            self.waited += 1
+            self.curve.end = f"{self.waited} batches made no update through an OptimScheduler"
+            return self.waited < self.patience
+        self.updated, self.waited, self.curve.end = False, 0, ALL
         loss = training.brain._pass_loss.recent()
         if not math.isfinite(loss):
             self.curve.end = f"the loss is no number at {self.rates[len(self.curve.rates)]:.2g}"

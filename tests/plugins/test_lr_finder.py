@@ -293,6 +293,29 @@ def test_of_a_loss_that_never_falls_it_suggests_nothing(log_lines: list[str]) ->
     assert any("lr_finder suggests no learning rate: the loss never falls" in line for line in log_lines)
 
 
+class Alone(UpdaterBase):
+    """Steps an optimizer that no OptimScheduler has."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.optimizer = model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def update(self, batch: Any) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = mse(self.model(batch[0]), batch[1])
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def test_the_search_ends_where_no_rate_reaches_an_update() -> None:
+    made = config()
+    made["phase"][0]["updater"] = {"class_path": Alone}
+    found = run(made, FINDER)
+    assert differences(found, run(made)) == []
+    assert curve_of(found)["end"] == "10 batches made no update through an OptimScheduler"
+
+
 def test_it_may_end_the_training_before_its_first_step() -> None:
     context = run(bowl(), {"lr_finder": {"stop": True}})
     assert context["train_state"]["iteration"] == 0
