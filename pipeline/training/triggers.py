@@ -137,21 +137,17 @@ class Trigger:
 
     def _improved(self, metric: str, context: Context) -> bool:
         metrics: Mapping[str, Mapping[str, float]] = context.peek("metrics", {})
-        values = {
-            phase: numbers[name]
-            for phase, numbers in metrics.items()
-            for name in {metric, metric.removeprefix(f"{phase}.")} & numbers.keys()
-        }
-        if len(values) > 1:
-            first, second, *_ = values
-            what = f"Trigger watches '{metric}', which phases '{first}' and '{second}' both report"
-            raise DataError(f"{what}; write {first}.{metric}, for example")
+        values = {(phase, name): value for phase, numbers in metrics.items() for name, value in numbers.items()}
+        named = [(phase, name) for phase, name in values if metric in {name, f"{phase}.{name}"}]
+        if len(named) > 1:
+            which = " or ".join(map(".".join, named))
+            raise DataError(f"Trigger watches '{metric}', which several phases report; write {which}")
         # Of an experiment, and of an infer runner, it is not known what they report.
         phases = () if context.peek("is_infer") else context.peek("phases")
-        if not values and phases and all(_has_reported(phase, metrics) for phase in phases):
-            known = one_of(metric, {name for numbers in metrics.values() for name in numbers})
+        if not named and phases and all(_has_reported(phase, metrics) for phase in phases):
+            known = one_of(metric, {name for _, name in values})
             raise DataError(f"Trigger watches '{metric}', which no phase reports{known}")
-        value = float(next(iter(values.values()), math.nan)) * (-1 if self.mode == "max" else 1)
+        value = float(values[named[0]] if named else math.nan) * (-1 if self.mode == "max" else 1)
         improved = value < self._least
         self._least = min(self._least, value)
         return improved

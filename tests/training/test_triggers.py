@@ -229,7 +229,7 @@ def test_a_number_that_is_not_known_yet_fires_no_trigger() -> None:
 
 @pytest.mark.parametrize(
     ("improves", "message"),
-    [("loss", "which phases 'a' and 'b' both report; write a.loss, for example"),
+    [("loss", "which several phases report; write a.loss or b.loss"),
      ("acuracy", "which no phase reports; did you mean 'accuracy'?"), ("c.f1", "which no phase reports; known: accuracy, loss")],
 )  # fmt: skip
 def test_a_number_that_no_phase_reports_or_several_do_is_an_error(improves: str, message: str) -> None:
