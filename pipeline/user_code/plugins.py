@@ -98,14 +98,12 @@ def faults_of_class(cls: type) -> list[str]:
     return _faults(candidates, cls.__name__, dir(cls), getattr(cls, "every_rank", True), complete=True)
 
 
-def _faults(
-    methods: Sequence[_Method], who: str, names: Collection[str], every_rank: object, *, complete: bool
-) -> list[str]:
+def _faults(methods: Sequence[_Method], who: str, names: Collection[str], rank: object, *, complete: bool) -> list[str]:
     messages = [message for method in methods for message in method.faults()]
     if sum(name in names for name in STATE) == 1:
         messages.append(f"{who} has only one of {' and '.join(STATE)}; define both, or neither")
-    if not isinstance(every_rank, bool):
-        messages.append(f"{who}: every_rank is {every_rank!r}; write True or False")
+    if not isinstance(rank, bool):
+        messages.append(f"{who}: every_rank is {rank!r}; write True or False")
     if complete and not messages and not any(method.marked for method in methods):
         return [f"{who} has no hook; mark a method such as before_epoch with @hookimpl (from pipeline import hookimpl)"]
     return messages
