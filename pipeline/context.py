@@ -341,7 +341,6 @@ class Context(dict[str, Any]):
         loop: the loop of a runner stage that trains; None elsewhere.
         requests: what ``request`` was called with and is not done yet.
         running_hook: says which hook of a plugin is running, and where it is; None: none is.
-        wrapped: the phases whose model the hook ``wrap_model`` was called for.
     """
 
     def __init__(self, *args: Any, **values: Any) -> None:
@@ -353,7 +352,6 @@ class Context(dict[str, Any]):
         self.loop: TrainingLoop | None = None
         self.requests: set[str] = set()
         self.running_hook: Callable[[], str | None] = _nothing
-        self.wrapped: set[str] = set()
         self._wrote: set[str] = set()
         self.update(*args, **values)
 

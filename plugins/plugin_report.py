@@ -145,9 +145,18 @@ class PluginReport:
 
     @hookimpl(trylast=True)
     def after_stage(self, context: Context, name: str) -> None:
-        """After a training of one epoch, see which plugins were not called."""
+        """After a training of one epoch, see which plugins were not called; after the network stage, what nobody has wrapped."""
         if name == "runner":
             self._report_uncalled(context)
+        models = context.peek("model")
+        sharing = {phase["name"] for phase in context.peek("phases") if phase.get("model_of")}
+        phases = [phase for phase in models if phase not in sharing] if isinstance(models, Mapping) else []
+        for call in self.calls if name == "network" else ():
+            if call.hook == "wrap_model" and call.count < len(phases):
+                what = f"{call.where} was called for {call.count} of the phases {', '.join(phases)}"
+                logger.warning(
+                    f"{what}; have the network stage call super().build_phase(phase, runner, context), which does"
+                )
 
     def _watch(self) -> None:
         """Look now and then which call is running, until the end: of those that nobody times, the slow ones are logged."""

@@ -412,21 +412,9 @@ class RunnerSession:
         with self.loop(built) if stage == "runner" else nullcontext():
             getattr(built, method)(self.context)
         self.check_protected(description)
-        if stage == "network":
-            self.warn_of_unwrapped(description)
         # What the stage has saved is on disk before the next begins, or it is this stage that has failed.
         self.checkpointer._wait()
         context_flow.check_writes(built, method, description, self.context)
-
-    def warn_of_unwrapped(self, description: str) -> None:
-        """After the network stage, name the plugins that could not wrap a model, since a method was overridden."""
-        plugins = [f"'{plugin.plugin_name}'" for plugin in self.hooks.wrap_model.get_hookimpls()]
-        sharing = {phase.name for phase in self.config.phases(self.settings) if phase.model_of}
-        models = self.context.peek("model")
-        names = set(models if isinstance(models, Mapping) else ()) - self.context.wrapped - sharing
-        if plugins and names:
-            what = f"{description} has not called wrap_model of plugin {' and '.join(plugins)} for {', '.join(sorted(names))}"
-            logger.warning(f"{what}; call super().build_phase(phase, runner, context), which does")
 
     def log_summary(self) -> None:
         """Log what the runner is about to do; what is looked at for that counts as read by nobody."""

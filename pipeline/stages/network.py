@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
@@ -20,6 +20,8 @@ from pipeline.training.schedules import Constant
 from pipeline.training.updater import Updater, UpdaterBase
 from pipeline.user_code.class_path import MODULES, SCHEDULES, load_named, schedule_name
 from pipeline.user_code.tracebacks import error_context
+
+_T = TypeVar("_T")
 
 
 class Network(NetworkBase):
@@ -98,11 +100,10 @@ class Network(NetworkBase):
         model_class = load_named(phase.model, address, "Model", context["config"])
         names = [name for name in inspect.signature(model_class).parameters if name in hyper_parameters]
         arguments = {name: hyper_parameters[name] for name in names} | phase.model_args
-        bases: tuple[type, ...] = (nn.Module, Brain)
+        bases: tuple[type[nn.Module | Brain], ...] = (nn.Module, Brain)
         if phase.modules:
             arguments["modules"], bases = self.build_modules(phase, context), (Brain,)
-        model: nn.Module | Brain = make(model_class, arguments, address, "hyper_parameters or model_args", *bases)
-        return model
+        return make(model_class, arguments, address, "hyper_parameters or model_args", *bases)
 
     def build_modules(self, phase: PhaseSchema, context: Context) -> dict[str, nn.Module]:
         """The ``modules`` of a phase, which its Brain is made with."""
@@ -200,8 +201,7 @@ class Network(NetworkBase):
         ours = {"model": model, "brain": brain, "optim_schedulers": optim_schedulers, "loader": loader}
         names = inspect.signature(cls).parameters
         arguments = {**phase.updater.args, **{name: value for name, value in ours.items() if name in names}}
-        updater: UpdaterBase = make(cls, arguments, address, "updater.args", UpdaterBase)
-        return updater
+        return make(cls, arguments, address, "updater.args", UpdaterBase)
 
 
 def wrap_model(model: nn.Module | Brain, brain: Brain, phase: str, context: Context) -> nn.Module | Brain:
@@ -212,7 +212,6 @@ def wrap_model(model: nn.Module | Brain, brain: Brain, phase: str, context: Cont
     """
     kind = nn.Module if isinstance(brain, ModuleBrain) else nn.ModuleDict
     wrapped: Any = brain.module if isinstance(brain, ModuleBrain) else brain.modules
-    context.wrapped.add(phase)
     # pluggy would call each with the same model; it keeps the one that is called first at the end.
     for plugin in reversed(context["hooks"].wrap_model.get_hookimpls()):
         values = {"context": context, "phase": phase, "model": wrapped}
@@ -233,7 +232,7 @@ def load_optimizer(kind: Any, address: str, config: ConfigView) -> Any:
     return load_named(kind, address, "Optimizer", config) if isinstance(kind, str) and not kind.isidentifier() else kind
 
 
-def make(cls: Callable[..., Any], arguments: Mapping[str, Any], address: str, place: str, *bases: type) -> Any:
+def make(cls: Callable[..., Any], arguments: Mapping[str, Any], address: str, place: str, *bases: type[_T]) -> _T:
     """What a class or function of the config makes of its arguments, which has to be an instance of one of the bases.
 
     Args:

@@ -327,8 +327,7 @@ class Validation:
 
     @property
     def _iteration(self) -> int:
-        iteration: int = self.context["train_state"]["iteration"]
-        return iteration
+        return self.context["train_state"]["iteration"]
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of this iteration keeps."""
