@@ -91,9 +91,8 @@ class NanGuard:
         """
         if self.gradients and phase in self.batches:
             entry = phase_of(phase, context)
-            owners = [own for own in entry.optim_schedulers.values() if not own.scaler]
-            gradients = [each.grad for own in owners for each in own.parameters if each.grad is not None]
-            gradients = [gradient for gradient in gradients if not gradient.is_sparse]
+            trained = [each for own in entry.optim_schedulers.values() if not own.scaler for each in own.parameters]
+            gradients = [each.grad for each in trained if each.grad is not None and not each.grad.is_sparse]
             if gradients and not math.isfinite(nn.utils.get_total_norm(gradients, math.inf).item()):
                 self._report(entry, "the loss is finite, but a gradient is not", backward=True)
 
