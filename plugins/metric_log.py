@@ -77,7 +77,8 @@ class MetricLog:
         """Have the optimizers compute the norm of their gradients, if it is to be written."""
         if name == "runner" and self.gradient_norm:
             for phase in context.peek("model", {}).values():
-                for scheduler in phase["optim_schedulers"].values():
+                # An Experiment has none of ours.
+                for scheduler in phase["optim_schedulers"].values() if "optim_schedulers" in phase else ():
                     scheduler.measures_norm = True
 
     def state_dict(self) -> dict[str, int]:
@@ -124,7 +125,7 @@ class MetricLog:
             logger.info(f"{context['runner_name']}  {which}{phase}  {_line(metrics)}")
         elif _within_epochs(context):
             # An Experiment names its numbers itself.
-            prefix = "valid_" if phase in context.peek("model", {}) else ""
+            prefix = "valid_" if any(entry["name"] == phase for entry in context["phases"]) else ""
             numbers = _line({prefix + name: value for name, value in metrics.items()})
             logger.info(f"iteration {context['train_state']['iteration']}  {phase}  {numbers}")
 

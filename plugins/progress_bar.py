@@ -195,7 +195,7 @@ class ProgressBar:
             total = _batches(context, [schema.get("valid_dataset_name") or schema.get("dataset_name")])
             title = "evaluation" if context["is_infer"] else f"{self.title} validation"
             self.bar = self.bar or Bar()
-            self.validation = self.bar.count(_count_of(_brains(context).get(phase)), total, title, phase)
+            self.validation = self.bar.count(_count_of(_brain_of(context, phase)), total, title, phase)
 
     @hookimpl
     def after_validation(self) -> None:
@@ -256,9 +256,9 @@ def _batches(context: Context, datasets: Iterable[str | None]) -> int | None:
     return total or None
 
 
-def _brains(context: Context) -> dict[str, Any]:
-    """Phase -> its Brain."""
-    return {name: entry["brain"] for name, entry in (context.peek("model") or {}).items()}
+def _brain_of(context: Context, phase: str) -> Any:
+    """The Brain of a phase; None where there is none, as in an Experiment."""
+    return (context.peek("model") or {}).get(phase, {}).get("brain")
 
 
 def _batches_done(context: Context) -> int | None:

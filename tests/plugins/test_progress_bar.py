@@ -10,12 +10,14 @@ import signal
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from threading import Event
 
 import pytest
 import yaml
+from click.testing import Result
 from forked_runs import Zygote
 from pipeline_plugins.progress_bar import Bar
 
@@ -218,6 +220,13 @@ def test_the_evaluation_of_an_infer_runner_is_shown(linear: Path, monkeypatch: p
     config = with_plugin(linear, SLOW.replace("after_batch", "after_pipeline"))
     output = shown(monkeypatch, config, runners, SCORE, f"phase.line.valid_dataset_name={valid}")
     assert re.search(r"evaluation ━[^\r]* [1-5]/6 [^\r]* line", output)
+
+
+def test_an_experiment_has_a_bar_without_an_end(
+    monkeypatch: pytest.MonkeyPatch, pipeline: Callable[..., Result]
+) -> None:
+    pipeline("new", "mine", "--kind", "experiment")
+    assert re.search(r"epoch 4 ━[^\r]* \d+/\?", shown(monkeypatch, Path("mine/config.yaml")))
 
 
 def test_a_process_that_is_forked_while_the_bar_is_drawn_can_print(monkeypatch: pytest.MonkeyPatch) -> None:

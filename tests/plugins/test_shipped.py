@@ -100,6 +100,17 @@ def test_two_of_a_kind_write_each_its_own_files(point: EntryPoint, config: Path)
     assert first & second == plain
 
 
+@every_plugin
+def test_it_may_be_there_in_an_experiment_that_is_written_by_hand(
+    point: EntryPoint, pipeline: Callable[..., Result]
+) -> None:
+    class_of(point)
+    assert pipeline("new", "mine", "--kind", "experiment").exit_code == 0
+    plugins = [{"name": point.name, "class_path": point.name, "args": ARGUMENTS.get(point.name, {})}]
+    context = GeneralTrainer("mine/config.yaml", [f"plugins={plugins}", "runner.train_runner.epochs=2"]).run()
+    assert context["train_state"]["epoch"] == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("point", STATEFUL, ids=[point.name for point in STATEFUL])
 def test_one_with_a_state_passes_the_test_of_resume(
