@@ -59,7 +59,8 @@ class ModelSummary:
     @hookimpl
     def before_pass(self, context: Context, phase: str) -> None:
         """Look at the first batch of a phase that has no summary yet."""
-        brain: Any = context["model"][phase].brain
+        # The phase of an Experiment has none.
+        brain: Any = context["model"][phase].get("brain")
         if isinstance(brain, Brain) and not self._path(context, phase).exists() and phase not in self.open:
             self.open[phase] = _Record(brain.modules, context["train_state"], lambda: self._write(context, phase))
             # Where an error ends the run in the middle of the batch.
