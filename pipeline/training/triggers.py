@@ -144,7 +144,9 @@ class Trigger:
             raise DataError(f"Trigger watches '{metric}', which several phases report; write {which}")
         # Of an experiment, and of an infer runner, it is not known what they report.
         phases = () if context.peek("is_infer") else context.peek("phases")
-        if not named and phases and all(_has_reported(phase, metrics) for phase in phases):
+        expected = {(phase["name"], "loss") for phase in phases}
+        expected |= {(phase["name"], "valid_loss") for phase in phases if phase.get("valid_dataset_name")}
+        if not named and expected and expected <= values.keys():
             known = one_of(metric, {name for _, name in values})
             raise DataError(f"Trigger watches '{metric}', which no phase reports{known}")
         value = float(values[named[0]] if named else math.nan) * (-1 if self.mode == "max" else 1)
@@ -163,12 +165,6 @@ class Trigger:
         for clock, seconds in zip(self._clocks, state["seconds"], strict=False):
             clock.fired_at = time.monotonic() - seconds
         self._least = state["best"].get(f"{self.mode} {self.improves}", math.inf)
-
-
-def _has_reported(phase: Mapping[str, Any], metrics: Mapping[str, Mapping[str, float]]) -> bool:
-    """Whether the numbers of a pass over a phase are known, and those of its validation if it has one."""
-    expected = {"loss", "valid_loss"} if phase.get("valid_dataset_name") else {"loss"}
-    return expected <= metrics.get(phase["name"], {}).keys()
 
 
 class Schedule:
