@@ -403,8 +403,8 @@ class Context(dict[str, Any]):
             ContextError: it is something else.
         """
         if what not in (CHECKPOINT, VALIDATION):
-            known = one_of(what, (CHECKPOINT, VALIDATION))
-            raise ContextError(f"context.request({what!r}): is nothing that a training can be asked for{known}")
+            unknown = f"context.request({what!r}): is nothing that a training can be asked for"
+            raise ContextError(f"{unknown}{one_of(what, (CHECKPOINT, VALIDATION))}")
         self.requests.add(what)
         self.wake()
 
@@ -416,8 +416,9 @@ class Context(dict[str, Any]):
     def _loop(self, method: str) -> TrainingLoop:
         if hook := self.running_hook():
             what = f"{hook} called context.{method}, which only the code of a runner stage may do, not a hook within it"
-            remedy = f"write context.request('{CHECKPOINT}') or context.request('{VALIDATION}'), which is done after the step"
-            raise ContextError(f"{what}; {remedy}")
+            raise ContextError(
+                f"{what}; write context.request('{CHECKPOINT}'), or '{VALIDATION}', which is done after the step"
+            )
         if self.loop is None:
             what = f"context.{method} was called by {self.stage}"
             raise StageError(f"{what}, and only a runner stage that trains has a loop; call it there")

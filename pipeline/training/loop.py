@@ -186,13 +186,12 @@ class TrainLoop(PassLoop):
         own = [entry for entry in entries if isinstance(entry, TrainPass) and entry.phase == phase.name]
         # A train_phase of one's own may do without a pass.
         entry = own[-1] if own else self.journal.call("validate", phase.name, in_body=self._in_body())
-        first = not any(earlier.validated for earlier in own)
         if not entry.validated:
             self.journal.arrive_after_last_call()
             if self.schedule.validating.fires_after(self.counters["epoch"] + 1):
                 self._validate(phase.name)
             entry.validated = True
-            if first and self._is_trained(phase.name):
+            if self._is_trained(phase.name) and not any(earlier.validated for earlier in own[:-1]):
                 self.hooks.after_phase(context=self.context, phase=phase.name)
         return self.is_over()
 
