@@ -65,6 +65,7 @@ class CallTime:
 
     def timed_call(self, *arguments: Any, **defaults: Any) -> Any:
         """Call the hook."""
+        __tracebackhide__ = True
         began = time.perf_counter()
         try:
             return self.method(*arguments, **defaults)
@@ -224,6 +225,7 @@ def _checked(call: HookCall, context: Context) -> Callable[..., Any]:
 
     @wraps(method)
     def check(*arguments: Any, **defaults: Any) -> Any:
+        __tracebackhide__ = True
         batch = dict(zip(call.arguments, arguments, strict=False)).get("batch")
         before = _state(context, batch)
         value = method(*arguments, **defaults)

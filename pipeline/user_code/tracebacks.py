@@ -131,8 +131,12 @@ def failing_method(cls: type, error: BaseException) -> str:
 
 
 def _is_ours(trace: TracebackType) -> bool:
-    file = trace.tb_frame.f_code.co_filename
-    return file.startswith(_OURS) or any(folder in file for folder in ("/importlib/", "/pluggy/"))
+    code = trace.tb_frame.f_code
+    # By the convention of pytest and pluggy, a function with that variable is not to be shown.
+    hidden = "__tracebackhide__" in code.co_varnames or any(
+        part in code.co_filename for part in ("/importlib/", "/pluggy/")
+    )
+    return hidden or code.co_filename.startswith(_OURS)
 
 
 @contextmanager

@@ -234,7 +234,7 @@ WRONG = "from pipeline import hookimpl\n\nclass Plugin:\n    "
         ("[{progress_bar: false}, {progress_bar: false}]", "removes a plugin that is not there; known: metric_log"),
         ("[{progress_bar: 5}]", "'progress_bar': its arguments are 5; write a mapping, or false to remove it"),
         ("[{progress_bar: {lve: false}}]", "'progress_bar' has no argument 'lve'; did you mean 'live'?"),
-        ("[{metric_log: {every: 1}}]", "plugin 'metric_log' has no argument 'every'; it takes no arguments"),
+        ("[{metric_log: {every: 1}}]", "plugin 'metric_log' has no argument 'every'; known: csv"),
         ("[counter.py]", "plugin 'counter' needs the argument every; add it"),
         ("[{counter.py: {evry: 5}}]", "plugin 'counter' has no argument 'evry'; did you mean 'every'?"),
         ("[{counter.py: {every: 1}}, {counter.py: {every: 2}}]", "the name 'counter' is taken by the one of"),
