@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from pipeline import Context, GeneralTrainer, RunnerBase, hookimpl, stages
+from pipeline import Context, GeneralTrainer, RunnerBase, UpdaterBase, hookimpl, stages
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import ConfigError
 from pipeline.signals import StoppedError
@@ -144,6 +144,23 @@ def test_training_never_has_the_averages() -> None:
 def test_an_update_is_a_window_in_which_an_optimizer_has_stepped() -> None:
     context = run(config({"ema": {"decay": 0.9}}, accum_grad=2))
     assert same(saved(context, 9), by_hand(0.9, window=2)[-1].average)
+
+
+class Steps(UpdaterBase):
+    """Does not know which batch is the last: the end of the pass closes the window."""
+
+    def __init__(self, model: nn.Module, optim_schedulers: Any) -> None:
+        super().__init__()
+        self.model, self.scheduler = model, optim_schedulers["main"]
+
+    def update(self, batch: Any) -> None:
+        self.scheduler.step(mse(self.model(batch[0]), batch[1]))
+
+
+def test_an_update_that_the_end_of_a_pass_makes_counts() -> None:
+    made = config({"ema": {"decay": 0.9}}, accum_grad=2)
+    made["phase"][0]["updater"] = {"class_path": Steps}
+    assert same(saved(run(made), 9), by_hand(0.9, window=2)[-1].average)
 
 
 class Infinite(nn.Module):
