@@ -551,10 +551,7 @@ class Context(dict[str, Any]):
 
     def __delitem__(self, key: str) -> None:
         """Remove a key; counts as a write."""
-        where = self._note((key,), "write")
-        if not dict.__contains__(self, key):
-            raise ContextError(self._missing(key, where))
-        super().__delitem__(key)
+        self.pop(key)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
         """The value; the default is written first if there is none."""

@@ -53,8 +53,7 @@ class GeneralTrainer:
         in_order = type(self) is GeneralTrainer
         if not isinstance(config, Config):
             config = check_or_raise(config, overrides, in_order=in_order, resumes=resume != NEVER)
-        self.config = config
-        self.resume = resume
+        self.config, self.resume = config, resume
         self.contexts: dict[str, Context] = {}
         self.outcome = ExitCode.USAGE
 

@@ -59,9 +59,7 @@ class Batches:
     """
 
     def __init__(self, loader: Iterable[Any], epoch: int, count: int = 0) -> None:
-        self.loader = loader
-        self.epoch = epoch
-        self.count = count
+        self.loader, self.epoch, self.count = loader, epoch, count
         map_style = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
         # Of an IterableDataset it is not certain.
         self.length = length(loader) if map_style or isinstance(loader, list | tuple) else None
@@ -103,10 +101,8 @@ class Batches:
             self._ahead = []
             self.count += 1
             return batch
-        raise DataError(
-            f"train_loader: gave {self.count} batches in epoch {self.epoch}, and its length is {self.length}; "
-            "correct its __len__, or that of its batch_sampler"
-        )
+        what = f"gave {self.count} batches in epoch {self.epoch}, and its length is {self.length}"
+        raise DataError(f"train_loader: {what}; correct its __len__, or that of its batch_sampler")
 
     def _iterator(self) -> Iterator[Any]:
         if self._rest is None:
@@ -309,10 +305,9 @@ class ExperimentBase(ExperimentSetup):
     def __init__(self, config: Any, args: Any) -> None:
         super().__init__(config, args)
         self._batches = Batches((), 0)
-        self._in_epoch = self._interrupted = False
+        self._in_epoch = self._interrupted = self._loaded = False
         self._ended, self._validated = 0, -1
         self._newest: Path | None = None
-        self._loaded = False
 
     @abstractmethod
     def train_batch(self) -> None:
@@ -444,9 +439,8 @@ class ExperimentBase(ExperimentSetup):
     def load_training_state(self, training_state: Mapping[str, Any]) -> None:
         """Restore a ``training_state``; optimizer options that the config has changed keep their new value."""
         if "optimizer" not in training_state:
-            raise CheckpointError(
-                "load_training_state: there is no 'optimizer'; give it what training_state() returned"
-            )
+            remedy = "give it what training_state() returned"
+            raise CheckpointError(f"load_training_state: there is no 'optimizer'; {remedy}")
         state = {"self.optimizer": training_state["optimizer"]} if training_state["optimizer"] else {}
         parts.restore_parts(self._optimizer(), state, self._options, "load_training_state")
 
@@ -603,9 +597,8 @@ class ExperimentBase(ExperimentSetup):
         newest = self.checkpointer.newest() if self.alone else None
         if newest and newest != self._newest and (layout.step_of(newest) or 0) >= iteration:
             what = f"{newest}: is of another run, and this one is at iteration {self.iteration}, and would overwrite it"
-            raise ConfigError(
-                f"{what}; choose another args.output, or go on from it, by resume_or_load() without a checkpoint_path"
-            )
+            remedy = "choose another args.output, or go on from it, by resume_or_load() without a checkpoint_path"
+            raise ConfigError(f"{what}; {remedy}")
 
     def _begin_epoch(self, *, again: bool) -> None:
         """Begin an epoch; ``again``: a run that was resumed goes on with it."""

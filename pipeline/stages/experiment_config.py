@@ -297,9 +297,8 @@ def training_of(context: Context) -> dict[str, Any]:
 def config_of(context: Context, training: dict[str, Any]) -> Settings:
     """``config`` of a stage: the ``hyper_parameters``, and ``training``."""
     fixed = {name: f"the runner's `{key}`" for name, key in TRAINING_KEYS.items()}
-    view = Settings(training, "hyper_parameters.training", fixed)
-    values = ChainMap({"training": view}, context["hyper_parameters"])
-    return Settings(values, "hyper_parameters", {"training": "the config"})
+    own = {"training": Settings(training, "hyper_parameters.training", fixed)}
+    return Settings(ChainMap(own, context["hyper_parameters"]), "hyper_parameters", {"training": "the config"})
 
 
 def args_of(context: Context) -> SimpleNamespace:
@@ -322,8 +321,7 @@ def iterations_of(context: Context, loader: Any) -> int:
     epochs = min(runner.epochs or runner.debug_epochs, runner.debug_epochs) if runner.debug else runner.epochs
     if epochs is None:
         if runner.max_steps is None:
-            what = "does not say how long to train; add `epochs:` or `max_steps:`"
-            raise ConfigError(f"runner.{runner.name}: {what}")
+            raise ConfigError(f"runner.{runner.name}: does not say how long to train; add `epochs:` or `max_steps:`")
         return runner.max_steps
     try:
         batches = runner.debug_batches if runner.debug and length(loader) is None else len(loader)

@@ -180,8 +180,7 @@ class Brain:
         with self._checkpoints_in(self._debug_folder):
             self.on_fit_start()
             show_progress = False if self._run_options.noprogressbar and progressbar is None else progressbar
-            fit = class_path.load(class_path.parse(FIT))(self, train, valid, show_progress)
-            fit.run(epoch_counter)
+            class_path.load(class_path.parse(FIT))(self, train, valid, show_progress).run(epoch_counter)
 
     def evaluate(
         self,
@@ -250,10 +249,10 @@ class Brain:
         self.optimizers_dict = {}
         self.init_optimizers()
         options, schedulers = self._run_options, dict[str, OptimScheduler]()
-        factor, norm = options.grad_accumulation_factor, options.max_grad_norm
+        accum, clip = options.grad_accumulation_factor, options.max_grad_norm
         for name, optimizer in self.optimizers_dict.items():
             schedulers[name] = Constant(
-                lambda _, own=optimizer: own, {}, self.modules, accum_grad=factor, grad_clip=norm
+                lambda _, own=optimizer: own, {}, self.modules, accum_grad=accum, grad_clip=clip
             )
             schedulers[name].check_gradients = options.skip_nonfinite_grads
         type(self).bind(self, "", schedulers, patience=options.nonfinite_patience)
@@ -572,8 +571,7 @@ class ModuleBrain(Brain):
 
     def __init__(self, module: nn.Module, loss: Callable[[Any, Any], Tensor]) -> None:
         super().__init__({"model": module})
-        self.module = module
-        self.loss = loss
+        self.module, self.loss = module, loss
         self._signature = inspect.signature(module.forward)
         by_name = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
         parameters = self._signature.parameters.items()

@@ -30,10 +30,7 @@ class Checkpoints:
     """
 
     def __init__(self, checkpointer: Checkpointer, context: Context, best: BestTracker | None, on_error: str) -> None:
-        self.checkpointer = checkpointer
-        self.context = context
-        self.best = best
-        self.on_error = on_error
+        self.checkpointer, self.context, self.best, self.on_error = checkpointer, context, best, on_error
         self._error: StorageError | None = None
         self._pending = False
 

@@ -281,6 +281,7 @@ class Validation:
 
     def __init__(self, context: Context, runner: RunnerSchema, phases: list[PhaseSchema]) -> None:
         self.context = context
+        self.counters: dict[str, int] = context["train_state"]
         self.metrics = {}
         for phase in phases:
             with error_context(f"phase.{phase.name}"):
@@ -294,13 +295,13 @@ class Validation:
 
     def is_needed(self, phase: PhaseSchema, *, last: bool) -> bool:
         """Whether a phase has validation data, and was not validated in this iteration; ``last``: with these weights."""
-        done = phase.name in self.validated if last else self.validated.get(phase.name) == self._iteration
+        done = phase.name in self.validated if last else self.validated.get(phase.name) == self.counters["iteration"]
         return phase.valid_dataset_name is not None and not done
 
     def outdate(self, brain: Brain) -> None:
         """A pass has changed the weights of a Brain: its phases are to be validated again."""
         for name, entry in self.context["model"].items():
-            if entry["brain"] is brain and self.validated.get(name) != self._iteration:
+            if entry["brain"] is brain and self.validated.get(name) != self.counters["iteration"]:
                 self.validated.pop(name, None)
 
     def run(self, phase: Phase, verb: Verb, *, last: bool) -> dict[str, float]:
@@ -313,12 +314,12 @@ class Validation:
         """
         self.running = True
         numbers = report_evaluation(self.context, phase, verb, "valid_")
-        self.validated[phase.name], self.running = self._iteration, False
+        self.validated[phase.name], self.running = self.counters["iteration"], False
         numbers = {f"valid_{name}": value for name, value in numbers.items()}
         for scheduler in () if last else phase.optim_schedulers.values():
             scheduler.take_metrics(numbers)
         if self.best:
-            if self.best.improves(phase.name, numbers, self._iteration):
+            if self.best.improves(phase.name, numbers, self.counters["iteration"]):
                 self.context["best"] = self.best.as_dict()
             self._unreported.discard(phase.name)
             if not self._unreported:
@@ -331,7 +332,7 @@ class Validation:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of this iteration keeps."""
-        best = self.best.state_dict(self._iteration) if self.best else None
+        best = self.best.state_dict(self.counters["iteration"]) if self.best else None
         return {"validated": self.validated, "running": self.running, "best": best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

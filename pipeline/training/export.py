@@ -43,8 +43,7 @@ class WeightExporter:
     """
 
     def __init__(self, runner: RunnerSchema, context: Context) -> None:
-        self.runner = runner
-        self.context = context
+        self.runner, self.context = runner, context
         self.modules = unique_modules(context["model"])
         self.calls: dict[str, ExampleInputs] = {}
         run_dir, path = context["run_dir"], runner.save_inference_path

@@ -89,8 +89,7 @@ class Fit(PassLoop):
         self.bar: Progress
         schedulers = {str(number): scheduler for number, scheduler in enumerate(brain._optim_schedulers)}
         entry = {"model": brain, "brain": brain, "optim_schedulers": schedulers, "updater": self.updater}
-        hooks = plugin_manager().hook
-        super().__init__(Context(model={NAME: entry}, train_state=brain._train_state, hooks=hooks))
+        super().__init__(Context(model={NAME: entry}, train_state=brain._train_state, hooks=plugin_manager().hook))
         saver = brain.checkpointer
         self.checkpoints = Checkpoints(saver, self.context, None, "error") if saver else None
         self.metrics: dict[str, float] = {}

@@ -87,9 +87,7 @@ class Journal:
             more: what else a LoopState has.
         """
         for entries in (self.outer, self.inner or []):
-            entries[:] = [
-                entry for entry in entries if not (isinstance(entry, TrainPass) and entry.nested and entry.over)
-            ]
+            entries[:] = [own for own in entries if not (isinstance(own, TrainPass) and own.nested and own.over)]
         entries = [*self.outer, *(self.inner or [])]
         states = [entry if isinstance(entry, EntryState) else entry.entry_state() for entry in entries]
         return LoopState(

@@ -31,11 +31,9 @@ class NonFiniteGuard:
     """
 
     def __init__(self, optimizer: Optimizer, names: Mapping[str, Tensor]) -> None:
-        self.optimizer = optimizer
-        self.names = names
+        self.optimizer, self.names = optimizer, names
         self.loss: Tensor | None = None
-        self.discarded = 0
-        self.parameter = ""
+        self.discarded, self.parameter = 0, ""
         self._on_device: tuple[Tensor, Tensor, Sequence[Tensor]] | None = None
 
     def record_loss(self, loss: Tensor) -> None:

@@ -211,12 +211,9 @@ class OptimScheduler(ABC):
     ) -> None:
         _above_zero(step_per_update=step_per_update, accum_grad=accum_grad, ft_factor=ft_factor, grad_clip=grad_clip)
         self.loss_name = optim_loss or "loss"
-        self.step_per_update = step_per_update
-        self.use_amp = use_amp
+        self.step_per_update, self.use_amp, self.ft_factor = step_per_update, use_amp, ft_factor
         self.accum_grad = self.configured_accum_grad = accum_grad
-        self.ft_factor = ft_factor
-        self.grad_clip = grad_clip
-        self.grad_norm_type = grad_norm_type
+        self.grad_clip, self.grad_norm_type = grad_clip, grad_norm_type
         self.scaler: GradScaler | None = None
         self.owns_all = self.check_gradients = self.weighted = self.stepped = self.discards = False
         self.measures_norm = False

@@ -131,11 +131,10 @@ def refuse_short_schedules(runner: RunnerSchema, phases: list[PhaseSchema], cont
     Raises:
         ConfigError: there is one.
     """
-    epochs = Schedule.of_runner(runner, 0).epochs
     for phase in phases:
         for name, scheduler in context["model"][phase.name]["optim_schedulers"].items():
             if isinstance(scheduler, TorchSchedule) and scheduler.steps is not None and phase.model_of is None:
-                needed = _steps_needed(scheduler, phase, runner, phases, epochs, context)
+                needed = _steps_needed(scheduler, phase, runner, phases, context)
                 if needed > scheduler.steps:
                     address = f"phase.{phase.name}.optim_schedulers.{name}"
                     kind = type(scheduler.schedule).__name__
@@ -144,12 +143,7 @@ def refuse_short_schedules(runner: RunnerSchema, phases: list[PhaseSchema], cont
 
 
 def _steps_needed(
-    schedule: TorchSchedule,
-    owner: PhaseSchema,
-    runner: RunnerSchema,
-    phases: list[PhaseSchema],
-    epochs: int,
-    context: Context,
+    schedule: TorchSchedule, owner: PhaseSchema, runner: RunnerSchema, phases: list[PhaseSchema], context: Context
 ) -> int:
     """How many steps of the schedule the whole training takes; 0 where that is not known."""
     models = context["model"]
@@ -160,6 +154,7 @@ def _steps_needed(
     if not plain or runner.optimizer_step_limit or not all(batches.values()):
         return 0
     in_epoch, max_steps = sum(batches.values()), runner.max_steps or NEVER
+    epochs = Schedule.of_runner(runner, 0).epochs
     whole = min(epochs, max_steps // in_epoch)
     remaining = max_steps - whole * in_epoch if whole < epochs else 0
     passes, windows = {}, {}

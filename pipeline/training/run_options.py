@@ -25,9 +25,7 @@ _SEVERAL = "several processes are not yet possible; leave it out"
 # SpeechBrain's other options: why they are refused, and what to do.
 NOT_TAKEN = {
     **dict.fromkeys(("data_parallel_backend", "data_parallel_count", "distributed_launch"), _SEVERAL),
-    **dict.fromkeys(
-        ("profile_training", "profile_warmup", "profile_steps"), "profiling is not yet possible; leave it out"
-    ),
+    **dict.fromkeys(("profile_training", "profile_warmup", "profile_steps"), "torch.profiler does that; leave it out"),
     **dict.fromkeys(("tqdm_colored_bar", "tqdm_barcolor"), "the progress bar chooses its own; leave it out"),
     "log_config": "log lines go through loguru; add a place for them with loguru.logger.add",
 }
@@ -228,10 +226,8 @@ class RunOptions(OptionValues):
             if self.device == "cpu" and getattr(self, name) == "fp16":
                 what = f"{name} is fp16, which needs a GPU, and device is cpu"
                 raise ConfigError(f"run options: {what}; use bf16 or fp32")
-        jit, compiled = (
-            set(getattr(self, f"{how}_module_keys") or {_ALL}) if getattr(self, how) else set()
-            for how in ("jit", "compile")
-        )
+        jit = set(self.jit_module_keys or {_ALL}) if self.jit else set()
+        compiled = set(self.compile_module_keys or {_ALL}) if self.compile else set()
         both = jit | compiled if _ALL in jit | compiled else jit & compiled
         if jit and compiled and both:
             which = ", ".join(sorted(both - {_ALL})) or "all of them"

@@ -147,13 +147,11 @@ def _merged(base: yaml.Node | None, over: yaml.Node) -> yaml.Node:
     if not isinstance(base, yaml.MappingNode) or not isinstance(over, yaml.MappingNode) or over.tag != _MAPPING:
         return over
     base, new = deepcopy(base), {key.value: (key, value) for key, value in over.value}
-    pairs = [
-        (key, _merged(value, new.pop(key.value)[1]))
-        if isinstance(key, yaml.ScalarNode) and key.value in new
-        else (key, value)
-        for key, value in base.value
-    ]
-    return yaml.MappingNode(base.tag, [*pairs, *new.values()], flow_style=base.flow_style)
+    for index, (key, value) in enumerate(base.value):
+        if isinstance(key, yaml.ScalarNode) and key.value in new:
+            base.value[index] = key, _merged(value, new.pop(key.value)[1])
+    base.value += new.values()
+    return base
 
 
 _WHERE = "command line"

@@ -70,8 +70,7 @@ class UpdaterBase:
             if type(value) is not int or value < 0:
                 what = f"'{name}' is {value!r}" if name in state_dict else f"there is no '{name}'"
                 raise CheckpointError(f"{kind}.set_state_dict: {what}; give it what state_dict() of a {kind} returned")
-        self.state.epoch = state_dict["epoch"]
-        self.state.iteration = state_dict["iteration"]
+        self.state.epoch, self.state.iteration = state_dict["epoch"], state_dict["iteration"]
 
     def save(self, path: str | Path) -> None:
         """Write ``state_dict()`` to a file, without pickle.

@@ -117,7 +117,7 @@ def test_names_come_in_their_order_and_are_quoted_where_yaml_would_read_somethin
         (["h.yaml", "--seed", "1", "--seed=2"], "--seed is given twice; keep one"),
         (["h.yaml", "--debug", "--debug=false"], "--debug is given twice; keep one"),
         (["h.yaml", "--debug-batches", "1"], r"no option 'debug-batches'; did you mean 'debug_batches'\?"),
-        (["h.yaml", "--profile_training"], "profile_training is an option that is not taken: profiling is not yet"),
+        (["h.yaml", "--profile_training"], "profile_training is an option that is not taken: torch.profiler does that"),
         (["h.yaml", "--data_parallel_backend"], "data_parallel_backend .* several processes are not yet possible"),
         (["h.yaml", "-d", "1"], "'-d' is neither a file nor an option; write --NAME VALUE"),
         (["h.yaml", "--"], "'--' is neither a file nor an option"),

@@ -99,10 +99,9 @@ class AUC(SumMetric):
         mixed = (negatives * positives)[~single].sum() / 2
         self.error = float(mixed / negatives.sum() / positives.sum())
         if self.error > NOTICEABLE:
-            logger.warning(
-                f"AUC: may be off by {self.error:.2g}: scores after the first {self.exact_samples} samples are spread "
-                f"otherwise; mix the data, or set exact_samples to {int(bins.sum())}"
-            )
+            why = f"scores after the first {self.exact_samples} samples are spread otherwise"
+            remedy = f"mix the data, or set exact_samples to {int(bins.sum())}"
+            logger.warning(f"AUC: may be off by {self.error:.2g}: {why}; {remedy}")
         return _area(positives, negatives)
 
 

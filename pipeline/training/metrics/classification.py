@@ -54,8 +54,7 @@ class Confusion(SumMetric):
         if average not in (None, *get_args(Average)):
             known = one_of(str(average), get_args(Average))
             raise ConfigError(f"{type(self).__name__}: there is no average '{average}'{known}")
-        self.average = average
-        self.threshold = threshold
+        self.average, self.threshold = average, threshold
 
     def update(self, predictions: Tensor, target: Tensor) -> None:
         """Scores [batch, classes] of any scale and classes [batch], from 0; or scores [batch] and labels [batch], 0 or 1."""
