@@ -397,7 +397,7 @@ class Context(dict[str, Any]):
         """Ask for a checkpoint, or for a validation of every phase that has validation data, after the current step.
 
         That is where what the runner's intervals say is done, and the validation comes first. A phase that was validated
-        in this iteration is not validated again. It may be called in any hook; an infer runner does neither.
+        in this iteration is not validated again. It may be called in any hook; an infer runner does neither, and says so.
 
         Raises:
             ContextError: it is something else.

@@ -200,8 +200,10 @@ class Run:
         """Write ``context.json``, and mark the runner as done, unless ``is_exit`` has ended it."""
         self.write_accesses()
         name, why = runner.settings.name, runner.context.stop_reason
-        if why is not None and runner.settings.kind == "infer":
-            logger.warning(f"{name}: context.stop({why!r}) has ended nothing, for an infer runner trains nothing")
+        if runner.settings.kind == "infer":
+            calls = [f"request({what!r})" for what in sorted(runner.context.requests)]
+            for call in [f"stop({why!r})", *calls] if why is not None else calls:
+                logger.warning(f"{name}: context.{call} has done nothing, for an infer runner trains nothing")
             why = None
         if not runner.exited:
             self.directory.mark_done(name, runner.counters, why)

@@ -155,6 +155,7 @@ def test_later_runners_run_and_the_reasons_of_all_are_kept(at: Callable[..., Non
         def terminal(self, context: Context) -> None:
             super().terminal(context)
             stop(context)
+            context.request("checkpoint")
 
     chosen = config()
     infer = {"name": "i", "class": "infer", "device": "cpu", "terminal_class_path": Ends}
@@ -165,7 +166,8 @@ def test_later_runners_run_and_the_reasons_of_all_are_kept(at: Callable[..., Non
     iterations = [context["train_state"]["iteration"] for context in trainer.contexts.values()]
     assert iterations == [5, 14, 14]
     assert status(trainer.contexts["t"])["reason"] == "the first reason"
-    assert any("i: context.stop('enough is enough') has ended nothing" in line for line in log_lines)
+    for call in ("stop('enough is enough')", "request('checkpoint')"):
+        assert any(f"i: context.{call} has done nothing" in line for line in log_lines)
 
 
 def own(body: Body) -> type[RunnerBase]:
