@@ -284,8 +284,7 @@ class TrainLoop(PassLoop):
         self.phases = {name: phase_of(name, context) for name in self.schemas}
         for phase in self.phases.values():
             attach_optimizer_hooks(phase.optim_schedulers, context, phase.name)
-        best, on_save_error = self.validation.best, self.runner.on_save_error
-        self.checkpoints = Checkpoints(self.checkpointer, context, best, on_save_error)
+        self.checkpoints = Checkpoints(self.checkpointer, context, self.validation.best, self.runner.on_save_error)
         self.exporter = WeightExporter(self.runner, context)
         self._resume()
         context["metrics"] = self.metrics
@@ -590,12 +589,8 @@ class TrainLoop(PassLoop):
             self.hooks.before_checkpoint_saved(context=self.context)
         self.context.requests -= {CHECKPOINT} if self.validation.running else {CHECKPOINT, VALIDATION}
         self._save_postponed = False
-        loop = self.journal.capture(
-            self._leader,
-            passes=self.passes,
-            validation=ValidationState(**self.validation.state_dict()),
-            iterations=self.iterations,
-        )
+        validation = ValidationState(**self.validation.state_dict())
+        loop = self.journal.capture(self._leader, passes=self.passes, validation=validation, iterations=self.iterations)
         for phase, numbers in self.metrics.items():
             # A plugin may have added some.
             for name, number in numbers.items():
@@ -608,14 +603,11 @@ class TrainLoop(PassLoop):
         trained = [training.brain for training in self._reports]
         unchanged = {name for name, phase in self.phases.items() if phase.brain not in trained}
         unchanged &= self.validation.validated.keys()
-        current = self.counters["iteration"]
-        return {
-            phase: {
-                name: current if phase in unchanged and name.startswith("valid_") else iteration
-                for name, iteration in iterations.items()
-            }
-            for phase, iterations in self.iterations.items()
-        }
+        iterations = {phase: dict(own) for phase, own in self.iterations.items()}
+        for phase in unchanged & iterations.keys():
+            valid = [name for name in iterations[phase] if name.startswith("valid_")]
+            iterations[phase] |= dict.fromkeys(valid, self.counters["iteration"])
+        return iterations
 
     def _resume(self) -> None:
         """Take the journal of the checkpoint that the trainer has restored."""
@@ -646,8 +638,7 @@ class TrainLoop(PassLoop):
     def _name(self, phase: str | Phase) -> str:
         name = phase.name if isinstance(phase, Phase) else phase
         if name not in self.phases:
-            what = f"the runner '{self.runner.name}' has no phase '{name}'{one_of(name, self.phases)}"
-            raise ContextError(what)
+            raise ContextError(f"the runner '{self.runner.name}' has no phase '{name}'{one_of(name, self.phases)}")
         return name
 
 

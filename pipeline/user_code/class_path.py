@@ -165,8 +165,7 @@ def _no_name(path: ClassPath, module: source.Module | None, home: source.Module)
     if not path.file:
         names = [*names, *(source.names(module) if module else ())]
         return f"'{path.text}': {where} has no '{path.name}'{nearest(path.name, names) or '; check the spelling'}"
-    outer = source.outer_class(module, path.name) if module else None
-    if outer:
+    if module and (outer := source.outer_class(module, path.name)):
         return f"'{path.text}': {where} defines '{path.name}' only inside of {outer}; move it out, to the top level"
     other = f"; write ':{names[0]}' after the file, or name the class {path.name}" if names else ""
     hint = nearest(path.name, names) or other or f"; define {path.name} in it"

@@ -243,8 +243,7 @@ def member(definition: source.Definition, name: str, after: source.Definition | 
     """
     above, _ = ancestry(definition)
     for cls in above[above.index(after) + 1 if after in above else 0 :]:
-        bindings = [pair for pair in source.top_level(cls.node.body) if name in source.bound_names(pair[0])]
-        if bindings:
+        if bindings := [pair for pair in source.top_level(cls.node.body) if name in source.bound_names(pair[0])]:
             statement, sometimes = bindings[-1]
             return ast.Pass() if sometimes else statement, cls
     return None
@@ -347,8 +346,7 @@ def parameters(definition: source.Definition) -> Parameters | None:
         node = cls.node
         if isinstance(node, ast.ClassDef) and (node.decorator_list or node.keywords or "__new__" in methods(cls)):
             return None
-        constructor = methods(cls).get("__init__")
-        if constructor:
+        if constructor := methods(cls).get("__init__"):
             return None if constructor.decorator_list else _parameters(constructor, cls.module, skip=1)
         # A base that cannot be read may come before the next.
         if not complete or "__init__" in own_names(cls):

@@ -36,8 +36,7 @@ def no_python(error: SyntaxError, file: str) -> str:
     place = ":".join(str(part) for part in (file, error.lineno, error.offset) if part)
     text = (error.text or "").strip()
     what = f"{error.msg}: {text}" if text else error.msg
-    dashed = re.match(r"(?:from|import)\s+\.*([\w.]*\w-[\w-]+)", text)
-    if dashed:
+    if dashed := re.match(r"(?:from|import)\s+\.*([\w.]*\w-[\w-]+)", text):
         return f"{place}: {what}; no name with a dash can be imported: rename '{dashed[1]}' to '{dashed[1].replace('-', '_')}'"
     return f"{place}: {what}; mend the file"
 

@@ -264,9 +264,7 @@ def define(module: Module, name: str, depth: int = 0) -> Definition | None:
         home, last = _target(module, node, first, rest)
         origin = quiet_read(home)
         return define(origin, last, depth + 1) if origin else None
-    if node is None:
-        return _find_in_stars(module, name, depth)
-    return None
+    return _find_in_stars(module, name, depth) if node is None else None
 
 
 def class_definition(cls: type) -> Definition | None:

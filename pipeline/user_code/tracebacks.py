@@ -36,9 +36,8 @@ def import_failed(text: str, module: str, file: Path | None, error: BaseExceptio
         return ClassPathError(no_module(text, module))
     # The file that failed: the one that the path names, or one that it imports.
     last = frames[-1] if frames else traceback.FrameSummary(str(file or module), 0, "")
-    what: str | None = None
-    if isinstance(error, ImportError):
-        what = _wrong_import(error, user_error.__traceback__, f"{last.filename}:{last.lineno}")
+    line = f"{last.filename}:{last.lineno}"
+    what = _wrong_import(error, user_error.__traceback__, line) if isinstance(error, ImportError) else None
     if what is None:
         parts: tuple[object, ...] = (last.filename, last.lineno)
         # Compiled strings may have no place of their own.
