@@ -24,7 +24,8 @@ def blocks() -> Iterator[tuple[str, str]]:
     for file in sorted(REPOSITORY.glob("**/README.md")):
         text = file.read_text(encoding="utf-8")
         for found in BLOCK.finditer(text):
-            if "class " in found[1] and "context[" in found[1]:
+            # What is read behind ``trigger.fires(context)`` may, for all that can be told, have been written there.
+            if "class " in found[1] and "context[" in found[1] and "Trigger" not in found[1]:
                 yield f"{file.relative_to(REPOSITORY)}:{text[: found.start()].count(chr(10)) + 1}", found[1]
 
 
@@ -38,8 +39,8 @@ def overrides(block: str) -> list[str]:
     stages = [stage for stage in STAGES if re.search(rf"^class {stage.capitalize()}\b", block, re.MULTILINE)]
     runner = "runner.train_runner"
     paths = [f"{runner}.{stage}_class_path={{workspace}}/snippet.py" for stage in stages]
-    needed = re.findall(r"def __init__\(self, (epoch|loss)\)", block)
-    arguments = f"{{{needed[0]}: 15}}" if needed else "{}"
+    needed = re.findall(r"def __init__\(self, ([\w, ]+)\)", block)
+    arguments = f"{{{', '.join(f'{name}: 15' for name in needed[0].split(', '))}}}" if needed else "{}"
     names = dict.fromkeys(re.findall(r'context\.batches\("(\w+)"', block))
     own = "model: '{workspace}/model.py', loss: torch.nn.functional.cross_entropy, dataset_name: train_data"
     phases = [f"phase=[{', '.join(f'{{name: {name}, {own}}}' for name in names)}]"] if names else []

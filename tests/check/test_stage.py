@@ -218,7 +218,7 @@ def test_keys_and_arguments_are_held_against_the_default(linear: Path) -> None:
         "  derives from NetworkBase: no method of stages.Network runs",
         "  arguments: width, depth (optional)",
         "  also writes: points (needed by terminal)",
-        "  no longer writes: dataset (needed by runner, may be read by plugins)",
+        "  no longer writes: dataset (needed by runner)",
         "train_runner: terminal is terminal.py:Terminal, in the place of stages.Terminal",
         "  derives from TerminalBase: no method of stages.Terminal runs",
         "  also reads: points",
@@ -285,7 +285,7 @@ def test_with_the_default_left_out_its_keys_are_named(linear: Path) -> None:
     network = "from pipeline import stages\nclass Network(stages.Network):\n    def build_network(self, context): unknown(context)"
     assert report(linear, network=network)[1:] == [
         "  overrides: build_network (without super())",
-        "  no longer writes, as far as can be told: dataset (needed by runner, may be read by plugins), model (needed by runner, may be read by startup)",
+        "  no longer writes, as far as can be told: dataset (needed by runner), model (needed by runner, may be read by startup)",
         "  may do more to the context: network.py:3 cannot be followed",
     ]  # fmt: skip
 
@@ -296,7 +296,7 @@ def test_keys_that_are_written_on_some_ways_alone_are_named_with_who_reads_them(
     )
     assert report(linear, network=network)[1:] == [
         "  overrides: build_network (sometimes without super())",
-        "  may no longer write: dataset (needed by runner, may be read by plugins), model (needed by runner, may be read by startup)",
+        "  may no longer write: dataset (needed by runner), model (needed by runner, may be read by startup)",
     ]
 
 
@@ -320,7 +320,7 @@ def test_a_new_key_is_named_with_who_reads_it(linear: Path, body: str, expected:
 
 def test_what_cannot_be_followed_may_write_what_the_default_does(linear: Path) -> None:
     network = "from pipeline import NetworkBase\nclass Network(NetworkBase):\n    def build_network(self, context): unknown(context)"
-    lost = "  no longer writes, as far as can be told: dataset (needed by runner, may be read by plugins), model (needed by runner, may be read by startup)"
+    lost = "  no longer writes, as far as can be told: dataset (needed by runner), model (needed by runner, may be read by startup)"
     assert lost in report(linear, network=network)
 
 
