@@ -90,12 +90,9 @@ class Journal:
             entries[:] = [own for own in entries if not (isinstance(own, TrainPass) and own.nested and own.over)]
         entries = [*self.outer, *(self.inner or [])]
         states = [entry if isinstance(entry, EntryState) else entry.entry_state() for entry in entries]
-        return LoopState(
-            outer=states[: len(self.outer)],
-            inner=None if self.inner is None else states[len(self.outer) :],
-            leader=entries.index(leader) if leader in entries else None,
-            **more,
-        )
+        inner = None if self.inner is None else states[len(self.outer) :]
+        place = entries.index(leader) if leader in entries else None
+        return LoopState(outer=states[: len(self.outer)], inner=inner, leader=place, **more)
 
     def call(self, kind: Kind, phase: str, *, in_body: bool, **own: Any) -> EntryState:
         """Note a call of ``epochs`` or ``validate``: the one that a checkpoint has, else a new one.

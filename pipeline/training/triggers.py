@@ -180,10 +180,9 @@ class Schedule:
     """
 
     def __init__(self, iteration: int, **intervals: Sequence[Interval]) -> None:
-        self.printing, self.validating, self.saving, self.exporting = self._triggers = tuple(
-            IntervalTrigger(intervals.get(name, ()), iteration)
-            for name in ("printing", "validating", "saving", "exporting")
-        )
+        names = ("printing", "validating", "saving", "exporting")
+        self._triggers = tuple(IntervalTrigger(intervals.get(name, ()), iteration) for name in names)
+        self.printing, self.validating, self.saving, self.exporting = self._triggers
         self._active = [trigger for trigger in self._triggers if trigger.intervals]
         self.epochs = self.max_steps = self.max_updates = NEVER
 
