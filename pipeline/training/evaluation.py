@@ -326,10 +326,6 @@ class Validation:
                 self.best.check_reported()
         return numbers
 
-    @property
-    def _iteration(self) -> int:
-        return self.context["train_state"]["iteration"]
-
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of this iteration keeps."""
         best = self.best.state_dict(self.counters["iteration"]) if self.best else None
