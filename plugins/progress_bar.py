@@ -240,7 +240,7 @@ def _number(value: float) -> str:
     size = abs(value)
     if 0 < size < 0.001:
         return f"{value:.2e}"
-    return f"{value:,.0f}" if size >= 1000 else f"{value:.4f}"
+    return f"{value:,.0f}" if size >= 1000 or isinstance(value, int) else f"{value:.4f}"
 
 
 def _batches(context: Context, datasets: Iterable[str | None]) -> int | None:

@@ -493,7 +493,7 @@ def test_a_number_of_a_plugin_is_in_metrics_jsonl_results_and_the_bar(added: Pat
     assert all(line["negative"] == -line["iteration"] and line["twice"] == 2 * line["loss"] for line in lines)
     results = json.loads((run_dir / "train_runner" / "results.json").read_text())["metrics"]["line"]
     assert (results["valid_negative"], results["valid_twice"]) == (-12, 2 * results["valid_loss"])
-    assert sum("batch 3/6" in line and "negative -3" in line for line in log_lines) == 1
+    assert sum("batch 3/6" in line and "negative -3  twice" in line for line in log_lines) == 1
 
 
 def test_the_best_checkpoint_may_be_that_of_a_number_of_a_plugin(added: Path) -> None:
@@ -506,6 +506,8 @@ def test_the_best_checkpoint_may_be_that_of_a_number_of_a_plugin(added: Path) ->
     [
         ("[1.0]", "extend_metrics of plugin 'adding' returned a list; return a dict of numbers by name"),
         ("{'name': (1, 2)}", "extend_metrics: 'name' is a tuple, which is no number"),
+        ("{'name': 'high'}", "extend_metrics: 'name' is a str, which is no number"),
+        ("{'name': None}", "extend_metrics: 'name' is a NoneType, which is no number"),
     ],
 )
 def test_what_is_no_number_by_name_is_an_error_of_the_plugin(added: Path, returned: str, message: str) -> None:
@@ -513,6 +515,12 @@ def test_what_is_no_number_by_name_is_an_error_of_the_plugin(added: Path, return
     (added.parent / "adding.py").write_text(re.sub(r"return .*", f"return {returned}", text), encoding="utf-8")
     with pytest.raises(PipelineError, match=message):
         GeneralTrainer(added).run()
+
+
+def test_the_name_of_a_number_of_a_plugin_is_a_string(added: Path) -> None:
+    text = (added.parent / "adding.py").read_text(encoding="utf-8")
+    (added.parent / "adding.py").write_text(re.sub(r"return .*", "return {1: 2.5}", text), encoding="utf-8")
+    assert GeneralTrainer(added).run()["metrics"]["line"]["valid_1"] == 2.5
 
 
 def test_an_infer_runner_has_one_validation_and_no_epoch(recorded: Recorded, tmp_path: Path) -> None:

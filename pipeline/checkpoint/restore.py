@@ -148,7 +148,8 @@ def restore_recoverables(recoverables: Mapping[str, Recoverable], state: Trainin
             logger.warning(f"{where}: knows nothing of '{name}', which begins anew")
     for name in map(printable, state.recoverables.keys() - recoverables.keys()):
         # No warning: a runner stage adds its objects at the top of ``run``, which is yet to come.
-        logger.info(f"{where}: has a state of '{name}': add_recoverable('{name}', …) restores it, or it is left out")
+        how = "its plugin in the config" if name.startswith("plugin:") else f"add_recoverable('{name}', …)"
+        logger.info(f"{where}: has a state of '{name}': {how} restores it, or it is left out")
 
 
 def restore_recoverable(name: str, recoverable: Recoverable, state: TrainingState, where: str) -> None:

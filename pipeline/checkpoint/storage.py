@@ -22,6 +22,7 @@ from pipeline.errors import CheckpointError, StageError, StorageError
 
 # What JSON has a form for, beside floats.
 _PLAIN = frozenset({int, str, bool, NoneType})
+_NUMBERS = frozenset({float, int, bool})
 
 
 def finite(value: Any, where: str = "") -> Any:
@@ -59,7 +60,7 @@ def as_number(value: Any, where: str) -> Any:
     Raises:
         StageError: it has several, or is something else; ``where`` it is.
     """
-    if type(value) is float or type(value) in _PLAIN:
+    if type(value) in _NUMBERS:
         return value
     try:
         return value.item()

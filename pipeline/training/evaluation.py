@@ -164,7 +164,7 @@ def extend_metrics(context: Context, phase: str, metrics: dict[str, Any]) -> Non
             plugins = " or ".join(f"'{each.plugin_name}'" for each in hook.get_hookimpls())
             what = f"extend_metrics of plugin {plugins} returned a {type(added).__name__}"
             raise DataError(f"{what}; return a dict of numbers by name")
-        metrics |= {name: as_number(value, f"extend_metrics: '{name}'") for name, value in added.items()}
+        metrics |= {str(name): as_number(value, f"extend_metrics: '{name}'") for name, value in added.items()}
 
 
 class BestEntry(NamedTuple):

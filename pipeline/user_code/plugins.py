@@ -223,7 +223,7 @@ def _place(name: str, earlier: Mapping[str, Sequence[str]], ordered: dict[str, N
 
 def _name_conflict(plugin: Plugin, previous: Plugin) -> str:
     by = "a default plugin" if previous.origin is DEFAULT else f"the one of {previous.origin}"
-    return f"the name '{plugin.name}' is taken by {by}; name each plugin once, or rename the file or class"
+    return f"the name '{plugin.name}' is taken by {by}; name each plugin once, or give one a `name:` of its own"
 
 
 def _items(tree: Node, faults: list[Fault]) -> Iterator[tuple[Any, Any, Origin, PluginSettings]]:

@@ -167,6 +167,19 @@ def test_two_plugins_of_one_class_have_a_name_and_a_state_each(listed: Listed) -
     assert saved == {"plugin:slow": {"epochs": 11}, "plugin:a": {"epochs": 1}}
 
 
+def test_a_state_whose_plugin_the_config_no_longer_names_is_left_out_with_a_remedy(
+    listed: Listed, log_lines: list[str]
+) -> None:
+    config = listed("{name: slow, class_path: a.py}", "b.py")
+    saved = GeneralTrainer(config).run()["checkpointer"].newest()
+    config.write_text(
+        config.read_text(encoding="utf-8").replace("{name: slow, class_path: a.py}", "c.py"), encoding="utf-8"
+    )
+    GeneralTrainer(config, ["runner.train_runner.epochs=2"], resume=saved).run()
+    remedy = "has a state of 'plugin:slow': its plugin in the config restores it, or it is left out"
+    assert sum(remedy in line for line in log_lines) == 1
+
+
 def test_a_second_metric_log_writes_files_of_its_own(listed: Listed) -> None:
     context = GeneralTrainer(listed("{name: other, class_path: metric_log}")).run()
     folder = context["run_dir"] / "train_runner"

@@ -238,7 +238,7 @@ WRONG = "from pipeline import hookimpl\n\nclass Plugin:\n    "
         ("[counter.py]", "plugin 'counter' needs the argument every; add it"),
         ("[{counter.py: {evry: 5}}]", "plugin 'counter' has no argument 'evry'; did you mean 'every'?"),
         ("[{counter.py: {every: 1}}, {counter.py: {every: 2}}]", "the name 'counter' is taken by the one of"),
-        ("[{counter.py: {every: 1}}, {other/counter.py: {every: 1}}]", "name each plugin once, or rename the file"),
+        ("[{counter.py: {every: 1}}, {other/counter.py: {every: 1}}]", "name each plugin once, or give one a `name:`"),
         ("[progress_bar.py]", "the name 'progress_bar' is taken by a default plugin; name each plugin once"),
         ("[conter.py]", "no such file"),
         ("[counter.py:Conter]", "counter.py defines no 'Conter'; it defines Plugin"),
