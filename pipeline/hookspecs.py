@@ -175,7 +175,7 @@ def extend_metrics(context: Context, phase: str, metrics: dict[str, float]) -> d
     A dict of numbers by name that it returns is added to them, and is wherever they are: in the bar, in ``metrics.jsonl``,
     in ``results.json``, and as ``valid_…`` of a validation in ``keep_best``. Before any plugin gets the numbers by another
     hook, each was asked here, so the order of plugins does not matter. Between ``before_validation`` and
-    ``after_validation`` they are those of the validation.
+    ``after_validation`` they are those of the validation. That two plugins return a number of one name is an error.
     """
 
 

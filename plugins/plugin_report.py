@@ -24,7 +24,8 @@ from pipeline.user_code.plugins import HOOKS
 # Seconds from which on a call of a hook is named in the log.
 SLOW = 10.0
 
-# In the hot loop, as many calls of a hook go by until one is timed: not always, or never, every tenth.
+# In the hot loop, so many calls of a hook go by until one is timed. Of a hook that does something every ten calls, every
+# 51st is one of these now and then; every 50th would always be one, or never.
 _UNTIMED = 50
 
 # Hooks that come only at an end, at a resume, at a signal, or after an error.
@@ -149,10 +150,14 @@ class PluginReport:
         """After a training of one epoch, see which plugins were not called; after the network stage, what nobody has wrapped."""
         if name == "runner":
             self._report_uncalled(context)
+        elif name == "network":
+            self._report_unwrapped(context)
+
+    def _report_unwrapped(self, context: Context) -> None:
         models = context.peek("model")
         sharing = {phase["name"] for phase in context.peek("phases") if phase.get("model_of")}
         phases = [phase for phase in models if phase not in sharing] if isinstance(models, Mapping) else []
-        for call in self.calls if name == "network" else ():
+        for call in self.calls:
             if call.hook == "wrap_model" and call.count < len(phases):
                 what = f"{call.where} was called for {call.count} of the phases {', '.join(phases)}"
                 logger.warning(
@@ -242,13 +247,19 @@ def _state(context: Context, batch: Any) -> dict[str, Any]:
     """What a plugin had better leave alone: the weights of all phases, the batch's devices, and the random states."""
     models = context.peek("model")
     phases = models if isinstance(models, Mapping) else {}
-    modules = {name: entry.get("model") for name, entry in phases.items() if isinstance(entry, Mapping)}
+    modules = {name: _module(entry) for name, entry in phases.items() if isinstance(entry, Mapping)}
     values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else [batch]
     return {
         "a weight": {name: dict(_weights(module)) for name, module in modules.items() if isinstance(module, nn.Module)},
         "the device of the batch": [str(getattr(value, "device", None)) for value in values],
         "a random state": random_state(),
     }
+
+
+def _module(entry: Mapping[str, Any]) -> Any:
+    """The model of a phase; where that is a Brain, its modules."""
+    model = entry.get("model")
+    return model if isinstance(model, nn.Module) else getattr(entry.get("brain"), "modules", None)
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

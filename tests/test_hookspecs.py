@@ -14,7 +14,7 @@ import torch
 
 from pipeline import Context, GeneralTrainer, hookspecs
 from pipeline.checkpoint.reader import read_checkpoint
-from pipeline.errors import PipelineError
+from pipeline.errors import DataError, PipelineError
 from pipeline.signals import StoppedError
 from pipeline.user_code.plugins import HOOKS
 
@@ -504,16 +504,16 @@ def test_the_best_checkpoint_may_be_that_of_a_number_of_a_plugin(added: Path) ->
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ("[1.0]", "extend_metrics of plugin 'adding' returned a list; return a dict of numbers by name"),
-        ("{'name': (1, 2)}", "extend_metrics: 'name' is a tuple, which is no number"),
-        ("{'name': 'high'}", "extend_metrics: 'name' is a str, which is no number"),
-        ("{'name': None}", "extend_metrics: 'name' is a NoneType, which is no number"),
+        ("[1.0]", "returned a list; return a dict of numbers by name"),
+        ("{'name': (1, 2)}", ": 'name' is a tuple, which is no number"),
+        ("{'name': 'high'}", ": 'name' is a str, which is no number"),
+        ("{'name': None}", ": 'name' is a NoneType, which is no number"),
     ],
 )
 def test_what_is_no_number_by_name_is_an_error_of_the_plugin(added: Path, returned: str, message: str) -> None:
     text = (added.parent / "adding.py").read_text(encoding="utf-8")
     (added.parent / "adding.py").write_text(re.sub(r"return .*", f"return {returned}", text), encoding="utf-8")
-    with pytest.raises(PipelineError, match=message):
+    with pytest.raises(PipelineError, match=f"plugin 'adding', hook extend_metrics ?{message}"):
         GeneralTrainer(added).run()
 
 
@@ -521,6 +521,13 @@ def test_the_name_of_a_number_of_a_plugin_is_a_string(added: Path) -> None:
     text = (added.parent / "adding.py").read_text(encoding="utf-8")
     (added.parent / "adding.py").write_text(re.sub(r"return .*", "return {1: 2.5}", text), encoding="utf-8")
     assert GeneralTrainer(added).run()["metrics"]["line"]["valid_1"] == 2.5
+
+
+def test_two_plugins_that_add_a_number_of_one_name_are_an_error_of_both(added: Path) -> None:
+    file = "{workspace}/adding.py"
+    message = "plugin 'again', hook extend_metrics returned 'negative', which plugin 'adding' returned too"
+    with pytest.raises(DataError, match=message):
+        GeneralTrainer(added, [f"plugins=['{file}', {{name: again, class_path: '{file}'}}]"]).run()
 
 
 def test_an_infer_runner_has_one_validation_and_no_epoch(recorded: Recorded, tmp_path: Path) -> None:

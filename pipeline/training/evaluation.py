@@ -156,15 +156,24 @@ def extend_metrics(context: Context, phase: str, metrics: dict[str, Any]) -> Non
     """Add the numbers of plugins to those that are about to be reported.
 
     Raises:
-        DataError: a plugin returned something else than numbers by name.
+        DataError: a plugin returned something else than numbers by name, or a name that another has returned.
     """
-    hook = context["hooks"].extend_metrics
-    for added in hook(context=context, phase=phase, metrics=metrics):
-        if not isinstance(added, Mapping):
-            plugins = " or ".join(f"'{each.plugin_name}'" for each in hook.get_hookimpls())
-            what = f"extend_metrics of plugin {plugins} returned a {type(added).__name__}"
-            raise DataError(f"{what}; return a dict of numbers by name")
-        metrics |= {str(name): as_number(value, f"extend_metrics: '{name}'") for name, value in added.items()}
+    values = {"context": context, "phase": phase, "metrics": metrics}
+    # Nothing is added before all were asked, so their order does not matter.
+    answers = [
+        (plugin.plugin_name, plugin.function(*(values[name] for name in plugin.argnames)))
+        for plugin in reversed(context["hooks"].extend_metrics.get_hookimpls())
+    ]
+    owners: dict[str, str] = {}
+    for plugin, added in answers:
+        where = f"plugin '{plugin}', hook extend_metrics"
+        if not isinstance(added, Mapping | None):
+            raise DataError(f"{where} returned a {type(added).__name__}; return a dict of numbers by name")
+        for name, value in (added or {}).items():
+            if (owner := owners.setdefault(str(name), plugin)) != plugin:
+                what = f"{where} returned '{name}', which plugin '{owner}' returned too"
+                raise DataError(f"{what}; have the class put its plugin_name into the name")
+            metrics[str(name)] = as_number(value, f"{where}: '{name}'")
 
 
 class BestEntry(NamedTuple):

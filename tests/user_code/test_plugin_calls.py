@@ -16,9 +16,10 @@ import torch
 import yaml
 from pipeline_plugins import plugin_report
 
-from pipeline import Context, GeneralTrainer, hookimpl
+from pipeline import Brain, Context, GeneralTrainer, hookimpl
 from pipeline.errors import PluginError
 from pipeline.signals import StoppedError
+from pipeline.testing import Workspace
 from pipeline.user_code.plugin_calls import hook_or_none, register_plugins
 from pipeline.user_code.plugins import Plugin, plugin_manager
 
@@ -380,6 +381,34 @@ def test_a_debug_run_names_a_plugin_that_changes_a_weight_or_a_random_state_once
     said = [line for line in log_lines if "has changed" in line]
     assert len(said) == (message is not None)
     assert all(message and message in line and f"plugin 'Changing', hook {hook} (test_plugin" in line for line in said)
+
+
+class Own(Brain):
+    """A Brain that fits a line."""
+
+    def __init__(self) -> None:
+        super().__init__({"net": torch.nn.Linear(1, 1)})
+
+    def compute_forward(self, batch: Any, stage: Any) -> torch.Tensor:
+        predictions: torch.Tensor = self.modules["net"](batch[0])
+        return predictions
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Any) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(predictions, batch[1])
+
+
+class Zeroing:
+    @hookimpl
+    def after_batch(self, context: Context) -> None:
+        context["model"]["line"].brain.modules["net"].weight.data.zero_()
+
+
+def test_a_debug_run_names_a_plugin_that_changes_a_weight_of_a_brain(tmp_path: Path, log_lines: list[str]) -> None:
+    phase = {"name": "line", "model": Own, "loss": None, "dataset_name": "train_data"}
+    Workspace(tmp_path).run("runner.train_runner.debug=true", plugins=[Zeroing], phase=[phase])
+    [said] = [line for line in log_lines if "has changed" in line]
+    assert "plugin 'Zeroing', hook after_batch (test_plugin" in said
+    assert "has changed a weight: line.net.weight: 1 of 1 elements" in said
 
 
 def test_a_debug_run_names_a_plugin_that_moves_a_batch(trained: Trained, log_lines: list[str]) -> None:

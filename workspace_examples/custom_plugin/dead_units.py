@@ -18,6 +18,9 @@ class Plugin:
         every: how long a unit has to be 0 to count as dead, as a runner's `save_interval`: `100`, `"1 epoch"`.
     """
 
+    # Of several processes that train together, the first alone has one.
+    every_rank = False
+
     def __init__(self, layer: str, every: int | str = "1 epoch") -> None:
         self.layer = layer
         self.trigger = Trigger(every)

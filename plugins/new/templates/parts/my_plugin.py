@@ -14,6 +14,9 @@ class Plugin:
         every: how often, as a runner's `save_interval`: `"2 epoch"`, `"10 minute"`, or a list of these.
     """
 
+    # Of several processes that train together, the first alone has one.
+    every_rank = False
+
     def __init__(self, every: int | str | list[int | str] = "1 epoch") -> None:
         self.trigger = Trigger(every)
         self.first: dict[str, Any] = {}
