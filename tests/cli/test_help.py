@@ -18,7 +18,7 @@ from tests.conftest import command_texts
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "workspace_examples"
 EXAMPLE = EXAMPLES / "movielens_deepfm" / "config.yaml"
-WITH_TORCH = {"trainer", "training", "checkpoint", "data", "cli.resume", "cli.run", "__main__"}
+WITH_TORCH = {"trainer", "testing", "training", "checkpoint", "data", "cli.resume", "cli.run", "__main__"}
 WITH_TORCH |= {
     f"run.{module}" for module in ("session", "resume", "device", "provenance", "failures", "mid_epoch", "summary")
 }

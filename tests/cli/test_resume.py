@@ -184,7 +184,9 @@ class Plugin:
     @hookimpl
     def before_batch(self, context):
         if context["train_state"]["iteration"] == {at}:
-            shutil.rmtree(context["run_dir"])
+            # A checkpoint may be in work, which puts new files there.
+            while context["run_dir"].exists():
+                shutil.rmtree(context["run_dir"], ignore_errors=True)
 """
 
 

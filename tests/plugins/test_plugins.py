@@ -83,7 +83,7 @@ def test_the_table_has_the_same_and_the_hooks_that_no_plugin_has(pipeline: Call,
     rows = [line.split() for line in printed.splitlines()]
     assert ["after_epoch", "around", "around.py:5"] in [row[:3] for row in rows]
     assert ["first", "first.py:4"] in [row[:2] for row in rows]
-    assert "no plugin: before_stage, " in printed
+    assert "no plugin: wrap_model, " in printed
 
 
 def test_a_fault_goes_to_stderr_and_the_rest_is_printed(pipeline: Call, config: Path) -> None:

@@ -211,7 +211,7 @@ def test_a_validation_is_shown_while_it_runs(linear: Path, monkeypatch: pytest.M
     counts = re.findall(r"epoch 0 validation ━[^\r]* (\d)/6 [^\r]* line", output)
     assert counts == sorted(counts)
     assert {*counts} & {*"12345"}
-    assert re.search(r"epoch 1 ━.*6/6.*line loss \d", output.rpartition("validation")[2])
+    assert re.search(r"epoch 1 ━.*6/6.*line loss \d", output.rpartition("epoch 1 validation")[2])
 
 
 @pytest.mark.parametrize("valid", ["train_data", "null"])

@@ -34,7 +34,7 @@ def told(linear: Path, address: str, *overrides: str) -> list[str]:
     ("address", "reader"),
     [
         ("runner.train_runner.startup_args.path", "own.py:4: Startup takes it as its argument 'path'"),
-        ("dataset.train_data.args.size", "data.py:5: Line takes it as its argument 'size'"),
+        ("dataset.train_data.args.size", "data.py:8: Line takes it as its argument 'size'"),
         ("phase.line.model_args.in_features", "Linear takes it as its argument 'in_features'"),
         ("phase.line.metrics.m.args.from_logits", "LogLoss takes it as its argument 'from_logits'"),
         ("hyper_parameters.bias", "Linear takes it as its argument 'bias'"),
