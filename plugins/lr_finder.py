@@ -12,7 +12,7 @@ from loguru import logger
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from pipeline import hookimpl
+from pipeline import hookimpl, hookspecs
 from pipeline.checkpoint.parts import InitialModels
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.restore import restore_training
@@ -253,6 +253,7 @@ def search(context: Context, phase: Phase, rates: list[float], diverges: float) 
             what = f"phase.{phase.name}: '{name}' has no shape before the first batch, and lr_finder puts all back"
             raise ConfigError(f"{what}; make it with a shape, or take lr_finder out")
     snapshot = Snapshot(context)
+    observer, hookspecs.observer = hookspecs.observer, None
     try:
         test = RangeTest(context, phase, rates, diverges)
         training = TrainPass(test, phase.name, phase["brain"], phase["updater"])
@@ -264,6 +265,7 @@ def search(context: Context, phase: Phase, rates: list[float], diverges: float) 
     except DivergedError:
         test.curve.end = f"the loss is no number at {rates[len(test.curve.rates)]:.2g}"
     finally:
+        hookspecs.observer = observer
         snapshot.restore()
     return test.curve
 

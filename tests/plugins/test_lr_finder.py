@@ -14,7 +14,18 @@ from pipeline_plugins.shared.differences import checkpoint_differences
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from pipeline import Brain, Context, GeneralTrainer, RunnerBase, Stage, UpdaterBase, hookimpl, make_loader, stages
+from pipeline import (
+    Brain,
+    Context,
+    GeneralTrainer,
+    RunnerBase,
+    Stage,
+    UpdaterBase,
+    hookimpl,
+    make_loader,
+    observe,
+    stages,
+)
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import ConfigError
 from pipeline.signals import StoppedError
@@ -62,6 +73,10 @@ class Calls:
     def after_update(self, name: str) -> None:
         self.calls.append(("after_update", name))
 
+    @hookimpl
+    def on_observe(self, value: Tensor) -> None:
+        self.calls.append(("on_observe", value.sum().item()))
+
 
 def run(made: dict[str, Any], *plugins: Any, **more: Any) -> Context:
     return GeneralTrainer({**made, "plugins": [{"progress_bar": False}, *plugins], **more}).run()
@@ -101,7 +116,7 @@ class Own(Brain):
         self.seen += stage is Stage.TRAIN
         self.modules.net.scale *= 1.01
         output: Tensor = self.modules.net(batch[0] + torch.randn(3)) * self.modules.net.scale
-        return output
+        return observe("output", output)
 
     def compute_objectives(self, predictions: Tensor, batch: Any, stage: Stage) -> Tensor:
         self.log("seen", float(self.seen))
