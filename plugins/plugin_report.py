@@ -248,12 +248,20 @@ def _state(context: Context, batch: Any) -> dict[str, Any]:
     models = context.peek("model")
     phases = models if isinstance(models, Mapping) else {}
     modules = {name: _module(entry) for name, entry in phases.items() if isinstance(entry, Mapping)}
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else [batch]
     return {
         "a weight": {name: dict(_weights(module)) for name, module in modules.items() if isinstance(module, nn.Module)},
-        "the device of the batch": [str(getattr(value, "device", None)) for value in values],
+        "the device of the batch": _devices(batch),
         "a random state": random_state(),
     }
+
+
+def _devices(value: Any) -> Any:
+    """The device of each part of a batch."""
+    if isinstance(value, Mapping):
+        return {key: _devices(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_devices(part) for part in value]
+    return str(getattr(value, "device", None))
 
 
 def _module(entry: Mapping[str, Any]) -> Any:

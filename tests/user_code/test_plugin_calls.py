@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 from pipeline_plugins import plugin_report
+from torch.utils.data import Dataset
 
 from pipeline import Brain, Context, GeneralTrainer, hookimpl
 from pipeline.errors import PluginError
@@ -415,6 +416,41 @@ def test_a_debug_run_names_a_plugin_that_moves_a_batch(trained: Trained, log_lin
     trained(Changing, {"what": "batch"}, debug=True)
     [said] = [line for line in log_lines if "has changed" in line]
     assert "has changed the device of the batch: [0]: 'cpu' and 'meta'" in said
+
+
+class Nested(Dataset[Any]):
+    """Samples with a tensor in a mapping in a mapping."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": {"deep": torch.ones(1)}}
+
+
+class OfNested(Own):
+    """Fits a one to it."""
+
+    def compute_forward(self, batch: Any, stage: Any) -> torch.Tensor:
+        return super().compute_forward([batch["x"]["deep"]], stage)
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Any) -> torch.Tensor:
+        loss: torch.Tensor = (predictions - 1).square().mean()
+        return loss
+
+
+class Moving:
+    @hookimpl
+    def after_batch(self, batch: Any) -> None:
+        batch["x"]["deep"] = batch["x"]["deep"].to("meta")
+
+
+def test_a_debug_run_looks_at_every_part_of_a_batch(tmp_path: Path, log_lines: list[str]) -> None:
+    data = {"name": "train_data", "class_path": Nested, "batch_size": 4}
+    phase = {"name": "line", "model": OfNested, "loss": None, "dataset_name": "train_data"}
+    Workspace(tmp_path).run("runner.train_runner.debug=true", plugins=[Moving], dataset=[data], phase=[phase])
+    [said] = [line for line in log_lines if "has changed" in line]
+    assert "has changed the device of the batch: x.deep: 'cpu' and 'meta'" in said
 
 
 def test_another_run_does_not_look_at_what_a_plugin_changes(trained: Trained, log_lines: list[str]) -> None:
