@@ -380,7 +380,7 @@ def test_the_rate_falls_on_a_plateau_as_torch_says() -> None:
     assert schedules[0].optimizer.param_groups[0]["lr"] < 0.2
 
 
-def test_a_timer_ends_the_training_after_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timer_ends_the_training_after_its_step() -> None:
     context = run(item(Timer, seconds=0.0))
     assert (context["train_state"]["iteration"], context.stop_reason) == (1, "0.0 seconds are over")
     assert run(item(Timer, seconds=1000.0))["train_state"]["iteration"] == 12
