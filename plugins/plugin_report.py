@@ -172,7 +172,9 @@ class PluginReport:
             current = CURRENT.call
             running = current, current.count if current else 0
             call, count = seen
-            if call and running != seen and last - since > SLOW and (times := self.times[call]).timed != count:
+            # A hook may run another trainer, whose plugins have a report of their own.
+            times = self.times.get(call) if call else None
+            if times and running != seen and last - since > SLOW and times.timed != count:
                 times.add_slow(last - since)
             if running != seen:
                 seen, since, named = running, now, False
