@@ -128,8 +128,8 @@ def on_observe(context: Context, name: str, value: Any) -> None:
 def before_backward(context: Context, phase: str, losses: dict[str, Any]) -> None:
     """The losses of a batch are computed, and nothing else yet: a term that is added to one in ``losses`` is trained on.
 
-    It is called once for each ``optimize``: with the default Brain once in a batch, whatever optimizers there are. Where
-    ``losses`` is the dict that user code passed on, that one is changed.
+    It is called once for each ``optimize``: with the default Brain once in a batch, whatever optimizers there are. The
+    loss that is reported has the term too; that of a validation has not.
     """
 
 

@@ -317,6 +317,50 @@ def test_a_term_that_a_plugin_adds_before_backward_is_trained_on(linear: Path) -
     assert added["model"]["line"]["model"].weight.item() == pytest.approx(expected)
 
 
+TERM = """
+from pipeline import hookimpl
+class Plugin:
+    @hookimpl
+    def before_backward(self, losses):
+        losses["loss"] = losses["loss"] + 1000
+"""
+BY_HAND = """
+from torch.nn.functional import mse_loss
+from pipeline import RunnerBase
+class Runner(RunnerBase):
+    def run(self, context):
+        phase = context["model"]["line"]
+        for _ in context.epochs():
+            for inputs, targets in context.batches(phase):
+                phase.optim_schedulers["main"].step(mse_loss(phase.model(inputs), targets))
+"""
+BY_NAME = """
+import torch
+from pipeline import Brain
+class Net(Brain):
+    def __init__(self, in_features, out_features):
+        super().__init__({"net": torch.nn.Linear(in_features, out_features)})
+    def compute_forward(self, batch, stage):
+        return self.modules.net(batch[0])
+    def compute_objectives(self, predictions, batch, stage):
+        return {"loss": torch.nn.functional.mse_loss(predictions, batch[1])}
+"""
+KEYS = {
+    "scalar": [],
+    "by_hand": ["runner.train_runner.runner_class_path={workspace}/by_hand.py"],
+    "by_name": ["phase.line.model={workspace}/by_name.py:Net", "phase.line.loss=null"],
+}
+
+
+@pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
+def test_the_reported_loss_has_the_term_that_a_plugin_adds(linear: Path, keys: list[str]) -> None:
+    for name, text in {"term": TERM, "by_hand": BY_HAND, "by_name": BY_NAME}.items():
+        (linear.parent / f"{name}.py").write_text(text, encoding="utf-8")
+    one = [*keys, "runner.train_runner.max_steps=1"]
+    added = GeneralTrainer(linear, [*one, 'plugins=["{workspace}/term.py"]']).run()["metrics"]["line"]["loss"]
+    assert added == pytest.approx(GeneralTrainer(linear, one).run()["metrics"]["line"]["loss"] + 1000)
+
+
 KEEPING = """
 import signal
 from pathlib import Path

@@ -324,7 +324,7 @@ class Brain:
         finite, updated = backward_and_step(losses, self._optim_schedulers, epoch, samples, last=last)
         self._train_state["samples"] += samples
         self._train_state["update"] += updated
-        loss = self._reported_loss(losses) if plain is None else plain.detach()
+        loss = self._reported_loss(losses) if plain is None else losses["loss"].detach()
         self._pass_loss.waiting.append((loss, samples))
         self._fits += 1
         if not finite or self._fits % MOST == 0:

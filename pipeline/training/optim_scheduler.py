@@ -524,17 +524,18 @@ def optimize(
     """
     schedulers = [*(optim_schedulers.values() if isinstance(optim_schedulers, Mapping) else optim_schedulers)]
     first, losses = schedulers[0], losses_by_name(losses, "optimize")
-    first.losses = {name: loss.detach() for name, loss in losses.items()}
     epoch, samples = first.epoch if epoch is None else epoch, first.batch_samples if samples is None else samples
     device = first.parameters[0].device
     around = without_autocast(device) if first.under_autocast and autocast_enabled(device) else nullcontext()
     try:
         with around:
-            return backward_and_step(losses, schedulers, epoch, samples, last=last, retain_graph=retain_graph)
+            outcome = backward_and_step(losses, schedulers, epoch, samples, last=last, retain_graph=retain_graph)
     except RuntimeError as error:
         if "through the graph a second time" in str(error) or "inplace operation" in str(error):
             error.add_note("OptimSchedulers whose losses share a graph step at once: optimize(losses, [first, second])")
         raise
+    first.losses = {name: loss.detach() for name, loss in losses.items()}
+    return outcome
 
 
 def backward_and_step(
