@@ -419,7 +419,7 @@ class TrainingState(StateModel):
             "optim_schedulers": {phase: _schedulers(entry, phase) for phase, entry in brains.items()},
             "gradients": gradients | more.pop("gradients", {}),
             "random": random_state(),
-            "recoverables": {name: recoverable.state_dict() for name, recoverable in recoverables.items()},
+            "recoverables": {name: _state_of(name, recoverable) for name, recoverable in recoverables.items()},
         }
         changes = initial.changes(models, own["updaters"]) if initial else {}
         return super().from_tree({**_OPTIONAL, **own, **changes, **more}, "the training state")
@@ -497,6 +497,13 @@ def _mapping(owner: Any, state: Any, phase: str) -> Mapping[str, Any]:
         return state
     what = f"phase.{phase}: {type(owner).__name__}.state_dict returned a {type(state).__name__}"
     raise CheckpointError(f"{what}, from which no run could go on; return a dict")
+
+
+def _state_of(name: str, recoverable: Recoverable) -> Any:
+    """The state of a recoverable; a ``state_dict`` without a return would be noticed by the resumed run alone."""
+    if (state := recoverable.state_dict()) is None:
+        raise CheckpointError(f"{name}: state_dict returned None, from which no run could go on; return a dict")
+    return state
 
 
 def classes_of(scheduler: Any) -> str:

@@ -18,7 +18,7 @@ from pipeline_plugins import plugin_report
 from torch.utils.data import Dataset
 
 from pipeline import Brain, Context, GeneralTrainer, hookimpl
-from pipeline.errors import PluginError
+from pipeline.errors import CheckpointError, PluginError
 from pipeline.signals import StoppedError
 from pipeline.testing import Workspace
 from pipeline.user_code.plugin_calls import hook_or_none, register_plugins
@@ -511,3 +511,18 @@ def test_two_equal_plugins_of_one_class_do_not_collide(linear: Path) -> None:
     plugins = [{"name": "one", "class_path": Equal}, {"name": "other", "class_path": Equal}]
     context = GeneralTrainer({**config, "workspace": str(linear.parent), "plugins": plugins}).run()
     assert [context["called"].count(each) for each in context["called"]] == [2, 2, 2, 2]
+
+
+def test_a_state_dict_that_returns_nothing_is_an_error_of_the_first_checkpoint(trained: Trained) -> None:
+    class Forgetful:
+        @hookimpl
+        def after_batch(self) -> None: ...
+
+        def state_dict(self) -> None: ...
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    with pytest.raises(
+        CheckpointError, match=r"^plugin:Forgetful: state_dict returned None, from which no run could go"
+    ):
+        trained(Forgetful)
