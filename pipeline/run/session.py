@@ -360,7 +360,7 @@ class RunnerSession:
     def build_plugins(self) -> None:
         """Build the plugins; from here on hooks call them, and checkpoints keep their state."""
         register_plugins(self.plugins, self.manager)
-        for point in entry_points(group="pipeline.plugin_reports"):
+        for point in entry_points(group="pipeline.plugin_reports") if self.plugins else ():
             self.manager.register(point.load()(self.manager), point.name)
         self.context.running_hook = running_hook
         self.listen()
