@@ -25,7 +25,7 @@ def printed(program: str, *arguments: str) -> Any:
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
     """The table of ``step_calls.py``."""
-    found: list[dict[str, Any]] = printed("step_calls.py", "--json", "--steps", "200")
+    found: list[dict[str, Any]] = printed("step_calls.py", "--json")
     return found
 
 
