@@ -180,8 +180,8 @@ PROGRAM = Path(__file__).parents[1] / "faults" / "data_flow.py"
 
 
 @pytest.mark.slow
-def test_of_200_generated_workspaces_the_missing_keys_are_found_and_no_others() -> None:
-    command = [sys.executable, "-W", "ignore", str(PROGRAM), "200"]
+def test_of_100_generated_workspaces_the_missing_keys_are_found_and_no_others() -> None:
+    command = [sys.executable, "-W", "ignore", str(PROGRAM), "100"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = re.search(r"(\d+) false faults; (\d+) of (\d+) missing keys found", done.stdout)
