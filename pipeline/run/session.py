@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -83,6 +84,12 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
                 if not directory.is_done(runner.name):
                     store.link_checkpoint_dir(directory.path, runner)
             yield Run(config, directory, trainers, stage_classes, devices, resumed=previous is not None)
+
+
+@cache
+def plugin_reports() -> dict[str, Any]:
+    """Name -> class, for what installed packages offer to report on plugins (entry-point group ``pipeline.plugin_reports``)."""
+    return {point.name: point.load() for point in entry_points(group="pipeline.plugin_reports")}
 
 
 def find_device(config: Config, runner: RunnerSchema) -> torch.device:
@@ -360,8 +367,8 @@ class RunnerSession:
     def build_plugins(self) -> None:
         """Build the plugins; from here on hooks call them, and checkpoints keep their state."""
         register_plugins(self.plugins, self.manager)
-        for point in entry_points(group="pipeline.plugin_reports") if self.plugins else ():
-            self.manager.register(point.load()(self.manager), point.name)
+        for name, report in plugin_reports().items() if self.plugins else ():
+            self.manager.register(report(self.manager), name)
         self.context.running_hook = running_hook
         self.listen()
         self.checkpointer.add_recoverable(MID_EPOCH, self.mid_epoch)
