@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import hookimpl
-from pipeline.checkpoint.storage import as_number
 from pipeline.config import yaml_tree
 from pipeline.context import Context
+
+from .shared.tracking import numbers_by_name, resolved_config
 
 # MLflow takes so many parameters at once, and so many characters of one.
 _PARAMETERS, _CHARACTERS = 100, 6000
@@ -93,11 +94,9 @@ class MLflow:
 
     def _log_parameters(self, run_dir: Path, logged: Mapping[str, str]) -> None:
         """Log the resolved config and the run directory; ``logged``: the parameters that the run has already."""
-        config = yaml_tree.parse((run_dir / "config.yaml").read_text(encoding="utf-8"), yaml_tree.DEFAULT)
         values = {
-            _valid(address): yaml_tree.one_line(node.value)[:_CHARACTERS]
-            for address, node in config.walk()
-            if not isinstance(node.value, dict | list)
+            _valid(address): yaml_tree.one_line(value)[:_CHARACTERS]
+            for address, value in resolved_config(run_dir).items()
         }
         self.client.set_tag(self.run_id, "run_dir", str(run_dir))
         for name, value in values.items():
@@ -109,12 +108,11 @@ class MLflow:
 
     def _log(self, context: Context, phase: str, metrics: dict[str, float], prefix: str = "") -> None:
         iteration, now = context["train_state"]["iteration"], int(time.time() * 1000)
-        before = f"{phase}.{prefix}" if len(context["phases"]) > 1 else prefix
-        numbers = {_valid(before + name): as_number(value, f"metrics['{name}']") for name, value in metrics.items()}
+        numbers = numbers_by_name(context, phase, metrics, prefix)
         new = [
             self.mlflow.entities.Metric(name, value, now, iteration)
-            for name, value in numbers.items()
-            if isinstance(value, int | float) and iteration > self.logged.get(name, -1)
+            for name, value in ((_valid(name), value) for name, value in numbers.items())
+            if iteration > self.logged.get(name, -1)
         ]
         self.client.log_batch(self.run_id, metrics=new)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -19,6 +18,8 @@ from pipeline.errors import ConfigError, DivergedError
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.optim_scheduler import Losses, autocast, losses_by_name
 from pipeline.training.phase import phase_of
+
+from .shared.brain_copy import copy_of
 
 
 class NanGuard:
@@ -131,7 +132,7 @@ class _Repeat:
     """
 
     def __init__(self, brain: Brain) -> None:
-        self.brain, self.events, self.gradients = _copy(brain), list[_Event](), list[_Event]()
+        self.brain, self.events, self.gradients = copy_of(brain), list[_Event](), list[_Event]()
 
     def compute(self, batch: Any, *, backward: bool) -> str:
         """What is first not finite, in words."""
@@ -204,22 +205,6 @@ def _tensors(value: Any) -> Iterator[Any]:
     elif isinstance(value, list | tuple | Mapping):
         for part in value.values() if isinstance(value, Mapping) else value:
             yield from _tensors(part)
-
-
-def _copy(brain: Brain) -> Brain:
-    """A copy of a Brain with the same weights; the attributes that cannot be copied are the same objects too."""
-    same = [brain._optim_schedulers, brain._train_state, brain.checkpointer, *brain.modules.parameters()]
-    other = copy.copy(brain)
-    memo = {id(brain): other, **{id(value): value for value in same}}
-    for name, value in vars(brain).items():
-        before = dict(memo)
-        try:
-            vars(other)[name] = copy.deepcopy(value, memo)
-        except Exception:
-            # As far as the copy has come, nothing else is to refer to it. The memo stays the same object: it has its own id.
-            memo.clear()
-            memo.update(before)
-    return other
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any, cast
 
 from loguru import logger
-from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from pipeline import hookimpl, hookspecs
@@ -24,6 +23,8 @@ from pipeline.training.brain import Brain, Stage
 from pipeline.training.evaluation import evaluate
 from pipeline.training.metrics.base import build_metrics
 from pipeline.training.phase import loader_of, pass_loader, phase_errors, phase_of
+
+from .shared.brain_copy import copy_of
 
 
 class _EnoughError(Exception):
@@ -80,7 +81,7 @@ class SanityValidation:
         for phase in phases:
             if phase.valid_dataset_name:
                 with phase_errors(phase.name), _unnoticed(loader := _loader(phase, context)):
-                    brain = _copy(phase_of(phase.name, context)["brain"], context)
+                    brain = copy_of(phase_of(phase.name, context)["brain"], context, *context["dataset"].values())
                     self._compute(brain, loader, phase, context)
                 logger.info(f"sanity_validation: {phase.name}  the first batches of its validation raise no error")
 
@@ -108,24 +109,6 @@ def _loader(phase: PhaseSchema, context: Context) -> Any:
     loader = loader_of(name, context)
     own = copy.copy(loader) if isinstance(loader, DataLoader) else loader
     return pass_loader(name, runner, Context(dataset={name: own}))
-
-
-def _copy(brain: Brain, context: Context) -> Brain:
-    """A copy of a Brain with the same weights; the attributes that cannot be copied are the same objects too."""
-    same = [brain._optim_schedulers, brain._train_state, brain.checkpointer, context, *context["dataset"].values()]
-    # Parameters that have no shape yet get one in the first forward.
-    same += [parameter for parameter in brain.modules.parameters() if not is_lazy(parameter)]
-    other = copy.copy(brain)
-    memo = {id(brain): other, **{id(value): value for value in same}}
-    for name, value in vars(brain).items():
-        before = dict(memo)
-        try:
-            vars(other)[name] = copy.deepcopy(value, memo)
-        except Exception:
-            # As far as the copy has come, nothing else is to refer to it. The memo stays the same object: it has its own id.
-            memo.clear()
-            memo.update(before)
-    return other
 
 
 @contextmanager

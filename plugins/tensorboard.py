@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import hookimpl
-from pipeline.checkpoint.storage import as_number
-from pipeline.config import yaml_tree
 from pipeline.context import Context
+
+from .shared.tracking import numbers_by_name, resolved_config
 
 
 class TensorBoard:
@@ -96,19 +96,12 @@ class TensorBoard:
 
     def _write(self, context: Context, phase: str, metrics: dict[str, float], prefix: str = "") -> None:
         iteration = context["train_state"]["iteration"]
-        before = f"{phase}.{prefix}" if len(context["phases"]) > 1 else prefix
-        numbers = {f"{before}{name}": as_number(value, f"metrics['{name}']") for name, value in metrics.items()}
-        for name, value in numbers.items():
-            repeated = iteration == self.resumed_at and name in self.logged
-            if isinstance(value, int | float) and not repeated:
+        for name, value in numbers_by_name(context, phase, metrics, prefix).items():
+            if iteration != self.resumed_at or name not in self.logged:
                 self.writer.add_scalar(name, value, iteration)
 
 
 def _parameters(run_dir: Path) -> dict[str, bool | int | float | str]:
     """The resolved config, value by address, and the run directory."""
-    config = yaml_tree.parse((run_dir / "config.yaml").read_text(encoding="utf-8"), yaml_tree.DEFAULT)
-    values = {address: node.value for address, node in config.walk() if not isinstance(node.value, dict | list)}
-    return {
-        "run_dir": str(run_dir),
-        **{address: "null" if value is None else value for address, value in values.items()},
-    }
+    values = {address: "null" if value is None else value for address, value in resolved_config(run_dir).items()}
+    return {"run_dir": str(run_dir), **values}

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import hookimpl
-from pipeline.checkpoint.storage import as_number
-from pipeline.config import yaml_tree
 from pipeline.context import Context
+
+from .shared.tracking import numbers_by_name, resolved_config
 
 
 class WandB:
@@ -67,7 +67,7 @@ class WandB:
             name=f"{run_dir.name}/{runner}",
             id=f"{run_dir.name}-{runner}-{self.plugin_name}",
             resume="allow",
-            config=_parameters(run_dir),
+            config={"run_dir": str(run_dir), **resolved_config(run_dir)},
             settings=self.wandb.Settings(
                 silent=True, console="off", x_transaction_log_flush_interval=self.flush_seconds
             ),
@@ -92,13 +92,8 @@ class WandB:
 
     def _log(self, context: Context, phase: str, metrics: dict[str, float], prefix: str = "") -> None:
         iteration = context["train_state"]["iteration"]
-        before = f"{phase}.{prefix}" if len(context["phases"]) > 1 else prefix
-        numbers = {before + name: as_number(value, f"metrics['{name}']") for name, value in metrics.items()}
-        new = {
-            name: value
-            for name, value in numbers.items()
-            if isinstance(value, int | float) and iteration > self.logged.get(name, -1)
-        }
+        numbers = numbers_by_name(context, phase, metrics, prefix)
+        new = {name: value for name, value in numbers.items() if iteration > self.logged.get(name, -1)}
         if new:
             # wandb's own step counts the rows, for it takes no second row of a step, and holds back the newest without commit.
             self.run.log({"iteration": iteration, **new}, step=self.rows, commit=True)
@@ -115,10 +110,3 @@ def _rows(folder: Path) -> Iterator[dict[str, Any]]:
         lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
         records = map(json.loads, lines)
         yield from (record["history"]["item"] for record in records if record["type"] == "history")
-
-
-def _parameters(run_dir: Path) -> dict[str, Any]:
-    """The resolved config, value by address, and the run directory."""
-    config = yaml_tree.parse((run_dir / "config.yaml").read_text(encoding="utf-8"), yaml_tree.DEFAULT)
-    values = {address: node.value for address, node in config.walk() if not isinstance(node.value, dict | list)}
-    return {"run_dir": str(run_dir), **values}

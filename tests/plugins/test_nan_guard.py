@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_plugins.nan_guard import NanGuard, _copy
+from pipeline_plugins.nan_guard import NanGuard
+from pipeline_plugins.shared.brain_copy import copy_of
 from pipeline_plugins.shared.differences import checkpoint_differences
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -207,7 +208,7 @@ def test_what_a_brain_computes_itself_is_told() -> None:
 def test_a_copy_of_a_brain_shares_its_weights_and_what_cannot_be_copied() -> None:
     # A run shows this only by chance: it depends on where objects lie in memory.
     brain = Counting()
-    own: Any = _copy(brain)
+    own: Any = copy_of(brain)
     assert not any(map(operator.is_, own.calls(), brain.calls()))
     assert all(map(operator.is_, own.modules.parameters(), brain.modules.parameters()))
     assert own.lock is brain.lock

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_plugins.sanity_validation import SanityValidation, _copy
+from pipeline_plugins.sanity_validation import SanityValidation
+from pipeline_plugins.shared.brain_copy import copy_of
 from pipeline_plugins.shared.differences import checkpoint_differences
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -179,7 +180,7 @@ def test_it_changes_no_bit_of_a_run(case: str, monkeypatch: pytest.MonkeyPatch, 
 def test_a_copy_of_a_brain_shares_its_weights_and_what_cannot_be_copied() -> None:
     # A run shows this only by chance: it depends on where objects lie in memory.
     brain = Counting()
-    own: Any = _copy(brain, Context(dataset={}))
+    own: Any = copy_of(brain)
     assert not any(map(operator.is_, own.counts(), brain.counts()))
     assert [count.index for count in own.counts()] == list(range(100))
     assert all(map(operator.is_, own.modules.parameters(), brain.modules.parameters()))

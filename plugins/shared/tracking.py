@@ -1,0 +1,23 @@
+"""What the trackers of experiments log: numbers under their names, and the resolved config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint.storage import as_number
+from pipeline.config import yaml_tree
+from pipeline.context import Context
+
+
+def numbers_by_name(context: Context, phase: str, metrics: dict[str, float], prefix: str) -> dict[str, float]:
+    """The numbers, each with the prefix before its name, and the phase where there are several; what is none is left out."""
+    before = f"{phase}.{prefix}" if len(context["phases"]) > 1 else prefix
+    numbers = {f"{before}{name}": as_number(value, f"metrics['{name}']") for name, value in metrics.items()}
+    return {name: value for name, value in numbers.items() if isinstance(value, int | float)}
+
+
+def resolved_config(run_dir: Path) -> dict[str, Any]:
+    """Address -> value, for the resolved config of a run."""
+    config = yaml_tree.parse((run_dir / "config.yaml").read_text(encoding="utf-8"), yaml_tree.DEFAULT)
+    return {address: node.value for address, node in config.walk() if not isinstance(node.value, dict | list)}
