@@ -7,6 +7,7 @@ happens before the first stage is in ``run/session.py``, what happens when one f
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,9 @@ class GeneralTrainer:
         overrides: ``"runner.train_runner.epochs=3"`` and the like.
         resume: ``never`` begins a new run; ``auto`` resumes the newest run of this very config file, or of the config's
             ``name``, by which alone a dict is known; a path resumes the run in that directory.
+        label: a few words that tell this run from others; the same as the key of the config, as are the next two.
+        tags: words by which runs are found again.
+        note: anything else about this run.
 
     Attributes:
         config: the resolved config.
@@ -46,12 +50,27 @@ class GeneralTrainer:
     # Status -> stage. A subclass may add statuses that lead to a method of its own, which takes the context.
     statuses: ClassVar[Mapping[str, str]] = STATUSES
 
-    def __init__(self, config: Source | Config, overrides: Sequence[str] = (), resume: str | Path = NEVER) -> None:
+    def __init__(
+        self,
+        config: Source | Config,
+        overrides: Sequence[str] = (),
+        resume: str | Path = NEVER,
+        *,
+        label: str | None = None,
+        tags: Sequence[str] = (),
+        note: str | None = None,
+    ) -> None:
         if faults := uncalled_faults(source.class_definition(type(self)), TRAINER, TRAINER_REMEDIES):
             raise ConfigError("\n".join(faults))
         # A subclass may order the stages otherwise.
         in_order = type(self) is GeneralTrainer
         if not isinstance(config, Config):
+            about = {"label": label, "tags": [tags] if isinstance(tags, str) else [*tags], "note": note}
+            # JSON is YAML.
+            overrides = [
+                *overrides,
+                *(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in about.items() if value),
+            ]
             config = check_or_raise(config, overrides, in_order=in_order, resumes=resume != NEVER)
         self.config, self.resume = config, resume
         self.contexts: dict[str, Context] = {}

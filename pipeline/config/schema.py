@@ -79,6 +79,10 @@ def _names(value: Any) -> Any:
     return names
 
 
+def _tags(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
 _STRING = {"type": "string"}
 
 _INTERVAL = {"anyOf": [
@@ -94,6 +98,8 @@ _INTERVALS = {
 _CLASS_PATH = {"title": "class path", "type": "string", "minLength": 1}
 
 _NAMES = {"title": "name or list of names", "anyOf": [_STRING, {"type": "array", "items": _STRING, "minItems": 1}]}
+
+_TAGS = {"title": "word or list of words", "anyOf": [_STRING, {"type": "array", "items": _STRING}]}
 
 _KIND = {"enum": ["train", "infer", "single_train", "single_infer"]}
 
@@ -122,6 +128,8 @@ _OPTIMIZER = {
 ClassPathValue = Annotated[Any, BeforeValidator(_class_path), WithJsonSchema(_CLASS_PATH)]
 
 Names = Annotated[list[str], BeforeValidator(_names), WithJsonSchema(_NAMES)]
+
+Tags = Annotated[list[str], BeforeValidator(_tags), WithJsonSchema(_TAGS)]
 
 Intervals = Annotated[int | str | list[int | str] | None, BeforeValidator(_intervals), WithJsonSchema(_INTERVALS)]
 
@@ -342,6 +350,9 @@ class ConfigSchema(_Section):
     """The config."""
 
     name: Name | None = Field(None, description="its name; default: its file's, or its folder's for `config.yaml`")
+    label: str | None = Field(None, description="a few words that tell this run from others; in `status.json`")
+    tags: Tags = Field([], description="words by which runs are found again; in `status.json`")
+    note: str | None = Field(None, description="anything else about this run; in `status.json`")
     workspace: str | None = Field(None, description="the folder of {workspace}; default: the config's own")
     mode: Names | None = Field(None, description="the runners to run, in order; null is all")
     output_dir: str = Field("runs", description="where run directories go, relative to where the command runs")
@@ -351,6 +362,9 @@ class ConfigSchema(_Section):
     runner: list[RunnerSchema] = Field(min_length=1, description="the runners, each item with a name")
     phase: list[PhaseSchema] = Field(default_factory=list, description="models with their data, each item with a name")
 
+
+# What is about one run, and changes nothing in it.
+ABOUT = ("label", "tags", "note")
 
 DEFAULT_PLUGINS = ("progress_bar", "metric_log")
 

@@ -125,6 +125,7 @@ class RunDirectory:
 
     Attributes:
         path: absolute; ``<output_dir>/<config name>/<UTC stamp>-<id>``.
+        about: the label, tags and note of the run, for ``status.json``.
         volatile: what two equal runs need not have alike.
     """
 
@@ -132,6 +133,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.about: dict[str, Any] = {}
         self._lock: FileIO | None = None
 
     @classmethod
@@ -235,7 +237,7 @@ class RunDirectory:
         resumable = resumable and self.is_resumable()
         status = {"state": state, "exit_code": exit_code, "reason": reason, "resumable": resumable}
         counters = {name: train_state.get(name, 0) for name in ("iteration", "epoch")}
-        self.write_json("status.json", {**status, **counters, "error": error})
+        self.write_json("status.json", {**status, **counters, "error": error, **self.about})
 
     def check_exists(self) -> None:
         """Raise if the folder is no longer the one that was locked.

@@ -19,7 +19,7 @@ from pipeline.checkpoint import layout, storage, store
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
 from pipeline.config.load import Config
-from pipeline.config.schema import is_long_form
+from pipeline.config.schema import ABOUT, is_long_form
 from pipeline.config.yaml_tree import MAX_BYTES, Origin, differences
 from pipeline.errors import CheckpointError, ConfigError, StorageError, one_of, printable
 from pipeline.run.directory import DONE, MADE_BY, RunDirectory, new_folder
@@ -333,10 +333,12 @@ def _compare_config(directory: RunDirectory, now: Provenance, changes: Changes) 
 
 
 def _split_plugins(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A config without its plugins, and these: class path -> arguments, or name -> the long form."""
+    """A config without its plugins and what is about the run, and these: class path -> arguments, or name -> the long form."""
     config = yaml_tree.parse(text, Origin("config.yaml", None)).plain(expanded=False)
     if not isinstance(config, dict):
         raise ConfigError("is no mapping")
+    for name in ABOUT:
+        config.pop(name, None)
     plugins: dict[str, Any] = {}
     for item in config.pop("plugins", None) or []:
         if is_long_form(item):

@@ -23,7 +23,7 @@ from pipeline.checkpoint import store
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.state import MID_EPOCH
 from pipeline.config.load import Config
-from pipeline.config.schema import PhaseSchema, RunnerSchema
+from pipeline.config.schema import ABOUT, PhaseSchema, RunnerSchema
 from pipeline.config.usage import TrackedDict
 from pipeline.context import STAGES, TRAIN_STATE, Context, EngineMode, PipelineStage, base_of
 from pipeline.errors import ClassPathError, ConfigError, ContextError, ExitCode
@@ -71,6 +71,7 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
             config = with_original_links(config, previous)
         _check_initial_weights(config, previous)
         directory = previous.directory if previous else RunDirectory.new(output_dir, config.name)
+        directory.about = _about(config, directory)
         with directory.locked(), log.to_file(directory.path / "log.txt", rank=0):
             provenance = Provenance.capture(config, directory, devices)
             if previous:
@@ -154,6 +155,14 @@ def _output_dir(config: Config) -> Iterator[Path]:
     with TemporaryDirectory(prefix="pipeline-debug-") as folder:
         logger.info(f"debug run: nothing of it is kept; {folder} is removed at its end")
         yield Path(folder)
+
+
+def _about(config: Config, directory: RunDirectory) -> dict[str, Any]:
+    """The label, tags and note; a resumed run keeps those that are not set anew."""
+    before = directory.read_status()
+    return {
+        name: value or before.get(name, value) for name, value in config.settings.model_dump(include={*ABOUT}).items()
+    }
 
 
 def _check_initial_weights(config: Config, previous: PreviousRun | None) -> None:

@@ -26,10 +26,12 @@ from torch import nn
 
 from pipeline import GeneralTrainer
 from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.config.schema import ABOUT
 from pipeline.errors import ExitCode, LockedError, StorageError
 from pipeline.run.directory import RunDirectory, is_at, lock_held
 
 Workspace = Callable[..., Path]
+UNLABELLED = {"label": None, "tags": [], "note": None}
 COMMITTER = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org"]
 
 
@@ -93,7 +95,7 @@ def test_a_class_given_from_python_stands_in_config_yaml_as_its_path(linear: Pat
 def test_status_json_of_a_finished_run(linear: Path) -> None:
     GeneralTrainer(linear).run()
     expected = {"state": "done", "exit_code": 0, "reason": "", "resumable": False}
-    assert read("status.json") == expected | {"iteration": 12, "epoch": 2, "error": None}
+    assert read("status.json") == expected | {"iteration": 12, "epoch": 2, "error": None} | UNLABELLED
 
 
 def test_status_json_says_running_while_a_stage_runs(linear: Path) -> None:
@@ -103,7 +105,7 @@ def test_status_json_says_running_while_a_stage_runs(linear: Path) -> None:
     )
     found = GeneralTrainer(linear, ["runner.train_runner.terminal_class_path={workspace}/own.py"]).run()["found"]
     expected = {"state": "running", "exit_code": None, "reason": "", "resumable": True}
-    assert found == expected | {"iteration": 12, "epoch": 2, "error": None}
+    assert found == expected | {"iteration": 12, "epoch": 2, "error": None} | UNLABELLED
 
 
 def test_status_json_of_a_run_that_failed_late_keeps_its_counters(linear: Path) -> None:
@@ -502,3 +504,15 @@ def test_a_run_is_resumable_with_a_checkpoint_or_a_runner_that_is_done(directory
     assert not directory.is_resumable()
     directory.mark_done("t", {})
     assert directory.is_resumable()
+
+
+def test_label_tags_and_note_are_in_the_status(linear: Path) -> None:
+    label = "lr=0.1: 'é' 🙂"
+    GeneralTrainer(linear, ["tags=[a, b]"], label=label, note="2 of 3").run()
+    assert {name: read("status.json")[name] for name in ABOUT} == {"label": label, "tags": ["a", "b"], "note": "2 of 3"}
+
+
+def test_a_failed_run_keeps_its_label(linear: Path) -> None:
+    with pytest.raises(RuntimeError):
+        GeneralTrainer(linear, ["phase.line.model_args={in_features: 2, out_features: 1}"], label="wide").run()
+    assert (read("status.json")["state"], read("status.json")["label"]) == ("failed", "wide")

@@ -79,6 +79,15 @@ def test_nothing_changed_is_told_in_one_line_and_nothing_is_replaced(linear: Pat
     assert list(run_dir.glob("before-*")) == []
 
 
+def test_another_label_is_no_change_and_what_is_not_said_stays(linear: Path, log_lines: list[str]) -> None:
+    run_dir = stop_at(linear, 8, [*SAVING, "label=first", "tags=[a]"])
+    with pytest.raises(ValueError, match="stopped"):
+        GeneralTrainer(linear, [*SAVING, 'plugins=["{workspace}/stop.py"]'], resume=run_dir, label="second").run()
+    assert any("config, plugins, code and versions are as they were" in line for line in log_lines)
+    status = json.loads((run_dir / "status.json").read_text())
+    assert (status["label"], status["tags"], status["note"]) == ("second", ["a"], None)
+
+
 def test_what_changed_is_warned_of_and_what_was_is_kept(linear: Path, log_lines: list[str]) -> None:
     run_dir = stop_at(linear, 8, SAVING)
     was = {
