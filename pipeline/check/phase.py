@@ -9,7 +9,7 @@ from dataclasses import replace
 from pipeline.check.data_flow import is_untouched
 from pipeline.check.inspection import Setting
 from pipeline.check.optimizer import Metrics, check_optim_scheduler, check_short_form
-from pipeline.config.schema import DEFAULT_PLUGINS, UpdaterSettings
+from pipeline.config.schema import DEFAULT_PLUGINS, MODEL_LOSS, TARGETS, UpdaterSettings
 from pipeline.config.yaml_tree import Node
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import class_path, classes, source, uncalled
@@ -110,11 +110,26 @@ def _check_loss(phase: Setting, definition: source.Definition) -> None:
     if is_brain is False and classes.is_subclass(definition, MODULE) is False:
         phase["model"].fault(f"{name} is neither a torch.nn.Module nor a Brain; write `class {name}(torch.nn.Module)`")
     elif loss.value is not None:
-        loss.find_class("Loss")
+        if loss.value != MODEL_LOSS:
+            loss.find_class("Loss")
+        elif is_brain is False and not _takes_target(definition):
+            remedy = "have it take labels=None and return the loss with them, or name a loss function"
+            loss.fault(f"is `model`, and {name}.forward takes none of {', '.join(TARGETS)}; {remedy}")
         if is_brain:
             loss.fault(f"would be ignored: {name} is a Brain and computes its own; remove it", of_key=True)
     elif is_brain is False:
-        loss.fault(f"required key is missing; {name} is a plain module: add `loss: torch.nn.functional.…`")
+        remedy = f"add `loss: torch.nn.functional.…`, or `loss: {MODEL_LOSS}` if it returns its own"
+        loss.fault(f"required key is missing; {name} is a plain module: {remedy}")
+
+
+def _takes_target(definition: source.Definition) -> bool:
+    """Whether the forward of a class takes a target, or its source does not say."""
+    member = classes.member(definition, "forward")
+    if not member or not isinstance(member[0], source.FunctionNode):
+        return True
+    arguments = member[0].args
+    names = {own.arg for own in (*arguments.args, *arguments.kwonlyargs)}
+    return bool(arguments.kwarg or names & {*TARGETS})
 
 
 def _check_brain(runner: Setting, model: Setting, definition: source.Definition) -> None:
@@ -154,7 +169,7 @@ def loss_names(runner: Setting, phase: Setting) -> set[str] | None:
     if not definition or not is_stepped(runner, phase):
         return None
     if not classes.is_subclass(definition, BRAIN):
-        return {"loss"} if _is_torchs(phase["loss"]) else None
+        return {"loss"} if _is_single(phase["loss"]) else None
     ancestry, complete = classes.ancestry(definition)
     methods = [functions for functions in map(classes.methods, ancestry) if "compute_objectives" in functions]
     return _returned_keys(methods[0]["compute_objectives"]) if methods and complete else None
@@ -184,7 +199,7 @@ def may_report(phases: Collection[Setting]) -> bool:
     """
     for phase in phases:
         owner = phase.inspection.settings("phase").get(str(phase["model_of"].value), phase)
-        if is_brain(owner) is not False or not _is_torchs(owner["loss"]):
+        if is_brain(owner) is not False or not _is_single(owner["loss"]):
             return True
         plugins = phase.inspection.setting("plugins").value
         items = plugins if isinstance(plugins, list) else []
@@ -194,8 +209,9 @@ def may_report(phases: Collection[Setting]) -> bool:
     return False
 
 
-def _is_torchs(loss: Setting) -> bool:
-    return isinstance(loss.value, str) and loss.value.startswith("torch.")
+def _is_single(loss: Setting) -> bool:
+    """Whether a loss certainly gives one number: one of torch's, or the one that the model returns."""
+    return isinstance(loss.value, str) and (loss.value == MODEL_LOSS or loss.value.startswith("torch."))
 
 
 def reported_names(phase: Setting) -> set[str]:

@@ -261,7 +261,9 @@ class PhaseSchema(_Section):
     model_args: Arguments = Field({}, description="keyword arguments of the model, over those from hyper_parameters")
     modules: NamedClasses = Field({}, description="name -> {class, args}, built and given to the Brain as `modules`")
     model_of: str | None = Field(None, description="a phase whose model and optimizers this trains; no `model` then")
-    loss: ClassPathValue | None = Field(None, description="(predictions, target) -> scalar; a Brain brings its own")
+    loss: ClassPathValue | None = Field(
+        None, description="(predictions, target) -> scalar; or `model`: the one that it returns; a Brain brings its own"
+    )
     metrics: NamedClasses = Field({}, description="name -> {class, args}")
     optim_schedulers: NamedClasses = Field(
         default_factory=dict,
@@ -381,3 +383,9 @@ def too_short(name: str, total: int, needed: int, *, per_epoch: bool) -> str:
 
 
 WARN = "warn"
+
+# The ``loss`` of a phase whose model returns it.
+MODEL_LOSS = "model"
+
+# The names of the target in a batch that is a mapping; the first that it has counts.
+TARGETS = ("target", "label", "labels")

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from pipeline.config.schema import TARGETS
 from pipeline.errors import DataError
 
 # Parts of a value, and samples of a batch, that a message lists.
@@ -15,7 +16,7 @@ MAX_LISTED = 8
 
 
 def split(batch: Any) -> tuple[Any, Any]:
-    """(inputs, target) of a batch: a pair, or a mapping with ``target`` or ``label``.
+    """(inputs, target) of a batch: a pair, or a mapping with one of ``TARGETS``.
 
     Raises:
         DataError: it is neither.
@@ -25,11 +26,12 @@ def split(batch: Any) -> tuple[Any, Any]:
         case [inputs, target]:
             return inputs, target
     if isinstance(batch, Mapping):
-        for name in ("target", "label"):
+        for name in TARGETS:
             if name in batch:
                 return {key: value for key, value in batch.items() if key != name}, batch[name]
         keys = ", ".join(map(str, batch))
-        raise DataError(f"a batch with the keys {keys} has neither 'target' nor 'label'; name one so, or write a Brain")
+        none = f"a batch with the keys {keys} has none of {', '.join(map(repr, TARGETS))}"
+        raise DataError(f"{none}; name one so, or write a Brain")
     what = f"a batch is {shape_of(batch)}, not (inputs, target) and not a mapping"
     raise DataError(f"{what}; return a pair from the dataset, or write a Brain with its own target()")
 

@@ -9,13 +9,14 @@ from typing import Any, TypeVar, cast
 from torch import nn
 
 from pipeline.config.load import Config
-from pipeline.config.schema import DatasetSchema, PhaseSchema, RunnerSchema
+from pipeline.config.schema import MODEL_LOSS, DatasetSchema, PhaseSchema, RunnerSchema
 from pipeline.context import ConfigView, Context, Phase
 from pipeline.data.loader import make_loader
 from pipeline.errors import ConfigError, PluginError, StageError
 from pipeline.stages.base import NetworkBase
 from pipeline.training.brain import Brain, ModuleBrain
 from pipeline.training.optim_scheduler import OptimScheduler
+from pipeline.training.phase import phase_errors
 from pipeline.training.schedules import Constant
 from pipeline.training.updater import Updater, UpdaterBase
 from pipeline.user_code.class_path import MODULES, SCHEDULES, load_named, schedule_name
@@ -130,8 +131,10 @@ class Network(NetworkBase):
         elif phase.loss is None:
             raise ConfigError(f"{address}.loss: {kind} is a plain module and needs a loss; add `loss:`")
         else:
-            loss = load_named(phase.loss, f"{address}.loss", "Loss", context["config"])
-            brain = ModuleBrain(model, loss() if isinstance(loss, type) else loss)
+            named, where = phase.loss != MODEL_LOSS, f"{address}.loss"
+            loss = load_named(phase.loss, where, "Loss", context["config"]) if named else None
+            with phase_errors(phase.name):
+                brain = ModuleBrain(model, loss() if isinstance(loss, type) else loss)
         what = f"{address}.model: {type(brain).__name__}"
         if ignored := brain._ignored_arguments():
             raise ConfigError(

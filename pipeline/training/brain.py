@@ -11,7 +11,7 @@ from inspect import Parameter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 from weakref import finalize
 
 import torch
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from pipeline.checkpoint.checkpointer import Checkpointer
+from pipeline.config.schema import TARGETS
 from pipeline.context import Context
 from pipeline.data.batch import count_samples, raise_no_samples, shape_of, split
 from pipeline.data.loader import LimitedLoader, make_loader
@@ -566,10 +567,15 @@ class ModuleBrain(Brain):
 
     Args:
         module: called with the batch's inputs, by position or name.
-        loss: ``loss(predictions, target)`` -> scalar.
+        loss: ``loss(predictions, target)`` -> scalar. None: the module gets the target too, by the name of ``TARGETS`` that
+            its forward has, and returns its ``loss``, as an attribute or under that key; what metrics get are its
+            ``logits``, if it returns some.
+
+    Raises:
+        ConfigError: ``loss`` is None, and forward takes no target.
     """
 
-    def __init__(self, module: nn.Module, loss: Callable[[Any, Any], Tensor]) -> None:
+    def __init__(self, module: nn.Module, loss: Callable[[Any, Any], Tensor] | None) -> None:
         super().__init__({"model": module})
         self.module, self.loss = module, loss
         self._signature = inspect.signature(module.forward)
@@ -577,6 +583,11 @@ class ModuleBrain(Brain):
         parameters = self._signature.parameters.items()
         # Name -> whether it has a default.
         self._defaults = {name: own.default is not Parameter.empty for name, own in parameters if own.kind in by_name}
+        any_name = any(own.kind is Parameter.VAR_KEYWORD for own in self._signature.parameters.values())
+        self._target_name = next((name for name in TARGETS if name in self._defaults), "labels" if any_name else "")
+        if loss is None and not self._target_name:
+            what = f"{type(module).__name__}.forward{self._signature} takes none of {', '.join(TARGETS)}"
+            raise ConfigError(f"{what}, to return a loss; add labels=None, or name a loss function")
 
     def _place_modules(self) -> None:
         """Place the modules, and the loss if it is a module; scripting replaces a module by another."""
@@ -587,20 +598,31 @@ class ModuleBrain(Brain):
 
     def compute_forward(self, batch: Any, stage: Stage) -> Any:
         """The module's output for the batch's inputs."""
-        inputs, _ = split(batch)
+        inputs, target = split(batch)
+        labels = {self._target_name: target} if self.loss is None else {}
         try:
             if type(inputs) is not Tensor and isinstance(inputs, list | tuple):
-                return self.module(*inputs)
+                return self.module(*inputs, **labels)
             if type(inputs) is not Tensor and isinstance(inputs, Mapping):
-                return self.module(**self._by_name(inputs, batch))
-            return self.module(inputs)
+                return self.module(**{**self._by_name(inputs, batch), **labels})
+            return self.module(inputs, **labels)
         except TypeError as error:
             self._explain(error, inputs)
             raise
 
     def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
-        """The loss of the predictions."""
-        return self.loss(predictions, split(batch)[1])
+        """The loss of the predictions, or the one among them."""
+        if self.loss is not None:
+            return self.loss(predictions, split(batch)[1])
+        if (loss := _part(predictions, "loss")) is None:
+            what = f"{type(self.module).__name__}.forward returned {shape_of(predictions, 1)} without a loss"
+            raise DataError(f"{self._where}{what}; return it as `loss`, or name a loss function")
+        return cast("Tensor", loss)
+
+    def readable(self, predictions: Any, batch: Any) -> Any:
+        """Where the module returns its loss, its logits; else, or without any, the predictions themselves."""
+        logits = _part(predictions, "logits") if self.loss is None else None
+        return predictions if logits is None else logits
 
     def _by_name(self, inputs: Mapping[str, Any], batch: Any) -> Mapping[str, Any]:
         """The items of a mapping that ``forward`` takes; the inputs of a pair are passed as they are."""
@@ -624,3 +646,8 @@ class ModuleBrain(Brain):
             what = f"the inputs of a batch are ({shapes}), and {type(self.module).__name__}.forward takes"
             remedy = "return them so from the dataset, or write a Brain"
             raise DataError(f"{self._where}{what} {self._signature}: {mismatch}; {remedy}") from error
+
+
+def _part(output: Any, name: str) -> Any:
+    """What a module has returned under a name, as a key or an attribute; None: nothing."""
+    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)

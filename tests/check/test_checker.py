@@ -187,7 +187,7 @@ PHASES: list[tuple[list[str], list[str]]] = [
      ["phase.line.model_args.in_featurs: Linear has no argument 'in_featurs'; did you mean 'in_features'?",
       "phase.line.model_args: Linear needs the argument in_features; add it"]),
     (["phase.line.model_args={in_features: 1}", "hyper_parameters.out_features=1"], []),
-    (["phase.line.loss=null"], ["phase.line.loss: required key is missing; Linear is a plain module: add `loss: torch.nn.functional.…`"]),
+    (["phase.line.loss=null"], ["phase.line.loss: required key is missing; Linear is a plain module: add `loss: torch.nn.functional.…`, or `loss: model` if it returns its own"]),
     (["phase.line.loss=torch.nn.functional.mse_los"],
      ["phase.line.loss: 'torch.nn.functional.mse_los': torch.nn.functional has no 'mse_los'; did you mean 'mse_loss'?"]),
     (["phase.line.loss=torch.nn.MSELoss"], []),

@@ -138,3 +138,29 @@ def test_what_fills_a_models_argument_is_held_against_its_annotation_where_it_st
     )
     assert with_model(linear, BRAIN, "hyper_parameters.width=two") == [expected]
     assert with_model(linear, BRAIN, "hyper_parameters.width=two", "phase.line.model_args={width: 1}") == []
+
+
+JUDGE = """
+    import torch
+
+    class Model(torch.nn.Module):
+        def forward(self, inputs, labels=None):
+            return {"loss": 0.0}
+"""
+
+
+@pytest.mark.parametrize("forward", ["inputs, labels=None", "inputs, *, target", "inputs, **kwargs"])
+def test_a_plain_module_may_return_its_loss(linear: Path, forward: str) -> None:
+    text = JUDGE.replace("inputs, labels=None", forward)
+    assert with_model(linear, text, "phase.line.loss=model") == []
+
+
+def test_a_module_that_takes_no_labels_returns_no_loss(linear: Path) -> None:
+    takes = "phase.line.loss: is `model`, and Model.forward takes none of target, label, labels"
+    remedy = "have it take labels=None and return the loss with them, or name a loss function"
+    assert with_model(linear, JUDGE.replace(", labels=None", ""), "phase.line.loss=model") == [f"{takes}; {remedy}"]
+
+
+def test_a_brain_has_no_loss_of_the_config(linear: Path) -> None:
+    expected = "phase.line.loss: would be ignored: Model is a Brain and computes its own; remove it"
+    assert with_model(linear, BRAIN, "phase.line.loss=model") == [expected]

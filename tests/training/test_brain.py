@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
@@ -137,6 +138,8 @@ ONE, FIVE, TARGET = torch.tensor([1.0]), torch.tensor([5.0]), torch.tensor([0.0]
         (Two(), ({"right": FIVE, "left": ONE}, TARGET), [15.0]),
         (Two(), {"right": FIVE, "left": ONE, "target": TARGET}, [15.0]),
         (Two(), {"left": ONE, "label": TARGET, "row": FIVE}, [10.0]),
+        (Two(), {"left": ONE, "labels": TARGET}, [10.0]),
+        (Two(), UserDict(left=ONE, labels=TARGET), [10.0]),
         (KeywordOnly(), {"left": ONE, "row": FIVE, "target": TARGET}, [10.0]),
         (Everything(), {"a": ONE, "b": FIVE, "target": TARGET}, [[1.0], [5.0]]),
         (nn.Identity(), {"input": FIVE, "target": TARGET}, [5.0]),
@@ -159,7 +162,7 @@ def test_a_plain_module_gets_its_inputs_by_position_or_by_name(module: nn.Module
         ("text", r"a batch is a str, not \(inputs, target\)"),
         (
             {"x": X, "y": Y},
-            "a batch with the keys x, y has neither 'target' nor 'label'; name one so, or write a Brain",
+            "a batch with the keys x, y has none of 'target', 'label', 'labels'; name one so, or write a Brain",
         ),
         (
             {"right": X, "label": Y},
@@ -186,6 +189,7 @@ def test_a_mapping_is_split_into_inputs_and_target_and_left_as_it_was() -> None:
         ({"names": ["a", "b"], "x": X}, 4),
         ([["a"], {"deep": (None, Y[:3])}], 3),
         ({"epoch": torch.tensor(7), "x": X}, 4),
+        (UserDict(x=X, labels=Y), 4),
         (["a", "b"], 0),
         (None, 0),
     ],

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from pipeline.context import Context
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 from pipeline.training.brain import ModuleBrain, Stage
 
 mse = nn.functional.mse_loss
@@ -92,3 +92,67 @@ def test_a_loss_that_is_a_module_goes_to_the_device_too() -> None:
     brain.device = torch.device("meta")
     brain._place_modules()
     assert {each.device.type for each in (*brain.module.parameters(), *brain.loss.buffers())} == {"meta"}
+
+
+class Output(NamedTuple):
+    """What a model returns that computes its loss itself, with names as attributes."""
+
+    loss: Tensor | None
+    logits: Tensor
+
+
+class Judge(nn.Module):
+    """Returns its loss where it gets labels, as models of transformers do."""
+
+    def __init__(self, make: Callable[..., Any] = Output) -> None:
+        super().__init__()
+        self.layer, self.make = nn.Linear(3, 1), make
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        logits = self.layer(x)
+        return self.make(loss=None if labels is None else mse(logits, labels), logits=logits)
+
+
+@pytest.mark.parametrize("make", [Output, dict])
+@pytest.mark.parametrize("batch", [{"x": X, "labels": Y}, {"x": X, "label": Y}, (X, Y), ([X], Y), ({"x": X}, Y)])
+def test_without_a_loss_of_its_own_it_takes_the_one_that_the_module_returns(make: Any, batch: Any) -> None:
+    brain = ModuleBrain(Judge(make), None)
+    predictions = brain.compute_forward(batch, Stage.TRAIN)
+    logits = brain.module.layer(X)
+    assert torch.equal(brain.compute_objectives(predictions, batch, Stage.TRAIN), mse(logits, Y))
+    assert torch.equal(brain.readable(predictions, batch), logits)
+
+
+def test_what_metrics_get_is_else_what_the_module_returns() -> None:
+    output = {"logits": X, "loss": Y}
+    assert ModuleBrain(Judge(dict), mse).readable(output, (X, Y)) is output
+    assert torch.equal(ModuleBrain(Judge(), None).readable(X, (X, Y)), X)
+
+
+def test_a_module_that_returns_no_loss_is_refused_with_what_it_returns() -> None:
+    brain = ModuleBrain(Judge(lambda loss, logits: logits), None)
+    message = r"Judge.forward returned a tensor of shape \(4, 1\) without a loss; return it as `loss`, or name a loss f"
+    with pytest.raises(DataError, match=message):
+        brain.compute_objectives(brain.compute_forward((X, Y), Stage.TRAIN), (X, Y), Stage.TRAIN)
+
+
+def returning(config: Callable[..., Any], model: Callable[[], nn.Module]) -> dict[str, Any]:
+    """A run of a model that returns its loss."""
+    chosen: dict[str, Any] = config()
+    chosen["phase"][0] |= {"model": model, "loss": "model"}
+    return chosen
+
+
+def test_in_a_run_the_loss_of_the_model_trains_as_the_same_by_name(
+    config: Callable[..., Any], run: Callable[[Any], Context]
+) -> None:
+    ours, other = (run(each)["model"]["line"]["model"] for each in (returning(config, Judge), config()))
+    assert torch.equal(ours.layer.weight, other.weight)
+
+
+def test_in_a_run_a_model_that_takes_no_labels_is_told_so_before_the_first_step(
+    config: Callable[..., Any], run: Callable[[Any], Context]
+) -> None:
+    message = r"phase.line: Two.forward\(left: .*\) .*takes none of target, label, labels, to return"
+    with pytest.raises(ConfigError, match=message):
+        run(returning(config, Two))
