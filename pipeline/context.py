@@ -99,7 +99,7 @@ class RunnerSettings(Protocol):
     save_inference_interval: int | str | list[int | str] | None
     save_inference_path: str | None
     save_inference_export: bool
-    init_model_path: str | None
+    init_model_path: Any | None
     init_modules: list[str] | None
     freeze: list[str] | None
     write_predictions: bool

@@ -11,7 +11,7 @@ from pipeline.check.phase import is_brain, may_report, reported_names
 from pipeline.check.stage import is_experiment
 from pipeline.config.keys import fields
 from pipeline.config.load import BEST, LAST
-from pipeline.config.schema import TRAINING_KEYS, BestSettings, RunnerSchema
+from pipeline.config.schema import TRAINING_KEYS, BestSettings, RunnerSchema, RunSettings
 from pipeline.config.yaml_tree import Node
 from pipeline.errors import one_of
 from pipeline.user_code import classes, source
@@ -217,8 +217,9 @@ def _check_init(runner: Setting, train_runners: Settings, experiment: str | None
         # An experiment makes its model, and loads its weights, when the startup stage is over.
         why = f"{experiment} is an experiment, which loads all weights itself; remove it"
         _refuse_idle(runner, {"init_modules": why, "freeze": why})
-        if path in (BEST, LAST):
-            message = f"is '{path}', and {experiment} is an experiment; name a checkpoint or a file"
+        if path in (BEST, LAST) or isinstance(path, dict):
+            words = f"'{path}'" if isinstance(path, str) else "of another run"
+            message = f"is {words}, and {experiment} is an experiment; name a checkpoint or a file"
             runner.fault_at("init_model_path", message)
     elif path in (BEST, LAST):
         name, previous = list(train_runners.items())[-1] if train_runners else ("", None)
@@ -230,6 +231,7 @@ def _check_init(runner: Setting, train_runners: Settings, experiment: str | None
             runner["init_model_path"].fault(f"is '{BEST}', and {name} keeps no best checkpoint; {remedy}")
     elif builds and not train_runners and not path and kind(runner) == "infer":
         runner.fault("has no weights to evaluate; add `init_model_path:`, or name a train runner before it in `mode`")
+    runner["init_model_path"].check_keys(list(RunSettings.model_fields))
     if not path:
         _refuse_idle(runner, {"init_modules": "there is no init_model_path; add it, or remove this"})
 
@@ -242,8 +244,9 @@ def kind(runner: Setting) -> str:
 def missing_checkpoint(runner: Node) -> str:
     """The message for an ``init_model_path`` that does not exist and that no stage may create; else ``""``."""
     path = plain(runner, "init_model_path")
+    what, path = ("run directory", path.get("run")) if isinstance(path, dict) else ("checkpoint", path)
     # Of os.path, which says of a name too long that nothing is there.
     is_present = not isinstance(path, str) or not os.path.isabs(path) or os.path.exists(path)
     if is_present or not all(is_untouched(runner, stage) for stage in ("instance", "startup")):
         return ""
-    return f"no such checkpoint: {path}; check the path"
+    return f"no such {what}: {path}; check the path"

@@ -20,15 +20,15 @@ TORCH = (".pt", ".pth", ".bin")
 _WRAPPED = ("state_dict", "model_state_dict", "model")
 
 
-def read_weights(path: Path) -> LoadedCheckpoint:
-    """Read a checkpoint without its training state, or a file of weights.
+def read_weights(path: Path, with_training: bool = False) -> LoadedCheckpoint:
+    """Read a checkpoint, without its training state unless ``with_training``, or a file of weights.
 
     Raises:
         CheckpointError: it is missing or damaged.
         StorageError: the storage refuses for a reason that may pass.
     """
     if path.is_dir():
-        return reader.read_checkpoint(path, with_training=False)
+        return reader.read_checkpoint(path, with_training)
     return LoadedCheckpoint(path, {}, {}, {path.name: read(path)}, None)
 
 

@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 
 from loguru import logger
 
-from pipeline.checkpoint import foreign, layout, reader, store, weights
+from pipeline.checkpoint import foreign, layout, reader, storage, store, weights
 from pipeline.checkpoint.layout import FOLDER
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.store import CheckpointWriter
 from pipeline.checkpoint.weights import Models
+from pipeline.config import yaml_tree
 from pipeline.config.load import BEST, LAST, Config
-from pipeline.config.schema import BestSettings, RunnerSchema
-from pipeline.errors import CheckpointError, ConfigError, NoCheckpointError
+from pipeline.config.schema import BestSettings, RunnerSchema, RunSettings
+from pipeline.config.yaml_tree import MAX_BYTES, Origin
+from pipeline.errors import CheckpointError, ConfigError, NoCheckpointError, one_of
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class TrainRunner:
         """
         if self.keep_best is None:
             what = f"runner.{self.name}: has no keep_best, so none of its checkpoints is the best"
-            raise CheckpointError(f"{what}; add it")
+            raise CheckpointError(f"{what}; add it, or name `{LAST}`")
         metric, mode = self.keep_best.metric, self.keep_best.mode
         state = self.newest(with_training=True).state
         if record := state and state.loop and state.loop.validation.best:
@@ -68,22 +70,95 @@ class TrainRunner:
         return first_valid(paths)
 
 
-def read_or_skip(path: Path) -> LoadedCheckpoint | None:
+class EarlierRunner(TrainRunner):
+    """A train runner of another run, in whose folder nothing is changed, and which may still be running."""
+
+    def newest(self, with_training: bool = False) -> LoadedCheckpoint:
+        """The newest valid checkpoint; the log says which are damaged.
+
+        Raises:
+            NoCheckpointError: none is valid.
+            CheckpointError: there is none.
+        """
+        return first_valid(resolve(self.folder)[::-1], with_training)
+
+    def at(self, which: str | int) -> LoadedCheckpoint:
+        """The ``best``, the ``last``, or that of an iteration.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        if which in (BEST, LAST):
+            return self.best() if which == BEST else self.newest()
+        names = {str(layout.step_of(path)): path for path in resolve(self.folder)}
+        if str(which) not in names:
+            what = f"{self.folder}: has no checkpoint of iteration {which}"
+            raise CheckpointError(f"{what}; there are: {', '.join(names)}; name one of them, {BEST} or {LAST}")
+        return reader.read_checkpoint(names[str(which)], with_training=False)
+
+
+def checkpoint_of_run(run_dir: Path, which: str | int, runner: str | None = None) -> Path:
+    """A checkpoint of a run, which was read and verified; damaged ones are left out, and nothing is changed.
+
+    Args:
+        run_dir: the run directory.
+        which: ``best``, ``last``, or the iteration of one.
+        runner: the train runner that saved it; None: the last one of the run that has saved any.
+
+    Raises:
+        CheckpointError: there is none; the run directory cannot be read, or nothing says which is the best.
+        NoCheckpointError: none is valid.
+    """
+    return _runner_of_run(run_dir, runner).at(which).path
+
+
+def _runner_of_run(run_dir: Path, name: str | None) -> EarlierRunner:
+    """A train runner of another run that has saved a checkpoint."""
+    saved = {
+        runner: keep_best
+        for runner, keep_best in _train_runners(run_dir).items()
+        if layout.committed_checkpoints(run_dir / runner / FOLDER)
+    }
+    if not saved:
+        raise CheckpointError(f"{run_dir}: no train runner of this run has saved a checkpoint; name another run")
+    if name is not None and name not in saved:
+        raise CheckpointError(f"{run_dir}: no train runner '{name}' has saved a checkpoint{one_of(name, saved)}")
+    name = name or list(saved)[-1]
+    return EarlierRunner(name, run_dir / name / FOLDER, saved[name])
+
+
+def _train_runners(run_dir: Path) -> dict[str, BestSettings | None]:
+    """Name -> ``keep_best``, in the order in which they run, as the ``config.yaml`` of a run directory has it."""
+    file = run_dir / "config.yaml"
+    try:
+        text = storage.read_small(file, MAX_BYTES).decode("utf-8", "surrogateescape")
+        config = yaml_tree.parse(text, Origin(str(file), None)).plain()
+        runners = {runner["name"]: runner for runner in config["runner"]}
+        runners = {name: runners[name] for name in config.get("mode") or runners}
+        keep = {name: runner.get("keep_best") for name, runner in runners.items() if runner["class"] == "train"}
+        return {name: best and BestSettings.model_validate(best) for name, best in keep.items()}
+    except (CheckpointError, ConfigError, ValueError, LookupError, TypeError, AttributeError) as error:
+        what = f"{run_dir}: is no run directory, or its config.yaml cannot be read ({error})"
+        raise CheckpointError(f"{what}; name a run directory, or a checkpoint itself") from error
+
+
+def read_or_skip(path: Path, with_training: bool = False) -> LoadedCheckpoint | None:
     """What ``foreign.read_weights`` reads, of one among others: where it is missing or damaged the log says so, and it is left out."""
     try:
-        return foreign.read_weights(path)
+        return foreign.read_weights(path, with_training)
     except CheckpointError as error:
         logger.warning(f"{error}; this one is left out")
         return None
 
 
-def first_valid(paths: Sequence[Path]) -> LoadedCheckpoint:
-    """The first of some checkpoints that is valid.
+def first_valid(paths: Sequence[Path], with_training: bool = False) -> LoadedCheckpoint:
+    """The first of some checkpoints that is valid; ``with_training``: with what a run needs to go on.
 
     Raises:
         NoCheckpointError: none is.
     """
-    newest = next((checkpoint for checkpoint in map(read_or_skip, paths) if checkpoint), None)
+    read = (read_or_skip(path, with_training) for path in paths)
+    newest = next((checkpoint for checkpoint in read if checkpoint), None)
     if newest is None:
         where = f"{paths[0].parent}: none of {', '.join(path.name for path in paths[:5])}{', …' if paths[5:] else ''} is valid"
         raise NoCheckpointError(f"{where}; bring one back from a copy, or name another in init_model_path")
@@ -176,8 +251,9 @@ def load_next(path: Path, models: Models) -> dict[str, int] | None:
     return checkpoint.train_state
 
 
-def _is_needless(runner: RunnerSchema, path: str, run_dir: Path) -> bool:
+def _is_needless(runner: RunnerSchema, initial: str | RunSettings, run_dir: Path) -> bool:
     """Whether missing first weights are not needed: the run resumes its own checkpoints, with the default startup stage."""
+    path = initial if isinstance(initial, str) else initial.run
     default = RunnerSchema.model_fields["startup_class_path"].default
     gone = os.path.isabs(path) and not os.path.exists(path) and runner.startup_class_path == default
     needless = gone and runner.kind == "train" and bool(layout.committed_checkpoints(run_dir / runner.name / FOLDER))
@@ -194,8 +270,13 @@ def _runner_before(config: Config, runner: RunnerSchema, run_dir: Path, remedy: 
     raise CheckpointError(f"runner.{runner.name}: no train runner before it has weights to take; {remedy}")
 
 
-def _find(config: Config, runner: RunnerSchema, path: str, run_dir: Path) -> tuple[list[Path], LoadedCheckpoint]:
+def _find(
+    config: Config, runner: RunnerSchema, path: str | RunSettings, run_dir: Path
+) -> tuple[list[Path], LoadedCheckpoint]:
     """The checkpoints that ``init_model_path`` names, and the first one that is loaded."""
+    if isinstance(path, RunSettings):
+        checkpoint = _runner_of_run(Path(path.run), path.runner).at(path.which)
+        return [checkpoint.path], checkpoint
     if path in (BEST, LAST):
         before = _runner_before(config, runner, run_dir, "name a checkpoint in init_model_path")
         checkpoint = before.best() if path == BEST else before.newest()

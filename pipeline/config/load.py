@@ -218,7 +218,9 @@ _CLASS_KEYS = re.compile(
     r"|hyper_parameters\.optimizer\.class|plugins\.[^.]+\.class_path"
 )
 
-_FILE_KEYS = re.compile(r"runner\.[^.]+\.(init_model|save_checkpoint|save_step|save_inference)_path")
+_FILE_KEYS = re.compile(
+    r"runner\.[^.]+\.((init_model|save_checkpoint|save_step|save_inference)_path|init_model_path\.run)"
+)
 
 _RELATIVE = "'{}' is relative, and a dict has no folder; give an absolute path"
 

@@ -6,7 +6,16 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    WithJsonSchema,
+)
 
 UNITS = ("iteration", "epoch", "second", "minute")
 
@@ -83,6 +92,12 @@ def _tags(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _which(value: Any) -> Any:
+    if value in ("best", "last") or (type(value) is int and value >= 0):
+        return value
+    raise ValueError(f"is {value!r}; write best, last or the iteration of a checkpoint")
+
+
 _STRING = {"type": "string"}
 
 _INTERVAL = {"anyOf": [
@@ -106,6 +121,8 @@ _KIND = {"enum": ["train", "infer", "single_train", "single_infer"]}
 _DEVICE = {"anyOf": [{"enum": ["auto", "cpu", "gpu", "cuda"]}, {"type": "string", "pattern": "^cuda:[0-9]+$"}]}
 
 _PRECISION = {"title": "fp32, fp16 or bf16", "enum": ["fp32", "fp16", "bf16", "32", "16-mixed", "bf16-mixed", 32]}
+
+_WHICH = {"anyOf": [{"enum": ["best", "last"]}, {"type": "integer", "minimum": 0}]}
 
 _CLASS = {
     "type": "object",
@@ -154,6 +171,8 @@ Patience = Annotated[int, Field(ge=0)]
 
 Norm = Annotated[float, Field(gt=0)]
 
+Which = Annotated[str | int, BeforeValidator(_which), WithJsonSchema({"title": "best, last or an iteration", **_WHICH})]
+
 Arguments = dict[str, Any]
 
 # Name -> ``{class, args}``.
@@ -172,6 +191,15 @@ class BestSettings(BaseModel):
     metric: str = Field(description="`valid_loss`, or `valid_` and the name of one of the phase's metrics")
     mode: Literal["min", "max"] = Field(description="whether the smallest or the largest is the best")
     count: int = Field(1, gt=0, description="how many are kept")
+
+
+class RunSettings(BaseModel):
+    """A checkpoint of another run."""
+
+    model_config = _INNER
+    run: str = Field(description="its run directory")
+    which: Which = Field("best", description="best, last, or the iteration of a checkpoint")
+    runner: str | None = Field(None, description="which of its train runners; null is the last one that has saved")
 
 
 class UpdaterSettings(BaseModel):
@@ -206,6 +234,13 @@ PluginValue = Annotated[str | type | dict[str, Any], WithJsonSchema(_PLUGIN)]
 
 # Written out in the schema of their section.
 Best = Annotated[BestSettings, WithJsonSchema(BestSettings.model_json_schema())]
+
+# A tag names what an error is of; pydantic would report those of both.
+InitialWeights = Annotated[
+    Annotated[str, Tag("path")] | Annotated[RunSettings, Tag("mapping")],
+    Discriminator(lambda value: "mapping" if isinstance(value, dict) else "path"),
+    WithJsonSchema({"title": "string or mapping", "anyOf": [_STRING, RunSettings.model_json_schema()]}),
+]
 
 UpdaterValue = Annotated[UpdaterSettings, WithJsonSchema(UpdaterSettings.model_json_schema())]
 
@@ -303,8 +338,9 @@ class RunnerSchema(_Section):
         None, description="where these weights go, likewise; null is `inference` in the runner's folder"
     )
     save_inference_export: bool = Field(False, description="and the model itself, by torch.export; not of a Brain")
-    init_model_path: str | None = Field(
-        None, description="first weights: checkpoint, folder, run, file, or `best` or `last` of the train runner before"
+    init_model_path: InitialWeights | None = Field(
+        None,
+        description="first weights: checkpoint, folder, run, file, {run, which}, or `best` or `last` of the runner before",
     )
     init_modules: Names | None = Field(
         None, description="its modules to load, or patterns such as `*.bias`; null is all, which then have to fit"

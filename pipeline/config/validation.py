@@ -88,10 +88,10 @@ def _fault(detail: dict[str, Any], tree: Node) -> Fault:
     node, address = tree, ""
     model: type[BaseModel] = ConfigSchema
     for part in detail["loc"]:
-        # A part may also be the name of a type, with nothing below it.
+        # A part may also be the name of a type.
         below = [pair for index, pair in enumerate(node.children()) if part in (index, pair[0])]
         if not below:
-            break
+            continue
         name, node = below[0]
         address = f"{address}.{name}" if address else name
         model = SECTIONS.get(str(part), model) if not address.count(".") else model

@@ -92,7 +92,7 @@ class Brain:
         _outputs: predictions and losses of the last batch, for the plugins; kept only where one listens.
 
     Names that are not SpeechBrain's begin with an underscore, so that a subclass is free in its own; except ``bind``,
-    ``log``, ``count_samples`` and ``target``, which may be overridden.
+    ``log``, ``count_samples``, ``target`` and ``readable``, which may be overridden.
     """
 
     optimizers_dict: dict[str, Optimizer]
@@ -348,6 +348,10 @@ class Brain:
         """What the metrics compare the predictions with."""
         return split(batch)[1]
 
+    def readable(self, predictions: Any, batch: Any) -> Any:
+        """What metrics get of the predictions, and what is written of them: the predictions themselves."""
+        return predictions
+
     def log(self, name: str, value: Tensor | float, batch_size: int | None = None) -> None:
         """Report a number; it is averaged over the samples of the pass, and stays on its device until it is read.
 
@@ -450,6 +454,11 @@ class Brain:
             predictions = self.compute_forward(batch, stage)
             returned = self.compute_objectives(predictions, batch, stage)
         return predictions, losses_by_name(returned, f"{self._where}compute_objectives")
+
+    def _predictions(self, batch: Any, stage: Stage) -> Any:
+        """The predictions for a batch, in the precision of an evaluation."""
+        with self._eval_autocast or nullcontext():
+            return self.compute_forward(batch, stage)
 
     @property
     def _gives_predictions(self) -> bool:

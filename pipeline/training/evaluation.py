@@ -89,6 +89,8 @@ def evaluate(
             predictions, losses = brain._predictions_and_losses(batch, stage)
             loss.add_mean(brain._reported_loss(losses), samples)
             target = type(brain).target(brain, batch) if metrics or observe else None
+            if metrics or observe:
+                predictions = type(brain).readable(brain, predictions, batch)
             for metric in metrics.values():
                 metric.update(predictions, target)
             if observe:
@@ -99,6 +101,23 @@ def evaluate(
         computed = {name: _number(metric.compute(), name, metric) for name, metric in metrics.items()}
         brain.on_stage_end(stage, mean, epoch)
         return brain._with_logged({"loss": mean, **computed})
+
+
+def predict(brain: Brain, batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
+    """What a Brain computes for each batch, without losses: ``compute_forward`` and ``readable`` alone.
+
+    The Brain is in evaluation mode, without gradients, only while it computes, and not while the caller uses the result.
+
+    Args:
+        brain: its modules are on the device; neither ``on_stage_start`` nor ``on_stage_end`` is called.
+        batches: on any device.
+        device: where they go.
+    """
+    for step, batch in enumerate(on_device(batches, device), 1):
+        with evaluating(brain):
+            brain.step = step
+            predictions = type(brain).readable(brain, brain._predictions(batch, Stage.TEST), batch)
+        yield predictions
 
 
 def _number(value: Any, name: str, metric: Metric) -> float:

@@ -75,6 +75,7 @@ def faults(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Faults:
         ("device: auto", 'freeze: [encoder, "*.bias"]'),
         ("init_model_path: best; init_modules: a; startup_class_path: '{workspace}/own.py:Mine'", "device: auto"),
         ("init_modules: null; freeze: null", "init_modules: null; freeze: null"),
+        ("init_model_path: {run: ., which: 12, runner: learn}", "init_model_path: {run: .}; init_modules: encoder"),
     ],
 )
 def test_weights_that_can_be_there_are_no_fault(faults: Faults, judge: str, learn: str) -> None:
@@ -92,6 +93,17 @@ NO_BEST = f"{JUDGE}: is 'best', and learn keeps no best checkpoint; add `{KEEP}`
          f"config.yaml:14:22: {NO_BEST}"),
         ("init_model_path: bets", "device: auto",
          f"config.yaml:13:22: {JUDGE}: no such checkpoint: {{here}}/bets; check the path"),
+        ("init_model_path: {run: runs/x, which: best}", "device: auto",
+         f"config.yaml:13:22: {JUDGE}: no such run directory: {{here}}/runs/x; check the path"),
+        ("init_model_path: {run: ., which: bets}", "device: auto",
+         f"config.yaml:13:38: {JUDGE}.which: is 'bets'; write best, last or the iteration of a checkpoint"),
+        ("init_model_path: {run: ., whcih: best}", "device: auto",
+         f"config.yaml:13:31: {JUDGE}.whcih: unknown key; did you mean 'which'?"),
+        ("init_model_path: {which: best}", "device: auto",
+         f"config.yaml:13:22: {JUDGE}.run: required key is missing; add `run:`"),
+        ("init_model_path: {run: 3}", "device: auto",
+         f"config.yaml:13:28: {JUDGE}.run: is 3, a whole number; write a string"),
+        ("init_model_path: 3", "device: auto", f"config.yaml:13:22: {JUDGE}: is 3, a whole number; write a string"),
         (f"init_model_path: {'a' * 300}", "device: auto",
          f"config.yaml:13:22: {JUDGE}: no such checkpoint: {{here}}/{'a' * 300}; check the path"),
         ("init_modules: encoder", "device: auto",
@@ -134,6 +146,7 @@ def test_the_nearest_train_runner_has_to_keep_the_best(faults: Faults) -> None:
         ("freeze: a", "freeze", "would be ignored: Denoise is an experiment, which loads all weights itself; remove it"),
         ("init_model_path: own.py; init_modules: a", "init_modules",
          "would be ignored: Denoise is an experiment, which loads all weights itself; remove it"),
+        ("init_model_path: {run: .}", "init_model_path", "is of another run, and Denoise is an experiment; name a checkpoint or a file"),
         ("init_model_path: last", "init_model_path", "is 'last', and Denoise is an experiment; name a checkpoint or a file"),
     ],
 )  # fmt: skip

@@ -12,7 +12,7 @@ from torch import nn
 
 from pipeline.checkpoint import foreign, weights
 from pipeline.checkpoint.checkpointer import Checkpointer
-from pipeline.checkpoint.initial_weights import TrainRunner, first_valid, resolve
+from pipeline.checkpoint.initial_weights import TrainRunner, checkpoint_of_run, first_valid, resolve
 from pipeline.checkpoint.state import TrainingState
 from pipeline.checkpoint.weights import LoadReport, freeze, match_names, suggest_names, summary, unmatched_pattern
 from pipeline.config.schema import BestSettings
@@ -403,3 +403,70 @@ def test_without_keep_best_there_is_no_best(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     with pytest.raises(CheckpointError, match=r"runner.train: has no keep_best, .*; add it"):
         TrainRunner("train", tmp_path, None).best()
+
+
+# Of another run
+
+KEEP_BEST = "{metric: valid_loss, mode: min}"
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """A run directory of two train runners: ``first`` keeps the best, 5; ``second`` keeps none."""
+    saved(tmp_path / "other" / "first" / "checkpoints", 5, 10, losses=(1, 2), best=[[1.0, 5]])
+    saved(tmp_path / "other" / "second" / "checkpoints", 3)
+    (tmp_path / "other" / "config.yaml").write_text(
+        f"runner: [{{name: first, class: train, keep_best: {KEEP_BEST}}}, {{name: test, class: infer}}, "
+        "{name: second, class: train}, {name: third, class: train}]\nmode: null\n"
+    )
+    return tmp_path / "other"
+
+
+@pytest.mark.parametrize(
+    ("which", "runner", "iteration"),
+    [("last", None, 3), ("last", "first", 10), ("best", "first", 5), (10, "first", 10), (3, None, 3)],
+)
+def test_a_run_gives_the_best_the_last_or_any_checkpoint_of_its_last_train_runner_or_of_a_named_one(
+    other: Path, which: str | int, runner: str | None, iteration: int
+) -> None:
+    path = checkpoint_of_run(other, which, runner)
+    assert path == other / (runner or "second") / "checkpoints" / f"step-{iteration:012d}"
+
+
+def test_a_damaged_checkpoint_of_another_run_is_left_out_and_nothing_there_changes(other: Path) -> None:
+    damage(other / "first" / "checkpoints" / "step-000000000010")
+    before = sorted(other.rglob("*"))
+    assert checkpoint_of_run(other, "last", "first").name == "step-000000000005"
+    assert sorted(other.rglob("*")) == before
+    with pytest.raises(CheckpointError, match=r"10/main.safetensors: .*use another"):
+        checkpoint_of_run(other, 10, "first")
+
+
+@pytest.mark.parametrize(
+    ("which", "runner", "message"),
+    [
+        (
+            "best",
+            None,
+            "runner.second: has no keep_best, so none of its checkpoints is the best; add it, or name `last`",
+        ),
+        (4, "first", "has no checkpoint of iteration 4; there are: 5, 10; name one of them, best or last"),
+        ("last", "frist", r"no train runner 'frist' has saved a checkpoint; did you mean 'first'\?"),
+        ("last", "third", "no train runner 'third' has saved a checkpoint"),
+    ],
+)
+def test_a_checkpoint_that_another_run_lacks_is_refused_with_what_it_has(
+    other: Path, which: str | int, runner: str | None, message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        checkpoint_of_run(other, which, runner)
+
+
+@pytest.mark.parametrize("text", ["runner: [", "runner: 5", "[]", "runner: [{name: a, class: train, keep_best: 5}]"])
+def test_a_folder_without_a_readable_config_is_no_run_directory(tmp_path: Path, text: str) -> None:
+    for _ in range(2):
+        with pytest.raises(
+            CheckpointError, match=r"is no run directory, or its config.yaml cannot be read (.|\n)*; name a run"
+        ):
+            checkpoint_of_run(tmp_path, "last")
+        (tmp_path / "config.yaml").write_text(text)

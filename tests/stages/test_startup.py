@@ -140,6 +140,15 @@ def test_a_train_runner_may_begin_with_the_last_weights_of_the_one_before_it_and
     assert (second["train_state"]["iteration"], second["checkpoints"]) == (0, {})
 
 
+def test_a_runner_may_take_the_best_weights_of_another_run(config: dict[str, Any]) -> None:
+    best = several(config).contexts["train"]
+    other = {"run": str(best["run_dir"]), "which": "best"}
+    config["runner"][1] |= {"init_model_path": other}
+    again = GeneralTrainer({**config, "runner": config["runner"][1:]}).run()
+    assert again["metrics"]["line"]["loss"] == best["best"]["value"]
+    assert again["train_state"]["iteration"] == best["best"]["iteration"]
+
+
 @pytest.mark.parametrize("below", ["train", "train/checkpoints", "."])
 def test_a_train_runner_takes_the_newest_valid_checkpoint_of_a_folder(
     config: dict[str, Any], below: str, log_lines: list[str]

@@ -13,8 +13,8 @@ from pipeline import Brain, GeneralTrainer, Stage, hookimpl
 from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError
 from pipeline.training.brain import ModuleBrain
-from pipeline.training.evaluation import evaluate, evaluating
-from pipeline.training.metrics.base import Accuracy
+from pipeline.training.evaluation import evaluate, evaluating, predict
+from pipeline.training.metrics.base import MAE, Accuracy
 
 mse = nn.functional.mse_loss
 
@@ -186,3 +186,60 @@ def test_a_batch_without_a_tensor_is_refused_and_not_counted_as_nothing() -> Non
         DataError, match="a batch is a list of 1 with no tensor to count samples by; define count_samples"
     ):
         evaluate(Own(torch.tensor(1.0)), [["text"]], Stage.TEST, {})
+
+
+# Predictions alone
+
+
+class Scores(Brain):
+    """Gives two scores, of which the greater is readable; it has no losses."""
+
+    def __init__(self) -> None:
+        super().__init__({"net": nn.Sequential(nn.Linear(3, 2), nn.Dropout())})
+        self.steps: list[int] = []
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Tensor:
+        assert (stage, torch.is_grad_enabled()) == (Stage.TEST, False)
+        self.steps.append(self.step)
+        scores: Tensor = self.modules.net(batch["x"])
+        return scores
+
+
+class Classes(Scores):
+    def readable(self, predictions: Tensor, batch: Any) -> list[str]:
+        return [f"{name}{int(index)}" for name, index in zip(batch["id"], predictions.argmax(1), strict=True)]
+
+
+BATCHES = [{"x": x, "id": ["a", "b"]} for x in torch.randn(3, 2, 3, generator=torch.Generator().manual_seed(0))]
+
+
+def test_predictions_are_those_of_the_module_in_evaluation_mode_batch_by_batch() -> None:
+    brain = Scores()
+    found = list(predict(brain, BATCHES, torch.device("cpu")))
+    with torch.no_grad():
+        expected = [brain.modules.net.eval()(batch["x"]) for batch in BATCHES]
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert brain.steps == [1, 2, 3]
+
+
+def test_between_two_predictions_the_modules_are_as_they_were_and_there_are_gradients() -> None:
+    brain = Scores()
+    for _ in predict(brain, BATCHES, torch.device("cpu")):
+        assert (brain.modules.net[1].training, torch.is_grad_enabled(), brain.step) == (True, True, 0)
+
+
+def test_what_a_brain_makes_readable_is_what_predict_gives() -> None:
+    brain = Classes()
+    [first, *_] = predict(brain, BATCHES, torch.device("cpu"))
+    with torch.no_grad():
+        indices = brain.modules.net.eval()(BATCHES[0]["x"]).argmax(1).tolist()
+    assert first == [f"a{indices[0]}", f"b{indices[1]}"]
+
+
+def test_metrics_get_what_a_brain_makes_readable() -> None:
+    class Doubling(ModuleBrain):
+        def readable(self, predictions: Tensor, batch: Any) -> Tensor:
+            return 2 * predictions
+
+    brain = Doubling(nn.Identity(), mse)
+    assert evaluate(brain, PAIR, Stage.TEST, {"mae": MAE()}) == {"loss": 0.0, "mae": 1.0}
