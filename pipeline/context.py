@@ -370,7 +370,7 @@ class Context(dict[str, Any]):
         return self._loop("batches").batches(phase, count=count, repeat=repeat)
 
     def validate(self, phase: str | Phase | None = None) -> dict[str, Any]:
-        """In the runner stage: validate a phase; its numbers, with ``valid_`` before their names.
+        """In the runner stage: validate a phase; its numbers, such as ``valid_loss``, or of several datasets ``test/loss``.
 
         Without a phase: phase -> numbers, of each that has validation data.
         """

@@ -10,6 +10,8 @@ from pipeline.checkpoint.state import StateModel
 from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError, one_of
 
+from .shared.tracking import numbers_of_validation
+
 
 class StoppingState(StateModel):
     """The best number so far, the iteration that it is of, and how many validations came since without a better one."""
@@ -108,8 +110,7 @@ class EarlyStopping:
     def _named(self, context: Context, phase: str, metrics: dict[str, float]) -> dict[str, float]:
         """The numbers of a validation as ``metrics.jsonl`` names them at the end of an epoch, with and without the phase."""
         validated = [entry["name"] for entry in context["phases"] if _has_validation(entry)]
-        # The numbers of an experiment are named by itself.
-        plain = {f"valid_{name}" if phase in validated else name: value for name, value in metrics.items()}
+        plain = numbers_of_validation(context, phase, metrics)
         other = self.reported.get(self.metric, phase) if self.metric in plain else phase
         if other != phase:
             both = f"which phases '{other}' and '{phase}' both report"

@@ -17,6 +17,8 @@ from pipeline.checkpoint.state import StateModel
 from pipeline.checkpoint.storage import as_number, finite, no_link, refusal, storing
 from pipeline.context import Context
 
+from .shared.tracking import numbers_of_validation
+
 _TIMINGS = {"samples_per_second"}
 _COLUMNS = ("event", "epoch", "iteration", "phase", "name", "value")
 
@@ -124,9 +126,7 @@ class MetricLog:
             which = f"iteration {context['train_state']['iteration']}  " if several else ""
             logger.info(f"{context['runner_name']}  {which}{phase}  {_line(metrics)}")
         elif _within_epochs(context):
-            # An Experiment names its numbers itself.
-            prefix = "valid_" if any(entry["name"] == phase for entry in context["phases"]) else ""
-            numbers = _line({prefix + name: value for name, value in metrics.items()})
+            numbers = _line(numbers_of_validation(context, phase, metrics))
             logger.info(f"iteration {context['train_state']['iteration']}  {phase}  {numbers}")
 
     @hookimpl

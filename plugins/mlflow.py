@@ -14,7 +14,7 @@ from pipeline import hookimpl
 from pipeline.config import yaml_tree
 from pipeline.context import Context
 
-from .shared.tracking import numbers_by_name, resolved_config
+from .shared.tracking import numbers_by_name, numbers_of_validation, resolved_config
 
 # MLflow takes so many parameters at once, and so many characters of one.
 _PARAMETERS, _CHARACTERS = 100, 6000
@@ -85,7 +85,7 @@ class MLflow:
     @hookimpl
     def after_validation(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
         """Log the numbers of a validation, or of an infer runner."""
-        self._log(context, phase, metrics, "" if context["is_infer"] else "valid_")
+        self._log(context, phase, numbers_of_validation(context, phase, metrics, "valid_"))
 
     def _experiment_id(self, name: str) -> str:
         experiment = self.client.get_experiment_by_name(name)

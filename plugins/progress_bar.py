@@ -192,7 +192,8 @@ class ProgressBar:
         """Show how much of a validation is done, as its Brain counts it."""
         if self.live:
             schema = next((entry for entry in context["phases"] if entry["name"] == phase), {})
-            total = _batches(context, [schema.get("valid_dataset_name") or schema.get("dataset_name")])
+            names = schema.get("valid_dataset_name") or schema.get("dataset_name")
+            total = _batches(context, names if isinstance(names, list) else [names])
             title = "evaluation" if context["is_infer"] else f"{self.title} validation"
             self.bar = self.bar or Bar()
             self.validation = self.bar.count(_count_of(_brain_of(context, phase)), total, title, phase)
@@ -272,13 +273,14 @@ def _batches_done(context: Context) -> int | None:
 
 def _count_of(brain: Any) -> Callable[[], int]:
     """Counts the batches that a Brain evaluates; 0 where it does not see them."""
-    before, moved = getattr(brain, "step", 0), False
+    last, moved, done = getattr(brain, "step", 0), False, 0
 
     def count() -> int:
-        nonlocal moved
-        # It counts from 0 once it begins; until then it has the count of its training.
+        nonlocal last, moved, done
+        # It counts from 0 once it begins, and with each dataset; until then it has the count of its training.
         step: int = getattr(brain, "step", 0)
-        moved = moved or step != before
-        return step if moved else 0
+        done += last if moved and step < last else 0
+        last, moved = step, moved or step != last
+        return done + step if moved else 0
 
     return count

@@ -79,10 +79,11 @@ class SanityValidation:
         phases: list[PhaseSchema] = [] if self.over else context["config"].phases(context["runner"])
         self.over = True
         for phase in phases:
-            if phase.valid_dataset_name:
-                with phase_errors(phase.name), _unnoticed(loader := _loader(phase, context)):
+            for dataset in phase.valid_datasets:
+                with phase_errors(phase.name), _unnoticed(loader := _loader(dataset, phase, context)):
                     brain = copy_of(phase_of(phase.name, context)["brain"], context, *context["dataset"].values())
                     self._compute(brain, loader, phase, context)
+            if phase.valid_datasets:
                 logger.info(f"sanity_validation: {phase.name}  the first batches of its validation raise no error")
 
     def _compute(self, brain: Brain, loader: Any, phase: PhaseSchema, context: Context) -> None:
@@ -102,10 +103,10 @@ class SanityValidation:
         raise _EnoughError
 
 
-def _loader(phase: PhaseSchema, context: Context) -> Any:
+def _loader(dataset: str, phase: PhaseSchema, context: Context) -> Any:
     """The validation data as a validation has it, from a copy of the loader, whose workers do not stay."""
     runner = cast("RunnerSchema", context["runner"])
-    name = (phase.dataset_name if runner.overfit_batches else phase.valid_dataset_name) or ""
+    name = phase.dataset_name or "" if runner.overfit_batches else dataset
     loader = loader_of(name, context)
     own = copy.copy(loader) if isinstance(loader, DataLoader) else loader
     return pass_loader(name, runner, Context(dataset={name: own}))

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline import hookimpl
 from pipeline.context import Context
 
-from .shared.tracking import numbers_by_name, resolved_config
+from .shared.tracking import numbers_by_name, numbers_of_validation, resolved_config
 
 
 class TensorBoard:
@@ -81,7 +81,7 @@ class TensorBoard:
     @hookimpl
     def after_validation(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
         """Write the numbers of a validation, or of an infer runner."""
-        self._write(context, phase, metrics, "" if context["is_infer"] else "valid_")
+        self._write(context, phase, numbers_of_validation(context, phase, metrics, "valid_"))
 
     @hookimpl
     def before_checkpoint_saved(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline import hookimpl
 from pipeline.context import Context
 
-from .shared.tracking import numbers_by_name, resolved_config
+from .shared.tracking import numbers_by_name, numbers_of_validation, resolved_config
 
 
 class WandB:
@@ -88,7 +88,7 @@ class WandB:
     @hookimpl
     def after_validation(self, context: Context, phase: str, metrics: dict[str, float]) -> None:
         """Log the numbers of a validation, or of an infer runner."""
-        self._log(context, phase, metrics, "" if context["is_infer"] else "valid_")
+        self._log(context, phase, numbers_of_validation(context, phase, metrics, "valid_"))
 
     def _log(self, context: Context, phase: str, metrics: dict[str, float], prefix: str = "") -> None:
         iteration = context["train_state"]["iteration"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeAlias
 
-from pipeline.check.inspection import Setting, plain
+from pipeline.check.inspection import Setting, names_in, plain
 from pipeline.config.schema import RunnerSchema
 from pipeline.config.yaml_tree import DEFAULT, Node
 from pipeline.context import KEYS, STAGES, STATUSES, TRAIN_STATE, WRITERS, Context
@@ -487,9 +487,8 @@ class FlowCheck:
 
     def datasets(self, phase: str, facts: Facts) -> list[str]:
         """The names of the datasets that the default network builds for a phase."""
-        data = ("valid_dataset_name", "dataset_name")
-        names = [name for key in data if isinstance(name := self.phases[phase][key].value, str)]
-        return names[:1] if facts["is_infer"] else names
+        valid, trained = (names_in(self.phases[phase][key]) for key in ("valid_dataset_name", "dataset_name"))
+        return (valid or trained) if facts["is_infer"] else [*valid, *trained]
 
     def faults(self, flow: DataFlow) -> None:
         """The faults: a missing key belongs to the stage that reads it, or to the one that should have written it.

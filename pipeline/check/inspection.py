@@ -219,6 +219,12 @@ def _wrong_class(text: str, definition: source.Definition, base: str) -> str | N
     return None
 
 
+def names_in(setting: Setting) -> list[str]:
+    """The names that are written there: one, or a list of them."""
+    names = setting.value
+    return [name for name in (names if isinstance(names, list) else [names]) if isinstance(name, str)]
+
+
 def plain(node: Node, key: str) -> Any:
     """The plain value of a key; None if it is not set."""
     child = node.child(key)

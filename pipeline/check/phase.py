@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from pipeline.check.data_flow import is_untouched
-from pipeline.check.inspection import Setting
+from pipeline.check.inspection import Setting, names_in
 from pipeline.check.optimizer import Metrics, check_optim_scheduler, check_short_form
 from pipeline.config.schema import DEFAULT_PLUGINS, MODEL_LOSS, TARGETS, UpdaterSettings
 from pipeline.config.yaml_tree import Node
@@ -216,7 +216,10 @@ def _is_single(loss: Setting) -> bool:
 
 def reported_names(phase: Setting) -> set[str]:
     """The names of the numbers that a validation of a phase reports."""
-    return {"valid_loss", *(f"valid_{name}" for name, _ in phase["metrics"].entries())}
+    datasets = names_in(phase["valid_dataset_name"])
+    prefixes = [f"{dataset}/" for dataset in datasets] if len(datasets) > 1 else ["valid_"]
+    numbers = ["loss", *(name for name, _ in phase["metrics"].entries())]
+    return {f"{prefix}{number}" for prefix in prefixes for number in numbers}
 
 
 UPDATER = "pipeline.training.updater:UpdaterBase"

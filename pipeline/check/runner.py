@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection
 
 from pipeline.check.data_flow import EXPERIMENT, is_untouched
-from pipeline.check.inspection import Setting, Settings, plain
+from pipeline.check.inspection import Setting, Settings, names_in, plain
 from pipeline.check.phase import is_brain, may_report, reported_names
 from pipeline.check.stage import is_experiment
 from pipeline.config.keys import fields
@@ -149,17 +149,11 @@ def _check_contradictions(runner: Setting) -> None:
     if limit and is_set(runner, "overfit_batches"):
         runner["overfit_batches"].fault(f"contradicts limit_batches: {limit}; keep one of the two")
     if runner["compile"].value is True and runner["jit"].value is True:
-        compile_names, jit_names = (_names(runner[f"{way}_module_keys"]) for way in ("compile", "jit"))
+        compile_names, jit_names = (set(names_in(runner[f"{way}_module_keys"])) for way in ("compile", "jit"))
         both = compile_names & jit_names
         if overlap := both if compile_names and jit_names else compile_names or jit_names or {"all modules"}:
             remedy = "name others in jit_module_keys than in compile_module_keys, or turn one of them off"
             runner.fault_at("jit", f"is on for {', '.join(sorted(overlap))}, and so is compile; {remedy}")
-
-
-def _names(keys: Setting) -> set[str]:
-    """The names in a list; an empty list means all."""
-    names = keys.value
-    return {str(name) for name in (names if isinstance(names, list) else [names] if names else ())}
 
 
 def _check_validation(runner: Setting, validated: list[Setting], *, whole: bool) -> None:

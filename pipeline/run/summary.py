@@ -35,7 +35,7 @@ def summary(context: Context, runner: RunnerSchema, stages: Mapping[str, type]) 
     passes = {name: _describe_pass(loader, runner) for name, loader in known.items()}
     phases = context.peek("config").phases(runner)
     for phase in phases:
-        names = dict.fromkeys((phase.dataset_name, phase.valid_dataset_name))
+        names = dict.fromkeys((phase.dataset_name, *phase.valid_datasets))
         if data := "; ".join(f"{name} {passes[name][0]}" for name in names if name in passes):
             yield f"{phase.name}: {data}"
     if runner.kind == "train":

@@ -53,8 +53,8 @@ class Network(NetworkBase):
     def needed(self, phases: list[PhaseSchema], runner: RunnerSchema) -> set[str | None]:
         """The names of the datasets that a runner uses: an infer runner just the one that it evaluates."""
         if runner.kind == "infer":
-            return {phase.valid_dataset_name or phase.dataset_name for phase in phases}
-        return {name for phase in phases for name in (phase.dataset_name, phase.valid_dataset_name)}
+            return {name for phase in phases for name in phase.valid_datasets or (phase.dataset_name,)}
+        return {name for phase in phases for name in (phase.dataset_name, *phase.valid_datasets)}
 
     def build_dataset(self, settings: DatasetSchema, runner: RunnerSchema, context: Context) -> Any:
         """The loader of one item of ``dataset:``."""

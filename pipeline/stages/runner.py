@@ -17,7 +17,7 @@ from pipeline.context import Context, Phase
 from pipeline.errors import DataError
 from pipeline.stages.base import RunnerBase
 from pipeline.training.brain import Brain, Stage
-from pipeline.training.evaluation import evaluate_loader, report_evaluation
+from pipeline.training.evaluation import evaluate_each, evaluate_loader, report_evaluation
 from pipeline.training.loop import loop_of
 from pipeline.training.metrics.base import build_metrics
 from pipeline.training.phase import pass_loader, phase_errors, phase_of, refuse_short_schedules, run_options_for
@@ -123,24 +123,30 @@ class Runner(RunnerBase):
     def evaluate(self, context: Context, phase: Phase) -> dict[str, float]:
         """The loss and the metrics of a phase's ``valid_dataset_name``, else of its ``dataset_name``.
 
-        With ``write_predictions``, its predictions are written to a file.
+        With ``write_predictions``, its predictions are written to a file, those of each of several datasets to one.
         """
         runner = cast("RunnerSchema", context["runner"])
         schema = next(schema for schema in context["config"].phases(runner) if schema.name == phase.name)
-        loader = pass_loader(schema.valid_dataset_name or schema.dataset_name or "", runner, context)
         brain: Brain = phase["brain"]
-        device = context["device"]
-        brain._apply_run_options(run_options_for(runner, device))
+        brain._apply_run_options(run_options_for(runner, context["device"]))
         type(brain).bind(brain, phase.name, {}, context)
         brain._place_modules()
+        datasets = schema.valid_datasets or [schema.dataset_name or ""]
         metrics = build_metrics(schema.metrics, context["config"].workspace)
-        if not runner.write_predictions:
-            return evaluate_loader(brain, loader, device, Stage.TEST, metrics)
-        folder: Path = context["run_dir"] / context["runner_name"] / self.checkpoint
-        with storing(folder):
-            folder.mkdir(exist_ok=True)
-        with _Predictions(folder / f"{phase.name}_predictions.jsonl") as predictions:
-            return evaluate_loader(brain, loader, device, Stage.TEST, metrics, predictions)
+
+        def evaluate_one(dataset: str) -> dict[str, float]:
+            loader, device = pass_loader(dataset, runner, context), context["device"]
+            if not runner.write_predictions:
+                return evaluate_loader(brain, loader, device, Stage.TEST, metrics)
+            folder: Path = context["run_dir"] / context["runner_name"] / self.checkpoint
+            with storing(folder):
+                folder.mkdir(exist_ok=True)
+            # A name of a phase or dataset has no dot.
+            name = phase.name if len(datasets) == 1 else f"{phase.name}.{dataset}"
+            with _Predictions(folder / f"{name}_predictions.jsonl") as predictions:
+                return evaluate_loader(brain, loader, device, Stage.TEST, metrics, predictions)
+
+        return evaluate_each(datasets, evaluate_one)
 
 
 class _Predictions:

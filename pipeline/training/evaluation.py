@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -149,10 +149,19 @@ def evaluate_loader(
 Verb = Callable[[Context, Phase], Mapping[str, float]]
 
 
-def report_evaluation(context: Context, phase: Phase, verb: Verb, prefix: str = "") -> dict[str, float]:
+def evaluate_each(datasets: Sequence[str], evaluate_one: Callable[[str], dict[str, float]]) -> dict[str, float]:
+    """The numbers of a dataset; of several, with ``<dataset>/`` before their names."""
+    if len(datasets) == 1:
+        return evaluate_one(datasets[0])
+    return {f"{dataset}/{name}": value for dataset in datasets for name, value in evaluate_one(dataset).items()}
+
+
+def report_evaluation(
+    context: Context, phase: Phase, verb: Verb, reported_as: Callable[[str], str] = str
+) -> dict[str, float]:
     """Call the plugins before and after a verb that evaluates a phase; its numbers, with those that plugins add.
 
-    When the plugins are called after it, the numbers are in ``context["metrics"]``, with the prefix before their names.
+    When the plugins are called after it, the numbers are in ``context["metrics"]``, by the names as which they are reported.
 
     Raises:
         DataError: it returned no numbers by name.
@@ -166,9 +175,10 @@ def report_evaluation(context: Context, phase: Phase, verb: Verb, prefix: str = 
     numbers = dict(returned)
     extend_metrics(context, phase.name, numbers)
     newest = context.peek("metrics").setdefault(phase.name, {})
-    newest |= {f"{prefix}{name}": value for name, value in numbers.items()}
+    newest |= {reported_as(name): value for name, value in numbers.items()}
     hooks.after_validation(context=context, phase=phase.name, metrics=numbers)
-    return {name: as_number(value, f"metrics['{name}'] of phase '{phase.name}'") for name, value in numbers.items()}
+    where = f"of phase '{phase.name}'"
+    return {reported_as(name): as_number(value, f"metrics['{name}'] {where}") for name, value in numbers.items()}
 
 
 def extend_metrics(context: Context, phase: str, metrics: dict[str, Any]) -> None:
@@ -318,13 +328,14 @@ class Validation:
         self.best = BestTracker(keep.metric, keep.mode, keep.count) if keep else None
         self.validated: dict[str, int] = {}
         self.running = False
-        self.phases = [phase.name for phase in phases if phase.valid_dataset_name]
+        self.schemas = {phase.name: phase for phase in phases}
+        self.phases = [phase.name for phase in phases if phase.valid_datasets]
         self._unreported = set(self.phases)
 
     def is_needed(self, phase: PhaseSchema, *, last: bool) -> bool:
         """Whether a phase has validation data, and was not validated in this iteration; ``last``: with these weights."""
         done = phase.name in self.validated if last else self.validated.get(phase.name) == self.counters["iteration"]
-        return phase.valid_dataset_name is not None and not done
+        return bool(phase.valid_datasets) and not done
 
     def outdate(self, brain: Brain) -> None:
         """A pass has changed the weights of a Brain: its phases are to be validated again."""
@@ -333,7 +344,7 @@ class Validation:
                 self.validated.pop(name, None)
 
     def run(self, phase: Phase, verb: Verb, *, last: bool) -> dict[str, float]:
-        """Validate a phase with a verb of the stage; its numbers, with ``valid_`` before their names.
+        """Validate a phase with a verb of the stage; its numbers, by the names as which they are reported.
 
         Schedules do not get the ``last`` ones, which are of no interval.
 
@@ -341,9 +352,8 @@ class Validation:
             StoppedError, KeyboardInterrupt: a signal has asked the run to end.
         """
         self.running = True
-        numbers = report_evaluation(self.context, phase, verb, "valid_")
+        numbers = report_evaluation(self.context, phase, verb, self.schemas[phase.name].valid_name)
         self.validated[phase.name], self.running = self.counters["iteration"], False
-        numbers = {f"valid_{name}": value for name, value in numbers.items()}
         for scheduler in () if last else phase.optim_schedulers.values():
             scheduler.take_metrics(numbers)
         if self.best:

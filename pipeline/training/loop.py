@@ -20,7 +20,7 @@ from pipeline.errors import CheckpointError, ConfigError, ContextError, StageErr
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.evaluation import Validation, Verb, evaluate_loader, extend_metrics
+from pipeline.training.evaluation import Validation, Verb, evaluate_each, evaluate_loader, extend_metrics
 from pipeline.training.export import WeightExporter
 from pipeline.training.journal import Journal
 from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_hooks
@@ -140,7 +140,7 @@ class TrainLoop(PassLoop):
         return training
 
     def validate(self, phase: str | Phase | None = None) -> dict[str, Any]:
-        """The numbers of a phase's validation data with ``valid_`` before their names; None: of each phase that has such.
+        """The numbers of a phase's validation data, ``valid_loss`` or ``test/loss``; None: of each phase that has such.
 
         Raises:
             ConfigError: there is no validation data.
@@ -481,18 +481,17 @@ class TrainLoop(PassLoop):
         self.validation.outdate(training.brain)
         training.updater.state.epoch = self.context["current_epoch"] + 1
         extend_metrics(self.context, training.phase, training.numbers)
-        self._take(training.phase, training.numbers)
+        self._take(training.phase, training.numbers, trained=True)
         self.hooks.after_pass(context=self.context, phase=training.phase, metrics=training.numbers)
 
     def _is_trained(self, phase: str) -> bool:
         """Whether a pass over the data of a phase was made in this epoch."""
         return "loss" in self.metrics.get(phase, {})
 
-    def _take(self, phase: str, numbers: Mapping[str, float]) -> None:
-        """Put numbers where plugins and checkpoints find them; those of the pass come first."""
+    def _take(self, phase: str, numbers: Mapping[str, float], *, trained: bool = False) -> None:
+        """Put numbers where plugins and checkpoints find them; those of a pass of training come first."""
         others = self.metrics.get(phase, {})
-        is_training = not all(name.startswith("valid_") for name in numbers)
-        self.metrics[phase] = {**numbers, **others, **numbers} if is_training else {**others, **numbers}
+        self.metrics[phase] = {**numbers, **others, **numbers} if trained else {**others, **numbers}
         self.iterations.setdefault(phase, {}).update(dict.fromkeys(numbers, self.counters["iteration"]))
 
     def _end_epoch(self, interrupted: EntryState | None = None) -> None:
@@ -565,11 +564,14 @@ class TrainLoop(PassLoop):
 
     def evaluate(self, context: Context, phase: Phase) -> dict[str, float]:
         """The numbers of a phase's validation data, as the weights are now."""
-        schema = self.schemas[phase.name]
-        dataset = schema.dataset_name if self.runner.overfit_batches else schema.valid_dataset_name
-        loader = pass_loader(dataset or "", self.runner, context)
-        metrics, epoch = self.validation.metrics[phase.name], context["current_epoch"]
-        return evaluate_loader(phase["brain"], loader, context["device"], Stage.VALID, metrics, epoch=epoch)
+        schema, metrics = self.schemas[phase.name], self.validation.metrics[phase.name]
+
+        def evaluate_one(dataset: str) -> dict[str, float]:
+            name = schema.dataset_name or "" if self.runner.overfit_batches else dataset
+            loader, epoch = pass_loader(name, self.runner, context), context["current_epoch"]
+            return evaluate_loader(phase["brain"], loader, context["device"], Stage.VALID, metrics, epoch=epoch)
+
+        return evaluate_each(schema.valid_datasets, evaluate_one)
 
     # What is saved and resumed.
 
@@ -605,7 +607,7 @@ class TrainLoop(PassLoop):
         unchanged &= self.validation.validated.keys()
         iterations = {phase: dict(own) for phase, own in self.iterations.items()}
         for phase in unchanged & iterations.keys():
-            valid = [name for name in iterations[phase] if name.startswith("valid_")]
+            valid = filter(self.schemas[phase].is_validated_as, iterations[phase])
             iterations[phase] |= dict.fromkeys(valid, self.counters["iteration"])
         return iterations
 

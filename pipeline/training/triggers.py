@@ -144,9 +144,8 @@ class Trigger:
             raise DataError(f"Trigger watches '{metric}', which several phases report; write {which}")
         # Of an experiment, and of an infer runner, it is not known what they report.
         phases = () if context.peek("is_infer") else context.peek("phases")
-        expected = {(phase["name"], "loss") for phase in phases}
-        expected |= {(phase["name"], "valid_loss") for phase in phases if phase.get("valid_dataset_name")}
-        if not named and expected and expected <= values.keys():
+        complete = [_is_complete(phase, metrics.get(phase["name"], {})) for phase in phases]
+        if not named and complete and all(complete):
             known = one_of(metric, {name for _, name in values})
             raise DataError(f"Trigger watches '{metric}', which no phase reports{known}")
         value = float(values[named[0]] if named else math.nan) * (-1 if self.mode == "max" else 1)
@@ -165,6 +164,13 @@ class Trigger:
         for clock, seconds in zip(self._clocks, state["seconds"], strict=False):
             clock.fired_at = time.monotonic() - seconds
         self._least = state["best"].get(f"{self.mode} {self.improves}", math.inf)
+
+
+def _is_complete(phase: Mapping[str, Any], numbers: Mapping[str, float]) -> bool:
+    """Whether the numbers are those of a pass of training, and of a validation where there is one."""
+    datasets = phase.get("valid_dataset_name")
+    of_validation = "valid_", *(f"{dataset}/" for dataset in (datasets if isinstance(datasets, list) else ()))
+    return "loss" in numbers and (not datasets or any(name.startswith(of_validation) for name in numbers))
 
 
 class Schedule:

@@ -10,7 +10,20 @@ from pipeline.config import yaml_tree
 from pipeline.context import Context
 
 
-def numbers_by_name(context: Context, phase: str, metrics: dict[str, float], prefix: str) -> dict[str, float]:
+def numbers_of_validation(
+    context: Context, phase: str, metrics: dict[str, float], experiment: str = ""
+) -> dict[str, float]:
+    """The numbers of a validation, or of an infer runner, by their names in ``context["metrics"]``.
+
+    ``experiment`` is put before those of an experiment, which names them itself.
+    """
+    if context["is_infer"]:
+        return metrics
+    schema = next((own for own in context["config"].phases(context["runner"]) if own.name == phase), None)
+    return {schema.valid_name(name) if schema else f"{experiment}{name}": value for name, value in metrics.items()}
+
+
+def numbers_by_name(context: Context, phase: str, metrics: dict[str, float], prefix: str = "") -> dict[str, float]:
     """The numbers, each with the prefix before its name, and the phase where there are several; what is none is left out."""
     before = f"{phase}.{prefix}" if len(context["phases"]) > 1 else prefix
     numbers = {f"{before}{name}": as_number(value, f"metrics['{name}']") for name, value in metrics.items()}
