@@ -252,6 +252,11 @@ METRIC = ("update", "compute", "reset")
 # What a phase takes from the phase whose model it shares.
 MODEL_KEYS = ("model", "model_args", "modules", "loss", "optim_schedulers")
 
+# Bases of datasets; none of them has ``__getitems__``.
+DATASET, TABLE, STREAM = (
+    f"torch.utils.data.dataset:{name}" for name in ("Dataset", "TensorDataset", "IterableDataset")
+)
+
 # Key of a dataset that needs ``num_workers`` -> what becomes of it without.
 _WITH_WORKERS = {"multiprocessing_context": "nothing is started", "timeout": "no worker is waited for"}
 
@@ -364,9 +369,24 @@ class PhaseCheck:
 
 def check_dataset(dataset: Setting) -> None:
     """A dataset that a phase names."""
-    path = dataset["class_path"]
-    dataset["args"].check_call(path.find_class("Dataset"), path.origin)
+    path, whole = dataset["class_path"], dataset["whole_batches"]
+    definition = path.find_class("Dataset")
+    dataset["args"].check_call(definition, path.origin)
     for key, why in _WITH_WORKERS.items():
         if dataset[key].value and not dataset["num_workers"].value:
             dataset[key].fault(f"would be ignored: with num_workers: 0 {why}; remove it, or set num_workers")
     dataset["collate_fn"].find_class("collate")
+    if whole.value and dataset["collate_fn"].value is not None:
+        dataset["collate_fn"].fault("would be ignored: whole_batches is true; remove one of the two", of_key=True)
+    if not definition:
+        return
+    is_stream = classes.is_subclass(definition, STREAM)
+    if whole.value and is_stream:
+        whole.fault("would be ignored: an IterableDataset gives its samples one by one; remove it")
+    elif whole.value and any(
+        classes.undefined_methods(definition, ["__getitems__"], base) for base in (DATASET, TABLE)
+    ):
+        remedy = "define __getitems__(self, indices) to return a batch, or remove it"
+        whole.fault(f"{definition.name} has no __getitems__; {remedy}")
+    if dataset["resume"].value and is_stream is False:
+        dataset["resume"].fault("would be ignored: what has indices goes on exactly; remove it")

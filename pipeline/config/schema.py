@@ -296,6 +296,8 @@ class DatasetSchema(_Section):
     batch_size: int = Field(1, gt=0, description="samples per batch and process")
     shuffle: bool = Field(False, description="a new order each epoch, from the runner's seed")
     drop_last: bool = Field(False, description="leave out the last batch if it is short")
+    whole_batches: bool = Field(False, description="the dataset's `__getitems__` returns a batch; nothing collates it")
+    resume: Literal["reread"] | None = Field(None, description="reread: a stream is read again up to the place")
     num_workers: int = Field(0, ge=0, description="processes that load data; 0 loads in this one")
     multiprocessing_context: StartMethod | None = Field(None, description="how workers start; null leaves it to Python")
     timeout: float | None = Field(None, ge=0, description="seconds to wait for a worker's batch; null or 0: forever")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, NoReturn
 
 import torch
@@ -45,14 +45,16 @@ def count_samples(batch: Any) -> int:
     if type(first) is Tensor and first.ndim:
         return first.shape[0]
     is_object = isinstance(batch, Sized) and hasattr(batch, "to") and not isinstance(batch, Tensor | Mapping)
-    return _first_length(batch) or (len(batch) if is_object else 0)
+    return next(filter(None, lengths(batch)), 0) or (len(batch) if is_object else 0)
 
 
-def _first_length(batch: Any) -> int:
+def lengths(batch: Any) -> Iterator[int]:
+    """The length of each tensor in a batch, however deep in lists, tuples and mappings; of a single number, 0."""
     if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.ndim else 0
+        yield batch.shape[0] if batch.ndim else 0
     parts = batch if isinstance(batch, list | tuple) else batch.values() if isinstance(batch, Mapping) else ()
-    return next((length for length in map(_first_length, parts) if length), 0)
+    for part in parts:
+        yield from lengths(part)
 
 
 def raise_no_samples(batch: Any) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from ctypes import c_int64
@@ -12,6 +13,7 @@ from multiprocessing.sharedctypes import RawArray
 from operator import length_hint
 from typing import Any, NamedTuple, Self, TypeVar
 
+import torch
 from torch import Tensor
 from torch.utils.data import (
     ConcatDataset,
@@ -23,8 +25,9 @@ from torch.utils.data import (
     default_convert,
     get_worker_info,
 )
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
-from pipeline.data.batch import MAX_LISTED, shape_of
+from pipeline.data.batch import MAX_LISTED, lengths, shape_of
 from pipeline.data.rng import seeding
 from pipeline.errors import DataError
 from pipeline.user_code.tracebacks import user_traceback
@@ -145,6 +148,11 @@ def collate_samples(collate: Callable[[Any], Any], samples: Any, where: str, whi
         raise DataError(f"{where}: {what} ({reason}); {remedy}") from error
 
 
+def uncollated(batch: _T) -> _T:
+    """The collate function of a dataset that gives whole batches."""
+    return batch
+
+
 def format_indices(indices: Any) -> str:
     """``the samples 3, 17, 9``."""
     if not isinstance(indices, list | tuple):
@@ -236,29 +244,40 @@ class FetchedDataset(Dataset[Any]):
     where: str
     progress: Progress | None = None
 
+    def __post_init__(self) -> None:
+        self._at_once = self.batched and can_slice(self.dataset, self.collate)
+
     def __getitem__(self, request: BatchRequest) -> Any:
         """The batch, or a WorkerFailure; the generators of this process are afterwards as they were."""
         try:
             if self.seed is None:
-                return collate_samples(self.collate, self._samples(request), self.where, request)
+                return self._batch(request)
             with seeding(self.seed, request.epoch, "batch", request.position):
-                return collate_samples(self.collate, self._samples(request), self.where, request)
+                return self._batch(request)
         except Exception as error:
             return WorkerFailure.or_raise(error)
 
     # What torch calls where there is a batch sampler.
     __getitems__ = __getitem__
 
+    def _batch(self, request: BatchRequest) -> Any:
+        if self.progress and (info := get_worker_info()):
+            self.progress.begin(request.position, info.id)
+        if self._at_once and (batch := slice_batch(self.dataset, request.indices)) is not None:
+            return batch
+        return collate_samples(self.collate, self._samples(request), self.where, request)
+
     def _samples(self, request: BatchRequest) -> Any:
         indices = tracked = failing = request.indices
         getitems = getattr(self.dataset, "__getitems__", None) if self.batched else None
         if self.progress and (info := get_worker_info()):
-            self.progress.begin(request.position, info.id)
             tracked = self.progress.track(indices, request.position, info.id)
         try:
             if not self.batched:
                 return self.dataset[indices]
-            return getitems(indices) if getitems else [self.dataset[failing := index] for index in tracked]
+            if not getitems:
+                return [self.dataset[failing := index] for index in tracked]
+            samples = getitems(indices)
         except StopIteration as error:
             what = f"{type(self.dataset).__name__} raised StopIteration for {format_indices(failing)}"
             remedy = "which would end the epoch" + in_worker() + "; raise IndexError, or correct __len__"
@@ -266,6 +285,18 @@ class FetchedDataset(Dataset[Any]):
         except Exception as error:
             error.add_note(f"{self.where}: raised for {format_indices(failing)}, fetching {request}{in_worker()}")
             raise
+        self._check_length(samples, request)
+        return samples
+
+    def _check_length(self, samples: Any, request: BatchRequest) -> None:
+        """Raise where ``__getitems__`` certainly has not returned what it was asked for."""
+        count = len(request.indices)
+        found = set(lengths(samples)) if self.collate is uncollated else {length_hint(samples, count)}
+        # What a function of somebody's own takes is its own affair.
+        if found and count not in found and self.collate in (*TORCH_COLLATES, uncollated):
+            what = f"{type(self.dataset).__name__}.__getitems__ returned {shape_of(samples, 1)}"
+            remedy = "return a sample for each index or, with whole_batches: true, a batch with a row for each"
+            raise DataError(f"{self.where}: {what} for {count} of them, {request}{in_worker()}; {remedy}")
 
 
 def draws_nothing(dataset: Any, collate: Callable[[Any], Any]) -> bool:
@@ -274,6 +305,31 @@ def draws_nothing(dataset: Any, collate: Callable[[Any], Any]) -> bool:
     A class of somebody's own may draw, in whatever it overrides.
     """
     return collate in TORCH_COLLATES and _slices(dataset)
+
+
+def can_slice(dataset: Any, collate: Callable[[Any], Any]) -> bool:
+    """Whether ``slice_batch`` makes the batches that a collate function makes: torch's, of a TensorDataset or a Subset of one."""
+    if type(dataset) is Subset:
+        return can_slice(dataset.dataset, collate)
+    if type(dataset) is not TensorDataset or collate is not default_collate:
+        return False
+    # torch's documentation has users replace what it does with a tensor, or add what it does with a tuple.
+    as_torch = default_collate_fn_map.get(Tensor) is collate_tensor_fn and tuple not in default_collate_fn_map
+    return as_torch and all(
+        type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided and not tensor.requires_grad
+        for tensor in dataset.tensors
+    )
+
+
+def slice_batch(dataset: Any, indices: Any) -> list[Tensor] | None:
+    """The batch of some samples, one slice of each tensor; None where this fails: one by one, an error names the sample."""
+    try:
+        while type(dataset) is Subset:
+            dataset, indices = dataset.dataset, [dataset.indices[index] for index in indices]
+        places = torch.frombuffer(array("q", indices), dtype=torch.int64)
+        return [tensor.index_select(0, places) for tensor in dataset.tensors]
+    except Exception:  # it comes again
+        return None
 
 
 def _slices(dataset: Any) -> bool:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from itertools import chain, compress, islice, repeat
 from operator import length_hint
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 from loguru import logger
@@ -20,18 +20,15 @@ from torch.utils.data import (
     IterableDataset,
     Sampler,
     SequentialSampler,
-    TensorDataset,
 )
 
 from pipeline.config.yaml_tree import differences
-from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, draws_nothing
+from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, draws_nothing, uncollated
 from pipeline.data.rng import get_states, mix, set_states
 from pipeline.data.stream import Stream, StreamPosition, has_shard, has_state, state_of
 from pipeline.data.workers import IgnoreSignals, Workers, signals_blocked, without_death_reports
 from pipeline.errors import ConfigError, DataError, one_of
 from pipeline.signals import SHUTDOWN
-
-_T = TypeVar("_T")
 
 KEYWORDS = frozenset(inspect.signature(DataLoader).parameters) - {"dataset"}
 
@@ -42,6 +39,8 @@ def make_loader(
     seed: int | None,
     shuffle: bool = False,
     batch_size: int | None = 1,
+    whole_batches: bool = False,
+    resume: str | None = None,
     where: str = "make_loader",
     **keywords: Any,
 ) -> SeededLoader:
@@ -52,17 +51,26 @@ def make_loader(
         seed: of the order and of the random generators; None leaves both to chance.
         shuffle: whether each epoch has an order of its own.
         batch_size: None for samples as they are.
+        whole_batches: whether ``dataset.__getitems__(indices)`` returns a batch as it is trained on; nothing collates it.
+        resume: ``"reread"``: a stream that was left in an epoch is read again up to the place, whether it has a state or
+            not. This is exact where it gives the same samples in the same order, shuffled by a seed for instance.
         where: what messages begin with.
         keywords: any other of torch's DataLoader. A ``sampler`` or ``batch_sampler`` decides the order; so does a
             ``generator``, as torch has it.
 
     Raises:
-        ConfigError: the DataLoader has no such keyword, or one would be ignored.
+        ConfigError: the DataLoader has no such keyword, or one would be ignored, or cannot be.
         DataError: the dataset is empty, has no length, or cannot be shuffled.
     """
     for name in keywords:
         if name not in KEYWORDS:
             raise ConfigError(f"{where}: a DataLoader has no argument '{name}'{one_of(name, KEYWORDS)}")
+    if whole_batches:
+        asks = batch_size is not None or keywords.get("batch_sampler") is not None
+        if not asks or keywords.get("collate_fn") is not None or not callable(getattr(dataset, "__getitems__", None)):
+            needs = "needs a dataset with __getitems__(indices), which returns a batch, a batch_size, and no collate_fn"
+            raise ConfigError(f"{where}: whole_batches: true {needs}; change what differs, or remove it")
+        keywords["collate_fn"] = uncollated
     ordered = any(keywords.get(name) is not None for name in ("sampler", "batch_sampler", "generator"))
     if isinstance(dataset, IterableDataset):
         if shuffle:
@@ -75,7 +83,8 @@ def make_loader(
     if keywords.get("timeout") and not keywords.get("num_workers"):
         waits = f"timeout: {keywords['timeout']} is how long workers are waited for, and there are none"
         raise ConfigError(f"{where}: {waits}; remove it, or set num_workers")
-    return SeededLoader(dataset, seed=seed, where=where, shuffle=shuffle, batch_size=batch_size, **keywords)
+    keywords |= {"shuffle": shuffle, "batch_size": batch_size, "resume": resume}
+    return SeededLoader(dataset, seed=seed, where=where, **keywords)
 
 
 def refuse_without_samples(dataset: Any, where: str) -> None:
@@ -148,14 +157,17 @@ class SeededLoader(DataLoader[Any]):
         dataset: gives the samples.
         seed: None leaves the generators to chance, as torch does.
         where: what messages begin with, such as ``dataset.train``.
+        resume: as of ``make_loader``.
         keywords: those of the DataLoader.
 
     Raises:
         ConfigError: ``persistent_workers`` with a dataset whose copies in the workers need the epoch.
     """
 
-    def __init__(self, dataset: Dataset[Any], *, seed: int | None, where: str = "", **keywords: Any) -> None:
-        self.seed = seed
+    def __init__(
+        self, dataset: Dataset[Any], *, seed: int | None, where: str = "", resume: str | None = None, **keywords: Any
+    ) -> None:
+        self.seed, self.resume = seed, resume
         self.where = where or type(dataset).__name__
         self.epoch = 0
         self._fetching: tuple[SeededLoader, Progress | None, BatchRequests | None] | None = None
@@ -166,7 +178,7 @@ class SeededLoader(DataLoader[Any]):
         # At which the next pass begins; None: at its beginning.
         self._start: dict[str, Any] | None = None
         # Whether streams are asked for their states.
-        self._tracks = True
+        self._tracks = resume != "reread"
         if keywords.get("num_workers"):
             keywords["worker_init_fn"] = IgnoreSignals(keywords.get("worker_init_fn"))
         super().__init__(dataset, **keywords)
@@ -253,7 +265,7 @@ class SeededLoader(DataLoader[Any]):
         }
 
     def __iter__(self) -> Any:
-        """The batches of the epoch; torch's own iterator, if no workers, messages or position of ours are needed."""
+        """The batches of the epoch, or the rest of them."""
         start, self._start = self._start, None
         # Whether what ``shard`` returns has a state is known only in its worker.
         may_have_state = self._tracks and (has_state(self.dataset) or (self.shards > 1 and has_shard(self.dataset)))
@@ -261,11 +273,6 @@ class SeededLoader(DataLoader[Any]):
             return iter(FastForward(self, start["taken"]))
         self._skip = start["taken"] if start else 0
         self._position = StreamPosition(start, self.shards) if self.streams and may_have_state else None
-        uniform = type(self.dataset) is TensorDataset and type(self.sampler) is EpochSampler
-        # Slices of tensors draw no random numbers and cannot fail: torch's own iterator is enough.
-        certain = self.seed is None or (uniform and draws_nothing(self.dataset, self.collate_fn))
-        if certain and not (self.streams or self._skip or self.num_workers):
-            return self._until_over(super().__iter__())
         if self._fetching is None or not self.persistent_workers:
             self._fetching = self._make_fetching()
         fetching, progress, requests = self._fetching
@@ -302,7 +309,7 @@ class SeededLoader(DataLoader[Any]):
             settings = self.collate_fn, self.batch_size, self.drop_last, self.seed, self.epoch, self.where
             start = self._position.current if self._position else None
             stream = Stream(self.dataset, *settings, start, self._initial_state, progress)
-            return self.with_parts(dataset=stream, batch_sampler=None, collate_fn=_identity), progress, None
+            return self.with_parts(dataset=stream, batch_sampler=None, collate_fn=uncollated), progress, None
         batched = self.batch_sampler is not None
         # Enough to tell at which of them a worker failed: all those that it may not have answered.
         history = self.num_workers * (self.prefetch_factor or 0) + 1 if progress else 0
@@ -310,7 +317,7 @@ class SeededLoader(DataLoader[Any]):
         seed = None if draws_nothing(self.dataset, self.collate_fn) else self.seed
         dataset = FetchedDataset(self.dataset, self.collate_fn, seed, batched, self.where, progress)
         parts = {"dataset": dataset, "batch_sampler" if batched else "sampler": requests}
-        return self.with_parts(**parts, collate_fn=_identity), progress, requests
+        return self.with_parts(**parts, collate_fn=uncollated), progress, requests
 
     @property
     def shards(self) -> int:
@@ -350,11 +357,6 @@ def changed_order(before: Any, now: Any, where: str) -> str:
     why = "has changed in the middle of an epoch, and samples would come twice, and others not at all"
     remedy = "set it back until the epoch is over, or resume from a checkpoint between two epochs"
     return f"{lines}: {why}; {remedy}" if lines else ""
-
-
-def _identity(batch: _T) -> _T:
-    """Collate nothing: the dataset has done it."""
-    return batch
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
@@ -553,10 +555,13 @@ class FastForward(_PartOfLoader):
     """Reads and skips the first batches of a loader, and returns the others."""
 
     def __iter__(self) -> Iterator[Any]:
-        remedy = "; state_dict and load_state_dict in its dataset would spare that"
         warn_of_drawn_order(self.loader)
+        remedy = "; state_dict and load_state_dict in its dataset would spare that, and resume: reread this warning"
         what = f"{self.count} batches of the epoch are read again, to go on after them: a stream has no index"
-        logger.warning(what + (remedy if isinstance(self.loader, SeededLoader) else ""))
+        if getattr(self.loader, "resume", None):
+            logger.info(what)
+        else:
+            logger.warning(what + (remedy if isinstance(self.loader, SeededLoader) else ""))
         batches: Iterator[Any] = iter(self.loader)
         interruptible = SHUTDOWN.interruptible(batches) if getattr(self.loader, "num_workers", 0) else batches
         count = 0

@@ -68,6 +68,8 @@ class Network(NetworkBase):
                 seed=runner.seed,
                 shuffle=settings.shuffle,
                 batch_size=settings.batch_size,
+                whole_batches=settings.whole_batches,
+                resume=settings.resume,
                 where=address,
                 drop_last=settings.drop_last,
                 collate_fn=collate,
