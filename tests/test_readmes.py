@@ -207,7 +207,7 @@ def test_the_intervals_of_the_page_on_the_config_are_understood() -> None:
     [sentence] = re.findall(r"\*\*Intervals\*\*.*", CONFIG)
     intervals = re.findall(r"`(\d+ \w+)`", sentence)
     assert [f"{interval.length} {interval.unit}" for interval in map(Interval.parse, intervals)] == intervals
-    assert len(intervals) == 3
+    assert len(intervals) == 5
 
 
 def classes_of(module: Any) -> dict[str, type]:

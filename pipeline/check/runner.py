@@ -195,7 +195,7 @@ def _check_experiment(name: str, runner: Setting) -> None:
     if kind(runner) == "infer":
         runner.fault_at("class", f"is infer, and {name} is an experiment, which trains; write train")
     elif kind(runner) == "train":
-        _check_length(runner, "epochs", "max_steps")
+        _check_length(runner, "epochs", "max_steps", "optimizer_step_limit")
     reason = f"{name} is an experiment, which saves its weights itself; remove it"
     _refuse_idle(runner, dict.fromkeys(_EXPORT_KEYS, reason))
     training = runner.inspection.setting("hyper_parameters")["training"]

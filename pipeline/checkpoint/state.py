@@ -183,6 +183,7 @@ class LoopState(StateModel):
         passes: phase -> how many passes over it were begun.
         validation: of the runner.
         iterations: phase -> name -> the iteration that a number is of.
+        asked_updates: the updates when it was last asked what is due. Earlier versions lack it.
     """
 
     outer: list[EntryState]
@@ -191,6 +192,7 @@ class LoopState(StateModel):
     passes: dict[str, int]
     validation: ValidationState
     iterations: dict[str, dict[str, int]]
+    asked_updates: int | None = None
 
     @model_validator(mode="after")
     def _check_leader(self) -> Self:

@@ -108,6 +108,7 @@ def _use_our_words(runner: dict[str, Node], address: str) -> Iterator[Fault]:
         else:
             message = f"means the same as '{canonical}', which is set too; keep one"
             yield (node.key or node.origin).fault(f"{address}.{alias}", message)
+    yield from _use_update_limit(runner, address)
     # ``32`` and ``bf16-mixed`` are Lightning's words.
     for node in (runner[key] for key in ("precision", "eval_precision") if key in runner):
         node.value = PRECISIONS.get(str(node.value), node.value)
@@ -115,6 +116,18 @@ def _use_our_words(runner: dict[str, Node], address: str) -> Iterator[Fault]:
         message = f"'{kind.value}' is not yet possible: several processes come later; use train"
         kind.value = "train"
         yield kind.origin.fault(f"{address}.class", message)
+
+
+def _use_update_limit(runner: dict[str, Node], address: str) -> Iterator[Fault]:
+    """``max_steps: 100 update`` is ``optimizer_step_limit: 100``."""
+    steps, limit = runner.get("max_steps"), runner.get("optimizer_step_limit")
+    if steps and (match := re.fullmatch(r"(\d+) updates?", str(steps.value))):
+        steps.value = int(match[1])
+        if limit is None:
+            runner["optimizer_step_limit"] = runner.pop("max_steps")
+        else:
+            message = "in updates means the same as 'optimizer_step_limit', which is set too; keep one"
+            yield (steps.key or steps.origin).fault(f"{address}.max_steps", message)
 
 
 def _as_list(node: Node) -> list[Node]:

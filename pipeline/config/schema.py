@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
@@ -17,38 +16,54 @@ from pydantic import (
     WithJsonSchema,
 )
 
-UNITS = ("iteration", "epoch", "second", "minute")
+UNITS = ("iteration", "update", "epoch", "second", "minute", "hour")
+
+# In ``valid_interval``: before the first step.
+START = "start"
 
 
 class Interval(NamedTuple):
-    """Every ``length`` iterations, epochs, seconds or minutes."""
+    """Every ``length`` of a unit; ``Interval(0, "start")`` is before the first step."""
 
     length: int
     unit: str
 
     @classmethod
-    def parse(cls, value: Any, unit: str = "iteration", units: Sequence[str] = UNITS) -> Interval:
-        """``100`` (of the ``unit``), ``"2 epoch"``, or of another of ``units``.
+    def parse(cls, value: Any, unit: str = "iteration", *, starts: bool = False) -> Interval:
+        """``100`` (of the ``unit``), ``"2 epoch"``, or of another unit; ``start`` where it is allowed.
 
         Raises:
-            ValueError: it has neither form, or is not positive.
+            ValueError: it has no such form, or is not positive.
         """
+        if starts and value == START:
+            return cls(0, START)
         match = re.fullmatch(r"(\d+)(?: (\w+?)s?)?", str(value))
-        if not match or int(match[1]) < 1 or (match[2] or "iteration") not in units:
-            forms = "a positive number of iterations, or '2 epoch', '30 second', '10 minute'; null for never"
-            raise ValueError(f"is {value!r}; write {forms}")
+        if not match or int(match[1]) < 1 or (match[2] or "iteration") not in UNITS:
+            forms = "a positive number of iterations, or '5 update', '2 epoch', '30 second', '10 minute', '1 hour'"
+            raise ValueError(f"is {value!r}; write {forms}; null for never")
         return cls(int(match[1]), match[2] or unit)
 
 
-def parse_intervals(intervals: Intervals, unit: str = "iteration", units: Sequence[str] = UNITS) -> list[Interval]:
+def parse_intervals(intervals: Intervals, unit: str = "iteration", *, starts: bool = False) -> list[Interval]:
     """The intervals of a value of kind :data:`Intervals`, a bare number in ``unit``; null has none."""
     values = intervals if isinstance(intervals, list) else [intervals]
-    return [Interval.parse(value, unit, units) for value in values if value is not None]
+    return [Interval.parse(value, unit, starts=starts) for value in values if value is not None]
 
 
 def _intervals(value: Any) -> Any:
     parse_intervals(value)
     return value
+
+
+def _valid_intervals(value: Any) -> Any:
+    parse_intervals(value, starts=True)
+    return value
+
+
+def _steps(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    raise ValueError(f"is {value!r}; write a number of iterations, or of updates as in '100 update'")
 
 
 def _class_path(value: Any) -> Any:
@@ -113,10 +128,14 @@ _INTERVAL = {"anyOf": [
     {"type": "string", "pattern": rf"^[0-9]+( ({'|'.join(UNITS)})s?)?$"},
 ]}  # fmt: skip
 
-_INTERVALS = {
-    "title": "interval, list of intervals or null",
-    "anyOf": [_INTERVAL, {"type": "array", "items": _INTERVAL}, {"type": "null"}],
-}
+_STEPS = {"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"type": "string", "pattern": "^[0-9]+ updates?$"}]}
+
+
+def _list_of(interval: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of one or several intervals, or none."""
+    forms = [interval, {"type": "array", "items": interval}, {"type": "null"}]
+    return {"title": "interval, list of intervals or null", "anyOf": forms}
+
 
 _CLASS_PATH = {"title": "class path", "type": "string", "minLength": 1}
 
@@ -162,7 +181,17 @@ Tags = Annotated[list[str], BeforeValidator(_tags), WithJsonSchema(_TAGS)]
 
 DatasetNames = Annotated[str | list[str] | None, BeforeValidator(_dataset_names), WithJsonSchema(_DATASETS)]
 
-Intervals = Annotated[int | str | list[int | str] | None, BeforeValidator(_intervals), WithJsonSchema(_INTERVALS)]
+Intervals = Annotated[
+    int | str | list[int | str] | None, BeforeValidator(_intervals), WithJsonSchema(_list_of(_INTERVAL))
+]
+
+ValidIntervals = Annotated[
+    int | str | list[int | str] | None,
+    BeforeValidator(_valid_intervals),
+    WithJsonSchema(_list_of({"anyOf": [*_INTERVAL["anyOf"], {"const": START}]})),
+]
+
+Steps = Annotated[int, Field(gt=0), BeforeValidator(_steps), WithJsonSchema(_STEPS)]
 
 # A file or folder is called so: file systems take 255 bytes, and more is added to it.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=200)]
@@ -351,10 +380,12 @@ class RunnerSchema(_Section):
     precision: Precision = Field("fp32", description="for training: fp32, bf16, or fp16 on a GPU; weights stay fp32")
     eval_precision: Precision = Field("fp32", description="precision of validation and evaluation")
     epochs: int | None = Field(None, gt=0, description="passes over all phases; with max_steps, whichever comes first")
-    max_steps: int | None = Field(None, gt=0, description="iterations over all phases")
+    max_steps: Steps | None = Field(
+        None, description="iterations over all phases; `100 update` is `optimizer_step_limit: 100`"
+    )
     optimizer_step_limit: Count | None = Field(None, description="updates after which training ends")
     print_interval: int | None = Field(50, gt=0, description="iterations between two reports; null for none")
-    valid_interval: Intervals = Field("1 epoch", description="how often to validate, at the end too; null never")
+    valid_interval: ValidIntervals = Field("1 epoch", description="how often to validate, at the end too; null never")
     save_interval: Intervals = Field("1 epoch", description="how often to save, at the end too; null only at the end")
     keep_last: int | None = Field(None, ge=2, description="newest checkpoints kept, beside the best; null keeps all")
     keep_best: Best | None = Field(None, description="the best to keep: {metric: valid_loss, mode: min, count: 1}")

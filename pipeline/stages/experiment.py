@@ -518,8 +518,9 @@ class ExperimentBase(ExperimentSetup):
         """Take from ``config.training`` what is due when, and where training ends."""
         limit = experiment_config.max_iteration(self.config)
         every = None if self.alone else self.context["runner"].print_interval
+        counters = {**self.train_state, "iteration": self.iteration}
         intervals = {done: experiment_config.intervals(self.config, name) for name, done in INTERVALS.items()}
-        self._schedule = Schedule(self.iteration, printing=parse_intervals(every), **intervals)
+        self._schedule = Schedule(counters, printing=parse_intervals(every), **intervals)
         self._schedule.max_steps = limit
         self._due, self._planned = 0, self._in_config()
 
@@ -544,7 +545,7 @@ class ExperimentBase(ExperimentSetup):
         self._refuse_epochs_without_end()
         ended, self._ended = self._ended, 0
         schedule = self._schedule
-        printing, validating, saving, _ = schedule.due(self.iteration)
+        printing, validating, saving, _ = schedule.due(self.train_state)
         if printing:
             self._numbers.print()
         requests = self.context.requests

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pipeline.checkpoint.storage import finite
 from pipeline.config.schema import TRAINING_KEYS, Interval, parse_intervals
-from pipeline.context import Context
+from pipeline.context import Context, RunnerSettings
 from pipeline.data.loader import length
 from pipeline.errors import ConfigError, one_of
 from pipeline.training.evaluation import extend_metrics
@@ -242,7 +242,7 @@ def intervals(config: Any, name: str) -> list[Interval]:
     """
     value = setting(config, f"config.training.{name}")
     try:
-        return parse_intervals(value)
+        return parse_intervals(value, starts=name == "valid_interval")
     except ValueError as error:
         raise ConfigError(f"config.training.{name}: {error}") from error
 
@@ -289,9 +289,15 @@ def training_of(context: Context) -> dict[str, Any]:
             raise ConfigError(f"{ignored}; write it there")
     runner = context["runner"]
     training = {**settings, "valid_interval": runner.valid_interval, "save_interval": runner.save_interval}
-    if runner.epochs is None and runner.max_steps is not None:
-        training["max_iteration"] = runner.max_steps
+    steps = _steps_of(runner)
+    if runner.epochs is None and steps is not None:
+        training["max_iteration"] = steps
     return training
+
+
+def _steps_of(runner: RunnerSettings) -> int | None:
+    """The iterations of a runner's ``max_steps``, or its updates, of which each iteration counts as one; None: no limit."""
+    return min(filter(None, (runner.max_steps, runner.optimizer_step_limit)), default=None)
 
 
 def config_of(context: Context, training: dict[str, Any]) -> Settings:
@@ -312,20 +318,20 @@ def args_of(context: Context) -> SimpleNamespace:
 
 
 def iterations_of(context: Context, loader: Any) -> int:
-    """How many iterations a runner's ``epochs``, ``max_steps`` and ``debug_epochs`` are, whichever comes first.
+    """How many iterations a runner's ``epochs``, steps and ``debug_epochs`` are, whichever comes first.
 
     Raises:
         ConfigError: it has neither, or epochs of a loader without a length.
     """
-    runner = context["runner"]
+    runner, steps = context["runner"], _steps_of(context["runner"])
     epochs = min(runner.epochs or runner.debug_epochs, runner.debug_epochs) if runner.debug else runner.epochs
     if epochs is None:
-        if runner.max_steps is None:
+        if steps is None:
             raise ConfigError(f"runner.{runner.name}: does not say how long to train; add `epochs:` or `max_steps:`")
-        return runner.max_steps
+        return steps
     try:
         batches = runner.debug_batches if runner.debug and length(loader) is None else len(loader)
     except TypeError as error:
         unknown = f"is {epochs}, and nobody knows how many batches an epoch of train_loader has ({error})"
         raise ConfigError(f"runner.{runner.name}.epochs: {unknown}; give max_steps instead") from error
-    return min(epochs * batches, runner.max_steps or epochs * batches)
+    return min(epochs * batches, steps or epochs * batches)

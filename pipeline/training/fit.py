@@ -99,7 +99,7 @@ class Fit(PassLoop):
         brain.modules.zero_grad()
         self.restore()
         own = [interval for interval in intervals if interval.length > 0 and brain.checkpointer]
-        self.schedule = Schedule(self.counters["iteration"], saving=own)
+        self.schedule = Schedule(self.counters, saving=own)
         self.schedule.max_updates = options.optimizer_step_limit or NEVER
         self.updater.state.iteration = self.counters["iteration"]
         if own:
@@ -179,11 +179,11 @@ class Fit(PassLoop):
 
     def on_due(self, training: TrainPass) -> bool:
         """Show progress, save or end, whatever is due; whether training goes on."""
-        batches, bar, iteration = self.brain._batches_taken, self.bar, self.counters["iteration"]
+        batches, bar = self.brain._batches_taken, self.bar
         if not bar.disable and batches % EVERY == 0:
             bar.update(bar.task_ids[0], completed=batches, loss=f"loss {self.brain._pass_loss.mean():.4f}")
         over = self._over()
-        if self.schedule.saving.fires(iteration) and not (over or training.order_is_drawn):
+        if self.schedule.saving.fires(self.counters) and not (over or training.order_is_drawn):
             self.brain._check_divergence()
             self.save(training.entry_state())
         self.look_ahead()

@@ -278,7 +278,7 @@ class TrainLoop(PassLoop):
         self.after_batch = hook_or_none(self.hooks, "after_batch")
         schemas: list[PhaseSchema] = context["config"].phases(self.runner)
         self.schemas = {phase.name: phase for phase in schemas}
-        self.schedule = Schedule.of_runner(self.runner, self.counters["iteration"])
+        self.schedule = Schedule.of_runner(self.runner, self.counters)
         context["best"] = None
         self.validation = Validation(context, self.runner, schemas)
         self.phases = {name: phase_of(name, context) for name in self.schemas}
@@ -389,7 +389,7 @@ class TrainLoop(PassLoop):
     def _do_due(self, training: TrainPass) -> bool:
         self._leader, self._due_since = training if training.in_work else None, 0
         self.checkpoints.notify_saved()
-        printing, validating, saving, exporting = self.schedule.due(self.counters["iteration"])
+        printing, validating, saving, exporting = self.schedule.due(self.counters)
         # A validation that a signal has interrupted is made again, and then saved what was to be saved after it.
         validating, saving = validating or self.validation.running, saving or self.validation.running
         if printing or validating or saving or exporting or self.context.requests:
@@ -477,6 +477,8 @@ class TrainLoop(PassLoop):
         if training in self.work:
             self.work.remove(training)
             training.in_work = False
+        # Its last update, of a window that its end has closed, may have come after the last iteration.
+        self.due = min(self.due, self.next_check())
         del self._reports[training]
         self.validation.outdate(training.brain)
         training.updater.state.epoch = self.context["current_epoch"] + 1
@@ -592,7 +594,8 @@ class TrainLoop(PassLoop):
         self.context.requests -= {CHECKPOINT} if self.validation.running else {CHECKPOINT, VALIDATION}
         self._save_postponed = False
         validation = ValidationState(**self.validation.state_dict())
-        loop = self.journal.capture(self._leader, passes=self.passes, validation=validation, iterations=self.iterations)
+        own = {"passes": self.passes, "iterations": self.iterations, "asked_updates": self.schedule.asked_updates}
+        loop = self.journal.capture(self._leader, validation=validation, **own)
         for phase, numbers in self.metrics.items():
             # A plugin may have added some.
             for name, number in numbers.items():
@@ -622,6 +625,8 @@ class TrainLoop(PassLoop):
         state = checkpoint.state.loop
         self.metrics, self.iterations, self.passes = checkpoint.state.metrics, state.iterations, state.passes
         self.validation.load_state_dict(state.validation.to_tree())
+        if state.asked_updates is not None:
+            self.schedule.asked_updates = state.asked_updates
         for training in self.journal.load(state, dict(checkpoint.state.random), self._resumed_pass):
             self.start(training, 0)
 

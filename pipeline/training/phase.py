@@ -154,7 +154,7 @@ def _steps_needed(
     if not plain or runner.optimizer_step_limit or not all(batches.values()):
         return 0
     in_epoch, max_steps = sum(batches.values()), runner.max_steps or NEVER
-    epochs = Schedule.of_runner(runner, 0).epochs
+    epochs = Schedule.of_runner(runner, context["train_state"]).epochs
     whole = min(epochs, max_steps // in_epoch)
     remaining = max_steps - whole * in_epoch if whole < epochs else 0
     passes, windows = {}, {}

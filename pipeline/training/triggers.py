@@ -1,4 +1,4 @@
-"""When something is due: every so many iterations, epochs or seconds, or when a number gets better."""
+"""When something is due: every so many iterations, updates, epochs or seconds, or when a number gets better."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.config.schema import UNITS, Interval, Intervals, RunnerSchema, parse_intervals
+from pipeline.config.schema import Interval, Intervals, RunnerSchema, parse_intervals
 from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError, one_of
 
@@ -17,7 +17,10 @@ NEVER = 1 << 62
 # Iterations that may pass between two checks of the clock.
 LONGEST_STRIDE = 100
 
-_SECONDS = {"second": 1, "minute": 60}
+_SECONDS = {"second": 1, "minute": 60, "hour": 3600}
+
+# The units that a training counts with each iteration.
+_COUNTED = ("iteration", "update")
 
 
 class Clock:
@@ -51,26 +54,32 @@ class IntervalTrigger:
 
     Args:
         intervals: the intervals; without any it is never due.
-        iteration: the iteration from which it counts.
+        counters: ``iteration`` and ``update``, from which it counts.
+
+    Attributes:
+        asked: the counters when it was last asked.
     """
 
-    def __init__(self, intervals: Sequence[Interval], iteration: int = 0) -> None:
-        self.intervals, self.iteration = intervals, iteration
-        self.iterations = [length for length, unit in intervals if unit == "iteration"]
+    def __init__(self, intervals: Sequence[Interval], counters: Mapping[str, int]) -> None:
+        self.intervals, self.asked = intervals, {unit: counters[unit] for unit in _COUNTED}
+        self.counted = [interval for interval in intervals if interval.unit in _COUNTED]
         self.epochs = [length for length, unit in intervals if unit == "epoch"]
-        self.clocks = [Clock(length * _SECONDS[unit], iteration) for length, unit in intervals if unit in _SECONDS]
+        seconds = [length * _SECONDS[unit] for length, unit in intervals if unit in _SECONDS]
+        self.clocks = [Clock(length, counters["iteration"]) for length in seconds]
 
-    def next_check(self) -> int:
+    def next_check(self, counters: Mapping[str, int]) -> int:
         """The next iteration at which ``fires`` has to be called."""
-        multiples = [(self.iteration // length + 1) * length for length in self.iterations]
-        return min([*multiples, *(clock.iteration + clock.stride for clock in self.clocks)], default=NEVER)
+        # An iteration makes one update at most.
+        remaining = [(self.asked[unit] // length + 1) * length - counters[unit] for length, unit in self.counted]
+        counted = [counters["iteration"] + max(0, count) for count in remaining]
+        return min([*counted, *(clock.iteration + clock.stride for clock in self.clocks)], default=NEVER)
 
-    def fires(self, iteration: int) -> bool:
+    def fires(self, counters: Mapping[str, int]) -> bool:
         """Whether it is due after an iteration; intervals of epochs never are."""
-        due = [iteration // length > self.iteration // length for length in self.iterations]
+        due = [counters[unit] // length > self.asked[unit] // length for length, unit in self.counted]
         # All clocks are asked, since each keeps its own time.
-        due += [clock.fires(iteration) for clock in self.clocks]
-        self.iteration = iteration
+        due += [clock.fires(counters["iteration"]) for clock in self.clocks]
+        self.asked = {unit: counters[unit] for unit in _COUNTED}
         return any(due)
 
     def fires_after(self, epochs: int) -> bool:
@@ -96,8 +105,8 @@ class Trigger:
     and minutes, those go on that were counted.
 
     Args:
-        intervals: as a runner's ``save_interval``, and updates too: ``100`` (iterations), ``"2 epoch"``, ``"5 update"``,
-            ``"10 minute"``, a list of these; it fires after any of them. None: never.
+        intervals: as a runner's ``save_interval``: ``100`` (iterations), ``"5 update"``, ``"2 epoch"``, ``"10 minute"``,
+            a list of these; it fires after any of them. None: never.
         improves: a number of ``context["metrics"]`` as ``keep_best`` names it, such as ``valid_loss``; where several phases
             report it, ``phase.valid_loss``. It fires too when the number is better than the best before; nan is not.
         mode: ``min`` or ``max``: which is better.
@@ -110,7 +119,7 @@ class Trigger:
         if mode not in {"min", "max"}:
             raise ConfigError(f"Trigger: mode is {mode!r}; write min or max")
         try:
-            parsed = parse_intervals(intervals, units=(*UNITS, "update"))
+            parsed = parse_intervals(intervals)
         except ValueError as error:
             raise ConfigError(f"Trigger: {error}") from error
         self.improves, self.mode = improves, mode
@@ -177,7 +186,7 @@ class Schedule:
     """What is done during a training, and when: its intervals and limits.
 
     Args:
-        iteration: the iteration from which the intervals count.
+        counters: of the training, from which the intervals count.
         intervals: of ``printing``, ``validating``, ``saving`` and ``exporting``; what is left out is never due.
 
     Attributes:
@@ -185,20 +194,20 @@ class Schedule:
         epochs, max_steps, max_updates: the limits; none at first.
     """
 
-    def __init__(self, iteration: int, **intervals: Sequence[Interval]) -> None:
+    def __init__(self, counters: Mapping[str, int], **intervals: Sequence[Interval]) -> None:
         names = ("printing", "validating", "saving", "exporting")
-        self._triggers = tuple(IntervalTrigger(intervals.get(name, ()), iteration) for name in names)
+        self._triggers = tuple(IntervalTrigger(intervals.get(name, ()), counters) for name in names)
         self.printing, self.validating, self.saving, self.exporting = self._triggers
         self._active = [trigger for trigger in self._triggers if trigger.intervals]
         self.epochs = self.max_steps = self.max_updates = NEVER
 
     @classmethod
-    def of_runner(cls, runner: RunnerSchema, iteration: int) -> Schedule:
+    def of_runner(cls, runner: RunnerSchema, counters: Mapping[str, int]) -> Schedule:
         """That of a runner of a config."""
         schedule = cls(
-            iteration,
+            counters,
             printing=parse_intervals(runner.print_interval),
-            validating=parse_intervals(runner.valid_interval),
+            validating=parse_intervals(runner.valid_interval, starts=True),
             saving=parse_intervals(runner.save_interval),
             exporting=parse_intervals(runner.save_inference_interval, "epoch"),
         )
@@ -207,9 +216,19 @@ class Schedule:
         schedule.max_updates = runner.optimizer_step_limit or NEVER
         return schedule
 
-    def due(self, iteration: int) -> tuple[bool, ...]:
+    def due(self, counters: Mapping[str, int]) -> tuple[bool, ...]:
         """Whether to print, to validate, to save and to export after an iteration."""
-        return tuple(trigger.fires(iteration) for trigger in self._triggers)
+        return tuple(trigger.fires(counters) for trigger in self._triggers)
+
+    @property
+    def asked_updates(self) -> int:
+        """The updates when it was last asked what is due; an update that ends a pass comes after its last iteration."""
+        return self.printing.asked["update"]
+
+    @asked_updates.setter
+    def asked_updates(self, updates: int) -> None:
+        for trigger in self._triggers:
+            trigger.asked["update"] = updates
 
     def over(self, counters: Mapping[str, int]) -> bool:
         """Whether training has reached one of its limits."""
@@ -220,4 +239,4 @@ class Schedule:
         """The next iteration after which something may be due."""
         # An iteration makes one update at most.
         limit = counters["iteration"] + max(1, self.max_updates - counters["update"])
-        return min(*(trigger.next_check() for trigger in self._active), self.max_steps, limit)
+        return min(*(trigger.next_check(counters) for trigger in self._active), self.max_steps, limit)

@@ -68,6 +68,24 @@ def test_a_wrong_value_of_an_alias_is_reported_where_it_stands(faults: Faults, k
     assert fault.startswith(f"config.yaml:4:{7 + len(keys.partition(':')[0])}: {message}")
 
 
+@pytest.mark.parametrize("keys", ["max_steps: 7 update", "max_steps: 7 updates", "max_iteration: 7 update"])
+def test_steps_in_updates_are_a_limit_of_updates(config: Configs, keys: str) -> None:
+    found = config(runner(keys))
+    assert (found.runners[0].optimizer_step_limit, found.runners[0].max_steps) == (7, None)
+    assert str(found.origin("runner.r.optimizer_step_limit")) == "config.yaml:4"
+
+
+def test_a_limit_in_updates_beside_the_other_name_of_one_is_a_fault(faults: Faults) -> None:
+    assert faults(runner("optimizer_step_limit: 9; max_steps: 100 update")) == [
+        "config.yaml:5:5: runner.r.max_steps: in updates means the same as 'optimizer_step_limit', which is set too; keep one"
+    ]
+
+
+def test_steps_in_another_unit_are_a_fault(faults: Faults) -> None:
+    (fault,) = faults(runner("max_steps: 2 epoch"))
+    assert "runner.r.max_steps: is '2 epoch'; write a number of iterations, or of updates as in '100 update'" in fault
+
+
 @pytest.mark.parametrize("key", NOT_YET["runner"])
 def test_a_runner_key_that_is_still_to_come_is_refused(faults: Faults, key: str) -> None:
     assert faults(runner(f"{key}: 1")) == [

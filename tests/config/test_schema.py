@@ -21,7 +21,7 @@ TEXTS = {
 }
 """Section -> a config without faults, with room for one more line in that section."""
 
-INTERVAL = "write a positive number of iterations, or '2 epoch', '30 second', '10 minute'; null for never"
+INTERVAL = "write a positive number of iterations, or '5 update', '2 epoch', '30 second', '10 minute', '1 hour'; null for never"
 CLASS_PATH = "write a class path such as '{workspace}/file.py:Name' or 'package.module:Name'"
 STAGES = ("instance", "network", "startup", "runner", "terminal")
 
@@ -285,26 +285,31 @@ def test_a_device_is_taken_as_written(config: Configs, device: str) -> None:
         ("2 epochs", [Interval(2, "epoch")]),
         ("30 second", [Interval(30, "second")]),
         ("10 minutes", [Interval(10, "minute")]),
+        ("1 hour", [Interval(1, "hour")]),
+        ("7 updates", [Interval(7, "update")]),
         ("5 iteration", [Interval(5, "iteration")]),
         ("[3, 1 epoch]", [Interval(3, "iteration"), Interval(1, "epoch")]),
         ("null", []),
         ("[]", []),
     ],
 )
-def test_an_interval_counts_iterations_epochs_seconds_or_minutes(
-    config: Configs, value: str, intervals: list[Interval]
-) -> None:
+def test_an_interval_counts_in_any_unit(config: Configs, value: str, intervals: list[Interval]) -> None:
     found = config(TEXTS["runner"].replace("{}", f"save_interval: {value}")).runners[0]
     assert parse_intervals(found.save_interval) == intervals
 
 
 @pytest.mark.parametrize(
-    ("value", "intervals"), [("null", []), ("[9, 2 epoch]", [Interval(9, "iteration"), Interval(2, "epoch")])]
+    ("value", "intervals"),
+    [
+        ("null", []),
+        ("[9, 2 epoch]", [Interval(9, "iteration"), Interval(2, "epoch")]),
+        ("[start, 9 update]", [Interval(0, "start"), Interval(9, "update")]),
+    ],
 )
 def test_validation_has_intervals_of_its_own(config: Configs, value: str, intervals: list[Interval]) -> None:
     found = config(TEXTS["runner"].replace("{}", f"valid_interval: {value}")).runners[0]
     saving = parse_intervals(found.save_interval)
-    assert (parse_intervals(found.valid_interval), saving) == (intervals, [Interval(1, "epoch")])
+    assert (parse_intervals(found.valid_interval, starts=True), saving) == (intervals, [Interval(1, "epoch")])
 
 
 @pytest.mark.parametrize(
@@ -344,7 +349,7 @@ def test_one_name_of_a_module_does_for_a_list(config: Configs) -> None:
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        ("0", "0"), ("-5", "-5"), ("0 epoch", "'0 epoch'"), ("-1 epoch", "'-1 epoch'"), ("2 hours", "'2 hours'"),
+        ("0", "0"), ("-5", "-5"), ("0 epoch", "'0 epoch'"), ("-1 epoch", "'-1 epoch'"), ("2 days", "'2 days'"), ("start", "'start'"),
         ("epoch", "'epoch'"), ("1.5", "1.5"), ("1.5 epoch", "'1.5 epoch'"), ("true", "True"), ("{a: 1}", "{'a': 1}"),
         ("[4, 0]", "0"), ("[[4]]", "[4]"), ("2epoch", "'2epoch'"),
     ],

@@ -49,7 +49,7 @@ open("imported", "w")
 class Line:
     def __init__(self, size, seeds=()): ...
 """
-ENDLESS = "write a positive number of iterations, or '2 epoch', '30 second', '10 minute'; null for never"
+ENDLESS = "write a positive number of iterations, or '5 update', '2 epoch', '30 second', '10 minute', '1 hour'; null for never"
 IN_LINE_3 = "more than 64 levels once its aliases are expanded; make the config smaller"
 LARGE = "more than 1048576 characters once references are followed; make the config smaller"
 Wrong = Callable[..., list[str]]

@@ -3,78 +3,97 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from pipeline import Context, ExperimentBase, GeneralTrainer, Trigger, hookimpl, make_loader
 from pipeline.config.schema import Interval, RunnerSchema
 from pipeline.errors import ConfigError, DataError
 from pipeline.training.triggers import NEVER, IntervalTrigger, Schedule
-from tests.training.conftest import Kill, KilledError, linear_config
+from tests.training.conftest import Kill, KilledError, linear_config, table
+
+
+def at(iteration: int, update: int = 0) -> dict[str, int]:
+    """Counters of a training."""
+    return {"iteration": iteration, "update": update}
 
 
 @pytest.mark.parametrize(("length", "start", "due"), [(3, 0, [3, 6, 9]), (3, 4, [6, 9]), (1, 8, [9, 10]), (11, 0, [])])
 def test_an_interval_of_iterations_is_due_at_its_multiples(length: int, start: int, due: list[int]) -> None:
-    trigger = IntervalTrigger([Interval(length, "iteration")], start)
-    assert [iteration for iteration in range(start + 1, 11) if trigger.fires(iteration)] == due
+    trigger = IntervalTrigger([Interval(length, "iteration")], at(start))
+    assert [iteration for iteration in range(start + 1, 11) if trigger.fires(at(iteration))] == due
 
 
 def test_whoever_asks_only_when_told_to_look_misses_nothing() -> None:
-    triggers = IntervalTrigger([Interval(4, "iteration"), Interval(6, "iteration")])
-    looked = []
-    while (iteration := triggers.next_check()) <= 20:
-        assert triggers.fires(iteration)
+    triggers = IntervalTrigger([Interval(4, "iteration"), Interval(6, "iteration")], at(0))
+    looked, iteration = [], 0
+    while (iteration := triggers.next_check(at(iteration))) <= 20:
+        assert triggers.fires(at(iteration))
         looked.append(iteration)
     assert looked == [4, 6, 8, 12, 16, 18, 20]
 
 
 def test_an_interval_of_epochs_is_due_after_them_and_never_at_an_iteration() -> None:
-    trigger = IntervalTrigger([Interval(2, "epoch")])
+    trigger = IntervalTrigger([Interval(2, "epoch")], at(0))
     assert [epochs for epochs in range(1, 7) if trigger.fires_after(epochs)] == [2, 4, 6]
-    assert trigger.next_check() == NEVER
-    assert not trigger.fires(2)
+    assert trigger.next_check(at(1)) == NEVER
+    assert not trigger.fires(at(2))
 
 
-@pytest.mark.parametrize("unit", ["iteration", "second", "minute"])
+@pytest.mark.parametrize("unit", ["iteration", "update", "second", "minute", "hour"])
 def test_no_other_interval_is_due_after_an_epoch(unit: str) -> None:
-    assert not IntervalTrigger([Interval(1, unit)]).fires_after(1)
+    assert not IntervalTrigger([Interval(1, unit)], at(0)).fires_after(1)
 
 
 def test_an_interval_of_seconds_is_due_once_after_them() -> None:
-    trigger = IntervalTrigger([Interval(1, "second")])
-    assert not trigger.fires(1)
+    trigger = IntervalTrigger([Interval(1, "second")], at(0))
+    assert not trigger.fires(at(1))
     time.sleep(1.01)
-    assert trigger.fires(2)
-    assert not trigger.fires(3)
+    assert trigger.fires(at(2))
+    assert not trigger.fires(at(3))
 
 
 def test_the_clock_is_looked_at_the_more_rarely_the_faster_iterations_are() -> None:
-    fast, slow = IntervalTrigger([Interval(100, "second")]), IntervalTrigger([Interval(1, "second")])
-    fast.fires(1)
+    fast, slow = IntervalTrigger([Interval(100, "second")], at(0)), IntervalTrigger([Interval(1, "second")], at(0))
+    fast.fires(at(1))
     time.sleep(0.3)
-    slow.fires(1)
-    assert fast.next_check() == 1 + 100
-    assert slow.next_check() == 1 + 1
+    slow.fires(at(1))
+    assert fast.next_check(at(1)) == 1 + 100
+    assert slow.next_check(at(1)) == 1 + 1
 
 
-def test_a_minute_is_sixty_seconds() -> None:
-    assert IntervalTrigger([Interval(2, "minute")]).clocks[0].seconds == 120
+def test_a_minute_is_sixty_seconds_and_an_hour_sixty_minutes() -> None:
+    clocks = IntervalTrigger([Interval(2, "minute"), Interval(3, "hour")], at(0)).clocks
+    assert [clock.seconds for clock in clocks] == [120, 3 * 3600]
+
+
+@pytest.mark.parametrize("accum_grad", [1, 3])
+def test_an_interval_of_updates_is_due_with_them_and_is_looked_for_ever_more_closely(accum_grad: int) -> None:
+    trigger, due, looked, iteration = IntervalTrigger([Interval(4, "update")], at(0)), [], 0, 0
+    while iteration < 20 * accum_grad:
+        iteration = trigger.next_check(at(iteration, iteration // accum_grad))
+        looked += 1
+        if trigger.fires(at(iteration, iteration // accum_grad)):
+            due.append(iteration // accum_grad)
+    assert due == [4, 8, 12, 16, 20]
+    assert looked <= (5 if accum_grad == 1 else 30)
 
 
 def test_without_intervals_nothing_is_ever_due() -> None:
-    triggers = IntervalTrigger([])
-    assert triggers.next_check() == NEVER
-    assert not triggers.fires(1)
+    triggers = IntervalTrigger([], at(0))
+    assert triggers.next_check(at(1)) == NEVER
+    assert not triggers.fires(at(1))
     assert not triggers.fires_after(1)
 
 
 def test_each_of_several_intervals_keeps_its_own_count() -> None:
-    triggers = IntervalTrigger([Interval(2, "iteration"), Interval(3, "iteration"), Interval(5, "epoch")])
-    assert [iteration for iteration in range(1, 10) if triggers.fires(iteration)] == [2, 3, 4, 6, 8, 9]
+    triggers = IntervalTrigger([Interval(2, "iteration"), Interval(3, "iteration"), Interval(5, "epoch")], at(0))
+    assert [iteration for iteration in range(1, 10) if triggers.fires(at(iteration))] == [2, 3, 4, 6, 8, 9]
     assert [epochs for epochs in range(1, 11) if triggers.fires_after(epochs)] == [5, 10]
 
 
@@ -82,7 +101,7 @@ def agenda(iteration: int = 0, **runner: Any) -> Schedule:
     """Of a runner that has nothing to do but what it is told."""
     idle = {"print_interval": None, "valid_interval": None, "save_interval": None}
     return Schedule.of_runner(
-        RunnerSchema.model_validate({"name": "train", "class": "train", **idle, **runner}), iteration
+        RunnerSchema.model_validate({"name": "train", "class": "train", **idle, **runner}), at(iteration)
     )
 
 
@@ -91,7 +110,7 @@ def looks(what: Schedule, last: int, update_every: int = 1) -> dict[int, tuple[b
     found, state = {}, {"iteration": 0, "update": 0, "epoch": 0}
     while (iteration := what.next_check(state)) <= last:
         state |= {"iteration": iteration, "update": iteration // update_every}
-        found[iteration] = (*what.due(iteration), what.over(state))
+        found[iteration] = (*what.due(state), what.over(state))
         if what.over(state):
             break
     return found
@@ -290,7 +309,7 @@ def test_an_infer_runner_fires_no_trigger_of_a_number_that_the_training_reports(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"intervals": "2 parsecs"}, r"Trigger: is '2 parsecs'; write a positive number of iterations, or '2 epoch'"),
+        ({"intervals": "2 parsecs"}, r"Trigger: is '2 parsecs'; write a positive number of iterations, or '5 update'"),
         ({"intervals": 0}, "Trigger: is 0; write a positive number"),
         ({"intervals": ["1 epoch", -3]}, "Trigger: is -3; write a positive number"),
         ({"improves": "loss", "mode": "lowest"}, "Trigger: mode is 'lowest'; write min or max"),
@@ -301,12 +320,6 @@ def test_a_wrong_argument_of_a_trigger_is_an_error_that_says_what_to_write(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Trigger(**arguments)
-
-
-@pytest.mark.parametrize("key", ["print_interval", "save_interval"])
-def test_a_runner_counts_no_updates(key: str) -> None:
-    with pytest.raises(ValueError, match="4 update"):
-        agenda(**{key: "4 update"})
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -409,3 +422,73 @@ def test_a_run_that_is_killed_and_resumed_fires_as_one_that_is_not(at: int, monk
     monkeypatch.setattr(Kill, "at", -1)
     killed = GeneralTrainer(config, resume="auto").run()
     assert (killed["fired"], killed["valid_losses"]) == (straight["fired"], straight["valid_losses"])
+
+
+class Stream(IterableDataset[Any]):
+    """3 batches in an epoch, which nobody knows before they are over: the last update of each ends the pass."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(table(12))
+
+
+def updates_config() -> dict[str, Any]:
+    """3 epochs of 3 batches and 2 updates each, validated after every third update."""
+    config = linear_config(epochs=3, accum_grad=2, valid_interval="3 update", save_interval=2)
+    config["dataset"][0]["class_path"] = Stream
+    config["phase"][0]["valid_dataset_name"] = "data"
+    config["plugins"] += [Validated, Kill]
+    return config | {"name": "updates"}
+
+
+class Validated:
+    """A plugin that notes the updates after which a validation came."""
+
+    def __init__(self) -> None:
+        self.updates: list[int] = []
+
+    @hookimpl
+    def after_validation(self, context: Context) -> None:
+        self.updates.append(context["train_state"]["update"])
+        context["validated"] = self.updates
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.updates = [*state["updates"]]
+
+
+@pytest.mark.parametrize("killed_at", range(9))
+def test_an_interval_of_updates_fires_after_the_same_ones_in_a_run_that_is_killed_and_resumed(
+    killed_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Kill, "at", killed_at)
+    with pytest.raises(KilledError):
+        GeneralTrainer(updates_config(), resume="auto").run()
+    monkeypatch.setattr(Kill, "at", -1)
+    assert GeneralTrainer(updates_config(), resume="auto").run()["validated"] == [3, 6]
+
+
+@pytest.mark.parametrize("saved", ["1 update", "2 update"])
+def test_a_checkpoint_of_the_moment_between_an_update_and_what_is_due_after_it_loses_neither(
+    saved: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Kill, "at", 3)
+    config = updates_config()
+    config["runner"][0] |= {"save_interval": saved, "valid_interval": "2 update"}
+    with pytest.raises(KilledError):
+        GeneralTrainer(config, resume="auto").run()
+    monkeypatch.setattr(Kill, "at", -1)
+    assert GeneralTrainer(config, resume="auto").run()["validated"] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("accum_grad", [1, 2, 5])
+def test_the_windows_of_an_update_move_nothing_that_is_counted_in_updates(
+    accum_grad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Kill, "at", -1)
+    config = updates_config()
+    config["dataset"][0]["class_path"] = lambda: table(40)
+    config["runner"][0] |= {"epochs": None, "max_steps": "8 update", "accum_grad": accum_grad}
+    context = GeneralTrainer(config).run()
+    assert (context["validated"], context["train_state"]["update"]) == ([3, 6, 8], 8)
