@@ -183,6 +183,13 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
     return f"; did you mean '{known[matches[0]]}'?" if matches else ""
 
 
+def no_loss(name: str, numbers: Iterable[str]) -> str:
+    """Why a loss that is watched is not among the numbers of an evaluation, with its leading ``;``; ``""``: it is no loss."""
+    has_loss = any(number.endswith("loss") for number in numbers)
+    why = "; compute_objectives returned none there: return one, or watch another number"
+    return why if name.endswith("loss") and not has_loss else ""
+
+
 def one_of(name: str, candidates: Iterable[str]) -> str:
     """The remedy for a wrong name: the nearest right one, else all of them, with its leading ``;``."""
     names = sorted(candidates)

@@ -8,7 +8,7 @@ from typing import Any
 from pipeline import hookimpl
 from pipeline.checkpoint.state import StateModel
 from pipeline.context import Context
-from pipeline.errors import ConfigError, DataError, one_of
+from pipeline.errors import ConfigError, DataError, no_loss, one_of
 
 from .shared.tracking import numbers_of_validation
 
@@ -119,9 +119,8 @@ class EarlyStopping:
         self.reported |= dict.fromkeys(numbers, phase)
         if self.metric not in self.reported and {*validated} <= {*self.reported.values()}:
             known = [name for name in self.reported if len(validated) > 1 or "." not in name]
-            raise DataError(
-                f"early_stopping watches '{self.metric}', which no validation reports{one_of(self.metric, known)}"
-            )
+            why = no_loss(self.metric, known) or one_of(self.metric, known)
+            raise DataError(f"early_stopping watches '{self.metric}', which no validation reports{why}")
         return numbers
 
     def state_dict(self) -> dict[str, Any]:

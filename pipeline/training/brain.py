@@ -276,7 +276,7 @@ class Brain:
         """A pass begins; ``epoch`` is None in a test."""
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
-        """A pass is over; ``stage_loss`` is its mean loss over samples."""
+        """A pass is over; ``stage_loss`` is its mean loss over samples, nan where none was computed."""
 
     def on_fit_batch_start(self, batch: Any, should_step: bool) -> None:
         """A training batch is about to be used; ``should_step``: it closes an accumulation window."""
@@ -288,8 +288,11 @@ class Brain:
         """The predictions for a batch."""
         raise NotImplementedError(f"{type(self).__name__} does not define compute_forward(batch, stage)")
 
-    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor | Losses:
-        """The loss, a scalar tensor that is a mean over samples; or several losses by name."""
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor | Losses | None:
+        """The loss, a scalar tensor that is a mean over samples; or several losses by name.
+
+        Outside of TRAIN it may be None: then the metrics and what is logged are reported alone.
+        """
         kind = type(self).__name__
         raise NotImplementedError(f"{kind} does not define compute_objectives(predictions, batch, stage)")
 
@@ -338,7 +341,8 @@ class Brain:
 
     def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
         """The loss of one batch, without training."""
-        return self._reported_loss(self._compute_batch(batch, stage)[1])
+        losses = self._compute_batch(batch, stage)[1]
+        return self._reported_loss(losses_by_name(losses, f"{self._where}compute_objectives"))
 
     def count_samples(self, batch: Any) -> int:
         """How many samples a batch holds: the length of the first tensor in it, else of an object with ``to``."""
@@ -450,9 +454,12 @@ class Brain:
         return self._compute_batch(batch, stage)
 
     def _compute_batch(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
+        """Predictions and losses of one batch; an evaluation may be without a loss."""
         with self._eval_autocast or nullcontext():
             predictions = self.compute_forward(batch, stage)
             returned = self.compute_objectives(predictions, batch, stage)
+        if returned is None or (isinstance(returned, Mapping) and not returned):
+            return predictions, {}
         return predictions, losses_by_name(returned, f"{self._where}compute_objectives")
 
     def _predictions(self, batch: Any, stage: Stage) -> Any:

@@ -16,7 +16,7 @@ from pipeline.context import Context, Phase
 from pipeline.data.batch import on_device, shape_of
 from pipeline.data.loader import without_state
 from pipeline.data.workers import supervise_workers
-from pipeline.errors import DataError, one_of
+from pipeline.errors import DataError, no_loss, one_of
 from pipeline.signals import SHUTDOWN
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.meters import Meters
@@ -71,12 +71,12 @@ def evaluate(
         epoch: the one that is validated; None in a test.
 
     Returns:
-        ``loss``, the metrics by name, and what the Brain has logged.
+        ``loss``, if one was computed, the metrics by name, and what the Brain has logged.
     """
     if (metrics or observe) and not brain._gives_predictions:
         message = f"{type(brain).__name__} has its own evaluate_batch, which gives no predictions to judge or write"
         raise DataError(f"{message}; leave out metrics and write_predictions, or use self.log in it")
-    loss = Mean()
+    loss, samples = Mean(), 0
     for metric in metrics.values():
         metric.reset()
     with evaluating(brain):
@@ -87,7 +87,8 @@ def evaluate(
             brain.step += 1
             samples = brain._pass_numbers.samples = brain._samples_of_batch(batch)
             predictions, losses = brain._predictions_and_losses(batch, stage)
-            loss.add_mean(brain._reported_loss(losses), samples)
+            if losses:
+                loss.add_mean(brain._reported_loss(losses), samples)
             target = type(brain).target(brain, batch) if metrics or observe else None
             if metrics or observe:
                 predictions = type(brain).readable(brain, predictions, batch)
@@ -95,12 +96,12 @@ def evaluate(
                 metric.update(predictions, target)
             if observe:
                 observe(predictions, target)
-        if not loss.sums:
+        if not samples:
             raise DataError("the evaluated dataset gave no batch; check it")
         mean = loss.compute()
         computed = {name: _number(metric.compute(), name, metric) for name, metric in metrics.items()}
         brain.on_stage_end(stage, mean, epoch)
-        return brain._with_logged({"loss": mean, **computed})
+        return brain._with_logged({"loss": mean, **computed} if loss.sums else computed)
 
 
 def predict(brain: Brain, batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
@@ -276,7 +277,7 @@ class BestTracker:
             DataError: none of them reports the number.
         """
         if self.metric not in self._reported:
-            known = one_of(self.metric, self._reported)
+            known = no_loss(self.metric, self._reported) or one_of(self.metric, self._reported)
             raise DataError(f"keep_best watches '{self.metric}', which no validation reports{known}")
 
     def as_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -51,12 +52,12 @@ def pass_progress(title: str, batches: int | None, show: bool | None) -> Iterato
 
 
 def test(brain: Brain, loader: Any, show: bool | None) -> float:
-    """The mean loss over the samples of a test set; ``show``: as in ``pass_progress``."""
+    """The mean loss over the samples of a test set, nan where none is computed; ``show``: as in ``pass_progress``."""
     with pass_progress("test", length(loader), show) as bar:
         batches: Iterable[Any] = on_device(without_state(loader), brain.device)
         if not bar.disable:
             batches = bar.track(batches, task_id=bar.task_ids[0])
-        return evaluate(brain, batches, Stage.TEST, {})["loss"]
+        return evaluate(brain, batches, Stage.TEST, {}).get("loss", math.nan)
 
 
 class Fit(PassLoop):

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 
 from pipeline.checkpoint.comparison import differences
 from pipeline.checkpoint.parts import options_of
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, no_loss
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.user_code import class_path
 from pipeline.user_code.class_path import LR_SCHEDULERS
@@ -140,8 +140,8 @@ class Plateau(OptimScheduler):
     def take_metrics(self, metrics: Mapping[str, float]) -> None:
         """Compare with the best so far; nan is no improvement."""
         if self.metric not in metrics:
-            known = ", ".join(metrics) or "nothing"
-            raise ConfigError(f"Plateau watches '{self.metric}', and the validation reports {known}; name one of those")
+            known, why = ", ".join(metrics) or "nothing", no_loss(self.metric, metrics) or "; name one of those"
+            raise ConfigError(f"Plateau watches '{self.metric}', and the validation reports {known}{why}")
         value = metrics[self.metric]
         better = value < self.best if self.mode == "min" else value > self.best
         self.best, self.bad = (value, 0) if better else (self.best, self.bad + 1)

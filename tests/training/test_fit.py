@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -564,3 +565,15 @@ def test_a_bar_does_not_change_what_is_trained() -> None:
         brain.fit(range(2), [torch.randn(1) for _ in range(2 * EVERY)], progressbar=shown)
         weights.append(brain.modules.net.weight)
     assert torch.equal(*weights)
+
+
+def test_a_test_without_a_loss_gives_nan() -> None:
+    class WithoutLoss(Brain):
+        def compute_forward(self, batch: Any, stage: Stage) -> Any:
+            return self.modules["net"](batch[0])
+
+        def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
+            return None
+
+    brain = WithoutLoss({"net": nn.Linear(1, 1)})
+    assert math.isnan(brain.evaluate([(torch.ones(2, 1), torch.ones(2, 1))], progressbar=False))

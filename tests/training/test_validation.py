@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from pipeline import Brain, Stage, hookimpl
 from pipeline.context import Context
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 from pipeline.training.evaluation import BestTracker
 
 Config = Callable[..., dict[str, Any]]
@@ -382,3 +382,79 @@ def test_a_state_knows_of_the_checkpoint_that_carries_it() -> None:
     assert [each.iteration for each in resumed.kept] == [4]
     assert resumed.as_dict() == best.as_dict()
     assert best.state_dict(5)["kept"] == []
+
+
+# Without a loss.
+
+
+class WithoutLoss(Logging):
+    """Returns a loss in training alone."""
+
+    nothing: Any = None
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
+        return mse(predictions, batch[1]) if stage is Stage.TRAIN else self.nothing
+
+
+class WithEmpty(WithoutLoss):
+    """Returns a dict without a loss."""
+
+    nothing: Any = {}  # noqa: RUF012
+
+
+def unjudged(config: Config, model: type[Brain] = WithoutLoss, **runner: Any) -> dict[str, Any]:
+    chosen = config(**{"epochs": 1, **runner})
+    chosen["phase"][0] |= {"model": model, "valid_dataset_name": "data", "metrics": {"mae": {"class": "MAE"}}}
+    del chosen["phase"][0]["loss"]
+    return chosen
+
+
+@pytest.mark.parametrize("model", [WithoutLoss, WithEmpty])
+def test_a_validation_without_a_loss_reports_its_metrics_and_what_is_logged_alone(
+    config: Config, run: Run, by_hand: Any, make_table: Table, model: type[Brain]
+) -> None:
+    numbers = run(unjudged(config, model))["metrics"]["line"]
+    assert list(numbers) == ["loss", "first", "fixed", "valid_mae", "valid_first", "valid_fixed"]
+    weights = by_hand(lambda parameters: torch.optim.SGD(parameters, 0.1), epochs=1)
+    x, y = make_table(10).tensors
+    predictions = x @ weights["weight"].T + weights["bias"]
+    assert numbers["valid_mae"] == pytest.approx((predictions - y).abs().mean().item(), rel=1e-5)
+
+
+def test_an_evaluation_without_a_loss_reports_the_metrics_alone(config: Config, run: Run) -> None:
+    chosen = unjudged(config)
+    chosen["runner"].append({"name": "test", "class": "infer", "device": "cpu"})
+    assert list(run(chosen)["metrics"]["line"]) == ["mae", "first", "fixed"]
+
+
+NO_LOSS = "compute_objectives returned none there: return one, or watch another number"
+
+
+def test_the_best_of_a_loss_that_is_not_computed_says_so(config: Config, run: Run) -> None:
+    with pytest.raises(DataError, match=f"'valid_loss', which no validation reports; {NO_LOSS}"):
+        run(unjudged(config, keep_best={"metric": "valid_loss", "mode": "min"}))
+
+
+def test_a_plateau_on_a_loss_that_is_not_computed_says_so(config: Config, run: Run) -> None:
+    chosen = unjudged(config)
+    args = {"optim_type": "SGD", "optim_conf": {"lr": 0.1}}
+    chosen["phase"][0]["optim_schedulers"] = {"main": {"class": "plateau", "args": args}}
+    del chosen["hyper_parameters"]
+    with pytest.raises(ConfigError, match=f"'valid_loss', and the validation reports valid_mae, .*; {NO_LOSS}"):
+        run(chosen)
+
+
+def test_early_stopping_on_a_loss_that_is_not_computed_says_so(config: Config, run: Run) -> None:
+    chosen = unjudged(config)
+    chosen["plugins"].append("early_stopping")
+    with pytest.raises(DataError, match=f"'valid_loss', which no validation reports; {NO_LOSS}"):
+        run(chosen)
+
+
+def test_a_training_without_a_loss_is_an_error(config: Config, run: Run) -> None:
+    class Never(WithoutLoss):
+        def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Any:
+            return None
+
+    with pytest.raises(DataError, match="compute_objectives returned None; return a scalar tensor"):
+        run(unjudged(config, Never))
