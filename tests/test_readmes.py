@@ -248,7 +248,7 @@ def test_the_arguments_that_all_schedules_share_are_listed_with_their_defaults()
     for name, parameter in inspect.signature(OptimScheduler).parameters.items():
         if name not in {"model", "distributed", "sche_conf"}:
             default = "required" if parameter.default is parameter.empty else f"`{json.dumps(parameter.default)}`"
-            rows[f"`{name}`"] = "the runner's" if name in {"accum_grad", "grad_clip"} else default
+            rows[f"`{name}`"] = "the runner's" if name in {"accum_grad", "grad_clip", "grad_clip_value"} else default
     assert {row[0]: row[1] for row in cells("pipeline/training", "| argument | default | meaning |")} == rows
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from pipeline.check.inspection import Setting
-from pipeline.config.schema import too_short
+from pipeline.config.schema import multiple_of, too_short
 from pipeline.errors import one_of
 from pipeline.user_code import classes, source
 from pipeline.user_code.class_path import LR_SCHEDULERS, OPTIMIZERS, SCHEDULES, optimizer_name, schedule_name
@@ -32,29 +32,62 @@ def check_short_form(runner: Setting, *, needed: bool, stepped: bool) -> None:
         place = optimizer if optimizer.node else replace(optimizer, parent_origin=runner.origin)
         place.fault(f"training needs an optimizer; {remedy}")
     else:
-        check_optimizer(optimizer, optimizer["class"], stepped=stepped)
+        check_optimizer(optimizer, optimizer["class"], optimizer, stepped=stepped)
 
 
-def check_optimizer(settings: Setting, optimizer: Setting, *, stepped: bool) -> None:
-    """An optimizer's class, and its own keys; ``stepped``: certainly by ours."""
-    if settings["learning_rate"].node and settings["lr"].node:
-        settings["lr"].fault("means the same as 'learning_rate', which is set too; keep one", of_key=True)
+def check_optimizer(settings: Setting, optimizer: Setting, holder: Setting, *, stepped: bool) -> None:
+    """An optimizer's class, its own keys, and its groups in ``holder``; ``stepped``: certainly by ours."""
     path = replace(optimizer.with_spelling(optimizer_name), address=f"{settings.address}.class")
     definition = path.find_class("Optimizer", module=OPTIMIZERS)
     parameters = classes.parameters(definition) if definition else None
-    if parameters and definition:
-        names = {"learning_rate": "lr"}
-        arguments = {names.get(key, key): setting.node for key, setting in settings.entries() if key != "class"}
-        # The first are the parameters to optimize, which the network stage gives.
-        free = parameters.without_first()
-        if "lr" in free.names:
-            free = replace(free, names=(*free.names, "learning_rate"))
-        settings.with_keys(arguments).check_arguments(free, definition.name)
+    # The first are the parameters to optimize, which the network stage gives.
+    free = parameters.without_first() if parameters else None
+    _check_options(settings, free, definition.name if definition else "")
     if definition and stepped and (argument := _step_needs(definition)):
         remedy = "write an updater or a Runner of your own, or name another optimizer"
         path.fault(f"{definition.name}.step needs a {argument}, and nobody gives it one; {remedy}")
     if definition and definition.module.name.startswith(f"{OPTIMIZERS}."):
         _check_rate(settings)
+    # A function takes other arguments than the optimizer that it makes.
+    is_class = definition and isinstance(definition.node, source.ClassNode)
+    _check_groups(holder, free if is_class else None, definition.name if definition else "")
+
+
+# What a config has among the optimizer's own keys, and no optimizer takes.
+_OURS = ("class", "groups", "remove_vector_weight_decay")
+
+
+def _check_options(settings: Setting, parameters: Parameters | None, name: str) -> None:
+    """The options of an optimizer, or of one of its groups."""
+    if settings["learning_rate"].node and settings["lr"].node:
+        settings["lr"].fault("means the same as 'learning_rate', which is set too; keep one", of_key=True)
+    if parameters and "lr" in parameters.names:
+        parameters = replace(parameters, names=(*parameters.names, "learning_rate"))
+    names = {"learning_rate": "lr"}
+    options = {names.get(key, key): setting for key, setting in settings.entries() if key not in (*_OURS, "params")}
+    plain = {key: option.node for key, option in options.items() if (key, option.value) != ("fused", "auto")}
+    settings.with_keys(plain).check_arguments(parameters, name)
+
+
+def _check_groups(holder: Setting, parameters: Parameters | None, name: str) -> None:
+    """``groups``, whose options are those of the optimizer; and ``remove_vector_weight_decay``."""
+    groups, spares = holder["groups"], holder["remove_vector_weight_decay"]
+    example = "{params: '*.bias', weight_decay: 0}"
+    if groups.node and not isinstance(groups.node.value, list):
+        groups.fault(f"is {describe_value(groups.value)}; write a list: [{example}]")
+    for place, _ in groups.node.children() if groups.node else ():
+        group = groups[place]
+        patterns = group["params"].value
+        listed = patterns if isinstance(patterns, list) else [patterns]
+        if not listed or not all(isinstance(pattern, str) for pattern in listed):
+            group["params"].fault(f"is {describe_value(patterns)}; write names of parameters or patterns: {example}")
+        if parameters:
+            _check_options(group, replace(parameters, required=()), name)
+        _check_rate(group, multiples=True)
+    if spares.value not in (None, True, False):
+        spares.fault(f"is {describe_value(spares.value)}; write true or false")
+    elif spares.value and parameters and not parameters.any_name and "weight_decay" not in parameters.names:
+        spares.fault(f"would be ignored: {name} has no weight_decay; remove it", of_key=True)
 
 
 def _step_needs(definition: source.Definition) -> str:
@@ -65,13 +98,21 @@ def _step_needs(definition: source.Definition) -> str:
     return required[0].arg if required else ""
 
 
-def _check_rate(settings: Setting) -> None:
-    """Check that the learning rate is not below 0, which every optimizer of torch refuses."""
+def _check_rate(settings: Setting, *, multiples: bool = False) -> None:
+    """Check that the learning rate is not below 0, which every optimizer of torch refuses; or a multiple, in a group."""
     for rate in (settings["learning_rate"], settings["lr"]):
         value = rate.value
         certain = rate.node and (value is None or isinstance(value, str | int | float | dict | list))
-        if certain and not (isinstance(value, int | float) and value >= 0):
-            rate.fault(f"is {describe_value(value)}; write a number of at least 0, such as 0.001")
+        right = (isinstance(value, int | float) and value >= 0) or (multiples and multiple_of(value) is not None)
+        if certain and not right:
+            also = ", or 0.1x for a multiple of the base rate" if multiples else ""
+            rate.fault(f"is {describe_value(value)}; write a number of at least 0, such as 0.001{also}")
+
+
+def check_clipping(holder: Setting) -> None:
+    """Check that a runner or a scheduler clips gradients in one way."""
+    if holder["grad_clip"].value is not None and holder["grad_clip_value"].value is not None:
+        holder["grad_clip_value"].fault("would clip beside grad_clip, which is set too; keep one", of_key=True)
 
 
 # The numbers that a validation reports; as a text, what to do for there to be one; None: cannot tell.
@@ -102,10 +143,11 @@ def check_optim_scheduler(
     if not definition or not arguments.is_mapping:
         return
     arguments.check_arguments(_scheduler_parameters(definition), definition.name)
+    check_clipping(arguments)
     optimizer, settings = arguments["optim_type"], arguments["optim_conf"]
     if optimizer.node and settings.is_mapping:
         applies = not classes.undefined_methods(definition, ("apply",), OPTIM_SCHEDULER)
-        check_optimizer(settings, optimizer, stepped=stepped and not applies)
+        check_optimizer(settings, optimizer, arguments, stepped=stepped and not applies)
     loss = arguments["optim_loss"]
     name = "loss" if loss.value is None else loss.value
     if losses is not None and isinstance(name, str) and name not in losses:

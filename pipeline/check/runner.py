@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from pipeline.check.data_flow import EXPERIMENT, is_untouched
 from pipeline.check.inspection import Setting, Settings, names_in, plain
+from pipeline.check.optimizer import check_clipping
 from pipeline.check.phase import is_brain, may_report, reported_names
 from pipeline.check.stage import is_experiment
 from pipeline.config.keys import fields
@@ -39,7 +40,7 @@ def _check_inference(runner: Setting, phases: Settings, *, whole: bool) -> None:
 TRAINING = (
     "precision", "epochs", "max_steps", "optimizer_step_limit", "valid_interval", "save_interval", "keep_last", "keep_best",
     "on_save_error", "grad_clip", "accum_grad", "nonfinite_patience", "check_gradients", "overfit_batches", "debug_epochs", "freeze",
-    "save_checkpoint_path", "save_inference_interval", "save_inference_path", "save_inference_export",
+    "grad_clip_value", "save_checkpoint_path", "save_inference_interval", "save_inference_path", "save_inference_export",
 )  # fmt: skip
 
 # Keys without which those that begin with their names don't matter, such as ``debug_batches``.
@@ -145,6 +146,7 @@ def _refuse_idle(runner: Setting, idle: dict[str, str]) -> None:
 
 def _check_contradictions(runner: Setting) -> None:
     """Report keys that contradict each other."""
+    check_clipping(runner)
     limit = runner["limit_batches"].value
     if limit and is_set(runner, "overfit_batches"):
         runner["overfit_batches"].fault(f"contradicts limit_batches: {limit}; keep one of the two")

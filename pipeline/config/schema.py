@@ -50,6 +50,12 @@ def parse_intervals(intervals: Intervals, unit: str = "iteration", *, starts: bo
     return [Interval.parse(value, unit, starts=starts) for value in values if value is not None]
 
 
+def multiple_of(rate: Any) -> float | None:
+    """The factor of ``0.1x``, a multiple of the base rate; None: it is none."""
+    match = re.fullmatch(r"(\d+\.?\d*(?:e-?\d+)?)x", rate) if isinstance(rate, str) else None
+    return float(match[1]) if match else None
+
+
 def _intervals(value: Any) -> Any:
     parse_intervals(value)
     return value
@@ -162,6 +168,12 @@ _CLASS = {
     "additionalProperties": False,
 }
 
+_GROUPS = {
+    "type": "array",
+    "items": {"type": "object", "properties": {"params": _NAMES}, "required": ["params"]},
+    "description": "parameter groups by patterns of names; the first that matches a parameter has it",
+}
+
 _OPTIMIZER = {
     "type": "object",
     "description": "the optimizer's class, and its arguments",
@@ -169,6 +181,8 @@ _OPTIMIZER = {
         "class": {**_STRING, "description": "a class of torch.optim, or a class path"},
         "learning_rate": {"type": "number"},
         "lr": {"type": "number", "description": "the same as learning_rate"},
+        "groups": _GROUPS,
+        "remove_vector_weight_decay": {"type": "boolean", "description": "no weight decay of biases and norms"},
     },
 }
 
@@ -415,6 +429,7 @@ class RunnerSchema(_Section):
     deterministic: bool = Field(False, description="use only deterministic operations; any other is an error")
     threads: int | None = Field(None, gt=0, le=1024, description="torch's threads on the CPU; null leaves it to torch")
     grad_clip: Norm | None = Field(None, description="largest norm of the gradients of one optimizer; null never clips")
+    grad_clip_value: Norm | None = Field(None, description="largest absolute value of a gradient; not beside grad_clip")
     accum_grad: Count = Field(1, description="batches whose gradients make one update; a scheduler may have its own")
     nonfinite_patience: Patience | None = Field(3, description="non-finite losses before exit code 5; null never looks")
     check_gradients: bool = Field(False, description="look for non-finite gradients even without clipping, at a cost")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from torch import nn
@@ -171,22 +172,24 @@ class Network(NetworkBase):
         settings, config = phase.optim_schedulers[name], context["config"]
         address = f"phase.{phase.name}.optim_schedulers.{name}"
         cls = load_named(schedule_name(settings["class"]), f"{address}.class", "OptimScheduler", config, SCHEDULES)
-        arguments = {"grad_clip": runner.grad_clip, "accum_grad": runner.accum_grad, **settings.get("args", {})}
+        own = settings.get("args", {})
+        arguments = {**clipping(runner, own), "accum_grad": runner.accum_grad, **own}
         if "optim_type" in arguments:
             arguments["optim_type"] = load_optimizer(arguments["optim_type"], f"{address}.args.optim_type", config)
-        try:
+        with faults_at(address, config, ".args"):
             scheduler: OptimScheduler = cls(model=brain.modules, **arguments)
-        except ConfigError as error:
-            raise ConfigError(f"{config.origin(address)}: {address}: {error}") from error
         return scheduler
 
     def build_optim_scheduler(self, module: nn.Module, runner: RunnerSchema, context: Context) -> OptimScheduler:
         """The optimizer that ``hyper_parameters.optimizer`` describes, with a constant rate."""
-        settings = dict(context["hyper_parameters"]["optimizer"])
-        kind = load_optimizer(settings.pop("class"), "hyper_parameters.optimizer.class", context["config"])
+        settings, address = dict(context["hyper_parameters"]["optimizer"]), "hyper_parameters.optimizer"
+        kind = load_optimizer(settings.pop("class"), f"{address}.class", context["config"])
         if "learning_rate" in settings:
             settings["lr"] = settings.pop("learning_rate")
-        return Constant(kind, settings, module, grad_clip=runner.grad_clip, accum_grad=runner.accum_grad)
+        keys = ("groups", "remove_vector_weight_decay")
+        arguments = {key: settings.pop(key) for key in keys if key in settings} | clipping(runner, {})
+        with faults_at(address, context["config"]):
+            return Constant(kind, settings, module, accum_grad=runner.accum_grad, **arguments)
 
     def build_updater(
         self,
@@ -230,6 +233,28 @@ def wrap_model(model: nn.Module | Brain, brain: Brain, phase: str, context: Cont
         return model
     brain.module = brain.modules["model"] = wrapped
     return brain.module
+
+
+def clipping(runner: RunnerSchema, own: Mapping[str, Any]) -> dict[str, float | None]:
+    """How a scheduler clips gradients: as the runner says, unless its own arguments say it, in one way or the other."""
+    if own.keys() & {"grad_clip", "grad_clip_value"}:
+        return {"grad_clip": None}
+    by_value = {"grad_clip_value": runner.grad_clip_value} if runner.grad_clip_value else {}
+    return {"grad_clip": runner.grad_clip, **by_value}
+
+
+@contextmanager
+def faults_at(address: str, config: ConfigView, arguments: str = "") -> Iterator[None]:
+    """Say where in the config is what an OptimScheduler refuses; one of ``groups`` is among its ``arguments``."""
+    try:
+        yield
+    except ConfigError as error:
+        inside, _, message = str(error).partition(": ")
+        if inside.startswith("groups."):
+            address = f"{address}{arguments}.{inside}"
+        else:
+            message = str(error)
+        raise ConfigError(f"{config.origin(address)}: {address}: {message}") from error
 
 
 def load_optimizer(kind: Any, address: str, config: ConfigView) -> Any:

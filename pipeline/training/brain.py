@@ -234,7 +234,7 @@ class Brain:
         if self.opt_class is None:
             return
         parameters = list(trainable_parameters(self.modules, None).values())
-        groups = without_decay(self.modules) if self._run_options.remove_vector_weight_decay else parameters
+        groups = without_decay(parameters) if self._run_options.remove_vector_weight_decay else parameters
         self.optimizer = self.opt_class(groups)
         self.optimizers_dict = {"opt_class": self.optimizer}
 

@@ -16,6 +16,8 @@ from torch.optim import Optimizer
 
 from pipeline.checkpoint.parts import load_optimizer, optimizer_state_of, options_of
 from pipeline.checkpoint.state import WindowState
+from pipeline.checkpoint.weights import match_names, suggest_names, unmatched_pattern
+from pipeline.config.schema import multiple_of
 from pipeline.context import Context
 from pipeline.data.batch import shape_of
 from pipeline.errors import CheckpointError, ConfigError, DataError, one_of
@@ -61,12 +63,56 @@ def _part(model: nn.Module, name: str) -> nn.Module:
     return part
 
 
-def without_decay(module: nn.Module) -> list[dict[str, object]]:
-    """Two parameter groups: vectors (biases, norms) without weight decay first, then all others."""
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+# Options of a parameter group, and its parameters as ``params``.
+Group: TypeAlias = dict[str, Any]
+
+
+def without_decay(parameters: Iterable[Tensor], options: Mapping[str, Any] | None = None) -> list[Group]:
+    """Two parameter groups: vectors (biases, norms) without weight decay first, then all others, both with the options."""
+    parameters, options = list(parameters), options or {}
     vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
     others = [parameter for parameter in parameters if parameter.ndim > 1]
-    return [{"params": vectors, "weight_decay": 0.0}, {"params": others}]
+    return [{**options, "params": vectors, "weight_decay": 0.0}, {**options, "params": others}]
+
+
+def parameter_groups(
+    names: Mapping[str, nn.Parameter],
+    groups: Sequence[Mapping[str, Any]],
+    *,
+    root: str = "",
+    spare_vectors: bool = False,
+) -> list[Group]:
+    """Divide parameters by the patterns of ``groups``; those that none matches are the last group.
+
+    Args:
+        names: name -> parameter.
+        groups: ``{params: pattern or patterns, option: value, …}``; of two that match a parameter, the first has it.
+        root: what a pattern may leave out at the beginning of a name.
+        spare_vectors: whether vectors become groups of their own without weight decay, where the group does not set it.
+
+    Returns:
+        What torch's optimizers take; no group is empty.
+
+    Raises:
+        ConfigError: a pattern matches nothing, or nothing that is left.
+    """
+    remaining, made, short = dict(names), list[Group](), [name.removeprefix(root) for name in names]
+    for index, group in enumerate(groups):
+        options = {"lr" if key == "learning_rate" else key: value for key, value in group.items()}
+        patterns = [options["params"]] if isinstance(options["params"], str) else options["params"]
+        if wrong := unmatched_pattern(patterns, [*names, *short]):
+            what = f"groups.{index}.params: '{wrong}' matches no parameter that is trained"
+            raise ConfigError(f"{what}{suggest_names(wrong, short)}")
+        own = [name for name in remaining if match_names(patterns, [name, name.removeprefix(root)])]
+        if not own:
+            what = f"groups.{index}.params: {', '.join(patterns)} matches only what groups before it have"
+            raise ConfigError(f"{what}; of two that match, the first has the parameter: put the narrower one first")
+        made.append({**options, "params": [remaining.pop(name) for name in own]})
+    made.append({"params": list(remaining.values())})
+    if spare_vectors:
+        halves = [[group] if "weight_decay" in group else without_decay(group["params"], group) for group in made]
+        made = [group for half in halves for group in half]
+    return [group for group in made if group["params"]]
 
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -160,6 +206,11 @@ class OptimScheduler(ABC):
         ft_factor: scales every rate.
         grad_clip: largest norm of the gradients of its own parameters; None does not clip.
         grad_norm_type: the p of that norm.
+        grad_clip_value: largest absolute value of a gradient; None does not clip. Not beside ``grad_clip``.
+        groups: parameter groups by the names of parameters or modules: ``{"params": "*.bias", "weight_decay": 0}``, with
+            ``params`` a pattern or several. The first that matches has a parameter; what none matches is the last group,
+            with ``optim_conf`` alone. A rate ``"0.1x"`` is a multiple of the base rate.
+        remove_vector_weight_decay: whether vectors (biases, norms) have no weight decay, but in a group that sets it.
         sche_conf: passed on to ``sche_init``.
 
     Attributes:
@@ -170,7 +221,8 @@ class OptimScheduler(ABC):
         real_step: how many windows are closed.
         batches, samples: how many of each are in the open window.
         epoch, batch_samples: the epoch, from 0, and the samples of the batch that a run is at; for ``optimize`` by hand.
-        rate: of the last update, in the first group; None before the first.
+        rate: of the last update, in the first group, with ``groups`` in the last; None before the first.
+        base_lr: the rate of the first group, as ``optim_conf`` sets it.
         gradient_norm: of the last update, before it was clipped; None where nothing computes it.
         losses: those that ``optimize`` had last, detached, on the first scheduler that it had; who reads them sets None.
         scaler: scales the loss in fp16; None elsewhere.
@@ -207,13 +259,17 @@ class OptimScheduler(ABC):
         ft_factor: float = 1.0,
         grad_clip: float | None = 1.0,
         grad_norm_type: float = 2.0,
+        grad_clip_value: float | None = None,
+        groups: Sequence[Mapping[str, Any]] = (),
+        remove_vector_weight_decay: bool = False,
         **sche_conf: Any,
     ) -> None:
-        _above_zero(step_per_update=step_per_update, accum_grad=accum_grad, ft_factor=ft_factor, grad_clip=grad_clip)
+        _above_zero(step_per_update=step_per_update, accum_grad=accum_grad, ft_factor=ft_factor)
+        _check_clipping(grad_clip=grad_clip, grad_clip_value=grad_clip_value)
         self.loss_name = optim_loss or "loss"
         self.step_per_update, self.use_amp, self.ft_factor = step_per_update, use_amp, ft_factor
         self.accum_grad = self.configured_accum_grad = accum_grad
-        self.grad_clip, self.grad_norm_type = grad_clip, grad_norm_type
+        self.grad_clip, self.grad_norm_type, self.grad_clip_value = grad_clip, grad_norm_type, grad_clip_value
         self.scaler: GradScaler | None = None
         self.owns_all = self.check_gradients = self.weighted = self.stepped = self.discards = False
         self.measures_norm = False
@@ -228,29 +284,35 @@ class OptimScheduler(ABC):
         self.before_update: Watcher | None = None
         self.after_update: Watcher | None = None
         names = trainable_parameters(model, updated_modules)
-        self.optimizer = _built(optim_type, list(names.values()), optim_conf)
-        groups = self.optimizer.param_groups
-        self.parameters: list[Tensor] = [parameter for group in groups for parameter in group["params"]]
+        parameters: list[Any] = list(names.values())
+        if groups or remove_vector_weight_decay:
+            # Checkpoints have the names of a model that is no Brain without this one.
+            root = "model." if [name for name, _ in model.named_children()] == ["model"] else ""
+            parameters = parameter_groups(names, groups, root=root, spare_vectors=remove_vector_weight_decay)
+        self.optimizer = _built(optim_type, parameters, optim_conf)
+        _complete(self.optimizer, groups, spare_vectors=remove_vector_weight_decay)
+        # What the patterns leave, with the base rate, is the last group.
+        self._base = -1 if groups else 0
+        self.parameters: list[Tensor] = [own for group in self.optimizer.param_groups for own in group["params"]]
         self.guard = NonFiniteGuard(self.optimizer, names)
-        self._base_rates = [float(group["lr"]) for group in groups]
+        self._take_rates()
         if not self.constant or ft_factor != 1.0:
-            _refuse_ratio_to_zero(self._base_rates)
+            _refuse_ratio_to_zero(self.base_lr, self._base_rates)
         self.sche_init(**sche_conf)
         if self.constant and ft_factor != 1.0:
             self.set_rate(ft_factor * self.base_lr)
         self.configured = options_of(self.optimizer)
 
-    @property
-    def base_lr(self) -> float:
-        """The learning rate of the first group, as ``optim_conf`` sets it."""
-        return self._base_rates[0]
-
     def adopt_groups(self) -> None:
         """Take the groups into which a plugin has divided the parameters, each with the rate that it starts from."""
-        groups = self.optimizer.param_groups
-        if len(groups) != len(self._base_rates):
-            self._base_rates = [float(group["lr"]) for group in groups]
+        if len(self.optimizer.param_groups) != len(self._base_rates):
+            self._take_rates()
             self.configured = options_of(self.optimizer)
+
+    def _take_rates(self) -> None:
+        """Remember the rates with which the groups begin: that of ``optim_conf`` is the base."""
+        self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.base_lr = float(self.optimizer.defaults["lr"]) if self._base else self._base_rates[0]
 
     @abstractmethod
     def sche_init(self, *args: Any, **sche_conf: Any) -> None:
@@ -326,6 +388,7 @@ class OptimScheduler(ABC):
                 self.before_update(optim_scheduler=self)
             plain = not self.scaler and self.grad_clip is None and not self.check_gradients and self.accum_grad == 1
             plain = plain and not (self.weighted or self.measures_norm) and self.guard.loss is None
+            plain = plain and self.grad_clip_value is None
             if not self.discards and (plain or self._prepare()):
                 if self.scaler:
                     self.scaler.step(self.optimizer)
@@ -335,7 +398,7 @@ class OptimScheduler(ABC):
             self.optimizer.zero_grad(set_to_none=True)
             if self.after_update:
                 self.after_update(optim_scheduler=self)
-            self.rate = groups[0]["lr"]
+            self.rate = groups[self._base]["lr"]
             if rates:
                 self.rate = self.rate * 1.0
                 self._put_back(rates)
@@ -381,11 +444,13 @@ class OptimScheduler(ABC):
             return False
         if norm is not None and self.grad_clip is not None:
             nn.utils.clip_grads_with_norm_(parameters, self.grad_clip, norm)
+        if self.grad_clip_value is not None:
+            nn.utils.clip_grad_value_(parameters, self.grad_clip_value)
         return True
 
     def set_rate(self, rate: float) -> None:
-        """Set the learning rate of the first group; the other groups keep their ratio to it."""
-        base = self._base_rates[0]
+        """Set the learning rate of the group that has the base rate; the other groups keep their ratio to it."""
+        base = self.base_lr
         for group, group_base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
             new = rate if group_base == base else rate * group_base / base
             if type(group["lr"]) is Tensor:
@@ -403,13 +468,19 @@ class OptimScheduler(ABC):
                 group["lr"] = rate
 
     def get_lr(self) -> float:
-        """The rate of the first group now."""
-        return float(self.optimizer.param_groups[0]["lr"])
+        """The rate of the first group now; with ``groups`` of the last."""
+        return float(self.optimizer.param_groups[self._base]["lr"])
+
+    def _names_of_groups(self) -> list[list[str]]:
+        """The names of the parameters in each group of the optimizer."""
+        names = {parameter: name for name, parameter in self.guard.names.items()}
+        return [[names.get(parameter, "?") for parameter in group["params"]] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer, scaler and the position in the schedule. The caller keeps the gradients of an open window."""
         return {
             "optimizer": optimizer_state_of(self.optimizer, self.configured),
+            "groups": self._names_of_groups(),
             "scaler": self.scaler.state_dict() if self.scaler else None,
             "accum_grad": self.accum_grad,
             "configured_accum_grad": self.configured_accum_grad,
@@ -428,8 +499,9 @@ class OptimScheduler(ABC):
         """Restore a ``state_dict``; options that the config has changed keep their new value.
 
         Raises:
-            CheckpointError: it has an open window of another length.
+            CheckpointError: it has an open window of another length, or other parameters in the groups of the optimizer.
         """
+        _refuse_other_groups(state_dict.get("groups"), self._names_of_groups())
         load_optimizer(self.optimizer, state_dict["optimizer"], self.configured, scheduled=not self.constant)
         if self.scaler and state_dict["scaler"]:
             self.scaler.load_state_dict(state_dict["scaler"])
@@ -467,14 +539,21 @@ class OptimScheduler(ABC):
 def _above_zero(**numbers: float | None) -> None:
     for name, value in numbers.items():
         if value is not None and not value > 0:
-            remedy = "; None does not clip" if name == "grad_clip" else ""
+            remedy = "; None does not clip" if name.startswith("grad_clip") else ""
             raise ConfigError(f"OptimScheduler: {name} is {value}; it must be above 0{remedy}")
 
 
-def _refuse_ratio_to_zero(rates: Sequence[float]) -> None:
-    if rates[0] == 0 and any(rates):
-        what = f"the rates of the groups are {', '.join(f'{rate:g}' for rate in rates)}"
-        raise ConfigError(f"OptimScheduler: {what}; make the first above 0, as the others keep their ratio to it")
+def _check_clipping(**largest: float | None) -> None:
+    _above_zero(**largest)
+    if None not in largest.values():
+        what = " and ".join(f"{name} is {value}" for name, value in largest.items())
+        raise ConfigError(f"OptimScheduler: {what}, and gradients are clipped in one way; make one of them None")
+
+
+def _refuse_ratio_to_zero(base: float, rates: Sequence[float]) -> None:
+    if base == 0 and any(rates):
+        what = f"the base rate is 0, and the rates of the groups are {', '.join(f'{rate:g}' for rate in rates)}"
+        raise ConfigError(f"OptimScheduler: {what}; make it above 0, as the groups keep their ratio to it")
 
 
 def _built(
@@ -490,6 +569,30 @@ def _built(
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"OptimScheduler: {optim_type!r} made a {type(optimizer).__name__}; return a torch Optimizer")
     return optimizer
+
+
+def _complete(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]], *, spare_vectors: bool) -> None:
+    """Replace multiples of the base rate by rates, once every option of ``groups`` is known to be one of the optimizer."""
+    known, kind = optimizer.defaults.keys(), type(optimizer).__name__
+    for index, group in enumerate(groups):
+        if wrong := [key for key in group if key not in {*known, "params", "learning_rate"}]:
+            raise ConfigError(f"groups.{index}.{wrong[0]}: {kind} has no option '{wrong[0]}'{one_of(wrong[0], known)}")
+    if spare_vectors and "weight_decay" not in known:
+        raise ConfigError(f"remove_vector_weight_decay: would be ignored: {kind} has no weight_decay; remove it")
+    for own in optimizer.param_groups:
+        if (multiple := multiple_of(own["lr"])) is not None:
+            own["lr"] = optimizer.defaults["lr"] * multiple
+
+
+def _refuse_other_groups(saved: Sequence[Sequence[str]] | None, now: Sequence[Sequence[str]]) -> None:
+    """Raise where the moments of an optimizer would go to other parameters: torch keeps them by number."""
+    if saved is None or [*map(list, saved)] == now:
+        return
+    groups = {name: index for index, group in enumerate(saved) for name in group}
+    moved = [name for index, group in enumerate(now) for name in group if groups.get(name) != index]
+    which = f"'{moved[0]}' is in another" if moved else "their order is another"
+    what = f"the parameter groups of the optimizer are not those of the checkpoint: {which}"
+    raise CheckpointError(f"{what}; set groups and modules back, or begin a run from its weights with init_model_path")
 
 
 def optimize(

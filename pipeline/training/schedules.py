@@ -31,7 +31,7 @@ class Constant(OptimScheduler):
 
     def update_lr(self, real_step: int, epoch_num: int) -> float:
         """The base rate."""
-        return self._base_rates[0]
+        return self.base_lr
 
 
 class Noam(OptimScheduler):

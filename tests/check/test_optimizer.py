@@ -191,11 +191,62 @@ NEEDS = "LBFGS.step needs a closure, and nobody gives it one; write an updater o
 
 @pytest.mark.parametrize(("overrides", "address"), [
     (["hyper_parameters.optimizer.class=LBFGS"], "hyper_parameters.optimizer.class"),
+    (["hyper_parameters.optimizer.class=lbfgs"], "hyper_parameters.optimizer.class"),
+    (["hyper_parameters.optimizer.class=torch.optim.LBFGS"], "hyper_parameters.optimizer.class"),
+    (["hyper_parameters.optimizer.class=torch.optim.lbfgs:LBFGS"], "hyper_parameters.optimizer.class"),
+    (["hyper_parameters.optimizer.class=LBFGS", "hyper_parameters.optimizer.groups=[{params: bias, lr: 0.1x}]"],
+     "hyper_parameters.optimizer.class"),
     ([f"{ADDRESS}={LBFGS}", NO_OPTIMIZER], f"{ADDRESS}.main.args.optim_conf.class"),
+    ([f"{ADDRESS}={LBFGS.replace('LBFGS', 'torch.optim.lbfgs:LBFGS')}", NO_OPTIMIZER], f"{ADDRESS}.main.args.optim_conf.class"),
+    ([f"{ADDRESS}={LBFGS.replace('optim_conf', 'groups: [{params: bias, lr: 0.1x}], optim_conf')}", NO_OPTIMIZER],
+     f"{ADDRESS}.main.args.optim_conf.class"),
 ])  # fmt: skip
 def test_an_optimizer_whose_step_needs_a_closure_is_a_fault(linear: Path, overrides: list[str], address: str) -> None:
     (fault,) = check(linear, overrides)
     assert (fault.address, fault.message) == (address, NEEDS)
+
+
+OPTIMIZER = "hyper_parameters.optimizer"
+GROUPS = f"{OPTIMIZER}.groups"
+
+
+@pytest.mark.parametrize(("override", "message"), [
+    (f"{GROUPS}=bias", f"{GROUPS}: is 'bias', a string; write a list: [{{params: '*.bias', weight_decay: 0}}]"),
+    (f"{GROUPS}=[bias]", f"{GROUPS}.0.params: is null; write names of parameters or patterns: {{params: '*.bias'"),
+    (f"{GROUPS}=[{{lr: 1}}]", f"{GROUPS}.0.params: is null; write names of parameters or patterns: {{params: '*.bias'"),
+    (f"{GROUPS}=[{{params: []}}]", f"{GROUPS}.0.params: is [], a list; write names of parameters or patterns"),
+    (f"{GROUPS}=[{{params: [bias, 3]}}]", f"{GROUPS}.0.params: is ['bias', 3], a list; write names"),
+    (f"{GROUPS}=[{{params: bias, momentm: 1}}]", f"{GROUPS}.0.momentm: SGD has no argument 'momentm'; did you mean 'momentum'?"),
+    (f"{GROUPS}=[{{params: bias, momentum: x}}]", f"{GROUPS}.0.momentum: SGD's argument momentum is 'x', a string; write a number"),
+    (f"{GROUPS}=[{{params: weight}}, {{params: bias, lr: 0.1y}}]",
+     f"{GROUPS}.1.lr: is '0.1y', a string; write a number of at least 0, such as 0.001, or 0.1x for a multiple of the base rate"),
+    (f"{GROUPS}=[{{params: bias, learning_rate: -1}}]", f"{GROUPS}.0.learning_rate: is -1, an integer; write a number of at least 0"),
+    (f"{GROUPS}=[{{params: bias, lr: 1, learning_rate: 2}}]", f"{GROUPS}.0.lr: means the same as 'learning_rate', which is set too; keep one"),
+    (f"{OPTIMIZER}.learning_rate=0.1x", f"{OPTIMIZER}.learning_rate: is '0.1x', a string; write a number of at least 0"),
+    (f"{OPTIMIZER}.remove_vector_weight_decay=1e3", f"{OPTIMIZER}.remove_vector_weight_decay: is 1000.0, a number; write true or false"),
+    (f"{OPTIMIZER}={{class: Rprop, learning_rate: 0.1, remove_vector_weight_decay: true}}",
+     f"{OPTIMIZER}.remove_vector_weight_decay: would be ignored: Rprop has no weight_decay; remove it"),
+])  # fmt: skip
+def test_wrong_parameter_groups_are_told_at_their_place(linear: Path, override: str, message: str) -> None:
+    (fault,) = check(linear, [override])
+    assert f"{fault.address}: {fault.message}".startswith(message)
+
+
+def test_groups_of_a_scheduler_are_checked_likewise(linear: Path) -> None:
+    main = NOAM.replace("warmup_steps", "groups: [{params: bias, momentm: 1}], warmup_steps")
+    (fault,) = check(linear, [f"{ADDRESS}={{main: {main}}}", NO_OPTIMIZER])
+    assert fault.address == f"{ADDRESS}.main.args.groups.0.momentm"
+    assert fault.message == "SGD has no argument 'momentm'; did you mean 'momentum'?"
+
+
+def test_clipping_in_both_ways_is_a_fault(linear: Path) -> None:
+    message = "would clip beside grad_clip, which is set too; keep one"
+    runner = ["runner.train_runner.grad_clip=1.0", "runner.train_runner.grad_clip_value=1.0"]
+    (fault,) = check(linear, runner)
+    assert (fault.address, fault.message) == ("runner.train_runner.grad_clip_value", message)
+    both = NOAM.replace("warmup_steps", "grad_clip: 1.0, grad_clip_value: 2.0, warmup_steps")
+    (fault,) = check(linear, [f"{ADDRESS}={{main: {both}}}", NO_OPTIMIZER])
+    assert (fault.address, fault.message) == (f"{ADDRESS}.main.args.grad_clip_value", message)
 
 
 BRAIN = "from pipeline import Brain, UpdaterBase\nfrom pipeline.stages.runner import Runner\nclass Model(Brain):\n"

@@ -275,9 +275,11 @@ class FirstAtRest(torch.optim.SGD):
 
 
 def test_a_first_group_at_rest_has_no_ratio_to_the_others_that_a_schedule_could_keep() -> None:
-    with pytest.raises(ConfigError, match=r"the rates of the groups are 0, 0.8; make the first above 0"):
+    with pytest.raises(
+        ConfigError, match=r"the base rate is 0, and the rates of the groups are 0, 0.8; make it above 0"
+    ):
         Halving(FirstAtRest, {"lr": 0.8}, seeded())
-    with pytest.raises(ConfigError, match="make the first above 0"):
+    with pytest.raises(ConfigError, match="make it above 0"):
         Constant(FirstAtRest, {"lr": 0.8}, seeded(), ft_factor=0.5)
     assert Constant(FirstAtRest, {"lr": 0.8}, seeded()).get_lr() == 0.0
 
