@@ -247,9 +247,10 @@ def _number(value: float) -> str:
 def _batches(context: Context, datasets: Iterable[str | None]) -> int | None:
     """How many batches the passes over these have; None where a loader has no length."""
     runner, loaders, total = context["runner"], context.peek("dataset") or {}, 0
-    limits = [runner.limit_batches, runner.overfit_batches, runner.debug_batches if runner.debug else None]
     for name in datasets:
         loader: Any = loaders.get(name)
+        own = context["config"].get(f"dataset.{name}.limit_batches") or runner.limit_batches
+        limits = [own, runner.overfit_batches, runner.debug_batches if runner.debug else None]
         try:
             total += min(len(loader), *(limit or sys.maxsize for limit in limits))
         except TypeError:

@@ -109,7 +109,7 @@ def _loader(dataset: str, phase: PhaseSchema, context: Context) -> Any:
     name = phase.dataset_name or "" if runner.overfit_batches else dataset
     loader = loader_of(name, context)
     own = copy.copy(loader) if isinstance(loader, DataLoader) else loader
-    return pass_loader(name, runner, Context(dataset={name: own}))
+    return pass_loader(name, runner, Context(dataset={name: own}, config=context["config"]))
 
 
 @contextmanager

@@ -345,6 +345,7 @@ class DatasetSchema(_Section):
     multiprocessing_context: StartMethod | None = Field(None, description="how workers start; null leaves it to Python")
     timeout: float | None = Field(None, ge=0, description="seconds to wait for a worker's batch; null or 0: forever")
     collate_fn: ClassPathValue | None = Field(None, description="makes a batch of a list of samples; null is torch's")
+    limit_batches: Count | None = Field(None, description="batches after which a pass ends; null is the runner's")
 
 
 class PhaseSchema(_Section):

@@ -32,8 +32,10 @@ def summary(context: Context, runner: RunnerSchema, stages: Mapping[str, type]) 
     custom = [f"{stage} is {cls.__module__.rpartition('.')[2]}.{cls.__name__}" for stage, cls in own.items()]
     yield "; ".join([f"{runner.name} on {device}{gpu}", *_parameters(context.peek("model")), *custom])
     known = loaders if isinstance(loaders, Mapping) else {}
-    passes = {name: _describe_pass(loader, runner) for name, loader in known.items()}
-    phases = context.peek("config").phases(runner)
+    config = context.peek("config")
+    limits = {name: config.get(f"dataset.{name}.limit_batches") for name in known}
+    passes = {name: _describe_pass(loader, runner, limits[name]) for name, loader in known.items()}
+    phases = config.phases(runner)
     for phase in phases:
         names = dict.fromkeys((phase.dataset_name, *phase.valid_datasets))
         if data := "; ".join(f"{name} {passes[name][0]}" for name in names if name in passes):
@@ -61,10 +63,10 @@ def _parameters(models: Any) -> Iterator[str]:
         yield _count(total, "parameter") + (f", {trained:,} of them trained" if trained < total else "")
 
 
-def _describe_pass(loader: Any, runner: RunnerSchema) -> tuple[str, int]:
+def _describe_pass(loader: Any, runner: RunnerSchema, own_limit: int | None) -> tuple[str, int]:
     """``1,000 samples in 32 batches``, and how many of these are used; 0 where nobody knows."""
     samples = length(getattr(loader, "sampler", None)) or length(getattr(loader, "dataset", None))
-    limits = (runner.overfit_batches, runner.limit_batches, runner.debug and runner.debug_batches)
+    limits = (runner.overfit_batches, own_limit or runner.limit_batches, runner.debug and runner.debug_batches)
     whole = length(loader) or 0
     batches = min(limit or whole for limit in (whole, *limits))
     used = f", {batches:,} of them used" if batches < whole else ""

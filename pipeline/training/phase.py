@@ -87,16 +87,16 @@ def run_options_for(runner: RunnerSchema, device: torch.device) -> RunOptions:
 
 
 def pass_loader(dataset: str, runner: RunnerSchema, context: Context) -> Any:
-    """The batches of one pass over a dataset: all of them, or as many as the runner allows."""
+    """The batches of one pass over a dataset: all of them, or as many as it or the runner allows."""
     loader = loader_of(dataset, context)
     if runner.overfit_batches:
         loader = overfit_batches(loader, runner.overfit_batches)
-    return limited(loader, runner)
+    return limited(loader, runner, context["config"].get(f"dataset.{dataset}.limit_batches"))
 
 
-def limited(loader: Any, runner: RunnerSettings) -> Any:
-    """A loader, as far as the runner allows: its first batches, with ``limit_batches`` or in a debug run."""
-    limits = [runner.limit_batches, runner.debug_batches if runner.debug else None]
+def limited(loader: Any, runner: RunnerSettings, own_limit: int | None = None) -> Any:
+    """A loader, as far as its own ``limit_batches`` allows, else the runner's; and a debug run."""
+    limits = [own_limit or runner.limit_batches, runner.debug_batches if runner.debug else None]
     most = min((limit for limit in limits if limit), default=0)
     return LimitedLoader(loader, most) if most else loader
 

@@ -164,6 +164,14 @@ def test_a_pass_over_a_part_of_the_data_says_so(log_lines: list[str], key: str) 
     assert to_come(log_lines) == f"{iterations} iterations to come: 2 epochs of 2 batches"
 
 
+def test_a_dataset_s_own_limit_is_above_the_runner_s(log_lines: list[str]) -> None:
+    chosen = linear_config(limit_batches=1)
+    chosen["dataset"][0]["limit_batches"] = 2
+    iterations = GeneralTrainer(chosen).run()["train_state"]["iteration"]
+    assert lines(log_lines)[1] == "line: data 10 samples in 3 batches, 2 of them used"
+    assert (iterations, to_come(log_lines)) == (4, "4 iterations to come: 2 epochs of 2 batches")
+
+
 def test_a_debug_run_has_its_own_limits(log_lines: list[str]) -> None:
     iterations = GeneralTrainer(linear_config(debug=True, debug_epochs=1)).run()["train_state"]["iteration"]
     assert to_come(log_lines) == f"{iterations} iterations to come: 1 epoch of 2 batches"

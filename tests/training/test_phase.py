@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pipeline import GeneralTrainer
+from pipeline.check.checker import check_or_raise
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context
 from pipeline.errors import ConfigError, ContextError
@@ -46,6 +47,17 @@ def test_what_the_network_stage_leaves_out_is_named(linear: Path, line: str, mes
 
 
 CPU = torch.device("cpu")
+
+
+def config_of(dataset: dict[str, Any]) -> Any:
+    """A config with one dataset, ``data``, that has these keys."""
+    data = {"name": "data", "class_path": lambda: [0], **dataset}
+    return check_or_raise(
+        {"runner": [{"name": "train", "class": "train", "epochs": 1}], "dataset": [data], "phase": [PHASE]}
+    )
+
+
+PHASE = {"name": "line", "model": lambda: torch.nn.Linear(1, 1), "loss": torch.nn.MSELoss, "dataset_name": "data"}
 
 
 def runner(**keys: Any) -> RunnerSchema:
@@ -101,20 +113,26 @@ def test_options_that_cannot_be_name_the_runner() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "batches"),
+    ("keys", "own_limit", "batches"),
     [
-        ({}, [0, 1, 2, 3]),
-        ({"limit_batches": 3}, [0, 1, 2]),
-        ({"debug": True}, [0, 1]),
-        ({"debug_batches": 1}, [0, 1, 2, 3]),
-        ({"debug": True, "limit_batches": 1}, [0]),
-        ({"debug": True, "debug_batches": 3, "limit_batches": 9}, [0, 1, 2]),
-        ({"overfit_batches": 3}, [0, 1, 2]),
-        ({"overfit_batches": 3, "debug": True}, [0, 1]),
+        ({}, None, [0, 1, 2, 3]),
+        ({"limit_batches": 3}, None, [0, 1, 2]),
+        ({"limit_batches": 1}, 3, [0, 1, 2]),
+        ({}, 3, [0, 1, 2]),
+        ({"debug": True}, None, [0, 1]),
+        ({"debug": True}, 3, [0, 1]),
+        ({"debug_batches": 1}, None, [0, 1, 2, 3]),
+        ({"debug": True, "limit_batches": 1}, None, [0]),
+        ({"debug": True, "debug_batches": 3, "limit_batches": 9}, None, [0, 1, 2]),
+        ({"overfit_batches": 3}, None, [0, 1, 2]),
+        ({"overfit_batches": 3}, 2, [0, 1]),
+        ({"overfit_batches": 3, "debug": True}, None, [0, 1]),
     ],
 )
-def test_a_pass_has_as_many_batches_as_the_runner_says(keys: dict[str, Any], batches: list[int]) -> None:
-    context = Context(dataset={"data": [0, 1, 2, 3]})
+def test_a_pass_has_as_many_batches_as_its_dataset_says_else_the_runner(
+    keys: dict[str, Any], own_limit: int | None, batches: list[int]
+) -> None:
+    context = Context(dataset={"data": [0, 1, 2, 3]}, config=config_of({"limit_batches": own_limit}))
     loader = pass_loader("data", runner(**keys), context)
     assert list(loader) == batches
     assert len(loader) == len(batches)
@@ -122,4 +140,4 @@ def test_a_pass_has_as_many_batches_as_the_runner_says(keys: dict[str, Any], bat
 
 def test_a_pass_over_a_dataset_that_is_not_there_is_refused_with_the_nearest() -> None:
     with pytest.raises(ContextError, match=r"context\['dataset'\] has no loader 'date'; did you mean 'data'\?"):
-        pass_loader("date", runner(), Context(dataset={"data": []}))
+        pass_loader("date", runner(), Context(dataset={"data": []}, config=config_of({})))

@@ -109,6 +109,26 @@ def test_a_name_without_its_set_is_told_with_the_nearest(several: Config, run: R
         run(several(keep_best={"metric": "valid_loss", "mode": "min"}))
 
 
+def test_each_set_is_evaluated_as_far_as_its_own_limit_says(several: Config, run: Run) -> None:
+    seen: list[int] = []
+
+    class Counts(ModuleBrain):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(3, 1), mse)
+
+        def compute_forward(self, batch: Any, stage: Stage) -> Any:
+            if stage is Stage.VALID:
+                seen.append(len(batch[0]))
+            return super().compute_forward(batch, stage)
+
+    chosen = several(epochs=1, limit_batches=3)
+    chosen["dataset"][2]["limit_batches"] = 1
+    chosen["phase"][0]["model"] = Counts
+    del chosen["phase"][0]["loss"]
+    run(chosen)
+    assert seen == [3, 3, 1, 3]
+
+
 class Scored:
     """A metric whose values are 1 and then 2 for the first set, 5 and then 4 for the second."""
 
