@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
     BaseModel,
@@ -14,6 +14,7 @@ from pydantic import (
     PrivateAttr,
     Tag,
     WithJsonSchema,
+    model_validator,
 )
 
 UNITS = ("iteration", "update", "epoch", "second", "minute", "hour")
@@ -402,7 +403,12 @@ class RunnerSchema(_Section):
     print_interval: int | None = Field(50, gt=0, description="iterations between two reports; null for none")
     valid_interval: ValidIntervals = Field("1 epoch", description="how often to validate, at the end too; null never")
     save_interval: Intervals = Field("1 epoch", description="how often to save, at the end too; null only at the end")
-    keep_last: int | None = Field(None, ge=2, description="newest checkpoints kept, beside the best; null keeps all")
+    keep_last: int | None = Field(
+        3,
+        ge=2,
+        description="newest checkpoints kept, beside the best; null keeps all, as does the default where an infer runner "
+        "evaluates each, by `init_model_path: {run_dir}/<runner>`",
+    )
     keep_best: Best | None = Field(None, description="the best to keep: {metric: valid_loss, mode: min, count: 1}")
     on_save_error: Literal["error", "warn"] = Field(
         "error", description="if the storage refuses a save: error ends the run, warn continues, except at the end"
@@ -479,6 +485,15 @@ class ConfigSchema(_Section):
     dataset: list[DatasetSchema] = Field(default_factory=list, description="the data, each item with a name")
     runner: list[RunnerSchema] = Field(min_length=1, description="the runners, each item with a name")
     phase: list[PhaseSchema] = Field(default_factory=list, description="models with their data, each item with a name")
+
+    @model_validator(mode="after")
+    def _keep_evaluated_checkpoints(self) -> Self:
+        evaluated = {str(runner.init_model_path).rstrip("/") for runner in self.runner if runner.kind == "infer"}
+        for runner in self.runner:
+            folders = {"{run_dir}", f"{{run_dir}}/{runner.name}", f"{{run_dir}}/{runner.name}/checkpoints"}
+            if "keep_last" not in runner.model_fields_set and not evaluated.isdisjoint(folders):
+                runner.keep_last = None
+        return self
 
 
 # What is about one run, and changes nothing in it.

@@ -87,4 +87,6 @@ def _to_come(context: Context, runner: RunnerSchema, batches: int) -> str:
     at_most = "" if batches and not runner.optimizer_step_limit else "at most "
     number = f"{at_most}{_count(max(0, min(left)), 'iteration')}" if left else "an unknown number of iterations"
     done = f", {counters['iteration']:,} done" if counters["iteration"] else ""
-    return f"{number} to come{done}: {', '.join(limits) or 'no limit'}"
+    newest = "all checkpoints" if runner.keep_last is None else f"the newest {runner.keep_last} checkpoints"
+    best = " and the best" if runner.keep_best and runner.keep_last else ""
+    return f"{number} to come{done}: {', '.join(limits) or 'no limit'}; {newest}{best} are kept"

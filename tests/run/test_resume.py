@@ -28,7 +28,7 @@ from pipeline.run.resume import MAX_LINES, compare, find_previous, split_path
 
 SAVING = ["runner.train_runner.save_interval=2"]
 TWO = [
-    "runner=[{name: first, class: train, device: cpu, epochs: 2, save_interval: 2},"
+    "runner=[{name: first, class: train, device: cpu, epochs: 2, save_interval: 2, keep_last: null},"
     " {name: second, class: train, device: cpu, epochs: 1, save_interval: 2}, {name: third, class: infer, device: cpu}]"
 ]
 

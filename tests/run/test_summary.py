@@ -37,7 +37,7 @@ def lines(log: list[str]) -> list[str]:
 
 def to_come(log: list[str]) -> str:
     [line] = [line for line in log if " to come" in line]
-    return line.removeprefix("INFO ").strip()
+    return line.removeprefix("INFO ").strip().partition("; ")[0]
 
 
 def with_phases(config: dict[str, Any], *phases: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def test_a_run_says_where_it_is_what_it_trains_on_what_and_for_how_long(log_line
     assert lines(log_lines) == [
         "train on cpu; 4 parameters",
         "line: data 10 samples in 3 batches",
-        "6 iterations to come: 2 epochs of 3 batches",
+        "6 iterations to come: 2 epochs of 3 batches; the newest 3 checkpoints are kept",
     ]
     assert not [line for line in log_lines if log_lines.count(line) > 1]
 
@@ -143,7 +143,8 @@ def data_of(dataset: Any, **keys: Any) -> dict[str, Any]:
 
 def test_of_a_stream_the_size_is_unknown_and_the_iterations_too(log_lines: list[str]) -> None:
     GeneralTrainer(data_of(Endless)).run()
-    assert lines(log_lines)[1:] == ["line: data of unknown length", "an unknown number of iterations to come: 2 epochs"]
+    assert lines(log_lines)[1] == "line: data of unknown length"
+    assert to_come(log_lines) == "an unknown number of iterations to come: 2 epochs"
 
 
 def test_of_a_stream_max_steps_is_what_may_come_at_most(log_lines: list[str]) -> None:
@@ -188,7 +189,7 @@ def test_a_loader_of_ones_own_is_asked_for_what_it_knows(log_lines: list[str]) -
     assert lines(log_lines) == [
         "train on cpu; 4 parameters; network is test_summary.Network",
         "line: data 5 samples in 3 batches",
-        "6 iterations to come: 2 epochs of 3 batches",
+        "6 iterations to come: 2 epochs of 3 batches; the newest 3 checkpoints are kept",
     ]
 
 
@@ -269,3 +270,21 @@ def test_what_the_lines_look_at_nobody_has_read(log_lines: list[str]) -> None:
     context = GeneralTrainer(linear_config(runner_class_path=Runner, limit_batches=2)).run()
     assert any("runner.train.limit_batches: nobody read it" in line for line in log_lines)
     assert not [access for access in context.accesses if access.where.startswith("summary.py")]
+
+
+# What is kept
+
+
+@pytest.mark.parametrize(
+    ("keys", "kept"),
+    [
+        ({}, "the newest 3 checkpoints are kept"),
+        ({"keep_last": 5}, "the newest 5 checkpoints are kept"),
+        ({"keep_last": None}, "all checkpoints are kept"),
+        ({"keep_best": {"metric": "valid_loss", "mode": "min"}}, "the newest 3 checkpoints and the best are kept"),
+    ],
+)
+def test_a_run_says_how_many_checkpoints_are_kept(log_lines: list[str], keys: dict[str, Any], kept: str) -> None:
+    config = with_phases(linear_config(**keys), {"valid_dataset_name": "data"})
+    GeneralTrainer(config).run()
+    assert next(line for line in log_lines if " to come" in line).strip().endswith(f"; {kept}")

@@ -383,7 +383,7 @@ def test_evaluation_of_nothing_is_refused() -> None:
 def test_checkpoints_are_saved_at_their_intervals_and_at_the_end(
     config: Config, run: Run, runner: dict[str, Any], saved: list[int]
 ) -> None:
-    assert steps(run(config(**{"epochs": 4, **runner}))) == saved
+    assert steps(run(config(**{"epochs": 4, "keep_last": None, **runner}))) == saved
 
 
 def test_checkpoints_are_saved_every_so_many_seconds(config: Config, run: Run) -> None:
@@ -666,7 +666,7 @@ def refused(config: Config, monkeypatch: pytest.MonkeyPatch) -> Callable[..., di
     def make(first: int, last: int, **runner: Any) -> dict[str, Any]:
         monkeypatch.setattr(Refusing, "first", first)
         monkeypatch.setattr(Refusing, "last", last)
-        chosen = config(save_interval=1, **runner)
+        chosen = config(save_interval=1, keep_last=None, **runner)
         chosen["plugins"].append(Refusing)
         return chosen
 
