@@ -186,7 +186,7 @@ def test_the_best_weights_of_another_run_are_the_first_of_the_next(answered: Ans
 def test_a_finished_run_is_trained_further_as_if_it_had_never_ended(folder: Path) -> None:
     weights = trained("runner.train_runner.epochs=3", "name=whole")["model"]["spirals"]["model"].state_dict()
     run_dir = trained()["run_dir"]
-    command(blocks("Train a finished", "sh")[0], ("640", "064"), ("epochs=30", "epochs=3"))
+    command(blocks("Train a finished", "sh")[0], ("epochs=30", "epochs=3"))
     assert same(
         load_file(run_dir / "train_runner" / "checkpoints" / "step-000000000096" / "spirals.safetensors"), weights
     )

@@ -18,11 +18,16 @@ from pipeline.run.provenance import parse_command
 from pipeline.run.resume import split_path
 
 
-@click.command("resume", help=COMMANDS["resume"], epilog="To change something: pipeline run CONFIG --resume RUN_DIR …")
+@click.command("resume", help=COMMANDS["resume"])
 @click.argument("path", metavar="RUN_DIR|CHECKPOINT", type=click.Path(path_type=Path))
+@click.argument("words", nargs=-1, metavar="[KEY=VALUE]…")
 @log_level
-def command(path: Path, level: str | None) -> None:
-    """Resume the run in RUN_DIR, or from a CHECKPOINT in one, with the config, overrides and code that it was started with."""
+def command(path: Path, words: tuple[str, ...], level: str | None) -> None:
+    """Resume the run in RUN_DIR, or from a CHECKPOINT in one, with the config, overrides and code that it was started with.
+
+    KEY=VALUE are further overrides. With more epochs, or a higher max_steps, a run that was finished goes on. A relative
+    path in them belongs to the folder in which the run was begun.
+    """
     log.to_stderr(level or "INFO")
     run_dir, checkpoint = split_path(path)
     _refuse_strangers(run_dir)
@@ -32,7 +37,7 @@ def command(path: Path, level: str | None) -> None:
         raise click.UsageError(f"{run_dir / 'command.txt'}: the folder {folder} is not there any more")
     # Outputs are relative to where the run was begun.
     os.chdir(folder)
-    sys.exit(run(config, overrides, str(checkpoint or run_dir)))
+    sys.exit(run(config, [*overrides, *words], str(checkpoint or run_dir)))
 
 
 def _run_origin(run_dir: Path) -> tuple[str, str, str, list[str]]:

@@ -19,7 +19,7 @@ from pipeline.checkpoint import layout, storage, store
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
 from pipeline.config.load import Config
-from pipeline.config.schema import ABOUT, is_long_form
+from pipeline.config.schema import ABOUT, RunnerSchema, is_long_form
 from pipeline.config.yaml_tree import MAX_BYTES, Origin, differences
 from pipeline.errors import CheckpointError, ConfigError, StorageError, one_of, printable
 from pipeline.run.directory import DONE, MADE_BY, RunDirectory, new_folder
@@ -64,6 +64,28 @@ def find_previous(output_dir: Path, config: Config, resume: str | Path) -> Previ
         names = ", ".join(path.name for path in layout.committed_checkpoints(checkpoint.parent)) or "none"
         raise ConfigError(f"{checkpoint}: there is no such checkpoint; there are: {names}")
     return PreviousRun(directory, checkpoint)
+
+
+def train_on(previous: PreviousRun, config: Config) -> PreviousRun:
+    """A run from the last checkpoint of the first runner that was done and is to train for longer now; else as it is."""
+    directory = previous.directory
+    with suppress(*_UNREADABLE):
+        runners_before = {
+            runner["name"]: runner for runner in _split_plugins(_read(directory.path / "config.yaml"))[0]["runner"]
+        }
+        for runner in config.runners if previous.checkpoint is None else ():
+            checkpoints = layout.committed_checkpoints(directory.path / runner.name / "checkpoints")
+            finished = directory.is_done(runner.name) and not directory.stop_reasons([runner.name])
+            if finished and checkpoints and _is_longer(runner, runners_before.get(runner.name, {})):
+                logger.info(f"{runner.name} was finished, and is to train for longer now")
+                return PreviousRun(directory, checkpoints[-1])
+    return previous
+
+
+def _is_longer(runner: RunnerSchema, before: dict[str, Any]) -> bool:
+    """Whether one of the limits of a runner lies further than it did."""
+    limits = [(getattr(runner, key), before.get(key)) for key in ("epochs", "max_steps", "optimizer_step_limit")]
+    return any(old is not None and (new is None or new > old) for new, old in limits)
 
 
 def split_path(path: Path) -> tuple[Path, Path | None]:

@@ -32,7 +32,7 @@ from pipeline.run.device import deterministic, refuse_several_processes, resolve
 from pipeline.run.directory import RunDirectory
 from pipeline.run.mid_epoch import MidEpoch
 from pipeline.run.provenance import Provenance
-from pipeline.run.resume import NEVER, PreviousRun, find_previous, reconcile, with_original_links
+from pipeline.run.resume import NEVER, PreviousRun, find_previous, reconcile, train_on, with_original_links
 from pipeline.run.summary import summary
 from pipeline.user_code import class_path, context_flow
 from pipeline.user_code.plugin_calls import hook_or_none, register_plugins, running_hook
@@ -69,6 +69,7 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
         previous = find_previous(output_dir, config, resume)
         if previous:
             config = with_original_links(config, previous)
+            previous = train_on(previous, config)
         _check_initial_weights(config, previous)
         directory = previous.directory if previous else RunDirectory.new(output_dir, config.name)
         directory.about = _about(config, directory)

@@ -120,7 +120,9 @@ class SavingSection(Section):
         return not self.infers and "save_step_path" in self.settings and interval is not None and interval > 0
 
     def add_save_interval(self) -> None:
-        """When PaddleRec saved, where the config does not say so."""
+        """When PaddleRec saved, where the config does not say so, and that it kept all."""
+        if self.settings.keys() & {"save_checkpoint_path", "save_step_path"}:
+            self.add(self.anchor, "keep_last", None, "PaddleRec kept every checkpoint, here it is 3; choose")
         if "save_checkpoint_path" in self.settings:
             if "save_checkpoint_interval" not in self.settings:
                 reason = "PaddleRec saved after every epoch; choose"

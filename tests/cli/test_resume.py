@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import signal
@@ -83,6 +84,22 @@ def test_resuming_a_finished_run_does_nothing(pipeline: Call, linear: Path) -> N
     done = pipeline("resume", "runs/workspace/latest")
     assert done.exit_code == 0, done.stderr
     assert "train_runner is finished already" in done.stderr
+
+
+def test_a_finished_run_goes_on_with_more_epochs_and_keeps_that_in_mind(pipeline: Call, linear: Path) -> None:
+    assert pipeline("run", str(linear)).exit_code == 0
+    done = pipeline("resume", "runs/workspace/latest", "runner.train_runner.epochs=3")
+    assert done.exit_code == 0, done.stderr
+    assert "train_runner was finished, and is to train for longer now" in done.stderr
+    assert json.loads(numbers(Path("runs/workspace/latest"))[-1])["iteration"] == 18
+    assert "epochs=3" in Path("runs/workspace/latest/command.txt").read_text(encoding="utf-8")
+
+
+def test_what_is_no_override_is_refused(pipeline: Call, linear: Path) -> None:
+    assert pipeline("run", str(linear)).exit_code == 0
+    done = pipeline("resume", "runs/workspace/latest", "epochs")
+    assert done.exit_code == 2
+    assert "override 'epochs': is no override; write KEY=VALUE" in done.stderr
 
 
 def test_a_folder_that_is_no_run_directory_is_refused(pipeline: Call, tmp_path: Path) -> None:

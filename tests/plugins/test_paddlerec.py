@@ -125,6 +125,7 @@ mode: [train_cpu, infer_cpu]
 runner:
 - name: train_cpu
   class: train
+  keep_last: null
   epochs: 4
   device: cpu
   save_checkpoint_interval: 2  # epochs
@@ -172,6 +173,7 @@ ADDRESSES = """\
 18 dataset.infer_set.data_converter
 23 hyper_parameters.optimizer.class
 25 hyper_parameters.optimizer.strategy
+33 runner.train_cpu.keep_last
 37 runner.train_cpu.save_inference_interval
 38 runner.train_cpu.save_checkpoint_path
 39 runner.train_cpu.save_inference_path

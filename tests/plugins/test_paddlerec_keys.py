@@ -34,9 +34,10 @@ def own_lines(converted: Convert) -> Callable[[str, str], tuple[str, list[str]]]
         extra += SAVED if kind == "train" and "path: saved" not in lines else ""
         text, notes = converted(RUN.format(kind=kind, own=textwrap.indent(extra + lines, "  ").strip()))
         given = textwrap.dedent(text.partition("interval: 10\n")[2].partition("phase: [")[0])
-        written = "\n".join(line for line in given.splitlines() if line not in extra.splitlines())
-        common_note = "runner.r.save_checkpoint_path: checkpoints go"
-        own_notes = [each for each in notes if each.startswith("runner.r.") and not each.startswith(common_note)]
+        common = extra.splitlines()
+        written = "\n".join(line for line in given.splitlines() if line not in common)
+        common_notes = ("runner.r.save_checkpoint_path: checkpoints go", "runner.r.keep_last: is new, null")
+        own_notes = [each for each in notes if each.startswith("runner.r.") and not each.startswith(common_notes)]
         return written, own_notes
 
     return call

@@ -137,8 +137,8 @@ def test_a_finished_run_stays_as_it_was_run(linear: Path, log_lines: list[str]) 
         for path in run_dir.rglob("*")
         if path.is_file() and path.name not in {"lock", "log.txt"}
     }
-    assert not GeneralTrainer(linear, ["runner.train_runner.epochs=5"], resume="auto").run()
-    assert any("runner.train_runner.epochs: 2 -> 5" in line for line in log_lines)
+    assert not GeneralTrainer(linear, ["runner.train_runner.seed=5"], resume="auto").run()
+    assert any("runner.train_runner.seed: 0 -> 5" in line for line in log_lines)
     assert {path: path.read_bytes() for path in files} == files
     assert list(run_dir.glob("before-*")) == []
 
@@ -200,13 +200,31 @@ def test_going_back_in_a_later_runner_leaves_those_before_it_alone(linear: Path)
     assert checkpoints(run_dir, "first") == [2, 4, 6, 8, 10, 12]
 
 
-def test_a_finished_run_trains_on_from_its_last_checkpoint_with_more_epochs(linear: Path) -> None:
+@pytest.mark.parametrize("named", ["auto", "latest", "latest/train_runner/checkpoints/step-000000000012"])
+def test_a_finished_run_trains_on_from_its_last_checkpoint_with_more_epochs(linear: Path, named: str) -> None:
     run_dir = GeneralTrainer(linear, SAVING).run()["run_dir"]
     longer = [*SAVING, "runner.train_runner.epochs=3"]
-    context = GeneralTrainer(linear, longer, resume=run_dir / "train_runner/checkpoints/step-000000000012").run()
+    context = GeneralTrainer(linear, longer, resume=named.replace("latest", str(run_dir))).run()
     whole = GeneralTrainer(linear, [*longer, "output_dir=whole"]).run()
     assert all(torch.equal(weights(context)[name], each) for name, each in weights(whole).items())
     assert lines(run_dir) == lines(whole["run_dir"])
+
+
+@pytest.mark.parametrize("limits", [["max_steps=100"], ["epochs=1"], ["keep_last=2"]])
+def test_a_finished_run_that_is_not_to_train_for_longer_stays_as_it_is(linear: Path, limits: list[str]) -> None:
+    run_dir = GeneralTrainer(linear, SAVING).run()["run_dir"]
+    trainer = GeneralTrainer(linear, [*SAVING, *(f"runner.train_runner.{limit}" for limit in limits)], resume=run_dir)
+    trainer.run()
+    assert not trainer.contexts
+    assert checkpoints(run_dir) == [8, 10, 12]
+
+
+def test_the_runners_after_one_that_trains_for_longer_begin_again(linear: Path) -> None:
+    run_dir = GeneralTrainer(linear, TWO).run()["run_dir"]
+    again = GeneralTrainer(linear, [*TWO, "runner.first.epochs=3"], resume=run_dir)
+    again.run()
+    assert list(again.contexts) == ["first", "second", "third"]
+    assert checkpoints(run_dir, "first")[-1] == 18
 
 
 def test_a_damaged_checkpoint_is_named_and_nothing_is_set_aside(linear: Path) -> None:

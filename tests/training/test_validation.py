@@ -192,7 +192,8 @@ def scored(
 ) -> dict[str, Any]:
     """A run whose score is the next of ``values`` in each validation, and which keeps the best."""
     chosen = config(
-        **{"epochs": len(values), "save_interval": None, "keep_last": None, **runner}, keep_best={"metric": metric, "mode": mode}
+        **{"epochs": len(values), "save_interval": None, "keep_last": None, **runner},
+        keep_best={"metric": metric, "mode": mode},
     )
     chosen["phase"][0] |= {
         "valid_dataset_name": "data",
