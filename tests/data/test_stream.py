@@ -415,6 +415,39 @@ def test_a_stream_without_a_state_is_read_again(workers: int, log_lines: list[st
     assert "state_dict and load_state_dict in its dataset would spare that" in log_lines[0]
 
 
+class Buffered(Resumable):
+    """Shuffles a buffer, with a state that knows nothing of it, as a stream of Hugging Face does."""
+
+    def __iter__(self) -> Iterator[Any]:
+        drawn, buffer = random.Random(5), []
+        for sample in super().__iter__():
+            buffer.append(sample)
+            if len(buffer) > 3:
+                yield buffer.pop(drawn.randrange(4))
+        yield from buffer
+
+
+@any_workers
+@pytest.mark.parametrize("dataset", [Plain, Buffered])
+def test_a_stream_may_be_read_again_on_purpose_whatever_its_state(
+    dataset: type[Any], workers: int, log_lines: list[str]
+) -> None:
+    make = loaders(dataset, workers, resume="reread")
+    batches, there = places(make)
+    assert batches == list(make())
+    for taken, place in enumerate(there, 1):
+        assert list(remaining_batches(make(), taken, place)) == batches[taken:]
+    assert [line[:4] for line in log_lines] == ["INFO"] * len(batches)
+    assert "1 batches of the epoch are read again" in log_lines[0]
+
+
+def test_a_state_that_was_saved_before_is_not_loaded_where_a_stream_is_read_again() -> None:
+    _, there = places(loaders(Buffered, 0))
+    again = loaders(Buffered, 0, resume="reread")
+    assert there[1]["states"]
+    assert list(remaining_batches(again(), 2, there[1])) == list(again())[2:]
+
+
 def test_a_pass_that_goes_on_and_has_not_begun_to_read_is_still_at_its_place() -> None:
     make = loaders(Resumable, 2)
     _, there = places(make)

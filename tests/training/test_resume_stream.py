@@ -57,6 +57,23 @@ class Lines(IterableDataset[tuple[Tensor, Tensor]]):
         self.given = state["given"]
 
 
+class Buffered(Lines):
+    """Shuffles a buffer, with a state that knows nothing of it, as a stream of Hugging Face does; each epoch otherwise."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        drawn, buffer = random.Random(self.epoch), []
+        for sample in super().__iter__():
+            buffer.append(sample)
+            if len(buffer) > 3:
+                yield buffer.pop(drawn.randrange(4))
+        yield from buffer
+
+
 class Unplain(Lines):
     def state_dict(self) -> dict[str, Any]:
         return {"given": {self.given}}
@@ -116,6 +133,18 @@ def test_a_stream_with_a_state_is_resumed_from_it_bit_for_bit(
     killed(monkeypatch, 8, chosen, resume="auto")
     assert end(GeneralTrainer(chosen, resume="auto").run()) == expected
     assert not any("read again" in line for line in log_lines)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_stream_that_is_to_be_read_again_is_resumed_bit_for_bit(
+    workers: int, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+) -> None:
+    chosen = config(workers, Buffered)
+    chosen["dataset"][0]["resume"] = "reread"
+    expected = end(GeneralTrainer(chosen).run())
+    killed(monkeypatch, 10, chosen)
+    assert end(GeneralTrainer(chosen, resume="auto").run()) == expected
+    assert [line.split()[0] for line in log_lines if "read again" in line] == ["INFO"]
 
 
 @pytest.mark.slow
