@@ -52,9 +52,8 @@ CPU = torch.device("cpu")
 def config_of(dataset: dict[str, Any]) -> Any:
     """A config with one dataset, ``data``, that has these keys."""
     data = {"name": "data", "class_path": lambda: [0], **dataset}
-    return check_or_raise(
-        {"runner": [{"name": "train", "class": "train", "epochs": 1}], "dataset": [data], "phase": [PHASE]}
-    )
+    chosen = {"dataset": [data], "phase": [PHASE], "hyper_parameters": {"optimizer": {"class": "SGD", "lr": 0.1}}}
+    return check_or_raise({"runner": [{"name": "train", "class": "train", "epochs": 1}], **chosen})
 
 
 PHASE = {"name": "line", "model": lambda: torch.nn.Linear(1, 1), "loss": torch.nn.MSELoss, "dataset_name": "data"}
