@@ -33,6 +33,7 @@ from pipeline.errors import DataError, ExitCode
 
 FOLDER = Path(__file__).parents[1] / "workspace_examples"
 EXAMPLES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir() and not path.name.startswith(("_", ".")))
+SLOW = {"char_lm", "early_stopping_and_ema", "fine_tune", "gan", "self_training", "tdm"}
 SEEDS = range(5)
 
 Ran = Callable[..., GeneralTrainer]
@@ -65,7 +66,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 @pytest.mark.parametrize(
     "example",
-    [pytest.param(name, marks=pytest.mark.slow if name in {"char_lm", "gan", "tdm"} else ()) for name in EXAMPLES],
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in EXAMPLES],
 )
 def test_an_example_runs_to_its_end_and_writes_its_numbers(example: str, ran: Ran) -> None:
     trainer = ran(example)
@@ -183,6 +184,7 @@ def test_experiment_ends_with_the_same_weights_alone_as_in_its_config(
 # One training after the other
 
 
+@pytest.mark.slow
 def test_fine_tune_keeps_the_encoder_of_the_best_pretraining_and_trains_a_head_of_its_own(ran: Ran) -> None:
     first, second = ran("fine_tune").contexts.values()
     best = first["checkpointer"]._path_of(first["best"]["iteration"])
@@ -194,6 +196,7 @@ def test_fine_tune_keeps_the_encoder_of_the_best_pretraining_and_trains_a_head_o
     assert second["train_state"]["iteration"] == 60 * 3
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_fine_tune_tells_notes_apart_far_better_than_a_training_from_scratch_on_the_same_samples(ran: Ran) -> None:
     none = [f"runner.fine_tune.{key}=null" for key in ("init_model_path", "init_modules", "freeze")]
@@ -284,6 +287,7 @@ def loss_uphill(context: Context, radius: float = 0.2) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_early_stopping_and_ema_ends_early_and_gives_the_averages_that_were_best(ran: Ran) -> None:
     trainer = ran("early_stopping_and_ema")
     train, infer = (trainer.contexts[f"{kind}_runner"] for kind in ("train", "infer"))
@@ -327,6 +331,7 @@ def test_distillation_has_a_small_student_say_what_its_large_teacher_says(ran: R
     assert agreement(context) > 0.9
 
 
+@pytest.mark.slow
 def test_self_training_labels_the_other_points_and_learns_from_them(ran: Ran) -> None:
     context = ran("self_training").contexts["train_runner"]
     labels = context["dataset"]["train_data"].dataset.labels

@@ -60,7 +60,7 @@ FAULTS: dict[str, Callable[[int], Disk]] = {
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
-@pytest.mark.parametrize("step", [4, 3], ids=["new", "replaced"])
+@pytest.mark.parametrize("step", [pytest.param(4, marks=pytest.mark.slow), 3], ids=["new", "replaced"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_whatever_fails_the_newest_valid_is_the_old_or_the_new_and_never_older_than_reported(
     tmp_path: Path, fault: str, step: int, asynchronous: bool

@@ -466,7 +466,7 @@ class Kill:
 LAYERWISE = item(LayerwiseRates, decay=0.5)
 
 
-@pytest.mark.parametrize("at", [2, 5, 7, 11])
+@pytest.mark.parametrize("at", [5, *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 7, 11))])
 @pytest.mark.parametrize(
     "plugin",
     [

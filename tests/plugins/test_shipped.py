@@ -95,6 +95,7 @@ def files(config: Path, point: EntryPoint, *names: str) -> set[str]:
     }
 
 
+@pytest.mark.slow
 @every_plugin
 def test_two_of_a_kind_write_each_its_own_files(point: EntryPoint, config: Path) -> None:
     class_of(point)

@@ -303,6 +303,8 @@ PROGRAMS: dict[str, Body] = {
         closed_before_the_pass_in_its_body,
     )
 }
+QUICK = {"phases_in_turn", "zipped", "everything_in_a_body", "same_phase_twice", "epochs_left_by_break"}
+SOME = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PROGRAMS]
 
 
 def outcome(config: dict[str, Any]) -> dict[str, Any]:
@@ -358,12 +360,12 @@ def unlike(two: Config) -> Callable[..., list[str]]:
     return compare
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", SOME)
 def test_a_loop_that_fails_three_times_ends_as_one_that_never_does(unlike: Callable[..., list[str]], name: str) -> None:
     assert unlike(name, [2, 5, 7], by_signal=False) == []
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", SOME)
 def test_a_loop_that_signals_stop_three_times_ends_as_one_that_none_stops(
     unlike: Callable[..., list[str]], name: str
 ) -> None:

@@ -104,7 +104,7 @@ def test_to_ask_for_something_else_is_an_error_that_says_what_to_write(at: At) -
         ("before_checkpoint_saved", 1, 4), ("after_epoch", 1, 7),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("what", ["checkpoint", "validation"])
+@pytest.mark.parametrize("what", ["checkpoint", pytest.param("validation", marks=pytest.mark.slow)])
 def test_a_run_that_is_stopped_around_a_request_ends_as_one_that_was_not(
     what: str, hook: str, call: int, stop: int, at: At
 ) -> None:

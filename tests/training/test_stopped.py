@@ -150,7 +150,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return end(GeneralTrainer({**config(), "output_dir": str(tmp_path_factory.mktemp("unbroken"))}).run())
 
 
-QUICK = {1, 3, 4, 7, 8, 14}
+QUICK = {1, 4, 7, 14}
 """The calls of a hook that the quick tests stop at, beside its last: the first, and those around ends of phases and epochs."""
 EVERY = [
     pytest.param(hook, at, marks=() if at in {*QUICK, times} else pytest.mark.slow)
