@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from pipeline.cli import COMMANDS
 from pipeline.cli.options import log_level
 from pipeline.cli.run import run
 from pipeline.run import log
-from pipeline.run.provenance import parse_command
-from pipeline.run.resume import split_path
+from pipeline.run.directory import parse_command
+from pipeline.run.resume import refuse_strangers, split_path
 
 
 @click.command("resume", help=COMMANDS["resume"])
@@ -30,7 +29,7 @@ def command(path: Path, words: tuple[str, ...], level: str | None) -> None:
     """
     log.to_stderr(level or "INFO")
     run_dir, checkpoint = split_path(path)
-    _refuse_strangers(run_dir)
+    refuse_strangers(run_dir)
     folder, config, workspace, overrides = _run_origin(run_dir)
     click.echo(f"config {config}, workspace {workspace}, begun in {folder}", err=True)
     if not Path(folder).is_dir():
@@ -66,19 +65,3 @@ def _words(text: str) -> list[str]:
 
 def _by_hand(run_dir: Path) -> str:
     return f"name the config yourself: pipeline run CONFIG --resume {run_dir}"
-
-
-def _refuse_strangers(run_dir: Path) -> None:
-    """Refuse a run directory that others may have written: it names code to run."""
-    for path in (run_dir, run_dir / "command.txt"):
-        try:
-            about = path.stat(follow_symlinks=path == run_dir)
-        except OSError:
-            # What is not there is told of when it is read.
-            continue
-        if about.st_uid != os.getuid():
-            what = f"belongs to user {about.st_uid}, and names code to run; run the config yourself"
-            raise click.UsageError(f"{path}: {what}")
-        if about.st_mode & 0o022 and not stat.S_ISLNK(about.st_mode):
-            what = "others may write to it, and it names code to run; chmod go-w it if it is yours"
-            raise click.UsageError(f"{path}: {what}")

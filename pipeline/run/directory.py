@@ -78,13 +78,13 @@ def _holder(lock: FileIO) -> str:
     for _ in range(50):
         lock.seek(0)
         holder = (lock.read(1000) or b"").decode(errors="replace").strip()
-        if holder and not _has_ended(holder):
+        if holder and not has_ended(holder):
             return holder
         time.sleep(0.01)
     return "another process"
 
 
-def _has_ended(holder: str) -> bool:
+def has_ended(holder: str) -> bool:
     """Whether the holder that a lock names is a process of this host that has ended."""
     match = re.fullmatch(r"host (\S+), pid (\d+), since \S+", holder)
     if not match or match[1] != socket.gethostname():
@@ -107,7 +107,7 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-_STAMP = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
+STAMP = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
 # By one of these, and its lock, a run directory is known: one may be damaged.
 _FILES = ("config.yaml", "command.txt", "environment.json", "status.json")
@@ -162,7 +162,7 @@ class RunDirectory:
             StorageError: the storage refuses.
         """
         parent = output_dir.resolve() / config_name
-        runs = [path for path in parent.glob("*") if _STAMP.fullmatch(path.name) and not path.is_symlink()]
+        runs = [path for path in parent.glob("*") if STAMP.fullmatch(path.name) and not path.is_symlink()]
         runs.sort(reverse=True)
         latest = (parent / "latest").resolve()
         if latest.parent == parent and latest.is_dir():
@@ -180,8 +180,7 @@ class RunDirectory:
         Raises:
             ConfigError: it is none.
         """
-        # Of os.path, which says of a name too long that nothing is there.
-        if not os.path.isfile(path / "lock") or not any(os.path.isfile(path / name) for name in _FILES):
+        if not is_run_directory(path):
             what = "is no run directory, which has a config.yaml and a lock; check the path"
             run = next((parent for parent in path.absolute().parents if (parent / "lock").is_file()), None)
             remedy = f", or name {run} or {run}/<runner>/checkpoints/step-…" if run else ""
@@ -302,6 +301,17 @@ class RunDirectory:
             return any((runner / DONE).is_file() for runner in runners) or any(map(_is_complete, checkpoints))
         except (OSError, StorageError):
             return False
+
+
+def is_run_directory(path: Path) -> bool:
+    """Whether a folder is the directory of a run."""
+    # Of os.path, which says of a name too long that nothing is there.
+    return os.path.isfile(path / "lock") and any(os.path.isfile(path / name) for name in _FILES)
+
+
+def parse_command(text: str) -> dict[str, str]:
+    """What a ``command.txt`` says, by name."""
+    return {name: value for name, colon, value in (line.partition(": ") for line in text.split("\n")) if colon}
 
 
 def new_folder(parent: Path, prefix: str = "") -> Path:

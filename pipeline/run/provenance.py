@@ -36,6 +36,10 @@ _VARIABLES = (
 )  # fmt: skip
 
 
+# In the run directory, for copies of files that are not in the workspace.
+ELSEWHERE = Path("workspace", "_elsewhere")
+
+
 @dataclass(frozen=True)
 class Provenance:
     """How a run was made.
@@ -114,11 +118,6 @@ class Provenance:
                 _copy(file, directory.path / copy)
 
 
-def parse_command(text: str) -> dict[str, str]:
-    """The ``command`` of a Provenance, from its ``command.txt``."""
-    return {name: value for name, colon, value in (line.partition(": ") for line in text.split("\n")) if colon}
-
-
 def _as_text(value: Any) -> Any:
     """A config whose classes and other Python objects are text."""
     if isinstance(value, dict):
@@ -135,7 +134,7 @@ def _as_text(value: Any) -> Any:
 def _copy_name(file: Path, workspace: Path | None) -> Path:
     if workspace is not None and file.is_relative_to(workspace):
         return Path("workspace") / file.relative_to(workspace)
-    return Path("workspace", "_elsewhere", *file.parts[1:])
+    return ELSEWHERE.joinpath(*file.parts[1:])
 
 
 def _copy(file: Path, target: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,8 +23,8 @@ from pipeline.config.load import Config
 from pipeline.config.schema import ABOUT, RunnerSchema, is_long_form
 from pipeline.config.yaml_tree import MAX_BYTES, Origin, differences
 from pipeline.errors import CheckpointError, ConfigError, StorageError, one_of, printable
-from pipeline.run.directory import DONE, MADE_BY, RunDirectory, new_folder
-from pipeline.run.provenance import Provenance, parse_command
+from pipeline.run.directory import DONE, MADE_BY, RunDirectory, new_folder, parse_command
+from pipeline.run.provenance import ELSEWHERE, Provenance
 
 NEVER, AUTO = "never", "auto"
 
@@ -101,6 +102,36 @@ def split_path(path: Path) -> tuple[Path, Path | None]:
 def read_command(run_dir: Path) -> dict[str, str]:
     """The content of a run directory's ``command.txt``; empty if it cannot be read."""
     return parse_command(_text(run_dir / "command.txt"))
+
+
+def refuse_strangers(run_dir: Path) -> None:
+    """Refuse a run directory that others may have written: it names code to run.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    for path in (run_dir, run_dir / "command.txt", run_dir / "config.yaml"):
+        try:
+            about = path.stat(follow_symlinks=path == run_dir)
+        except OSError:
+            # What is not there is told of when it is read.
+            continue
+        if about.st_uid != os.getuid():
+            what = f"belongs to user {about.st_uid}, and names code to run; run the config yourself"
+            raise ConfigError(f"{path}: {what}")
+        if about.st_mode & 0o022 and not stat.S_ISLNK(about.st_mode):
+            what = "others may write to it, and it names code to run; chmod go-w it if it is yours"
+            raise ConfigError(f"{path}: {what}")
+
+
+def changed_copies(directory: RunDirectory, workspace: Path | None) -> list[str]:
+    """In what the user code of a run is not as it was, of several lines each; ``workspace``: where it is now."""
+    changes = Changes()
+    for name in sorted(_source_copies(directory)):
+        elsewhere = name.parts[:2] == ELSEWHERE.parts
+        file = Path("/", name.relative_to(ELSEWHERE)) if elsewhere else (workspace or Path()) / Path(*name.parts[1:])
+        _compare_source(directory, name, file, changes)
+    return changes.messages
 
 
 def _is_run_of(config: Config, run_dir: Path) -> bool:

@@ -42,6 +42,12 @@ class Network(NetworkBase):
             for dataset in config.settings.dataset
             if dataset.name in needed
         }
+        self.build_models(context)
+
+    def build_models(self, context: Context) -> None:
+        """Write ``model`` alone."""
+        runner = cast("RunnerSchema", context["runner"])
+        phases = context["config"].phases(runner)
         context["model"] = {}
         for phase in phases:
             if phase.model_of is None:

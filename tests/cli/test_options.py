@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from pipeline.cli import group
 from pipeline.context import STAGES
-from pipeline.run.provenance import parse_command
+from pipeline.run.directory import parse_command
 
 Call = Callable[..., Result]
 STARTUP = """
