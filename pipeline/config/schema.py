@@ -268,6 +268,16 @@ class UpdaterSettings(BaseModel):
     args: Arguments = Field({}, description="beside model, brain, optim_schedulers and loader, which it is given")
 
 
+class SamplerSettings(BaseModel):
+    """The class of a sampler or batch sampler, and its own arguments."""
+
+    model_config = _INNER
+    class_path: ClassPathValue = Field(description="an iterable of indices, or of lists of them")
+    args: Arguments = Field(
+        {}, description="over dataset, batch_size, shuffle, drop_last and seed, which it gets if it names them"
+    )
+
+
 class PluginSettings(BaseModel):
     """A plugin in the long form."""
 
@@ -301,6 +311,8 @@ InitialWeights = Annotated[
 ]
 
 UpdaterValue = Annotated[UpdaterSettings, WithJsonSchema(UpdaterSettings.model_json_schema())]
+
+SamplerValue = Annotated[SamplerSettings, WithJsonSchema(SamplerSettings.model_json_schema())]
 
 
 def _stage(name: str) -> Any:
@@ -337,15 +349,24 @@ class DatasetSchema(_Section):
     name: Name = Field(description="letters, digits, `_` and `-`")
     class_path: ClassPathValue = Field(description="a torch Dataset or IterableDataset")
     args: Arguments = Field({}, description="keyword arguments of the dataset class")
-    batch_size: int = Field(1, gt=0, description="samples per batch and process")
+    batch_size: int | None = Field(1, gt=0, description="samples per batch and process; null: batches as they come")
     shuffle: bool = Field(False, description="a new order each epoch, from the runner's seed")
     drop_last: bool = Field(False, description="leave out the last batch if it is short")
     whole_batches: bool = Field(False, description="the dataset's `__getitems__` returns a batch; nothing collates it")
     resume: Literal["reread"] | None = Field(None, description="reread: a stream is read again up to the place")
+    sampler: SamplerValue | None = Field(None, description="{class_path, args}: decides the order of the samples")
+    batch_sampler: SamplerValue | None = Field(None, description="{class_path, args}: decides the batches")
     num_workers: int = Field(0, ge=0, description="processes that load data; 0 loads in this one")
     multiprocessing_context: StartMethod | None = Field(None, description="how workers start; null leaves it to Python")
     timeout: float | None = Field(None, ge=0, description="seconds to wait for a worker's batch; null or 0: forever")
+    persistent_workers: bool = Field(False, description="keep the workers from one epoch to the next")
+    prefetch_factor: Count | None = Field(None, description="batches that a worker loads ahead; null is torch's 2")
+    worker_init_fn: ClassPathValue | None = Field(
+        None, description="called in each worker, with its number, at its start"
+    )
+    pin_memory: bool | None = Field(None, description="batches in pinned memory; null: where the device is a GPU")
     collate_fn: ClassPathValue | None = Field(None, description="makes a batch of a list of samples; null is torch's")
+    collate_args: Arguments = Field({}, description="keyword arguments of collate_fn, or of its class")
     limit_batches: Count | None = Field(None, description="batches after which a pass ends; null is the runner's")
 
 

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from ctypes import c_int64
 from dataclasses import dataclass
+from hashlib import blake2b
 from multiprocessing.sharedctypes import RawArray
 from operator import length_hint
 from typing import Any, NamedTuple, Self, TypeVar
@@ -27,6 +28,7 @@ from torch.utils.data import (
 )
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
+from pipeline.config.yaml_tree import differences
 from pipeline.data.batch import MAX_LISTED, lengths, shape_of
 from pipeline.data.rng import seeding
 from pipeline.errors import DataError
@@ -197,6 +199,7 @@ class BatchRequests(Sampler[BatchRequest]):
     Args:
         indices: the sampler, any iterable.
         history: how many of the last are kept, to tell which of them a worker had.
+        order: hashes the indices; None where a description of the order says enough.
 
     Attributes:
         epoch: of the next pass, from 0.
@@ -204,21 +207,85 @@ class BatchRequests(Sampler[BatchRequest]):
         last: the last ones.
     """
 
-    def __init__(self, indices: Any, history: int) -> None:
-        self.indices, self.epoch, self.skip = indices, 0, 0
+    def __init__(self, indices: Any, history: int, order: OrderHash | None = None) -> None:
+        self.indices, self.epoch, self.skip, self.order = indices, 0, 0, order
         self.last: deque[BatchRequest] = deque(maxlen=history)
 
     def __iter__(self) -> Iterator[BatchRequest]:
         """The requests of one epoch."""
         epoch, skip, position = self.epoch, self.skip, 0
         self.last.clear()
-        for number, indices in enumerate(self.indices):
+        for number, indices in enumerate(self.order.track(self.indices, epoch, skip) if self.order else self.indices):
             if number >= skip:
                 request = BatchRequest(epoch, position, indices)
                 if self.last.maxlen:
                     self.last.append(request)
                 yield request
             position += length_hint(indices, 1)
+
+
+class OrderHash:
+    """The hash of the indices that were taken of an epoch, of any sampler.
+
+    Args:
+        where: what messages begin with.
+        history: how many batches are asked for at most before the first of them is given.
+        seed: with the epoch it decides what the sampler draws; None leaves that to the sampler.
+
+    Attributes:
+        expected: what the hash of those that are left out has to be; None: unknown.
+    """
+
+    def __init__(self, where: str, history: int, seed: int | None) -> None:
+        self.where, self.seed = where, seed
+        self.expected: str | None = None
+        self._count = 0
+        self._hashes: deque[str] = deque(maxlen=history + 2)
+
+    def track(self, items: Iterable[Any], epoch: int, skip: int) -> Iterator[Any]:
+        """The items of a sampler, while they are hashed.
+
+        Raises:
+            DataError: the first ``skip`` of them are others than those that were taken before.
+        """
+        if self.seed is not None:
+            with seeding(self.seed, epoch, "order"):
+                items = list(items)
+        self._count, hashed = 0, ""
+        for item in items:
+            if self._count == skip:
+                self._check(skip, hashed)
+            # A long tensor shows only some of its numbers.
+            indices = item.tolist() if hasattr(item, "tolist") else item
+            hashed = blake2b(f"{hashed}{indices}".encode(), digest_size=16).hexdigest()
+            self._hashes.append(hashed)
+            self._count += 1
+            yield item
+        if self._count <= skip:
+            self._check(skip, hashed)
+
+    def _check(self, skip: int, hashed: str) -> None:
+        if self._count < skip or self.expected not in (None, hashed):
+            what = f"{self.where}: the order of the samples, of which {skip} batches were taken,"
+            remedy = "a sampler that draws has to draw from a seed and the number in its set_epoch alone"
+            raise DataError(f"{refusal(what)}; {remedy}")
+
+    def after(self, count: int) -> str | None:
+        """The hash after so many items: all that were given, or all but the last."""
+        behind = self._count - count + 1
+        return self._hashes[-behind] if 0 < behind <= len(self._hashes) else self.expected
+
+
+def refusal(what: str) -> str:
+    """Why a pass cannot go on where ``what`` is another."""
+    why = "has changed in the middle of an epoch, and samples would come twice, and others not at all"
+    return f"{what} {why}; set it back until the epoch is over, or resume from a checkpoint between two epochs"
+
+
+def changed_order(before: Any, now: Any, where: str) -> str:
+    """Why a pass cannot go on where what decides its order has changed; ``""`` where nothing has."""
+    lines = "; ".join(differences(before, now, where))
+    return refusal(f"{lines}:") if lines else ""
 
 
 @dataclass(eq=False)

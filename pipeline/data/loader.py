@@ -22,8 +22,15 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from pipeline.config.yaml_tree import differences
-from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, draws_nothing, uncollated
+from pipeline.data.fetch import (
+    BatchRequests,
+    FetchedDataset,
+    OrderHash,
+    Progress,
+    changed_order,
+    draws_nothing,
+    uncollated,
+)
 from pipeline.data.rng import get_states, mix, set_states
 from pipeline.data.stream import Stream, StreamPosition, has_shard, has_state, state_of
 from pipeline.data.workers import IgnoreSignals, Workers, signals_blocked, without_death_reports
@@ -186,8 +193,8 @@ class SeededLoader(DataLoader[Any]):
         in_process = self.streams and not self.num_workers and has_state(dataset)
         self._initial_state = state_of(dataset, self.where) if in_process else None
         if self.persistent_workers and (self.streams or hasattr(dataset, "set_epoch")):
-            what = f"is True, but the workers of {type(dataset).__name__} have to be told the epoch"
-            raise ConfigError(f"persistent_workers: {what}; remove it, so that they are started anew in each")
+            what = f"persistent_workers: is True, but the workers of {type(dataset).__name__} have to be told the epoch"
+            raise ConfigError(f"{self.where}.{what}; remove it, so that they are started anew in each")
 
     def set_epoch(self, epoch: int) -> None:
         """Set the next epoch, from 0, also for the sampler and the dataset if they have ``set_epoch``.
@@ -211,7 +218,9 @@ class SeededLoader(DataLoader[Any]):
             return self._start
         state = {"epoch": self.epoch, "taken": done}
         if not self.streams:
-            return {**state, "order": self.order()}
+            requests = self._fetching[2] if self._fetching else None
+            hashed = requests.order.after(done) if done and requests and requests.order else None
+            return {**state, "order": self.order(), "hash": hashed}
         position = self._position or StreamPosition()
         return {**state, "shares": self.shards, "batch_size": self.batch_size, **position.after(done)}
 
@@ -224,8 +233,8 @@ class SeededLoader(DataLoader[Any]):
         if "taken" not in state:
             keys = ", ".join(map(str, state)) or "no key"
             raise DataError(f"{self.where}: a state has {keys} and not 'taken'; load what state_dict() has returned")
-        sampler, order = order_of(self), state.get("order")
-        if order and isinstance(sampler, EpochSampler) and self.seed is None and order["seed"] is not None:
+        sampler, order = self._epoch_sampler(), state.get("order")
+        if order and sampler and self.seed is None and order["seed"] is not None:
             # Drawn by chance, it stays that of the pass.
             sampler.seed = int(order["seed"])
         if state.get("epoch", self.epoch) != self.epoch:
@@ -233,7 +242,6 @@ class SeededLoader(DataLoader[Any]):
         self._to_come = self._start = None
         if state["taken"]:
             self._check_division(state)
-            warn_of_drawn_order(self)
             self._start = {**state}
 
     def _check_division(self, state: Mapping[str, Any]) -> None:
@@ -253,16 +261,19 @@ class SeededLoader(DataLoader[Any]):
 
     def order(self) -> dict[str, Any]:
         """What decides the order of a map-style dataset within an epoch."""
-        sampler = order_of(self)
-        shuffle = sampler.shuffle if isinstance(sampler, EpochSampler) else None
+        ours = self._epoch_sampler()
         return {
             "samples": length(self.dataset),
             "batch_size": self.batch_size,
             "drop_last": self.drop_last,
-            "sampler": type(sampler).__name__,
-            "shuffle": shuffle,
-            "seed": sampler.seed if shuffle else None,
+            "sampler": type(order_of(self)).__name__,
+            "shuffle": ours.shuffle if ours else None,
+            "seed": ours.seed if ours and ours.shuffle else None,
         }
+
+    def _epoch_sampler(self) -> EpochSampler | None:
+        """That of ours which draws the order, itself or for a batch sampler."""
+        return next((sampler for sampler in _samplers(self) if isinstance(sampler, EpochSampler)), None)
 
     def __iter__(self) -> Any:
         """The batches of the epoch, or the rest of them."""
@@ -278,6 +289,8 @@ class SeededLoader(DataLoader[Any]):
         fetching, progress, requests = self._fetching
         if requests is not None:
             requests.epoch, requests.skip = self.epoch, self._skip
+            if requests.order:
+                requests.order.expected = start.get("hash") if start else None
         if progress is None:
             batches = self._until_over(DataLoader.__iter__(fetching))
         else:
@@ -313,7 +326,9 @@ class SeededLoader(DataLoader[Any]):
         batched = self.batch_sampler is not None
         # Enough to tell at which of them a worker failed: all those that it may not have answered.
         history = self.num_workers * (self.prefetch_factor or 0) + 1 if progress else 0
-        requests = BatchRequests(self.batch_sampler if batched else self.sampler, history)
+        ours = type(order_of(self)) is EpochSampler
+        order = None if ours else OrderHash(self.where, history, self.seed if _seeds_order(self) else None)
+        requests = BatchRequests(self.batch_sampler if batched else self.sampler, history, order)
         seed = None if draws_nothing(self.dataset, self.collate_fn) else self.seed
         dataset = FetchedDataset(self.dataset, self.collate_fn, seed, batched, self.where, progress)
         parts = {"dataset": dataset, "batch_sampler" if batched else "sampler": requests}
@@ -349,14 +364,6 @@ class SeededLoader(DataLoader[Any]):
         size = self.batch_size or 1
         up = 0 if self.drop_last else size - 1
         return sum((len(samples[worker::workers]) + up) // size for worker in range(workers))
-
-
-def changed_order(before: Any, now: Any, where: str) -> str:
-    """Why a pass cannot go on where what decides its order has changed; ``""`` where nothing has."""
-    lines = "; ".join(differences(before, now, where))
-    why = "has changed in the middle of an epoch, and samples would come twice, and others not at all"
-    remedy = "set it back until the epoch is over, or resume from a checkpoint between two epochs"
-    return f"{lines}: {why}; {remedy}" if lines else ""
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
@@ -406,7 +413,13 @@ def random_sampler_of(loader: Any) -> str:
         return ""
     order = order_of(loader)
     certain = isinstance(order, SequentialSampler | list | tuple | range) or hasattr(order, "set_epoch")
-    return "" if certain else type(order).__name__
+    return "" if certain or _seeds_order(loader) else type(order).__name__
+
+
+def _seeds_order(loader: Any) -> bool:
+    """Whether what a sampler draws is seeded with the epoch: it has a length, and neither set_epoch nor a generator."""
+    order, seed = order_of(loader), loader.seed if isinstance(loader, SeededLoader) else None
+    return seed is not None and isinstance(order, Sized) and not (hasattr(order, "set_epoch") or generators_of(loader))
 
 
 def warn_of_drawn_order(loader: Any) -> None:

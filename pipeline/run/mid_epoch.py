@@ -10,7 +10,8 @@ from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.state import MidEpochState
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context
-from pipeline.data.loader import SeededLoader, changed_order, generators_of
+from pipeline.data.fetch import changed_order
+from pipeline.data.loader import SeededLoader, generators_of
 from pipeline.errors import CheckpointError
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from torch import nn
@@ -67,23 +68,62 @@ class Network(NetworkBase):
         """The loader of one item of ``dataset:``."""
         address, config = f"dataset.{settings.name}", context["config"]
         dataset_class = load_named(settings.class_path, f"{address}.class_path", "Dataset", config)
-        collate = settings.collate_fn and load_named(settings.collate_fn, f"{address}.collate_fn", "collate", config)
-        workers = {"timeout": settings.timeout or 0, "multiprocessing_context": settings.multiprocessing_context}
+        on_gpu = context["device"].type == "cuda"
         with error_context(address):
+            dataset = dataset_class(**settings.args)
             return make_loader(
-                dataset_class(**settings.args),
+                dataset,
                 seed=runner.seed,
-                shuffle=settings.shuffle,
-                batch_size=settings.batch_size,
                 whole_batches=settings.whole_batches,
                 resume=settings.resume,
                 where=address,
-                drop_last=settings.drop_last,
-                collate_fn=collate,
-                pin_memory=context["device"].type == "cuda",
-                num_workers=settings.num_workers,
-                **(workers if settings.num_workers else {}),
+                **self.build_order(settings, dataset, runner, context),
+                collate_fn=self.build_collate(settings, context),
+                pin_memory=on_gpu if settings.pin_memory is None else settings.pin_memory,
+                **self.worker_settings(settings, context),
             )
+
+    def build_order(
+        self, settings: DatasetSchema, dataset: Any, runner: RunnerSchema, context: Context
+    ) -> dict[str, Any]:
+        """What decides the order of the samples, and how many make a batch: arguments of the loader."""
+        keys = {"batch_size": settings.batch_size, "shuffle": settings.shuffle, "drop_last": settings.drop_last}
+        ours = {"dataset": dataset, "data_source": dataset, "seed": runner.seed, **keys}
+        for key in ("sampler", "batch_sampler"):
+            own = getattr(settings, key)
+            if own is not None:
+                address = f"dataset.{settings.name}.{key}"
+                cls = load_named(own.class_path, f"{address}.class_path", "Sampler", context["config"])
+                names = inspect.signature(cls).parameters
+                arguments = {name: value for name, value in ours.items() if name in names} | own.args
+                sampler = make(cls, arguments, f"{address}.class_path", f"{key}.args", object)
+                if not isinstance(sampler, Iterable):
+                    raise ConfigError(f"{address}: a {type(sampler).__name__} gives no indices; define __iter__ in it")
+                others = {**keys, "shuffle": False} if key == "sampler" else {}
+                return {**others, key: sampler}
+        return keys
+
+    def build_collate(self, settings: DatasetSchema, context: Context) -> Any:
+        """The function that makes a batch of samples, with ``collate_args``; None is torch's."""
+        address = f"dataset.{settings.name}.collate_fn"
+        collate = settings.collate_fn and load_named(settings.collate_fn, address, "collate", context["config"])
+        if isinstance(collate, type) and any("__call__" in vars(base) for base in collate.__mro__):
+            return make(collate, settings.collate_args, address, "collate_args", object)
+        return partial(collate, **settings.collate_args) if collate and settings.collate_args else collate
+
+    def worker_settings(self, settings: DatasetSchema, context: Context) -> dict[str, Any]:
+        """The arguments of the loader that are about its workers; without workers torch takes none of them."""
+        address, init = f"dataset.{settings.name}.worker_init_fn", settings.worker_init_fn
+        if not settings.num_workers:
+            return {}
+        return {
+            "num_workers": settings.num_workers,
+            "timeout": settings.timeout or 0,
+            "multiprocessing_context": settings.multiprocessing_context,
+            "persistent_workers": settings.persistent_workers,
+            "prefetch_factor": settings.prefetch_factor,
+            "worker_init_fn": init and load_named(init, address, "worker_init_fn", context["config"]),
+        }
 
     def build_phase(self, phase: PhaseSchema, runner: RunnerSchema, context: Context) -> Phase:
         """What ``context["model"]`` holds for one item of ``phase:``."""

@@ -53,8 +53,9 @@ def test_every_other_key_has_its_default(config: Configs) -> None:
     found = config("dataset: [{name: d, class_path: a.B}]\nphase: [{name: p}]")
     assert found.get("dataset") == [
         {"name": "d", "class_path": "a.B", "args": {}, "batch_size": 1, "shuffle": False, "drop_last": False,
-         "whole_batches": False, "resume": None, "num_workers": 0, "multiprocessing_context": None, "timeout": None, "collate_fn": None,
-         "limit_batches": None}
+         "sampler": None, "batch_sampler": None, "whole_batches": False, "resume": None, "num_workers": 0,
+         "multiprocessing_context": None, "timeout": None, "persistent_workers": False, "prefetch_factor": None,
+         "worker_init_fn": None, "pin_memory": None, "collate_fn": None, "collate_args": {}, "limit_batches": None}
     ]  # fmt: skip
     assert found.get("phase") == [
         {"name": "p", "model": None, "model_args": {}, "modules": {}, "model_of": None, "loss": None, "metrics": {},

@@ -209,12 +209,12 @@ def test_a_sampler_of_the_users_own_decides_the_order_and_the_draws_are_seeded_a
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_sampler_that_draws_from_torch_draws_outside_of_the_batches(noisy: ModuleType, workers: int) -> None:
-    seed_generators(1)
-    expected = list(DataLoader(range(10), batch_size=4, shuffle=True, collate_fn=list)), torch.rand(())
-    seed_generators(1)
-    loader = make_loader(noisy.Noisy(10), seed=3, batch_size=4, sampler=RandomSampler(range(10)), collate_fn=list)
-    assert ([[sample[0] for sample in batch] for batch in loader], torch.rand(())) == expected
+def test_what_a_sampler_draws_is_seeded_with_the_epoch(noisy: ModuleType, workers: int) -> None:
+    keywords = {"batch_size": 4, "sampler": RandomSampler(range(10)), "collate_fn": list, "num_workers": workers}
+    given = epochs(make_loader(noisy.Noisy(10), seed=3, **keywords))
+    for epoch, batches in enumerate(given):
+        with seeding(3, epoch, "order"):
+            assert [sample[0] for batch in batches for sample in batch] == list(RandomSampler(range(10)))
 
 
 def test_a_batch_sampler_of_the_users_own_decides_the_batches(noisy: ModuleType) -> None:
