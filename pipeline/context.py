@@ -89,6 +89,7 @@ class RunnerSettings(Protocol):
     epochs: int | None
     max_steps: int | None
     optimizer_step_limit: int | None
+    max_time: str | None
     print_interval: int | None
     valid_interval: int | str | list[int | str] | None
     save_interval: int | str | list[int | str] | None

@@ -38,7 +38,7 @@ def _check_inference(runner: Setting, phases: Settings, *, whole: bool) -> None:
 
 # What an infer runner has no use for.
 TRAINING = (
-    "precision", "epochs", "max_steps", "optimizer_step_limit", "valid_interval", "save_interval", "keep_last", "keep_best",
+    "precision", "epochs", "max_steps", "optimizer_step_limit", "max_time", "valid_interval", "save_interval", "keep_last", "keep_best",
     "on_save_error", "grad_clip", "accum_grad", "nonfinite_patience", "check_gradients", "overfit_batches", "debug_epochs", "freeze",
     "grad_clip_value", "save_checkpoint_path", "save_inference_interval", "save_inference_path", "save_inference_export",
 )  # fmt: skip
@@ -128,12 +128,12 @@ def _check_keys(runner: Setting, phases: Settings) -> None:
         methods = [(cls, name) for cls in ancestry if not source.is_ours(cls.module) for name in classes.methods(cls)]
         new = {name for cls, name in methods if name == "is_over" or not classes.calls_super(cls, name)}
         if new.isdisjoint({"is_over", "run"}):
-            _check_length(runner, "epochs", "max_steps", "optimizer_step_limit")
+            _check_length(runner)
     runner["keep_best"].check_keys(list(BestSettings.model_fields))
 
 
-def _check_length(runner: Setting, *keys: str) -> None:
-    if all(runner[key].value is None for key in keys):
+def _check_length(runner: Setting) -> None:
+    if all(runner[key].value is None for key in ("epochs", "max_steps", "optimizer_step_limit", "max_time")):
         runner.fault("does not say how long to train; add `epochs:` or `max_steps:`")
 
 
@@ -197,7 +197,7 @@ def _check_experiment(name: str, runner: Setting) -> None:
     if kind(runner) == "infer":
         runner.fault_at("class", f"is infer, and {name} is an experiment, which trains; write train")
     elif kind(runner) == "train":
-        _check_length(runner, "epochs", "max_steps", "optimizer_step_limit")
+        _check_length(runner)
     reason = f"{name} is an experiment, which saves its weights itself; remove it"
     _refuse_idle(runner, dict.fromkeys(_EXPORT_KEYS, reason))
     training = runner.inspection.setting("hyper_parameters")["training"]

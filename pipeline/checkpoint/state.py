@@ -378,6 +378,7 @@ class TrainingState(StateModel):
         buffers: phase -> the names of the buffers that have changed in size or type.
         stopped: why ``stop`` has ended the training; None: it has not. Earlier versions lack it.
         requested: what ``request`` has asked for that is not done. Earlier versions lack it.
+        seconds: the training time of a runner with ``max_time``; None: it has none. Earlier versions lack it.
     """
 
     version: Literal[2]
@@ -395,6 +396,7 @@ class TrainingState(StateModel):
     buffers: dict[str, list[str]]
     stopped: str | None = None
     requested: list[str] = []
+    seconds: float | None = None
 
     @classmethod
     def capture(
@@ -407,7 +409,7 @@ class TrainingState(StateModel):
             recoverables: name -> object whose state is kept too.
             initial: the models before anything was restored.
             more: what the loop itself needs: ``loop``, ``metrics``, ``fit`` or ``experiment``; ``gradients`` of modules
-                that no Brain has; ``stopped``; ``requested``.
+                that no Brain has; ``stopped``; ``requested``; ``seconds``.
 
         Raises:
             CheckpointError: something has a state from which no run could go on.

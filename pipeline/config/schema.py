@@ -19,6 +19,8 @@ from pydantic import (
 
 UNITS = ("iteration", "update", "epoch", "second", "minute", "hour")
 
+SECONDS = {"second": 1, "minute": 60, "hour": 3600}
+
 # In ``valid_interval``: before the first step.
 START = "start"
 
@@ -71,6 +73,12 @@ def _steps(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     raise ValueError(f"is {value!r}; write a number of iterations, or of updates as in '100 update'")
+
+
+def _duration(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(_DURATION, value):
+        return value
+    raise ValueError(f"is {value!r}; write a time such as '90 second', '30 minute' or '2 hour'")
 
 
 def _class_path(value: Any) -> Any:
@@ -134,6 +142,8 @@ _INTERVAL = {"anyOf": [
     {"type": "integer", "exclusiveMinimum": 0},
     {"type": "string", "pattern": rf"^[0-9]+( ({'|'.join(UNITS)})s?)?$"},
 ]}  # fmt: skip
+
+_DURATION = rf"0*[1-9][0-9]* ({'|'.join(SECONDS)})s?"
 
 _STEPS = {"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"type": "string", "pattern": "^[0-9]+ updates?$"}]}
 
@@ -205,6 +215,8 @@ ValidIntervals = Annotated[
     BeforeValidator(_valid_intervals),
     WithJsonSchema(_list_of({"anyOf": [*_INTERVAL["anyOf"], {"const": START}]})),
 ]
+
+Duration = Annotated[str, BeforeValidator(_duration), WithJsonSchema({"type": "string", "pattern": f"^{_DURATION}$"})]
 
 Steps = Annotated[int, Field(gt=0), BeforeValidator(_steps), WithJsonSchema(_STEPS)]
 
@@ -421,6 +433,10 @@ class RunnerSchema(_Section):
         None, description="iterations over all phases; `100 update` is `optimizer_step_limit: 100`"
     )
     optimizer_step_limit: Count | None = Field(None, description="updates after which training ends")
+    max_time: Duration | None = Field(
+        None,
+        description="time in the runner stage, such as `2 hour`, after which training ends; over all resumed parts",
+    )
     print_interval: int | None = Field(50, gt=0, description="iterations between two reports; null for none")
     valid_interval: ValidIntervals = Field("1 epoch", description="how often to validate, at the end too; null never")
     save_interval: Intervals = Field("1 epoch", description="how often to save, at the end too; null only at the end")

@@ -82,9 +82,10 @@ def _to_come(context: Context, runner: RunnerSchema, batches: int) -> str:
     epochs = min((limit for limit in (runner.epochs, runner.debug and runner.debug_epochs) if limit), default=0)
     limits = [_count(epochs, "epoch") + (f" of {_count(batches, 'batch')}" if batches else "")] if epochs else []
     limits += [f"{key} {limit:,}" for key in ("max_steps", "optimizer_step_limit") if (limit := getattr(runner, key))]
+    limits += [f"max_time {runner.max_time}"] if runner.max_time else []
     left = [(epochs - counters["epoch"]) * batches - in_work] if epochs and batches else []
     left += [runner.max_steps - counters["iteration"]] if runner.max_steps else []
-    at_most = "" if batches and not runner.optimizer_step_limit else "at most "
+    at_most = "" if batches and not (runner.optimizer_step_limit or runner.max_time) else "at most "
     number = f"{at_most}{_count(max(0, min(left)), 'iteration')}" if left else "an unknown number of iterations"
     done = f", {counters['iteration']:,} done" if counters["iteration"] else ""
     newest = "all checkpoints" if runner.keep_last is None else f"the newest {runner.keep_last} checkpoints"

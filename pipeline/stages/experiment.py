@@ -407,7 +407,8 @@ class ExperimentBase(ExperimentSetup):
         }
         gradients = {name: gradients_of(module) for name, module in self._modules().items()}
         iterations = {PHASE: self._numbers.iterations}
-        self._checkpoints.save(counters, metrics, iterations, experiment=experiment, gradients=gradients)
+        timed = self._schedule.time_limit.state() if self._schedule.time_limit else {}
+        self._checkpoints.save(counters, metrics, iterations, experiment=experiment, gradients=gradients, **timed)
         self._newest = self.checkpointer._path_of(self.iteration)
 
     def resume_or_load(self) -> None:
@@ -496,6 +497,9 @@ class ExperimentBase(ExperimentSetup):
         """Be ready for the first batch."""
         self._refuse_overwriting(self.iteration + 1)
         self._plan()
+        if not self.alone:
+            max_time = self.context["runner"].max_time
+            self._schedule.limit_time(max_time, self.context, self.checkpointer._resumed)
         self._ended = 0
         limit = self._schedule.max_steps
         if self.alone and self.iteration >= limit:

@@ -21,6 +21,7 @@ from pipeline.data.loader import length
 from pipeline.errors import ConfigError, one_of
 from pipeline.training.evaluation import extend_metrics
 from pipeline.training.meters import Meters
+from pipeline.training.triggers import NEVER
 
 # The name under which an experiment's model and numbers stand where others have phases.
 PHASE = "experiment"
@@ -318,7 +319,7 @@ def args_of(context: Context) -> SimpleNamespace:
 
 
 def iterations_of(context: Context, loader: Any) -> int:
-    """How many iterations a runner's ``epochs``, steps and ``debug_epochs`` are, whichever comes first.
+    """How many iterations a runner's ``epochs``, steps and ``debug_epochs`` are, whichever comes first; or its time's, NEVER.
 
     Raises:
         ConfigError: it has neither, or epochs of a loader without a length.
@@ -326,6 +327,8 @@ def iterations_of(context: Context, loader: Any) -> int:
     runner, steps = context["runner"], _steps_of(context["runner"])
     epochs = min(runner.epochs or runner.debug_epochs, runner.debug_epochs) if runner.debug else runner.epochs
     if epochs is None:
+        if steps is None and runner.max_time:
+            return NEVER
         if steps is None:
             raise ConfigError(f"runner.{runner.name}: does not say how long to train; add `epochs:` or `max_steps:`")
         return steps

@@ -43,12 +43,12 @@ class Checkpoints:
             counters: ``iteration`` names it.
             metrics: the newest numbers.
             iterations: phase -> name -> the iteration that a number is of.
-            own: the state of the loop itself: as ``more`` of ``TrainingState.capture``.
+            own: the state of the loop itself: as ``more`` of ``TrainingState.capture``, over what the context says.
         """
         self.wait_for_save()
         models = self.context["model"]
         steering = {"stopped": self.context.stop_reason, "requested": sorted(self.context.requests)}
-        training = self.checkpointer._capture(models, **steering, **own).to_tree()
+        training = self.checkpointer._capture(models, **{**steering, **own}).to_tree()
         if self.best:
             # The best once this one is saved; if the save fails, nothing is removed either.
             best = self.best.kept_with(counters["iteration"])

@@ -287,6 +287,7 @@ class TrainLoop(PassLoop):
         self.checkpoints = Checkpoints(self.checkpointer, context, self.validation.best, self.runner.on_save_error)
         self.exporter = WeightExporter(self.runner, context)
         self._resume()
+        self.schedule.limit_time(self.runner.max_time, context, self.journal.checkpoint)
         context["metrics"] = self.metrics
         self.resources.enter_context(SHUTDOWN.defer(self.wake))
         warn_of_unresumable_orders(self.runner, schemas, context)
@@ -601,7 +602,8 @@ class TrainLoop(PassLoop):
             for name, number in numbers.items():
                 numbers[name] = as_number(number, f"metrics['{phase}']['{name}']")
         iterations = self.iterations_of_weights()
-        self.checkpoints.save(self.counters, self.metrics, iterations, loop=loop, metrics=self.metrics)
+        timed = self.schedule.time_limit.state() if self.schedule.time_limit else {}
+        self.checkpoints.save(self.counters, self.metrics, iterations, loop=loop, metrics=self.metrics, **timed)
 
     def iterations_of_weights(self) -> Iterations:
         """``iterations``, but the current one for validations of weights that have not been trained since."""

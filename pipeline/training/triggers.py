@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipeline.config.schema import Interval, Intervals, RunnerSchema, parse_intervals
+from pipeline.config.schema import SECONDS, Interval, Intervals, RunnerSchema, parse_intervals
 from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError, one_of
+
+if TYPE_CHECKING:
+    from pipeline.checkpoint.reader import LoadedCheckpoint
 
 # An iteration that no run reaches.
 NEVER = 1 << 62
 
 # Iterations that may pass between two checks of the clock.
 LONGEST_STRIDE = 100
-
-_SECONDS = {"second": 1, "minute": 60, "hour": 3600}
 
 # The units that a training counts with each iteration.
 _COUNTED = ("iteration", "update")
@@ -49,6 +50,33 @@ class Clock:
         return due
 
 
+class TimeLimit(Clock):
+    """A runner's ``max_time``: the time that its runner stage may take, over all parts of a resumed run.
+
+    Args:
+        length: such as ``2 hour``.
+        spent: the seconds that are over, of a resumed run.
+        context: whose training it ends, with ``stop``; at once where the time is over.
+    """
+
+    def __init__(self, length: str, spent: float, context: Context) -> None:
+        interval = Interval.parse(length)
+        super().__init__(interval.length * SECONDS[interval.unit], context["train_state"]["iteration"])
+        self.context, self.reason = context, f"max_time: {length} of training are over"
+        self.began = self.fired_at = self.fired_at - spent
+        self.check()
+
+    def check(self) -> None:
+        """End the training, if its time is over."""
+        if self.fires(self.context.peek("train_state")["iteration"]):
+            self.context.stop(self.reason)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the time, and no ``stop`` for its sake, as a resumed run may have more of it."""
+        why = self.context.stop_reason
+        return {"seconds": time.monotonic() - self.began, "stopped": None if why == self.reason else why}
+
+
 class IntervalTrigger:
     """Says when one thing is due: after any of its intervals.
 
@@ -64,7 +92,7 @@ class IntervalTrigger:
         self.intervals, self.asked = intervals, {unit: counters[unit] for unit in _COUNTED}
         self.counted = [interval for interval in intervals if interval.unit in _COUNTED]
         self.epochs = [length for length, unit in intervals if unit == "epoch"]
-        seconds = [length * _SECONDS[unit] for length, unit in intervals if unit in _SECONDS]
+        seconds = [length * SECONDS[unit] for length, unit in intervals if unit in SECONDS]
         self.clocks = [Clock(length, counters["iteration"]) for length in seconds]
 
     def next_check(self, counters: Mapping[str, int]) -> int:
@@ -123,8 +151,8 @@ class Trigger:
         except ValueError as error:
             raise ConfigError(f"Trigger: {error}") from error
         self.improves, self.mode = improves, mode
-        self._lengths = [interval for interval in parsed if interval.unit not in _SECONDS]
-        self._clocks = [Clock(length * _SECONDS[unit], 0) for length, unit in parsed if unit in _SECONDS]
+        self._lengths = [interval for interval in parsed if interval.unit not in SECONDS]
+        self._clocks = [Clock(length * SECONDS[unit], 0) for length, unit in parsed if unit in SECONDS]
         self._counters = {"iteration": 0, "update": 0, "epoch": 0}
         # The best number, negative where the highest is the best.
         self._least = math.inf
@@ -192,6 +220,7 @@ class Schedule:
     Attributes:
         printing, validating, saving, exporting: when each is due; exporting saves the weights alone.
         epochs, max_steps, max_updates: the limits; none at first.
+        time_limit: that of the time; None: there is none.
     """
 
     def __init__(self, counters: Mapping[str, int], **intervals: Sequence[Interval]) -> None:
@@ -200,6 +229,7 @@ class Schedule:
         self.printing, self.validating, self.saving, self.exporting = self._triggers
         self._active = [trigger for trigger in self._triggers if trigger.intervals]
         self.epochs = self.max_steps = self.max_updates = NEVER
+        self.time_limit: TimeLimit | None = None
 
     @classmethod
     def of_runner(cls, runner: RunnerSchema, counters: Mapping[str, int]) -> Schedule:
@@ -217,7 +247,9 @@ class Schedule:
         return schedule
 
     def due(self, counters: Mapping[str, int]) -> tuple[bool, ...]:
-        """Whether to print, to validate, to save and to export after an iteration."""
+        """Whether to print, to validate, to save and to export after an iteration; the time limit stops the training."""
+        if self.time_limit:
+            self.time_limit.check()
         return tuple(trigger.fires(counters) for trigger in self._triggers)
 
     @property
@@ -239,4 +271,11 @@ class Schedule:
         """The next iteration after which something may be due."""
         # An iteration makes one update at most.
         limit = counters["iteration"] + max(1, self.max_updates - counters["update"])
-        return min(*(trigger.next_check(counters) for trigger in self._active), self.max_steps, limit)
+        clock = self.time_limit.iteration + self.time_limit.stride if self.time_limit else NEVER
+        return min(*(trigger.next_check(counters) for trigger in self._active), self.max_steps, limit, clock)
+
+    def limit_time(self, max_time: str | None, context: Context, resumed: LoadedCheckpoint | None) -> None:
+        """Heed a runner's ``max_time`` from now on; ``resumed``: the checkpoint with which the run goes on."""
+        if max_time is not None:
+            spent = resumed.state.seconds if resumed and resumed.state else None
+            self.time_limit = TimeLimit(max_time, spent or 0.0, context)

@@ -97,12 +97,17 @@ class Runs:
         for address in (f"runner.{runner.name}.debug" for runner in runners if runner.debug):
             nothing = "nothing is kept of a debug run, to be compared; leave it out, and shorten the run with max_steps"
             raise ConfigError([config.origin(address).fault(address, nothing)])
+        for runner in runners:
+            if runner.max_time and not (runner.epochs or runner.max_steps or runner.optimizer_step_limit):
+                address = f"runner.{runner.name}.max_time"
+                alone = "two runs that a clock ends are not alike; say how long to train, with max_steps=20 behind the config"
+                raise ConfigError([config.origin(address).fault(address, alone)])
         self._overrides = [
             *config.overrides,
             *(
                 f"runner.{runner.name}.{key}=null"
                 for runner in runners
-                for key in _OTHER_FOLDERS
+                for key in (*_OTHER_FOLDERS, "max_time")
                 if getattr(runner, key)
             ),
         ]

@@ -104,7 +104,7 @@ def test_the_config_itself_has_no_fault(workspace: Callable[..., Path], monkeypa
         ("learning_rate: 0.1", "momentun: 0.1",
          "config.yaml:4:27: hyper_parameters.optimizer.momentun: SGD has no argument 'momentun'; did you mean 'momentum'?"),
         ("grad_clip", "zzz", ("config.yaml:15:5: runner.train_runner.zzz: unknown key; known: name, class, device, precision, "
-         "eval_precision, epochs, max_steps, optimizer_step_limit, print_interval, valid_interval, save_interval, keep_last, …")),
+         "eval_precision, epochs, max_steps, optimizer_step_limit, max_time, print_interval, valid_interval, save_interval, …")),
     ],
 )  # fmt: skip
 def test_a_misspelt_key_is_named_with_the_nearest_right_one(wrong: Wrong, old: str, new: str, fault: str) -> None:

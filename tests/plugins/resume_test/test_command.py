@@ -198,6 +198,10 @@ def test_a_run_that_fails_by_itself_is_not_tested(pipeline: Call, linear: Path) 
             ["--at", "1", "runner.train_runner.debug=true"],
             "nothing is kept of a debug run, to be compared; leave it out",
         ),
+        (
+            ["--at", "1", "runner.train_runner.epochs=null", "runner.train_runner.max_time=1 hour"],
+            "two runs that a clock ends are not alike; say how long to train, with max_steps=20 behind the config",
+        ),
         (["--at", "1", "--keep", "."], "--keep .: cannot be made: File exists; name a new folder"),
     ],
 )
