@@ -197,7 +197,6 @@ def test_fine_tune_keeps_the_encoder_of_the_best_pretraining_and_trains_a_head_o
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_fine_tune_tells_notes_apart_far_better_than_a_training_from_scratch_on_the_same_samples(ran: Ran) -> None:
     none = [f"runner.fine_tune.{key}=null" for key in ("init_model_path", "init_modules", "freeze")]
     tuned, scratch = (
@@ -286,7 +285,6 @@ def loss_uphill(context: Context, radius: float = 0.2) -> float:
         return (nn.functional.cross_entropy(model(data.points), data.labels) - before).item()
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_early_stopping_and_ema_ends_early_and_gives_the_averages_that_were_best(ran: Ran) -> None:
     trainer = ran("early_stopping_and_ema")
