@@ -32,7 +32,9 @@ from pipeline.context import Context
 from pipeline.errors import DataError, ExitCode
 
 FOLDER = Path(__file__).parents[1] / "workspace_examples"
-EXAMPLES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir() and not path.name.startswith(("_", ".")))
+EXAMPLES = sorted(
+    str(path.parent.relative_to(FOLDER)) for path in FOLDER.rglob("config.yaml") if "runs" not in path.parts
+)
 SLOW = {"char_lm", "early_stopping_and_ema", "fine_tune", "gan", "self_training", "tdm"}
 SEEDS = range(5)
 
@@ -56,7 +58,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
     @cache
     def run(example: str, *overrides: str) -> GeneralTrainer:
-        outputs = f"output_dir={tmp_path_factory.mktemp(example)}"
+        outputs = f"output_dir={tmp_path_factory.mktemp(Path(example).name)}"
         trainer = GeneralTrainer(FOLDER / example / "config.yaml", [outputs, *overrides])
         trainer.run()
         return trainer
@@ -78,13 +80,15 @@ def test_an_example_runs_to_its_end_and_writes_its_numbers(example: str, ran: Ra
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_may_be_copied_to_anywhere(example: str, tmp_path: Path) -> None:
-    shutil.copytree(FOLDER / example, tmp_path / "mine", ignore=shutil.ignore_patterns("__pycache__"))
-    assert check(tmp_path / "mine" / "config.yaml") == []
+    folder, *below = Path(example).parts
+    shutil.copytree(FOLDER / folder, tmp_path / "mine", ignore=shutil.ignore_patterns("__pycache__"))
+    assert check(tmp_path.joinpath("mine", *below, "config.yaml")) == []
 
 
 def test_every_example_has_a_test_of_what_it_shows() -> None:
     tested = {name for name in globals() if name.startswith("test_")}
-    assert [each for each in EXAMPLES if not any(name.startswith(f"test_{each}_") for name in tested)] == []
+    folders = {Path(example).parts[0] for example in EXAMPLES}
+    assert [folder for folder in folders if not any(name.startswith(f"test_{folder}_") for name in tested)] == []
 
 
 def test_first_steps_tells_two_spirals_apart(ran: Ran) -> None:
@@ -129,6 +133,17 @@ def test_custom_startup_keeps_the_weights_of_the_file_and_trains_the_rest(ran: R
     checkpoints = context["run_dir"] / "train_runner" / "checkpoints"
     first = load_file(checkpoints / "step-000000000016" / "rings.safetensors")
     assert not torch.equal(trained["head.weight"], first["head.weight"])
+
+
+def test_two_jobs_use_the_same_file_each_with_its_own_runs(ran: Ran) -> None:
+    classify, regress = (ran(f"two_jobs/{job}").contexts["train_runner"] for job in ("classify", "regress"))
+    encoders = [
+        type(context["model"][name]["model"].encoder) for context, name in ((classify, "circle"), (regress, "radius"))
+    ]
+    assert encoders[0] is encoders[1]
+    assert [context["run_dir"].parent.name for context in (classify, regress)] == ["classify", "regress"]
+    assert classify["metrics"]["circle"]["valid_accuracy"] > 0.9
+    assert regress["metrics"]["radius"]["valid_mae"] < 0.05
 
 
 def test_custom_startup_learns_with_the_encoder_that_it_was_given(ran: Ran) -> None:

@@ -261,7 +261,7 @@ def test_the_run_options_are_all_listed() -> None:
 def test_the_examples_are_all_listed() -> None:
     rows = cells("workspace_examples", "| folder | shows |")
     listed = [re.findall(r"`(\w+)`", row[0])[0] for row in rows]
-    assert sorted(listed) == sorted(config.parent.name for config in EXAMPLES.glob("*/config.yaml"))
+    assert sorted(listed) == sorted({config.relative_to(EXAMPLES).parts[0] for config in EXAMPLES.rglob("config.yaml")})
 
 
 def test_the_plugins_are_all_listed() -> None:

@@ -20,7 +20,7 @@ from pipeline.workspaces import package_name
 
 Workspace = Callable[..., Path]
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "workspace_examples").glob("*/config.yaml"))
+EXAMPLES = sorted((Path(__file__).parents[2] / "workspace_examples").rglob("config.yaml"))
 STAGE = "from pipeline import StartupBase, stages\nclass Startup(StartupBase):\n    def startup(self, context): pass\n"
 RUNNER = "runner.train_runner"
 LATER = "  - {name: later, class: infer, device: cpu, startup_class_path: 'nowhere_at.all:S'}\nphase:\n"

@@ -1,0 +1,18 @@
+"""The encoder that both jobs use, and a head of this one's own."""
+
+from torch import Tensor, nn
+
+from ..common import Encoder
+
+
+class Model(nn.Module):
+    """Points [batch, 2] -> scores [batch, 2]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.encoder = Encoder(width)
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, points: Tensor) -> Tensor:
+        output: Tensor = self.head(self.encoder(points))
+        return output
