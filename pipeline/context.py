@@ -103,7 +103,7 @@ class RunnerSettings(Protocol):
     init_model_path: Any | None
     init_modules: list[str] | None
     freeze: list[str] | None
-    write_predictions: bool
+    predictions: Any | None
     seed: int | None
     deterministic: bool
     threads: int | None

@@ -12,7 +12,7 @@ from pipeline.check.phase import is_brain, may_report, reported_names
 from pipeline.check.stage import is_experiment
 from pipeline.config.keys import fields
 from pipeline.config.load import BEST, LAST
-from pipeline.config.schema import TRAINING_KEYS, BestSettings, RunnerSchema, RunSettings
+from pipeline.config.schema import TRAINING_KEYS, BestSettings, PredictionSettings, RunnerSchema, RunSettings
 from pipeline.config.yaml_tree import Node
 from pipeline.errors import one_of
 from pipeline.user_code import classes, source
@@ -106,7 +106,7 @@ def _check_keys(runner: Setting, phases: Settings) -> None:
     trains = kind(runner) == "train"
     # Only of the defaults themselves it is known what they report and export.
     whole = all(is_untouched(runner.node, stage) for stage in ("network", "runner"))
-    idle = {"write_predictions": "a train runner writes no predictions; remove it"}
+    idle = {"predictions": "a train runner writes no predictions; remove it"}
     if not trains:
         idle = dict.fromkeys(TRAINING, "an infer runner makes one pass; remove it")
         idle["precision"] = "an infer runner computes in eval_precision; set that"
@@ -129,7 +129,21 @@ def _check_keys(runner: Setting, phases: Settings) -> None:
         new = {name for cls, name in methods if name == "is_over" or not classes.calls_super(cls, name)}
         if new.isdisjoint({"is_over", "run"}):
             _check_length(runner)
+    else:
+        _check_predictions(runner, phases)
     runner["keep_best"].check_keys(list(BestSettings.model_fields))
+
+
+def _check_predictions(runner: Setting, phases: Settings) -> None:
+    """Check what an infer runner is to write."""
+    predictions = runner["predictions"]
+    predictions.check_keys(list(fields(PredictionSettings)))
+    predictions["from"].find_class("readable")
+    data = [phase["valid_dataset_name"].value for phase in phases.values()]
+    count = sum(len(names) if isinstance(names, list) else 1 for names in data)
+    if predictions["path"].value and count > 1:
+        what = f"is one file, and there are {count} datasets to predict, with a file each"
+        predictions["path"].fault(f"{what}; remove it, or name one phase in `phases`, and one dataset in it")
 
 
 def _check_length(runner: Setting) -> None:

@@ -32,6 +32,10 @@ def _precision(name: str) -> Callable[[Any], Any]:
     return lambda value: {True: name, False: "fp32"}.get(value, value) if isinstance(value, bool) else value
 
 
+def _predictions(value: Any) -> Any:
+    return {True: {"format": "jsonl"}, False: None}.get(value, value) if isinstance(value, bool) else value
+
+
 RUNNER_ALIASES: dict[str, Alias] = {
     "use_amp": Alias("precision", _precision("fp16")),
     "auto_mix_prec": Alias("precision", _precision("fp16")),
@@ -44,6 +48,8 @@ RUNNER_ALIASES: dict[str, Alias] = {
     "ckpt_interval_minutes": Alias("save_interval", _every("minute")),
     "ckpt_interval_steps": Alias("save_interval"),
     "save_step_path": Alias("save_checkpoint_path"),
+    "write_predictions": Alias("predictions", _predictions),
+    "runner_result_dump_path": Alias("predictions", lambda value: value and {"path": value}),
 }
 OPTIMIZER_ALIASES = {"lr": Alias("learning_rate")}
 # Canonical keys that hold a list, to which each alias adds.
@@ -98,7 +104,10 @@ def _use_our_words(runner: dict[str, Node], address: str) -> Iterator[Fault]:
     """Rename the aliases in a runner and the words of others in its values."""
     for alias in (alias for alias in RUNNER_ALIASES if alias in runner):
         (canonical, convert), node = RUNNER_ALIASES[alias], runner.pop(alias)
-        node.value = convert(node.value)
+        value = convert(node.value)
+        # What it becomes stands where it was written.
+        is_new = isinstance(value, dict) and value is not node.value
+        node.value = {name: Node(part, node.origin) for name, part in value.items()} if is_new else value
         present = runner.get(canonical)
         if present is None:
             runner[canonical] = node

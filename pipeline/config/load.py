@@ -213,13 +213,14 @@ Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 
 
 _CLASS_KEYS = re.compile(
-    r"runner\.[^.]+\.(\w+_class_path|trainer_class)|dataset\.[^.]+\.(class_path|collate_fn)"
+    r"runner\.[^.]+\.(\w+_class_path|trainer_class|predictions\.from)|dataset\.[^.]+\.(class_path|collate_fn)"
     r"|phase\.[^.]+\.(model|loss|updater\.class_path|(metrics|modules|optim_schedulers)\.[^.]+\.class)"
     r"|hyper_parameters\.optimizer\.class|plugins\.[^.]+\.class_path"
 )
 
 _FILE_KEYS = re.compile(
-    r"runner\.[^.]+\.((init_model|save_checkpoint|save_step|save_inference)_path|init_model_path\.run)"
+    r"runner\.[^.]+\.((init_model|save_checkpoint|save_step|save_inference|runner_result_dump)_path"
+    r"|init_model_path\.run|predictions\.path)"
 )
 
 _RELATIVE = "'{}' is relative, and a dict has no folder; give an absolute path"
@@ -410,7 +411,8 @@ class ConfigBuilder:
             return
         with suppress(OSError):  # where no file can be, which is told when it is needed
             node.value = str(resolve_path(Path(path)))
-        if node.value != path:
+        # That key becomes a mapping; what is written there goes where a link leads at the time.
+        if node.value != path and not address.endswith(".runner_result_dump_path"):
             self.links[f"{address.rpartition('.')[0]}.{aliases.names_of(address)[0]}"] = path
 
     def _workspace(self, tree: Node) -> Path | None:

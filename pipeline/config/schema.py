@@ -272,6 +272,21 @@ class RunSettings(BaseModel):
     runner: str | None = Field(None, description="which of its train runners; null is the last one that has saved")
 
 
+class PredictionSettings(BaseModel):
+    """What an infer runner writes of its predictions."""
+
+    model_config = _INNER
+    format: Literal["jsonl", "safetensors"] = Field("jsonl", description="a line per sample, or tensors by name")
+    path: str | None = Field(
+        None, description="the file; null is `<phase>_predictions.<format>` in the runner's folder"
+    )
+    source: ClassPathValue | None = Field(
+        None,
+        alias="from",
+        description="(predictions, batch) -> what is written and what metrics get; null is the Brain's `readable`",
+    )
+
+
 class UpdaterSettings(BaseModel):
     """The class of an updater, and its own arguments."""
 
@@ -321,6 +336,8 @@ InitialWeights = Annotated[
     Discriminator(lambda value: "mapping" if isinstance(value, dict) else "path"),
     WithJsonSchema({"title": "string or mapping", "anyOf": [_STRING, RunSettings.model_json_schema()]}),
 ]
+
+Predictions = Annotated[PredictionSettings, WithJsonSchema(PredictionSettings.model_json_schema())]
 
 UpdaterValue = Annotated[UpdaterSettings, WithJsonSchema(UpdaterSettings.model_json_schema())]
 
@@ -468,7 +485,7 @@ class RunnerSchema(_Section):
         None, description="its modules to load, or patterns such as `*.bias`; null is all, which then have to fit"
     )
     freeze: Names | None = Field(None, description="modules, or patterns, that are not trained")
-    write_predictions: bool = Field(False, description="an infer runner writes `<phase>_predictions.jsonl`")
+    predictions: Predictions | None = Field(None, description="what an infer runner writes: {format, path, from}")
     seed: int | None = Field(0, ge=0, lt=2**32, description="seed of weights and order of data; null is chance")
     deterministic: bool = Field(False, description="use only deterministic operations; any other is an error")
     threads: int | None = Field(None, gt=0, le=1024, description="torch's threads on the CPU; null leaves it to torch")

@@ -36,6 +36,13 @@ def split(batch: Any) -> tuple[Any, Any]:
     raise DataError(f"{what}; return a pair from the dataset, or write a Brain with its own target()")
 
 
+def is_unlabelled(batch: Any) -> bool:
+    """Whether a batch is inputs alone: a tensor, a list or tuple of one part, or a mapping without any of ``TARGETS``."""
+    if isinstance(batch, Mapping):
+        return not any(name in batch for name in TARGETS)
+    return isinstance(batch, Tensor) or (isinstance(batch, list | tuple) and len(batch) == 1)
+
+
 def count_samples(batch: Any) -> int:
     """How many samples a batch holds: the length of the first tensor in it, else of an object with ``to``; 0 for none."""
     first = batch

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
-from torch import Tensor
+from loguru import logger
 
 from pipeline.checkpoint.initial_weights import load_next
-from pipeline.checkpoint.storage import finite, storing
-from pipeline.config.schema import RunnerSchema
+from pipeline.config.schema import PredictionSettings, RunnerSchema
 from pipeline.context import Context, Phase
-from pipeline.errors import DataError
 from pipeline.stages.base import RunnerBase
+from pipeline.stages.predictions import prediction_file
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.evaluation import evaluate_each, evaluate_loader, report_evaluation
 from pipeline.training.loop import loop_of
 from pipeline.training.metrics.base import build_metrics
 from pipeline.training.phase import pass_loader, phase_errors, phase_of, refuse_short_schedules, run_options_for
 from pipeline.training.updater import is_plain
+from pipeline.user_code.class_path import load_named
 
 
 class Runner(RunnerBase):
@@ -123,7 +121,8 @@ class Runner(RunnerBase):
     def evaluate(self, context: Context, phase: Phase) -> dict[str, float]:
         """The loss and the metrics of a phase's ``valid_dataset_name``, else of its ``dataset_name``.
 
-        With ``write_predictions``, its predictions are written to a file, those of each of several datasets to one.
+        With ``predictions``, its predictions are written to a file, those of each of several datasets to one; then data
+        without labels have no loss.
         """
         runner = cast("RunnerSchema", context["runner"])
         schema = next(schema for schema in context["config"].phases(runner) if schema.name == phase.name)
@@ -133,52 +132,27 @@ class Runner(RunnerBase):
         brain._place_modules()
         datasets = schema.valid_datasets or [schema.dataset_name or ""]
         metrics = build_metrics(schema.metrics, context["config"].workspace)
+        settings, readable = runner.predictions, None
+        if settings and settings.source:
+            address = f"runner.{runner.name}.predictions.from"
+            readable = load_named(settings.source, address, "readable", context["config"])
 
         def evaluate_one(dataset: str) -> dict[str, float]:
             loader, device = pass_loader(dataset, runner, context), context["device"]
-            if not runner.write_predictions:
+            if settings is None:
                 return evaluate_loader(brain, loader, device, Stage.TEST, metrics)
-            folder: Path = context["run_dir"] / context["runner_name"] / self.checkpoint
-            with storing(folder):
-                folder.mkdir(exist_ok=True)
             # A name of a phase or dataset has no dot.
             name = phase.name if len(datasets) == 1 else f"{phase.name}.{dataset}"
-            with _Predictions(folder / f"{name}_predictions.jsonl") as predictions:
-                return evaluate_loader(brain, loader, device, Stage.TEST, metrics, predictions)
+            path = self._predictions_path(context, settings, name)
+            with prediction_file(path, settings.format) as write:
+                numbers = evaluate_loader(brain, loader, device, Stage.TEST, metrics, write, readable=readable)
+            logger.info(f"predictions of phase '{phase.name}' are in {path}")
+            return numbers
 
         return evaluate_each(datasets, evaluate_one)
 
-
-class _Predictions:
-    """Writes one JSON line per sample: its index in the order of the loader, prediction and target."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.index = 0
-        with storing(path):
-            self.file = path.open("w", encoding="utf-8")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # What was refused is tried again when it is closed, which another error has told of.
-        with suppress(OSError) if kind else storing(self.path):
-            self.file.close()
-
-    def __call__(self, predictions: Any, target: Any) -> None:
-        """Write a batch; reading the numbers makes a GPU wait, once per batch."""
-        for prediction, expected in zip(_rows(predictions), _rows(target), strict=True):
-            line = json.dumps(finite({"index": self.index, "prediction": prediction, "target": expected}))
-            with storing(self.path):
-                self.file.write(f"{line}\n")
-            self.index += 1
-
-
-def _rows(values: Any) -> list[Any]:
-    if isinstance(values, Tensor):
-        return values.tolist() if values.dim() else [values.item()]
-    if isinstance(values, list | tuple) and not any(isinstance(value, Tensor) for value in values):
-        return list(values)
-    kind = type(values).__name__
-    raise DataError(f"write_predictions: {kind} has no row per sample; return a tensor [batch, …], or set it to false")
+    def _predictions_path(self, context: Context, settings: PredictionSettings, name: str) -> Path:
+        """The file for the predictions of a phase or dataset; of several checkpoints, in the folder of the one that is evaluated."""
+        folder: Path = context["run_dir"] / context["runner_name"]
+        path = Path(settings.path) if settings.path else folder / f"{name}_predictions.{settings.format}"
+        return path.parent / self.checkpoint / path.name

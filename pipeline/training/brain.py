@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.config.schema import TARGETS
 from pipeline.context import Context
-from pipeline.data.batch import count_samples, raise_no_samples, shape_of, split
+from pipeline.data.batch import count_samples, is_unlabelled, raise_no_samples, shape_of, split
 from pipeline.data.loader import LimitedLoader, make_loader
 from pipeline.errors import ConfigError, DataError, StageError
 from pipeline.training.meters import MOST, Meter, Meters
@@ -454,13 +454,16 @@ class Brain:
         return self._compute_batch(batch, stage)
 
     def _compute_batch(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
-        """Predictions and losses of one batch; an evaluation may be without a loss."""
+        predictions = self._predictions(batch, stage)
+        return predictions, self._losses(predictions, batch, stage)
+
+    def _losses(self, predictions: Any, batch: Any, stage: Stage) -> Losses:
+        """The losses of predictions, in the precision of an evaluation."""
         with self._eval_autocast or nullcontext():
-            predictions = self.compute_forward(batch, stage)
             returned = self.compute_objectives(predictions, batch, stage)
         if returned is None or (isinstance(returned, Mapping) and not returned):
-            return predictions, {}
-        return predictions, losses_by_name(returned, f"{self._where}compute_objectives")
+            return {}
+        return losses_by_name(returned, f"{self._where}compute_objectives")
 
     def _predictions(self, batch: Any, stage: Stage) -> Any:
         """The predictions for a batch, in the precision of an evaluation."""
@@ -614,8 +617,8 @@ class ModuleBrain(Brain):
 
     def compute_forward(self, batch: Any, stage: Stage) -> Any:
         """The module's output for the batch's inputs."""
-        inputs, target = split(batch)
-        labels = {self._target_name: target} if self.loss is None else {}
+        inputs, target = (batch, None) if stage is not TRAIN and is_unlabelled(batch) else split(batch)
+        labels = {self._target_name: target} if self.loss is None and target is not None else {}
         try:
             if type(inputs) is not Tensor and isinstance(inputs, list | tuple):
                 return self.module(*inputs, **labels)

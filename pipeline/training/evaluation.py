@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from loguru import logger
 from torch import nn
 
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context, Phase
-from pipeline.data.batch import on_device, shape_of
+from pipeline.data.batch import is_unlabelled, on_device, shape_of
 from pipeline.data.loader import without_state
 from pipeline.data.workers import supervise_workers
 from pipeline.errors import DataError, no_loss, one_of
@@ -21,10 +23,14 @@ from pipeline.signals import SHUTDOWN
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.meters import Meters
 from pipeline.training.metrics.base import Mean, Metric, build_metrics
+from pipeline.training.optim_scheduler import Losses
 from pipeline.user_code.tracebacks import error_context
 
-# Called with (predictions, target) of each evaluated batch.
-Observer = Callable[[Any, Any], None]
+# Called with (predictions, target, batch) of each evaluated batch; a target of None: it has none.
+Observer = Callable[[Any, Any, Any], None]
+
+# Called with (predictions, batch): what metrics get, and what is written.
+Readable = Callable[[Any, Any], Any]
 
 
 @contextmanager
@@ -59,6 +65,7 @@ def evaluate(
     metrics: Mapping[str, Metric],
     observe: Observer | None = None,
     epoch: int | None = None,
+    readable: Readable | None = None,
 ) -> dict[str, float]:
     """One pass without training.
 
@@ -67,15 +74,17 @@ def evaluate(
         batches: on their device.
         stage: VALID or TEST.
         metrics: name -> metric; reset first.
-        observe: called with every batch's predictions and target.
+        observe: called with every batch's predictions and target. Only where it is, data may have no labels: then there is
+            no loss.
         epoch: the one that is validated; None in a test.
+        readable: makes what metrics and ``observe`` get of the predictions, in place of the Brain's ``readable``.
 
     Returns:
         ``loss``, if one was computed, the metrics by name, and what the Brain has logged.
     """
     if (metrics or observe) and not brain._gives_predictions:
         message = f"{type(brain).__name__} has its own evaluate_batch, which gives no predictions to judge or write"
-        raise DataError(f"{message}; leave out metrics and write_predictions, or use self.log in it")
+        raise DataError(f"{message}; leave out metrics and predictions, or use self.log in it")
     loss, samples = Mean(), 0
     for metric in metrics.values():
         metric.reset()
@@ -86,22 +95,50 @@ def evaluate(
             SHUTDOWN.raise_if_requested()
             brain.step += 1
             samples = brain._pass_numbers.samples = brain._samples_of_batch(batch)
-            predictions, losses = brain._predictions_and_losses(batch, stage)
+            predictions, losses = _outputs(brain, batch, stage, optional=observe is not None)
             if losses:
                 loss.add_mean(brain._reported_loss(losses), samples)
-            target = type(brain).target(brain, batch) if metrics or observe else None
+            target = _target(brain, batch, needed=bool(metrics)) if metrics or observe else None
             if metrics or observe:
-                predictions = type(brain).readable(brain, predictions, batch)
+                make = readable or partial(type(brain).readable, brain)
+                predictions = make(predictions, batch)
             for metric in metrics.values():
                 metric.update(predictions, target)
             if observe:
-                observe(predictions, target)
+                observe(predictions, target, batch)
         if not samples:
             raise DataError("the evaluated dataset gave no batch; check it")
-        mean = loss.compute()
+        mean = loss.compute() if loss.sums else math.nan
         computed = {name: _number(metric.compute(), name, metric) for name, metric in metrics.items()}
         brain.on_stage_end(stage, mean, epoch)
         return brain._with_logged({"loss": mean, **computed} if loss.sums else computed)
+
+
+# What a Brain's ``compute_objectives`` raises for a batch that has no target.
+_NO_TARGET = (LookupError, TypeError, ValueError, AttributeError, DataError)
+
+
+def _outputs(brain: Brain, batch: Any, stage: Stage, *, optional: bool) -> tuple[Any, Losses]:
+    """Predictions and losses of a batch; ``optional``: one without labels need not have losses."""
+    if not (optional and is_unlabelled(batch)):
+        return brain._predictions_and_losses(batch, stage)
+    predictions = brain._predictions(batch, stage)
+    try:
+        return predictions, brain._losses(predictions, batch, stage)
+    except _NO_TARGET as error:
+        if brain.step == 1:
+            logger.info(f"{brain._where}no loss, since the data have no labels ({type(error).__name__}: {error})")
+        return predictions, {}
+
+
+def _target(brain: Brain, batch: Any, *, needed: bool) -> Any:
+    """What a Brain names as the target of a batch; None for one without, if it is not ``needed``."""
+    try:
+        return type(brain).target(brain, batch)
+    except DataError as error:
+        if needed:
+            raise DataError(f"{error}; metrics need a target: leave them out where there is none") from error
+        return None
 
 
 def predict(brain: Brain, batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
@@ -137,13 +174,14 @@ def evaluate_loader(
     metrics: Mapping[str, Metric],
     observe: Observer | None = None,
     epoch: int | None = None,
+    readable: Readable | None = None,
 ) -> dict[str, float]:
     """Evaluate on the batches of a loader; a signal ends it."""
     batches: Iterable[Any] = on_device(without_state(loader), device)
     if getattr(loader, "num_workers", 0):
         batches = SHUTDOWN.interruptible(batches)
     with supervise_workers(batches):
-        return evaluate(brain, batches, stage, metrics, observe, epoch)
+        return evaluate(brain, batches, stage, metrics, observe, epoch, readable)
 
 
 # Evaluates a phase: a verb of the runner stage.

@@ -1,0 +1,168 @@
+"""What an infer runner writes of its predictions: a line of JSON per sample, or tensors by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import torch
+from torch import Tensor
+
+from pipeline.checkpoint.safetensors_io import encode_tensors
+from pipeline.checkpoint.storage import DISK, finite, make_folder, replacing, storing
+from pipeline.data.batch import shape_of
+from pipeline.errors import DataError
+
+# What to do where the storage refuses the file.
+_OTHERWISE = "name another path in predictions"
+
+
+class JsonLines:
+    """Writes one JSON line per sample: its index in the order of the loader, its id, prediction and target.
+
+    Args:
+        path: of the file, for messages.
+        file: the open file.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.path, self.file, self.index = path, file, 0
+
+    def __call__(self, predictions: Any, target: Any, batch: Any) -> None:
+        """Write a batch; reading the numbers makes a GPU wait, once per batch."""
+        lines = []
+        for index, row in enumerate(_rows(_columns(predictions, target, batch)), self.index):
+            try:
+                lines.append(json.dumps(finite({"index": index, **row})))
+            except (TypeError, ValueError) as error:
+                raise DataError(f"predictions: cannot be written as JSON ({error}); return numbers or text") from error
+        self.index += len(lines)
+        with storing(self.path, _OTHERWISE):
+            self.file.write("".join(f"{line}\n" for line in lines).encode())
+
+    def finish(self) -> None:
+        """Nothing is left to write."""
+
+
+class TensorsByName:
+    """Keeps the predictions of all samples, and writes them in the end as tensors by name; the arguments are those of JsonLines.
+
+    The names are ``prediction`` and ``target``, or ``prediction.<name>`` where a batch has several by name; ``id`` is a
+    tensor too where ids are numbers, else a list in JSON in the metadata of the file.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.path, self.file = path, file
+        self.batches: list[dict[str, Tensor]] = []
+        self.ids: list[Any] = []
+
+    def __call__(self, predictions: Any, target: Any, batch: Any) -> None:
+        """Take in a batch."""
+        columns = _columns(predictions, target, batch)
+        if isinstance(columns.get("id"), list | tuple) and any(isinstance(own, str) for own in columns["id"]):
+            self.ids += columns.pop("id")
+        self.batches.append(dict(_tensors(columns)))
+
+    def finish(self) -> None:
+        """Write all.
+
+        Raises:
+            DataError: batches have other names or shapes.
+        """
+        try:
+            tensors = {name: torch.cat([batch[name] for batch in self.batches]) for name in self.batches[0]}
+        except (KeyError, RuntimeError) as error:
+            what = f"predictions: those of one batch do not fit those of another ({error})"
+            raise DataError(f"{what}; return rows of one shape, or write jsonl") from error
+        self.file.write(encode_tensors(tensors, {"id": json.dumps(self.ids)} if self.ids else None))
+
+
+Writer: TypeAlias = JsonLines | TensorsByName
+
+FORMATS: dict[str, type[JsonLines] | type[TensorsByName]] = {"jsonl": JsonLines, "safetensors": TensorsByName}
+
+
+@contextmanager
+def prediction_file(path: Path, form: str) -> Iterator[Writer]:
+    """Takes predictions of batches until the block ends: then the file is complete on the disk, and after an error as it was.
+
+    Args:
+        path: of the file.
+        form: a key of ``FORMATS``.
+
+    Raises:
+        StorageError: the storage refuses.
+    """
+    stack = ExitStack()
+    with storing(path, _OTHERWISE):
+        make_folder(path.parent)
+        if path.is_dir():
+            raise DataError(f"{path}: is a folder; name a file in `path` of predictions")
+        temporary = stack.enter_context(replacing(path))
+        file = temporary.open("xb")
+    with stack:
+        # What was refused would be tried again when it is closed, which another error has told of.
+        stack.callback(partial(_close, file))
+        writer = FORMATS[form](path, file)
+        yield writer
+        with storing(path, _OTHERWISE):
+            writer.finish()
+            file.flush()
+            os.fsync(file.fileno())
+    with storing(path, _OTHERWISE):
+        DISK.fsync_folder(path.parent)
+
+
+def _close(file: BinaryIO) -> None:
+    with suppress(OSError):
+        file.close()
+
+
+def _columns(predictions: Any, target: Any, batch: Any) -> dict[str, Any]:
+    """What there is of the samples of a batch, by name; ids are what a mapping has under ``id`` or ``ids``."""
+    ids = next((batch[name] for name in ("id", "ids") if name in batch), None) if isinstance(batch, Mapping) else None
+    columns = {"id": ids, "prediction": predictions, "target": target}
+    return {name: values for name, values in columns.items() if values is not None}
+
+
+def _rows(values: Any, name: str = "") -> list[Any]:
+    """A value per sample, of columns as mappings.
+
+    Raises:
+        DataError: some of it has no row per sample.
+    """
+    if isinstance(values, Mapping):
+        columns = {key: _rows(column, f"{name}.{key}" if name else str(key)) for key, column in values.items()}
+        counts = {key: len(column) for key, column in columns.items()}
+        if len(set(counts.values())) != 1:
+            raise DataError(f"predictions: a batch has {counts or 'nothing'}; return a row per sample of each")
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    if hasattr(values, "tolist"):
+        return values.tolist() if values.ndim else [values.item()]
+    if isinstance(values, list | tuple) and not any(isinstance(value, Tensor) for value in values):
+        return list(values)
+    what = f"predictions: {name} is {shape_of(values)}, with no row per sample"
+    raise DataError(f"{what}; return a tensor [batch, …], a list, or a mapping of these, or name a function in `from`")
+
+
+def _tensors(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Name -> tensor on the CPU with a row per sample, of columns as mappings.
+
+    Raises:
+        DataError: some of it is no tensor.
+    """
+    for key, column in values.items():
+        name = f"{above}{key}"
+        if isinstance(column, Mapping):
+            yield from _tensors(column, f"{name}.")
+            continue
+        try:
+            yield name, torch.atleast_1d(torch.as_tensor(column).cpu())
+        except (TypeError, ValueError, RuntimeError) as error:
+            what = f"predictions: {name} is {shape_of(column, 1)}, of which no tensor can be made ({error})"
+            raise DataError(f"{what}; return tensors, or write jsonl") from error
