@@ -122,6 +122,12 @@ def _tags(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _predictions(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value
+    raise ValueError(f"is {value!r}; write {{format: jsonl}}, or write_predictions: true")
+
+
 def _which(value: Any) -> Any:
     if value in ("best", "last") or (type(value) is int and value >= 0):
         return value
@@ -337,7 +343,9 @@ InitialWeights = Annotated[
     WithJsonSchema({"title": "string or mapping", "anyOf": [_STRING, RunSettings.model_json_schema()]}),
 ]
 
-Predictions = Annotated[PredictionSettings, WithJsonSchema(PredictionSettings.model_json_schema())]
+Predictions = Annotated[
+    PredictionSettings, BeforeValidator(_predictions), WithJsonSchema(PredictionSettings.model_json_schema())
+]
 
 UpdaterValue = Annotated[UpdaterSettings, WithJsonSchema(UpdaterSettings.model_json_schema())]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ class TensorsByName:
     """Keeps the predictions of all samples, and writes them in the end as tensors by name; the arguments are those of JsonLines.
 
     The names are ``prediction`` and ``target``, or ``prediction.<name>`` where a batch has several by name; ``id`` is a
-    tensor too where ids are numbers, else a list in JSON in the metadata of the file.
+    tensor too where it is one in the batch, else a list in JSON in the metadata of the file.
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -64,9 +64,11 @@ class TensorsByName:
     def __call__(self, predictions: Any, target: Any, batch: Any) -> None:
         """Take in a batch."""
         columns = _columns(predictions, target, batch)
-        if isinstance(columns.get("id"), list | tuple) and any(isinstance(own, str) for own in columns["id"]):
-            self.ids += columns.pop("id")
-        self.batches.append(dict(_tensors(columns)))
+        texts = list(columns.pop("id")) if isinstance(columns.get("id"), list | tuple) else []
+        tensors = dict(_tensors(columns))
+        _check_counts({**tensors, "id": texts} if texts else tensors)
+        self.batches.append(tensors)
+        self.ids += texts
 
     def finish(self) -> None:
         """Write all.
@@ -138,9 +140,7 @@ def _rows(values: Any, name: str = "") -> list[Any]:
     """
     if isinstance(values, Mapping):
         columns = {key: _rows(column, f"{name}.{key}" if name else str(key)) for key, column in values.items()}
-        counts = {key: len(column) for key, column in columns.items()}
-        if len(set(counts.values())) != 1:
-            raise DataError(f"predictions: a batch has {counts or 'nothing'}; return a row per sample of each")
+        _check_counts(columns)
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     if hasattr(values, "tolist"):
         return values.tolist() if values.ndim else [values.item()]
@@ -148,6 +148,12 @@ def _rows(values: Any, name: str = "") -> list[Any]:
         return list(values)
     what = f"predictions: {name} is {shape_of(values)}, with no row per sample"
     raise DataError(f"{what}; return a tensor [batch, …], a list, or a mapping of these, or name a function in `from`")
+
+
+def _check_counts(columns: Mapping[str, Sized]) -> None:
+    counts = {name: len(column) for name, column in columns.items()}
+    if len(set(counts.values())) != 1:
+        raise DataError(f"predictions: a batch has {counts or 'nothing'}; return a row per sample of each")
 
 
 def _tensors(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -162,7 +168,8 @@ def _tensors(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
             yield from _tensors(column, f"{name}.")
             continue
         try:
-            yield name, torch.atleast_1d(torch.as_tensor(column).cpu())
+            tensor = torch.as_tensor(column).cpu()
+            yield name, tensor if tensor.ndim else tensor.reshape(1)
         except (TypeError, ValueError, RuntimeError) as error:
             what = f"predictions: {name} is {shape_of(column, 1)}, of which no tensor can be made ({error})"
             raise DataError(f"{what}; return tensors, or write jsonl") from error

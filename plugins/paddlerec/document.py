@@ -177,7 +177,12 @@ class Document:
 
     def set(self, entry: Entry, value: Any) -> None:
         """Give an entry another value; a list or mapping of several lines stays as a comment."""
-        new = _list(value) if isinstance(value, list) else _scalar(value, in_braces=entry.in_braces)
+        new: Any
+        if isinstance(value, dict):
+            new = CommentedMap({name: _scalar(item, in_braces=True) for name, item in value.items()})
+            new.fa.set_flow_style()
+        else:
+            new = _list(value) if isinstance(value, list) else _scalar(value, in_braces=entry.in_braces)
         if not _is_block(entry.mapping[entry.key]):
             entry.mapping[entry.key] = new
             return

@@ -246,15 +246,21 @@ class RunnerSection(SavingSection):
         self.notes.add(entry, f"Paddle's parameters cannot be read; name {wanted}{relative_note(entry.value)}")
 
     def result_dump(self, entry: Entry) -> None:
-        """``runner_result_dump_path``: predictions go into the run directory."""
-        if self.infers:
-            self.document.remark(entry, f"not carried: {entry.key}: {brief(entry.value)}")
-            self.document.rename(entry, "write_predictions")
-            self.document.set(entry, True)
-            what = "<phase>_predictions.jsonl in the run directory has a line per sample; read that"
-            self.notes.add(entry, f"is now write_predictions: {what}")
-        else:
+        """``runner_result_dump_path``: the file of the predictions; those of several phases go into the run directory."""
+        if not self.infers:
             self.not_carried(entry, "metrics.jsonl in the run directory has the numbers; read that")
+            return
+        named = self.settings["phases"].value if "phases" in self.settings else None
+        if len([name for name in self.phases if name in (named or self.phases)]) > 1:
+            self.document.remark(entry, f"not carried: {entry.key}: {brief(entry.value)}")
+            settings = {"format": "jsonl"}
+            what = "<phase>_predictions.jsonl in the run directory has a line per sample; read that"
+        else:
+            settings = {"path": slashes(entry.value)}
+            what = f"it has a line of JSON per sample; read that{relative_note(settings['path'])}"
+        self.document.rename(entry, "predictions")
+        self.document.set(entry, settings)
+        self.notes.add(entry, f"is now predictions: {what}")
 
     def trainer_class(self, entry: Entry) -> None:
         """``trainer_class``: only a path meant anything but GeneralTrainer."""

@@ -248,7 +248,7 @@ RUNNERS: list[tuple[list[str], list[str]]] = [
     ([f"{RUNNER}.epochs=null"], [f"{RUNNER}: does not say how long to train; add `epochs:` or `max_steps:`"]),
     ([f"{RUNNER}.epochs=null", f"{RUNNER}.max_steps=3"], []),
     ([f"{RUNNER}.write_predictions=true"],
-     [f"{RUNNER}.write_predictions: would be ignored: a train runner writes no predictions; remove it"]),
+     [f"{RUNNER}.predictions: would be ignored: a train runner writes no predictions; remove it"]),
     ([*INFER, f"{RUNNER}.grad_clip=3", f"{RUNNER}.init_model_path={{workspace}}/weights.safetensors"],
      [f"{RUNNER}.grad_clip: would be ignored: an infer runner makes one pass; remove it"]),
     (["dataset.train_data.timeout=5"],

@@ -30,7 +30,7 @@ STAGES = ("instance", "network", "startup", "runner", "terminal")
     ("key", "value"),
     [
         ("device", "auto"), ("epochs", None), ("max_steps", None), ("print_interval", 50), ("save_interval", "1 epoch"),
-        ("init_model_path", None), ("init_modules", None), ("freeze", None), ("write_predictions", False), ("seed", 0), ("grad_clip", None),
+        ("init_model_path", None), ("init_modules", None), ("freeze", None), ("predictions", None), ("seed", 0), ("grad_clip", None),
         ("nonfinite_patience", 3), ("phases", None), ("trainer_class", "pipeline.trainer:GeneralTrainer"),
         ("max_stage_repeats", 100), ("precision", "fp32"), ("eval_precision", "fp32"), ("optimizer_step_limit", None), ("max_time", None),
         ("valid_interval", "1 epoch"), ("keep_best", None), ("deterministic", False), ("check_gradients", False),
@@ -126,7 +126,7 @@ def test_defaults_of_two_configs_are_not_shared(config: Configs) -> None:
         ("runner", "save_inference_interval: 0", f"runner.x.save_inference_interval: is 0; {INTERVAL}"),
         ("runner", "save_inference_path: [a]", "runner.x.save_inference_path: is ['a'], a list; write a string"),
         ("runner", "save_inference_export: 1", "runner.x.save_inference_export: is 1, a whole number; write true or false"),
-        ("runner", "write_predictions: on", "runner.x.write_predictions: is 'on', a string; write true or false"),
+        ("runner", "write_predictions: on", "runner.x.predictions: is 'on'; write {format: jsonl}, or write_predictions: true"),
         ("", "phase: [{name: training}]",
          "phase.training.name: is 'training', which a checkpoint uses itself beside the weights; choose another name"),
         ("runner", "seed: -1", "runner.x.seed: is -1; it must be at least 0"),

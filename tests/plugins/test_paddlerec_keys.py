@@ -186,8 +186,11 @@ def test_the_interval_of_checkpoints_means_epochs(
         ("save_checkpoint_path: p", "# not carried: save_checkpoint_path: p",
          "not carried: an infer runner saves nothing; nothing to do"),
         ('runner_result_dump_path: "{workspace}/d"  # all of it',
-         '# not carried: runner_result_dump_path: \'{workspace}/d\'\nwrite_predictions: true                   # all of it',
-         "is now write_predictions: <phase>_predictions.jsonl in the run directory has a line per sample; read that"),
+         '# not carried: runner_result_dump_path: \'{workspace}/d\'\npredictions: {format: jsonl}              # all of it',
+         "is now predictions: <phase>_predictions.jsonl in the run directory has a line per sample; read that"),
+        ('phases: [big]\nrunner_result_dump_path: d.json',
+         "phases: [big]\npredictions: {path: d.json}",
+         f"is now predictions: it has a line of JSON per sample; read that{STARTS_HERE}"),
     ],
 )  # fmt: skip
 def test_a_key_of_an_infer_runner(own_lines: Own, lines: str, expected: str, note: str) -> None:

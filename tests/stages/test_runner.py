@@ -44,12 +44,12 @@ def test_inference_is_in_evaluation_mode_and_changes_nothing(config: dict[str, A
 
 def test_without_validation_data_inference_is_on_the_training_data(config: dict[str, Any]) -> None:
     del config["phase"][0]["valid_dataset_name"]
-    config["runner"][1]["write_predictions"] = True
+    config["runner"][1]["predictions"] = {}
     assert len(lines(GeneralTrainer(config).run())) == 10
 
 
 def test_predictions_are_the_models_outputs_in_order_with_their_targets(config: dict[str, Any], data: Data) -> None:
-    config["runner"][1]["write_predictions"] = True
+    config["runner"][1]["predictions"] = {}
     context = GeneralTrainer(config).run()
     model, (x, y) = context["model"]["line"]["model"].eval(), data(7, 2).tensors
     with torch.no_grad():
@@ -61,14 +61,14 @@ def test_predictions_are_the_models_outputs_in_order_with_their_targets(config: 
 
 
 def test_several_phases_write_a_file_each(config: dict[str, Any]) -> None:
-    config["runner"][1]["write_predictions"] = True
+    config["runner"][1]["predictions"] = {}
     config["phase"].append({**config["phase"][0], "name": "other", "valid_dataset_name": "train_data"})
     context = GeneralTrainer(config).run()
     assert (len(lines(context, "line")), len(lines(context, "other"))) == (7, 10)
     assert list(context["metrics"]) == ["line", "other"]
 
 
-def test_without_write_predictions_there_is_no_file(config: dict[str, Any]) -> None:
+def test_without_predictions_there_is_no_file(config: dict[str, Any]) -> None:
     context = GeneralTrainer(config).run()
     assert list((context["run_dir"] / "infer").glob("*predictions*")) == []
 
@@ -81,8 +81,16 @@ def test_inference_counts_as_epoch_0_and_has_the_counters_of_its_checkpoint(conf
     assert context["train_state"] is not trainer.contexts["train"]["train_state"]
 
 
-@pytest.mark.parametrize("output", [lambda scores: {"score": scores}, lambda scores: (scores, scores)])
-def test_predictions_that_have_no_row_per_sample_are_refused(config: dict[str, Any], output: Any) -> None:
+OUTPUTS = {
+    "prediction is a tuple of 2, with no row per sample; return a tensor": lambda scores: (scores, scores),
+    r"a batch has {'a': 4, 'b': 3}; return a row per sample": lambda scores: {"a": scores, "b": scores[1:]},
+    r"a batch has {'prediction': 3, 'target': 4}; return a row": lambda scores: scores[1:],
+    "cannot be written as JSON .*; return numbers or text": lambda scores: [object()] * 4,
+}
+
+
+@pytest.mark.parametrize(("message", "output"), OUTPUTS.items())
+def test_predictions_that_have_no_row_per_sample_are_refused(config: dict[str, Any], message: str, output: Any) -> None:
     class Mine(Brain):
         def __init__(self) -> None:
             super().__init__({"net": nn.Linear(3, 1)})
@@ -93,9 +101,9 @@ def test_predictions_that_have_no_row_per_sample_are_refused(config: dict[str, A
         def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
             return self.modules.net.weight.square().sum()
 
-    config["runner"][1]["write_predictions"] = True
+    config["runner"][1]["predictions"] = {}
     config["phase"][0] = {"name": "line", "model": Mine, "dataset_name": "train_data"}
-    with pytest.raises(DataError, match=r"write_predictions: (dict|tuple) has no row per sample; return a tensor"):
+    with pytest.raises(DataError, match=f"phase.line: predictions: {message}"):
         GeneralTrainer(config).run()
 
 
@@ -112,7 +120,7 @@ def test_data_that_cannot_be_evaluated_is_told_with_the_phase(config: dict[str, 
 @pytest.fixture
 def steps(config: dict[str, Any], data: Data) -> Callable[[Context], dict[str, float]]:
     """Has the infer runner evaluate each checkpoint of the train runner; then the losses by hand: name -> loss."""
-    config["runner"][1] |= {"init_model_path": "{run_dir}/train", "write_predictions": True}
+    config["runner"][1] |= {"init_model_path": "{run_dir}/train", "predictions": {}}
 
     def by_hand(context: Context) -> dict[str, float]:
         model, (x, y) = config["phase"][0]["model"]().eval(), data(7, 2).tensors

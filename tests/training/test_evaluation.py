@@ -148,7 +148,7 @@ def test_an_observer_sees_predictions_and_target_of_each_batch() -> None:
     seen: list[Any] = []
     evaluate(ModuleBrain(nn.Identity(), mse), PAIR * 2, Stage.TEST, {}, lambda *each: seen.append(each))
     assert len(seen) == 2
-    assert all(torch.equal(prediction, target) for prediction, target in seen)
+    assert all(torch.equal(prediction, target) for prediction, target, _ in seen)
 
 
 def test_without_metrics_and_observer_a_batch_needs_no_target() -> None:

@@ -204,7 +204,7 @@ def test_an_infer_runner_evaluates_each_set_and_writes_its_predictions(
     several: Config, run: Run, by_hand: Any, make_table: Table
 ) -> None:
     chosen = several(epochs=1)
-    chosen["runner"].append({"name": "test", "class": "infer", "device": "cpu", "write_predictions": True})
+    chosen["runner"].append({"name": "test", "class": "infer", "device": "cpu", "predictions": {}})
     context = run(chosen)
     weights = by_hand(sgd, epochs=1)
     assert context["metrics"]["line"] == expected(weights, make_table)
