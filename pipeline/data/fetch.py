@@ -316,23 +316,20 @@ class FetchedDataset(Dataset[Any]):
 
     def __getitem__(self, request: BatchRequest) -> Any:
         """The batch, or a WorkerFailure; the generators of this process are afterwards as they were."""
+        if self.progress and (info := get_worker_info()):
+            self.progress.begin(request.position, info.id)
         try:
+            if self._at_once and (batch := slice_batch(self.dataset, request.indices)) is not None:
+                return batch
             if self.seed is None:
-                return self._batch(request)
+                return collate_samples(self.collate, self._samples(request), self.where, request)
             with seeding(self.seed, request.epoch, "batch", request.position):
-                return self._batch(request)
+                return collate_samples(self.collate, self._samples(request), self.where, request)
         except Exception as error:
             return WorkerFailure.or_raise(error)
 
     # What torch calls where there is a batch sampler.
     __getitems__ = __getitem__
-
-    def _batch(self, request: BatchRequest) -> Any:
-        if self.progress and (info := get_worker_info()):
-            self.progress.begin(request.position, info.id)
-        if self._at_once and (batch := slice_batch(self.dataset, request.indices)) is not None:
-            return batch
-        return collate_samples(self.collate, self._samples(request), self.where, request)
 
     def _samples(self, request: BatchRequest) -> Any:
         indices = tracked = failing = request.indices

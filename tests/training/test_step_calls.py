@@ -69,7 +69,7 @@ def test_the_readme_gives_these_counts(above: dict[str, float]) -> None:
     text = (REPOSITORY / "tests" / "README.md").read_text(encoding="utf-8")
     told = dict(
         re.findall(
-            r"^\| ((?:Brain\.fit|pipeline run)[^|]*) \| raw loop[^|]* \| \+([\d.]+) \|", text, flags=re.MULTILINE
+            r"^\| ((?:Brain\.fit|pipeline run)[^|]*) \| raw loop[^|]* \| ([+-][\d.]+) \|", text, flags=re.MULTILINE
         )
     )
     assert {way: float(count) for way, count in told.items()} == pytest.approx(above, abs=1.5)
