@@ -397,8 +397,9 @@ def check_dataset(dataset: Setting) -> None:
         _check_sampler(dataset, key)
     if dataset["sampler"].value and dataset["batch_sampler"].value:
         dataset["batch_sampler"].fault("contradicts sampler, which says the order too; keep one of the two")
-    if dataset["batch_size"].value is None and dataset["drop_last"].value:
-        dataset["drop_last"].fault("would be ignored: batch_size is null, and no batch is short; remove it")
+    for key, why in (("drop_last", "no batch is short"), ("whole_batches", "samples are asked for one by one")):
+        if dataset["batch_size"].value is None and dataset[key].value and not dataset["batch_sampler"].value:
+            dataset[key].fault(f"would be ignored: batch_size is null, and {why}; remove it")
 
 
 def _check_kind(dataset: Setting, definition: source.Definition) -> None:

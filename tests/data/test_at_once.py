@@ -223,6 +223,10 @@ DATA = """
             "class_path={workspace}/rows.py:Batches whole_batches=true collate_fn={workspace}/rows.py:collate",
             ["collate_fn: would be ignored: whole_batches is true; remove one of the two"],
         ),
+        (
+            "class_path={workspace}/rows.py:Batches whole_batches=true batch_size=null",
+            ["whole_batches: would be ignored: batch_size is null, and samples are asked for one by one; remove it"],
+        ),
         ("class_path={workspace}/rows.py:Rows resume=reread", []),
         (
             "class_path={workspace}/rows.py:Table resume=reread",
