@@ -15,6 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from importlib import import_module
 from logging import Logger
 from pathlib import Path
 from smtplib import SMTP
@@ -23,6 +24,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import Result
+from example_needs import missing_packages
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -35,8 +37,17 @@ FOLDER = Path(__file__).parents[1] / "workspace_examples"
 EXAMPLES = sorted(
     str(path.parent.relative_to(FOLDER)) for path in FOLDER.rglob("config.yaml") if "runs" not in path.parts
 )
-SLOW = {"char_lm", "early_stopping_and_ema", "fine_tune", "gan", "self_training", "tdm"}
+SLOW = {"char_lm", "early_stopping_and_ema", "fine_tune", "gan", "hf_classifier", "self_training", "tdm"}
 SEEDS = range(5)
+NEEDS = {name: missing_packages(FOLDER / name) for name in EXAMPLES}
+
+
+def example_of(name: str, *, run: bool) -> Any:
+    """Of an example: left out where a package is missing that it needs; slow where it takes its time to run."""
+    marks = [pytest.mark.skip(f"{', '.join(NEEDS[name])} not installed")] if NEEDS[name] else []
+    marks += [pytest.mark.slow] if run and name in SLOW else []
+    return pytest.param(name, marks=marks)
+
 
 Ran = Callable[..., GeneralTrainer]
 
@@ -66,10 +77,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return run
 
 
-@pytest.mark.parametrize(
-    "example",
-    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in EXAMPLES],
-)
+@pytest.mark.parametrize("example", [example_of(name, run=True) for name in EXAMPLES])
 def test_an_example_runs_to_its_end_and_writes_its_numbers(example: str, ran: Ran) -> None:
     trainer = ran(example)
     run_dir = next(iter(trainer.contexts.values()))["run_dir"]
@@ -78,7 +86,7 @@ def test_an_example_runs_to_its_end_and_writes_its_numbers(example: str, ran: Ra
     assert (run_dir / "config.yaml").is_file()
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", [example_of(name, run=False) for name in EXAMPLES])
 def test_an_example_may_be_copied_to_anywhere(example: str, tmp_path: Path) -> None:
     folder, *below = Path(example).parts
     shutil.copytree(FOLDER / folder, tmp_path / "mine", ignore=shutil.ignore_patterns("__pycache__"))
@@ -420,6 +428,62 @@ def test_char_lm_writes_on_after_the_beginning_that_it_was_given(ran: Ran) -> No
     sample = (ran("char_lm").contexts["train_runner"]["run_dir"] / "sample.txt").read_text()
     assert sample.startswith("Return the ")
     assert len(sample) == len("Return the ") + 200
+
+
+# Hugging Face; what it takes is in test_hugging_face.py
+
+hugging_face = pytest.mark.skipif(bool(NEEDS["hf_classifier"]), reason="the extra hf is not installed")
+
+
+@pytest.fixture(scope="module")
+def by_script() -> tuple[Any, list[float], list[tuple[float, float]]]:
+    """The model that the script of `hf_classifier` trains, the losses of its batches, and those of its validations."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        trained: tuple[Any, list[float], list[tuple[float, float]]]
+        trained = import_module("hf_classifier.script").train()
+    return trained
+
+
+@hugging_face
+@pytest.mark.slow
+def test_hf_classifier_ends_with_the_very_weights_of_a_script_written_by_hand(ran: Ran, by_script: Any) -> None:
+    model = ran("hf_classifier").contexts["train_runner"]["model"]["bert"]["model"]
+    other = by_script[0].state_dict()
+    assert all(torch.equal(value, other[name]) for name, value in model.state_dict().items())
+
+
+@hugging_face
+@pytest.mark.slow
+def test_hf_classifier_has_the_losses_of_that_script(ran: Ran, by_script: Any) -> None:
+    lines = lines_of(ran("hf_classifier").contexts["train_runner"])
+    _, losses, validations = by_script
+    assert [(each["loss"], each["accuracy"]) for each in lines if each["event"] == "validate"] == validations
+    means = [sum(losses[at : at + 32]) / 32 for at in range(0, len(losses), 32)]
+    assert [each["loss"] for each in lines if each["event"] == "train"] == pytest.approx(means, rel=1e-6)
+    assert validations[-1][1] > 0.99
+
+
+@hugging_face
+@pytest.mark.slow
+def test_hf_classifier_is_loaded_by_from_pretrained_as_it_was_trained(ran: Ran) -> None:
+    context = ran("hf_classifier").contexts["train_runner"]
+    transformers = import_module("transformers")
+    model = transformers.BertForSequenceClassification.from_pretrained(context["run_dir"] / "bert").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(context["run_dir"] / "bert")
+    batch = tokenizer(["the film was great", "the film was not great today"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        scores = model(**batch).logits
+        assert torch.equal(scores, context["model"]["bert"]["model"].eval()(**batch).logits)
+    assert scores.argmax(dim=1).tolist() == [1, 0]
+
+
+@hugging_face
+@pytest.mark.slow
+def test_hf_classifier_is_resumed_bit_for_bit(pipeline: Callable[..., Result]) -> None:
+    short = ["runner.train_runner.max_steps=7", "runner.train_runner.save_interval=2"]
+    result = pipeline("resume-test", FOLDER / "hf_classifier" / "config.yaml", *short, "--at", 5)
+    assert result.output.splitlines()[-1] == "equal, bit for bit"
 
 
 # MovieLens

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from example_needs import missing_packages
 from pipeline_plugins.new.command import KINDS
 
 from pipeline.stages.base import METHODS
@@ -77,6 +78,9 @@ def _workspaces(pipeline: Callable[..., Result]) -> None:
     pipeline("new", "plain", "--plugin", *(argument for stage in METHODS for argument in ("--stage", stage)))
     for folder in ("workspace_examples", "plugins/stages/examples"):
         shutil.copytree(REPOSITORY / folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for example in Path("workspace_examples").glob("*/config.yaml"):
+        if missing_packages(example.parent):
+            shutil.rmtree(example.parent)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from example_needs import runnable_examples
 
 from pipeline import GeneralTrainer
 from pipeline.check.checker import check
@@ -20,7 +21,7 @@ from pipeline.workspaces import package_name
 
 Workspace = Callable[..., Path]
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "workspace_examples").rglob("config.yaml"))
+EXAMPLES = [folder / "config.yaml" for folder in runnable_examples("**/config.yaml")]
 STAGE = "from pipeline import StartupBase, stages\nclass Startup(StartupBase):\n    def startup(self, context): pass\n"
 RUNNER = "runner.train_runner"
 LATER = "  - {name: later, class: infer, device: cpu, startup_class_path: 'nowhere_at.all:S'}\nphase:\n"

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from example_needs import runnable_examples
 
 from pipeline.check.checker import check
 from pipeline.context import KEYS, STAGES
 
 REPOSITORY = Path(__file__).parents[2]
-EXAMPLES = REPOSITORY / "workspace_examples"
 TEMPLATES = REPOSITORY / "plugins" / "new" / "templates"
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
@@ -29,9 +29,9 @@ def blocks() -> Iterator[tuple[str, str]]:
                 yield f"{file.relative_to(REPOSITORY)}:{text[: found.start()].count(chr(10)) + 1}", found[1]
 
 
-WORKSPACES = [file.parent for folder in (EXAMPLES, TEMPLATES) for file in sorted(folder.glob("*/config.yaml"))]
+WORKSPACES = [*runnable_examples(), *(file.parent for file in sorted(TEMPLATES.glob("*/config.yaml")))]
 CASES = [pytest.param(folder, "", id=folder.name) for folder in WORKSPACES]
-CASES += [pytest.param(EXAMPLES / "first_steps", block, id=place) for place, block in blocks()]
+CASES += [pytest.param(REPOSITORY / "workspace_examples" / "first_steps", block, id=place) for place, block in blocks()]
 
 
 def overrides(block: str) -> list[str]:

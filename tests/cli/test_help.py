@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from example_needs import runnable_examples
 
 from pipeline.cli import COMMANDS
 from tests.conftest import command_texts
@@ -124,7 +125,7 @@ def test_torch_is_imported_only_where_it_is_needed() -> None:
 
 
 def test_commands_that_read_source_alone_import_neither_torch_nor_user_code() -> None:
-    commands = [["check", str(config)] for config in EXAMPLES.rglob("config.yaml")]
+    commands = [["check", str(folder / "config.yaml")] for folder in runnable_examples("**/config.yaml")]
     commands += [["new", "mine"], ["new", ".", "--plugin"]]
     found = modules_after(
         f"from click.testing import CliRunner; from pipeline.cli import group\n"

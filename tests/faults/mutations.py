@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from example_needs import runnable_examples
 from hypothesis import strategies as st
 from tokens import KEYS, PATHS, PLAIN, SOURCES, TOKENS
 
@@ -57,7 +58,7 @@ def write_workspaces(folder: Path) -> None:
 
 
 BASES = {"linear": SMALL["config.yaml"]} | {
-    path.parent.name: path.read_text(encoding="utf-8") for path in sorted(EXAMPLES.glob("*/config.yaml"))
+    folder.name: (folder / "config.yaml").read_text(encoding="utf-8") for folder in runnable_examples()
 }
 _TREES = {name: yaml.load(text, yaml.CSafeLoader) for name, text in BASES.items()}
 
