@@ -316,8 +316,25 @@ class PhaseCheck:
             phase["dataset_name"].fault("required key is missing; add `dataset_name:`, one of `dataset:`")
         if phase["updater"].is_mapping:
             check_updater(phase["updater"])
+        self.metrics(phase)
+
+    def metrics(self, phase: Setting) -> None:
+        """Check the metrics of a phase; some runner of the config, in ``mode`` or not, has to have data for them."""
         for name, metric in phase["metrics"].entries():
-            self.metric(name, metric)
+            self.metric(name, metric, METRIC)
+        for name, metric in phase["train_metrics"].entries():
+            self.metric(name, metric, (*METRIC, "state_dict", "load_state_dict"))
+
+        runners = phase.inspection.settings("runner").values()
+        own = [each for each in runners if each["phases"].value is None or phase.name in names_in(each["phases"])]
+        kinds = {str(runner["class"].value).lower().removeprefix("single_") for runner in own}
+        if not kinds <= {"train", "infer"} or not all(is_untouched(runner.node, "runner") for runner in own):
+            return
+        if phase["metrics"].value and "infer" not in kinds and not names_in(phase["valid_dataset_name"]):
+            what = "have nothing to judge: the phase is neither validated nor evaluated by an infer runner"
+            phase["metrics"].fault(f"{what}; add valid_dataset_name, or write train_metrics", of_key=True)
+        if phase["train_metrics"].value and "train" not in kinds:
+            phase["train_metrics"].fault("have nothing to judge: no runner trains the phase; remove them", of_key=True)
 
     def sharing(self, phase: Setting) -> None:
         """Check a phase with ``model_of``."""
@@ -366,8 +383,8 @@ class PhaseCheck:
         decides = len(self.phases) == 1 and not any(self.runner[key].value for key in others)
         return limit if decides and is_untouched(self.runner.node, "runner") and isinstance(limit, int) else None
 
-    def metric(self, name: str, metric: Setting) -> None:
-        """One metric: ``{class, args}``."""
+    def metric(self, name: str, metric: Setting, methods: tuple[str, ...]) -> None:
+        """One metric, ``{class, args}``; ``methods``: those that are called."""
         if name == "loss":
             metric.fault("would replace the loss of the phase, which is reported by that name; give it another")
         path = metric.class_of("{class: AUC} or {class: …, args: {…}}")
@@ -375,7 +392,7 @@ class PhaseCheck:
         if definition and not isinstance(definition.node, source.ClassNode):
             path.fault(f"'{path.value}' is a function, not a class; name a class with update, compute and reset")
         elif definition:
-            refuse_undefined(self.runner, path, definition, classes.undefined_methods(definition, METRIC))
+            refuse_undefined(self.runner, path, definition, classes.undefined_methods(definition, methods))
             metric["args"].check_call(definition, path.origin)
 
 

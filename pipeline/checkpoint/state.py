@@ -110,6 +110,7 @@ class PassState(StateModel):
         logged: what was logged so far, by name.
         discarded: of each optimizer, how many windows were discarded for their gradients, and the first parameter
             with such a gradient.
+        metrics: the state of each of the ``train_metrics``, which earlier versions lack.
     """
 
     step: int
@@ -119,6 +120,7 @@ class PassState(StateModel):
     train_loss: MeterState
     logged: dict[str, MeterState]
     discarded: list[tuple[int, str]]
+    metrics: dict[str, OwnState] = {}
 
 
 class BestState(StateModel):
@@ -419,7 +421,9 @@ class TrainingState(StateModel):
         gradients = {phase: gradients_of(entry["brain"].modules) for phase, entry in brains.items()}
         own: dict[str, Any] = {
             "version": VERSION,
-            "updaters": {phase: _mapping(updater, updater.state_dict(), phase) for phase, updater in updaters.items()},
+            "updaters": {
+                phase: mapping_of(updater, updater.state_dict(), phase) for phase, updater in updaters.items()
+            },
             "optim_schedulers": {phase: _schedulers(entry, phase) for phase, entry in brains.items()},
             "gradients": gradients | more.pop("gradients", {}),
             "random": random_state(),
@@ -488,14 +492,14 @@ def _loop_of_version_1(loop: Any, state: TrainingState, where: str, counters: Co
 def _schedulers(entry: Mapping[str, Any], phase: str) -> dict[str, Any]:
     states = {}
     for name, scheduler in entry["optim_schedulers"].items():
-        state = _mapping(scheduler, scheduler.state_dict(), phase)
+        state = mapping_of(scheduler, scheduler.state_dict(), phase)
         if "optimizer" in state:
-            _mapping(scheduler.optimizer, state["optimizer"], phase)
+            mapping_of(scheduler.optimizer, state["optimizer"], phase)
         states[name] = {"class": classes_of(scheduler), "state": state}
     return states
 
 
-def _mapping(owner: Any, state: Any, phase: str) -> Mapping[str, Any]:
+def mapping_of(owner: Any, state: Any, phase: str) -> Mapping[str, Any]:
     """The state that an object has returned, if it is a dict."""
     if isinstance(state, Mapping):
         return state

@@ -214,7 +214,7 @@ Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 
 _CLASS_KEYS = re.compile(
     r"runner\.[^.]+\.(\w+_class_path|trainer_class|predictions\.from)|dataset\.[^.]+\.(class_path|collate_fn)"
-    r"|phase\.[^.]+\.(model|loss|updater\.class_path|(metrics|modules|optim_schedulers)\.[^.]+\.class)"
+    r"|phase\.[^.]+\.(model|loss|updater\.class_path|((train_)?metrics|modules|optim_schedulers)\.[^.]+\.class)"
     r"|hyper_parameters\.optimizer\.class|plugins\.[^.]+\.class_path"
 )
 

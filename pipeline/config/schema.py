@@ -419,6 +419,7 @@ class PhaseSchema(_Section):
         None, description="(predictions, target) -> scalar; or `model`: the one that it returns; a Brain brings its own"
     )
     metrics: NamedClasses = Field({}, description="name -> {class, args}")
+    train_metrics: NamedClasses = Field({}, description="name -> {class, args}: of the training batches of an epoch")
     optim_schedulers: NamedClasses = Field(
         default_factory=dict,
         description="name -> {class, args}; without them, hyper_parameters.optimizer at a constant rate",

@@ -6,19 +6,21 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import torch
 from loguru import logger
-from torch import nn
+from torch import Tensor, nn
 
+from pipeline.checkpoint.state import mapping_of
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context, Phase
 from pipeline.data.batch import is_unlabelled, on_device, shape_of
 from pipeline.data.loader import without_state
 from pipeline.data.workers import supervise_workers
-from pipeline.errors import DataError, no_loss, one_of
+from pipeline.errors import ConfigError, DataError, no_loss, one_of
 from pipeline.signals import SHUTDOWN
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.meters import Meters
@@ -182,6 +184,64 @@ def evaluate_loader(
         batches = SHUTDOWN.interruptible(batches)
     with supervise_workers(batches):
         return evaluate(brain, batches, stage, metrics, observe, epoch, readable)
+
+
+class TrainMetrics:
+    """The ``train_metrics`` of a phase: they judge the predictions on which a pass trains.
+
+    Args:
+        phase: the phase's name, for messages.
+        settings: name -> ``{class, args}``.
+        workspace: the folder that ``{workspace}`` stands for.
+
+    Raises:
+        ConfigError: one has no state, without which no run could go on within an epoch.
+    """
+
+    def __init__(self, phase: str, settings: Mapping[str, Mapping[str, Any]], workspace: Path | None) -> None:
+        with error_context(f"phase.{phase}"):
+            self.phase, self.metrics = phase, cast("dict[str, Any]", build_metrics(settings, workspace))
+        for name, metric in self.metrics.items():
+            if not (hasattr(metric, "state_dict") and hasattr(metric, "load_state_dict")):
+                what = (
+                    f"phase.{phase}.train_metrics.{name}: {type(metric).__name__} lacks state_dict or load_state_dict"
+                )
+                raise ConfigError(f"{what}, without which no run could go on within an epoch; add both")
+            # torchmetrics keeps nothing in a state_dict unless it is asked to.
+            if hasattr(metric, "persistent"):
+                metric.persistent(True)
+
+    def take(self, brain: Brain, batch: Any, predictions: Any) -> None:
+        """Judge the predictions of a batch.
+
+        Raises:
+            DataError: there are none.
+        """
+        if predictions is None:
+            what = f"phase.{self.phase}.train_metrics: nothing gives the predictions on which this phase is trained"
+            remedy = "call the Brain's fit_batch of pipeline, or leave them out and use self.log"
+            raise DataError(f"{what}; {remedy}")
+        with torch.no_grad():
+            detached = predictions.detach() if isinstance(predictions, Tensor) else predictions
+            predictions = type(brain).readable(brain, detached, batch)
+            target = type(brain).target(brain, batch)
+            for metric in self.metrics.values():
+                metric.update(predictions, target)
+
+    def begin(self, state: Mapping[str, Any]) -> None:
+        """Begin a pass, or go on with one: name -> the state of the metric."""
+        for name, metric in self.metrics.items():
+            metric.reset()
+            if name in state:
+                metric.load_state_dict(state[name])
+
+    def compute(self) -> dict[str, float]:
+        """The numbers of the pass."""
+        return {name: _number(metric.compute(), name, metric) for name, metric in self.metrics.items()}
+
+    def state_dict(self) -> dict[str, Mapping[str, Any]]:
+        """The state of each."""
+        return {name: mapping_of(own, own.state_dict(), self.phase) for name, own in self.metrics.items()}
 
 
 # Evaluates a phase: a verb of the runner stage.

@@ -17,6 +17,7 @@ from pipeline.data.workers import supervise_workers
 from pipeline.errors import DataError
 from pipeline.signals import SHUTDOWN, exit_requested
 from pipeline.training.brain import Brain, Stage
+from pipeline.training.evaluation import TrainMetrics
 from pipeline.training.meters import MOST
 from pipeline.training.optim_scheduler import Losses, autocast, close_windows, losses_by_name
 from pipeline.training.triggers import NEVER, Schedule
@@ -107,6 +108,8 @@ class TrainPass:
         open, over: whether it has begun; whether it is done.
         dropped: whether the loop has left it before its end.
         in_work, in_batch: whether it is in ``loop.work``; whether its batch is not counted yet.
+        metrics: what judges the predictions of its batches; None: nothing.
+        after_batch: is called after each batch: the plugins, or the metrics, which call the plugins.
         validated: whether its phase had the validation that is due after it.
         nested: whether it was begun in the body of another's batch.
         order_is_drawn: whether its order is drawn by chance, so that no run could go on in its middle.
@@ -115,8 +118,11 @@ class TrainPass:
 
     kind = "pass"
 
-    def __init__(self, loop: PassLoop, phase: str, brain: Brain, updater: UpdaterBase) -> None:
-        self.loop, self.phase, self.brain, self.updater = loop, phase, brain, updater
+    def __init__(
+        self, loop: PassLoop, phase: str, brain: Brain, updater: UpdaterBase, metrics: TrainMetrics | None = None
+    ) -> None:
+        self.loop, self.phase, self.brain, self.updater, self.metrics = loop, phase, brain, updater, metrics
+        self.after_batch = self._judge if metrics else loop.after_batch
         self.count: int | None = None
         self.number = self.done = 0
         self.numbers: dict[str, float] = {}
@@ -136,7 +142,7 @@ class TrainPass:
             update: trains on one batch; what it returns are losses, if it is not the Brain's own ``fit_batch``.
         """
         loop, brain, state, context = self.loop, self.brain, self.updater.state, self.loop.context
-        counters, work, before, after = loop.counters, loop.work, loop.before_batch, loop.after_batch
+        counters, work, before, after = loop.counters, loop.work, loop.before_batch, self.after_batch
         for batches in self._rounds():
             for batch in batches:
                 brain.step += 1
@@ -215,6 +221,9 @@ class TrainPass:
         brain._begin_pass(batches)
         if self.state:
             brain._load_pass_state(self.state.to_tree())
+        if self.metrics:
+            brain._keeps_outputs = True
+            self.metrics.begin(self.state.metrics if self.state else {})
         numbers = brain._pass_numbers
         numbers.count_samples = brain._samples_of_batch
         self.updater.logged = numbers
@@ -265,7 +274,7 @@ class TrainPass:
         self.resources.close()
         loss = brain._pass_loss.mean()
         brain.on_stage_end(Stage.TRAIN, loss, epoch)
-        self.numbers = brain._with_logged({"loss": loss})
+        self.numbers = brain._with_logged({"loss": loss, **(self.metrics.compute() if self.metrics else {})})
 
     def entry_state(self) -> EntryState:
         """What a checkpoint keeps; on a GPU this waits."""
@@ -273,7 +282,8 @@ class TrainPass:
         if self.open and not self.over:
             # One that was not asked for since the resume is where it was in its data.
             data = state.data if state else position_of(self._remaining, brain._batches_taken)
-            state = PassState(**brain._pass_state(), data=data)
+            metrics = self.metrics.state_dict() if self.metrics else {}
+            state = PassState(**brain._pass_state(), data=data, metrics=metrics)
         own = {"over": self.over, "repeat": self.repeat, "numbers": self.numbers, "validated": self.validated}
         return EntryState.new("pass", self.phase, self.number, **own, done=self.done, state=state)
 
@@ -310,9 +320,16 @@ class TrainPass:
         self._iteration += 1
         loop.counters["iteration"] += 1
         self.updater.state.iteration = self._iteration
-        if after := loop.after_batch:
+        if after := self.after_batch:
             (predictions, losses), brain._outputs = brain._outputs, (None, {})
             after(context=loop.context, phase=self.phase, batch=self._batch, predictions=predictions, losses=losses)
+
+    def _judge(self, *, batch: Any, predictions: Any, **values: Any) -> None:
+        """Have the metrics judge a batch, and call the plugins."""
+        if self.metrics:
+            self.metrics.take(self.brain, batch, predictions)
+        if after := self.loop.after_batch:
+            after(batch=batch, predictions=predictions, **values)
 
     def _count_losses(self, losses: Losses) -> None:
         """Count a batch that did not go through the Brain's own ``fit_batch``."""

@@ -164,3 +164,53 @@ def test_a_module_that_takes_no_labels_returns_no_loss(linear: Path) -> None:
 def test_a_brain_has_no_loss_of_the_config(linear: Path) -> None:
     expected = "phase.line.loss: would be ignored: Model is a Brain and computes its own; remove it"
     assert with_model(linear, BRAIN, "phase.line.loss=model") == [expected]
+
+
+ACCURACY = "{accuracy: {class: Accuracy}}"
+TRAIN = "{name: train_runner, class: train, epochs: 1}"
+INFER = f"runner=[{TRAIN}, {{name: judge, class: infer}}]"
+UNVALIDATED = "phase.line.valid_dataset_name=null"
+NO_DATA = "phase.line.metrics: have nothing to judge: the phase is neither validated nor evaluated by an infer runner"
+
+
+def test_a_metric_that_no_data_are_judged_by_is_a_fault(linear: Path) -> None:
+    found = messages(linear, f"phase.line.metrics={ACCURACY}", UNVALIDATED)
+    assert found == [f"{NO_DATA}; add valid_dataset_name, or write train_metrics"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["phase.line.valid_dataset_name=train_data"],
+        [UNVALIDATED, INFER],
+        [UNVALIDATED, INFER, "mode=train_runner"],
+        [UNVALIDATED, "runner.train_runner.runner_class_path={workspace}/run.py"],
+    ],
+    ids=["validation", "infer runner", "infer runner of another mode", "runner of one's own"],
+)
+def test_a_metric_that_something_may_judge_is_none(linear: Path, overrides: list[str]) -> None:
+    text = "from pipeline import stages\n\nclass Runner(stages.Runner):\n    def run(self, context): super().run(context)\n"
+    (linear.parent / "run.py").write_text(text, encoding="utf-8")
+    assert messages(linear, f"phase.line.metrics={ACCURACY}", *overrides) == []
+
+
+def test_an_infer_runner_of_other_phases_judges_nothing_here(linear: Path) -> None:
+    judge = f"runner=[{TRAIN}, {{name: judge, class: infer, phases: []}}]"
+    assert any(NO_DATA in each for each in messages(linear, f"phase.line.metrics={ACCURACY}", UNVALIDATED, judge))
+
+
+def test_train_metrics_without_training_are_a_fault(linear: Path) -> None:
+    only = "runner=[{name: judge, class: infer, init_model_path: /}]"
+    found = messages(linear, f"phase.line.train_metrics={ACCURACY}", only)
+    assert found == ["phase.line.train_metrics: have nothing to judge: no runner trains the phase; remove them"]
+
+
+def test_a_train_metric_needs_a_state_beside_what_a_metric_needs(linear: Path) -> None:
+    text = "class Metric:\n    def update(self, p, t): ...\n    def compute(self): ...\n    def reset(self): ...\n"
+    (linear.parent / "own.py").write_text(text, encoding="utf-8")
+    own = "{own: {class: '{workspace}/own.py'}}"
+    assert messages(linear, f"phase.line.metrics={own}", "phase.line.valid_dataset_name=train_data") == []
+    assert messages(linear, f"phase.line.train_metrics={own}") == [
+        "phase.line.train_metrics.own.class: '{ws}/own.py': Metric does not define state_dict, load_state_dict; "
+        "define it, spelt exactly so"
+    ]

@@ -232,3 +232,18 @@ def test_the_keys_of_a_runner_stage_of_ones_own_are_its_own_but_for_the_run_dire
 
 def test_a_number_of_updates_says_how_long_to_train(faults: Faults) -> None:
     assert faults("optimizer_step_limit: 7", "runner.learn.epochs=null") == []
+
+
+def test_the_best_may_be_of_each_of_several_datasets(faults: Faults) -> None:
+    several = "phase.line.valid_dataset_name=[points, more]"
+    more = 'dataset=[{name: points, class_path: "{workspace}/data.py:Points"}, {name: more, class_path: "{workspace}/data.py:Points"}]'
+    assert faults("keep_best: {metric: more/accuracy, mode: max}", several, more) == []
+    [fault] = faults("keep_best: {metric: valid_accuracy, mode: max}", several, more)
+    assert fault.endswith("keep_best.metric: nothing reports 'valid_accuracy'; did you mean 'points/accuracy'?")
+
+
+def test_a_dataset_of_several_that_is_not_there_is_a_fault(faults: Faults) -> None:
+    found = faults("", "phase.line.valid_dataset_name=[points, pints]")
+    assert [fault.partition(": ")[2] for fault in found] == [
+        "phase.line.valid_dataset_name: there is no dataset 'pints'; did you mean 'points'?"
+    ]

@@ -58,7 +58,7 @@ def test_every_other_key_has_its_default(config: Configs) -> None:
          "worker_init_fn": None, "pin_memory": None, "collate_fn": None, "collate_args": {}, "limit_batches": None}
     ]  # fmt: skip
     assert found.get("phase") == [
-        {"name": "p", "model": None, "model_args": {}, "modules": {}, "model_of": None, "loss": None, "metrics": {},
+        {"name": "p", "model": None, "model_args": {}, "modules": {}, "model_of": None, "loss": None, "metrics": {}, "train_metrics": {},
          "optim_schedulers": {}, "updater": None, "dataset_name": None, "valid_dataset_name": None}
     ]  # fmt: skip
     assert {key: found.get(key) for key in ("mode", "output_dir", "plugins", "hyper_parameters")} == {
