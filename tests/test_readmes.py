@@ -226,7 +226,7 @@ def test_the_metrics_are_all_listed_with_their_arguments() -> None:
 def test_the_schedules_are_all_listed_with_their_arguments() -> None:
     own = [schedule for schedule in classes_of(schedules).values() if schedule.__module__ == schedules.__name__]
     rows = []
-    for schedule in own:
+    for schedule in (schedule for schedule in own if not inspect.isabstract(schedule)):
         parameters = [
             parameter
             for parameter in inspect.signature(schedule.sche_init).parameters.values()  # type: ignore[attr-defined]

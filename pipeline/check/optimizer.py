@@ -154,11 +154,16 @@ def check_optim_scheduler(
         loss.fault(f"there is no loss '{name}' to descend{one_of(name, losses)}")
     if (definition.module.name, definition.name) == (SCHEDULES, "Plateau"):
         _check_metric(path, arguments["metric"], metrics)
+    elif definition.module.name == SCHEDULES and definition.name in ("Noam", "WarmupLinear", "WarmupCosine"):
+        _check_rise(definition.name, arguments, _windows(arguments, runner, batches))
     elif (definition.module.name, definition.name) == (SCHEDULES, "TorchSchedule"):
         # Its optimizer, the first parameter, is ours.
         schedule = arguments["schedule"].find_class("Schedule", f"{LR_SCHEDULERS}:LRScheduler", LR_SCHEDULERS)
         parameters = classes.parameters(schedule) if schedule else None
         if schedule and parameters:
+            # The run says how long the training is, where this does not.
+            required = tuple(name for name in parameters.required if name != "T_max")
+            parameters = replace(parameters, required=required)
             arguments["args"].or_empty(arguments.origin).check_arguments(parameters.without_first(), schedule.name)
         _check_length(arguments, runner, batches)
 
@@ -179,13 +184,27 @@ def _check_length(arguments: Setting, runner: Setting, batches: int | None) -> N
     schedule_steps, epochs, steps = (settings.get(key) for key in ("total_steps", "epochs", "steps_per_epoch"))
     if schedule_steps is None and isinstance(epochs, int) and isinstance(steps, int):
         schedule_steps = epochs * steps
-    accum_grad = arguments["accum_grad"].value or runner["accum_grad"].value or 1
     if per_epoch := arguments["per"].value == "epoch":
         training_steps = runner["epochs"].value if runner["max_steps"].value is None else None
     else:
-        training_steps = -(-batches // accum_grad) if batches and isinstance(accum_grad, int) else None
+        training_steps = _windows(arguments, runner, batches)
     if isinstance(training_steps, int) and isinstance(schedule_steps, int) and training_steps > schedule_steps:
         arguments["args"].fault(too_short(name, schedule_steps, training_steps, per_epoch=per_epoch))
+
+
+def _windows(arguments: Setting, runner: Setting, batches: int | None) -> int | None:
+    """How many windows so many batches are; None: nobody knows."""
+    accum_grad = arguments["accum_grad"].value or runner["accum_grad"].value or 1
+    return -(-batches // accum_grad) if batches and isinstance(accum_grad, int) else None
+
+
+def _check_rise(name: str, arguments: Setting, windows: int | None) -> None:
+    """Check that a rise ends before its schedule, or that it is a share; ``windows``: those of the training."""
+    rise, total = arguments["warmup_steps"], arguments["total_steps"].value or windows
+    if isinstance(rise.value, float) and not 0 <= rise.value < 1:
+        rise.fault(f"is {rise.value}; write a whole number of steps, or a share of them, of 0 or more and below 1")
+    elif name != "Noam" and isinstance(rise.value, int) and isinstance(total, int) and rise.value >= total:
+        rise.fault(f"is {rise.value}, and the schedule has {total} steps; the rise must end before the total")
 
 
 def _scheduler_parameters(definition: source.Definition) -> Parameters | None:

@@ -573,7 +573,7 @@ SECTIONS: dict[str, type[BaseModel]] = {"dataset": DatasetSchema, "runner": Runn
 def too_short(name: str, total: int, needed: int, *, per_epoch: bool) -> str:
     """The message for a schedule that ends before the training."""
     unit = "epochs" if per_epoch else "windows of accumulation"
-    return f"{name} has {total} steps, and the training has {needed} {unit}; write total_steps: {needed} or more"
+    return f"{name} has {total} steps, and the training has {needed} {unit}; write total_steps: {needed} or more, or leave it out"
 
 
 WARN = "warn"

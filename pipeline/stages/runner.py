@@ -17,7 +17,7 @@ from pipeline.training.brain import Brain, Stage
 from pipeline.training.evaluation import evaluate_each, evaluate_loader, report_evaluation
 from pipeline.training.loop import loop_of
 from pipeline.training.metrics.base import build_metrics
-from pipeline.training.phase import pass_loader, phase_errors, phase_of, refuse_short_schedules, run_options_for
+from pipeline.training.phase import pass_loader, phase_errors, phase_of, plan_schedules, run_options_for
 from pipeline.training.updater import is_plain
 from pipeline.user_code.class_path import load_named
 
@@ -45,7 +45,11 @@ class Runner(RunnerBase):
             self._infer(context)
             return
         loop = loop_of(context)
-        refuse_short_schedules(loop.runner, list(loop.schemas.values()), context)
+        own = [
+            verb for verb in ("train_epoch", "train_phase") if getattr(type(self), verb) is not getattr(Runner, verb)
+        ]
+        why = f"{type(self).__name__}.{own[0]} is of its own" if own else ""
+        plan_schedules(loop.runner, list(loop.schemas.values()), context, why)
         for epoch in context.epochs():
             self.train_epoch(context, epoch)
 

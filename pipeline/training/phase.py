@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,8 +13,9 @@ from pipeline.config.schema import PhaseSchema, RunnerSchema, too_short
 from pipeline.context import Context, Phase, RunnerSettings
 from pipeline.data.loader import LimitedLoader, length, overfit_batches, random_sampler_of
 from pipeline.errors import ConfigError, ContextError, DataError, one_of
+from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.training.run_options import RunOptions
-from pipeline.training.schedules import TorchSchedule
+from pipeline.training.schedules import PlannedSchedule, TorchSchedule
 from pipeline.training.triggers import NEVER, Schedule
 from pipeline.training.updater import is_plain
 from pipeline.user_code.tracebacks import error_context
@@ -120,48 +121,113 @@ def warn_of_drawn_order(where: str, loader: Any, *, keep_best: bool) -> None:
         logger.warning(f"{drawn}: {when}{best}{other}; {remedy}")
 
 
-def refuse_short_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Context) -> None:
-    """Raise before the first step if a schedule of torch would end before the training.
+def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Context, own: str = "") -> None:
+    """Say to each schedule that asks how long the training is, before the first step, how long it is.
 
     Args:
         runner: what is trained.
         phases: its phases, in order.
         context: after network and startup.
+        own: what of the user's decides how long it is; ``""``: the runner's keys and the data do.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: nobody knows; or a schedule would end before the training, or contradicts its length.
     """
-    for phase in phases:
+    for phase in (phase for phase in phases if phase.model_of is None):
         for name, scheduler in context["model"][phase.name]["optim_schedulers"].items():
-            if isinstance(scheduler, TorchSchedule) and scheduler.steps is not None and phase.model_of is None:
-                needed = _steps_needed(scheduler, phase, runner, phases, context)
-                if needed > scheduler.steps:
-                    address = f"phase.{phase.name}.optim_schedulers.{name}"
-                    kind = type(scheduler.schedule).__name__
-                    message = too_short(kind, scheduler.steps, needed, per_epoch=scheduler.per == "epoch")
-                    raise ConfigError(f"{context['config'].origin(address)}: {address}: {message}")
+            if not isinstance(scheduler, PlannedSchedule) or not (scheduler.is_open or scheduler.steps is not None):
+                continue
+            needed = own or _steps_needed(scheduler, phase, runner, phases, context)
+            address = f"phase.{phase.name}.optim_schedulers.{name}"
+            try:
+                _plan(scheduler, needed, debug=runner.debug)
+            except ConfigError as error:
+                raise ConfigError(f"{context['config'].origin(address)}: {address}: {error}") from error
+
+
+def _plan(scheduler: PlannedSchedule, needed: int | str, *, debug: bool) -> None:
+    """Say to a schedule how many steps the training needs; a text is why nobody knows."""
+    if isinstance(needed, str):
+        if scheduler.is_open:
+            raise ConfigError(f"nobody knows how many steps it has: {needed}; {_WRITE_STEPS}")
+    elif not scheduler.is_open and scheduler.steps is not None and needed > scheduler.steps:
+        kind = type(scheduler).__name__
+        if isinstance(scheduler, TorchSchedule):
+            kind = scheduler.schedule_class.__name__
+        raise ConfigError(too_short(kind, scheduler.steps, needed, per_epoch=scheduler.per == "epoch"))
+    elif scheduler.is_open:
+        try:
+            scheduler.take_length(needed)
+        except ConfigError:
+            # A debug run is shorter than the one that the schedule is for.
+            if not debug:
+                raise
+            scheduler.take_length(NEVER)
+
+
+_WRITE_STEPS = "give the runner max_steps, or write the schedule's total_steps, and warmup_steps as a number of steps"
 
 
 def _steps_needed(
-    schedule: TorchSchedule, owner: PhaseSchema, runner: RunnerSchema, phases: list[PhaseSchema], context: Context
-) -> int:
-    """How many steps of the schedule the whole training takes; 0 where that is not known."""
+    schedule: PlannedSchedule, owner: PhaseSchema, runner: RunnerSchema, phases: list[PhaseSchema], context: Context
+) -> int | str:
+    """How many steps of the schedule the whole training takes; a text is why nobody knows."""
     models = context["model"]
-    batches = {phase.name: length(pass_loader(phase.dataset_name or "", runner, context)) or 0 for phase in phases}
+    batches = {phase.name: length(pass_loader(phase.dataset_name or "", runner, context)) for phase in phases}
     sharing = [phase.name for phase in phases if owner.name in (phase.name, phase.model_of)]
-    plain = all(is_plain(models[name]["brain"], models[name]["updater"]) for name in sharing)
-    # An updater of the user's own makes as many steps as it likes.
-    if not plain or runner.optimizer_step_limit or not all(batches.values()):
-        return 0
-    in_epoch, max_steps = sum(batches.values()), runner.max_steps or NEVER
-    epochs = Schedule.of_runner(runner, context["train_state"]).epochs
-    whole = min(epochs, max_steps // in_epoch)
-    remaining = max_steps - whole * in_epoch if whole < epochs else 0
-    passes, windows = {}, {}
-    for name, count in batches.items():
+    for name in sharing:
+        # One of the user's own makes as many steps as it likes.
+        if not is_plain(models[name]["brain"], models[name]["updater"]):
+            return f"phase '{name}' has an updater or a fit_batch of its own"
+    unknown = [phase for phase in phases if batches[phase.name] is None]
+    if unknown and len(phases) > 1:
+        return f"dataset.{unknown[0].dataset_name} has no length"
+    # A single phase without a length is one pass that does not end.
+    counts = {name: NEVER if count is None else count for name, count in batches.items()}
+    windows = {phase.name: _window_of(models[phase.name]["optim_schedulers"].values()) for phase in phases}
+    if runner.optimizer_step_limit and not all(windows.values()):
+        return "the optimizers of a phase act after different numbers of batches"
+    iterations = _iterations(runner, counts, windows, context)
+    if iterations >= NEVER:
+        return (
+            f"dataset.{unknown[0].dataset_name} has no length"
+            if unknown
+            else "nothing that counts steps ends the training"
+        )
+    whole, remaining = divmod(iterations, sum(counts.values()))
+    passes, closed = {}, {}
+    for name, count in counts.items():
         # The last epoch may be cut short.
         last = min(count, remaining)
         remaining -= last
         passes[name] = whole + bool(last)
-        windows[name] = whole * -(-count // schedule.accum_grad) + -(-last // schedule.accum_grad)
-    return max(passes[name] for name in sharing) if schedule.per == "epoch" else sum(windows[name] for name in sharing)
+        closed[name] = whole * -(-count // schedule.accum_grad) + -(-last // schedule.accum_grad)
+    return max(passes[name] for name in sharing) if schedule.per == "epoch" else sum(closed[name] for name in sharing)
+
+
+def _window_of(schedulers: Collection[OptimScheduler]) -> int:
+    """The batches of an update of a phase: where one of its schedulers acts; 0 where they act at different batches."""
+    windows = {scheduler.accum_grad for scheduler in schedulers}
+    return windows.pop() if len(windows) == 1 and all(own.step_per_update == 1 for own in schedulers) else 0
+
+
+def _iterations(runner: RunnerSchema, counts: Mapping[str, int], windows: Mapping[str, int], context: Context) -> int:
+    """After how many iterations the runner's keys end the training; NEVER or more: nobody knows.
+
+    Args:
+        runner: has epochs, steps and updates.
+        counts: phase -> the batches of one pass.
+        windows: phase -> the batches of an update.
+        context: has the counters.
+    """
+    in_epoch, updates = sum(counts.values()), runner.optimizer_step_limit
+    limits = [Schedule.of_runner(runner, context["train_state"]).epochs * in_epoch, runner.max_steps or NEVER]
+    if updates:
+        whole, remaining = divmod(updates - 1, sum(-(-count // windows[name]) for name, count in counts.items()))
+        limits.append(whole * in_epoch)
+        # The last of them is made in this epoch, or ends with it.
+        remaining += 1
+        for name, count in counts.items():
+            limits[-1] += min(remaining * windows[name], count)
+            remaining -= min(remaining, -(-count // windows[name]))
+    return min(limits)

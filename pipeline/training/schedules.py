@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+from loguru import logger
 from torch.optim import lr_scheduler
 
 from pipeline.checkpoint.comparison import differences
@@ -34,23 +36,79 @@ class Constant(OptimScheduler):
         return self.base_lr
 
 
-class Noam(OptimScheduler):
+class PlannedSchedule(OptimScheduler):
+    """A schedule that may depend on how long the training is.
+
+    The default Runner says that to one which ``is_open``, before the first step, also of a resumed run.
+
+    Attributes:
+        per: whether it counts windows (``step``) or epochs.
+        is_open: whether its arguments leave the length of the training open.
+    """
+
+    per = "step"
+    is_open = False
+
+    @property
+    def steps(self) -> int | None:
+        """After how many the schedule cannot go on; None: it has no such end."""
+        return None
+
+    @abstractmethod
+    def take_length(self, steps: int) -> None:
+        """Take how many windows, or epochs, the training has.
+
+        Raises:
+            ConfigError: an argument contradicts it.
+        """
+
+    def _not_planned(self, key: str) -> ConfigError:
+        what = (
+            f"{type(self).__name__}: {key} depends on how long the training is, and only the default Runner says that"
+        )
+        return ConfigError(f"{what}; write it as a number of steps")
+
+    def _is_share(self, warmup_steps: float) -> bool:
+        """Whether a rise is a share of the training, and no number of steps.
+
+        Raises:
+            ConfigError: it is neither.
+        """
+        if isinstance(warmup_steps, float) and not 0 <= warmup_steps < 1:
+            remedy = "write a whole number of steps, or a share of them, of 0 or more and below 1"
+            raise ConfigError(f"{type(self).__name__}: warmup_steps is {warmup_steps}; {remedy}")
+        return isinstance(warmup_steps, float)
+
+
+class Noam(PlannedSchedule):
     """Rises linearly for ``warmup_steps`` windows, then falls with the root of their number (Vaswani et al. 2017).
 
     Args of the schedule:
         d_model: the model's width; the factor is then its inverse root. None: the peak is the base rate.
-        warmup_steps: where the peak is.
+        warmup_steps: where the peak is; a float below 1 is a share of the training.
     """
 
-    def sche_init(self, d_model: int | None = None, warmup_steps: int = 4000) -> None:
+    def sche_init(self, d_model: int | None = None, warmup_steps: float = 4000) -> None:
         """Take the width and the length of the rise."""
-        if warmup_steps < 1:
+        self.d_model, self.rise, self.is_open = d_model, warmup_steps, self._is_share(warmup_steps)
+        if not self.is_open and warmup_steps < 1:
             raise ConfigError(f"Noam: warmup_steps is {warmup_steps}; it must be above 0")
-        self.warmup_steps = warmup_steps
-        self.factor = self.base_lr * math.sqrt(warmup_steps) if d_model is None else 1 / math.sqrt(d_model)
+        self.warmup_steps, self.factor = warmup_steps, 0.0
+        if not self.is_open:
+            self._set_rise(warmup_steps)
+
+    def take_length(self, steps: int) -> None:
+        """The rise is its share of that."""
+        self._set_rise(max(1, round(self.rise * steps)))
+
+    def _set_rise(self, steps: float) -> None:
+        self.warmup_steps = steps
+        self.factor = self.base_lr * math.sqrt(steps) if self.d_model is None else 1 / math.sqrt(self.d_model)
 
     def update_lr(self, real_step: int, epoch_num: int) -> float:
         """``factor * min(step^-0.5, step * warmup^-1.5)``."""
+        if not self.factor and self.is_open:
+            raise self._not_planned("warmup_steps")
         return float(self.factor * min(real_step**-0.5, real_step * self.warmup_steps**-1.5))
 
     def extra_repr_fn(self) -> str:
@@ -72,15 +130,26 @@ class ExponentialDecay(OptimScheduler):
         return float(self.base_lr * self.decay_factor ** (epoch_num - 1))
 
 
-class _Warmup(OptimScheduler):
+class _Warmup(PlannedSchedule):
     """Rises linearly to the base rate, then falls to ``final`` of it until ``total_steps``, and stays there."""
 
-    def sche_init(self, total_steps: int, warmup_steps: int = 0, final: float = 0.0) -> None:
-        """Take the lengths, in windows, and the share of the base rate that is left at the end."""
-        if not 0 <= warmup_steps < total_steps:
-            lengths = f"warmup_steps is {warmup_steps} and total_steps {total_steps}"
+    def sche_init(self, total_steps: int | None = None, warmup_steps: float = 0, final: float = 0.0) -> None:
+        """Take the lengths, in windows, and the share of the base rate that is left at the end; None is the training's."""
+        self.is_open, self.total_steps, self.final = total_steps is None, total_steps, final
+        self.rise = self.warmup_steps = warmup_steps
+        if not self._is_share(warmup_steps) and warmup_steps < 0:
+            raise ConfigError(f"{type(self).__name__}: warmup_steps is {warmup_steps}; it must be 0 or more")
+        if total_steps is not None:
+            self.take_length(total_steps)
+
+    def take_length(self, steps: int) -> None:
+        """The rise, if it is a share, is one of that; the fall ends then."""
+        # A share is below 1, whatever it is rounded to.
+        rise = min(round(self.rise * steps), steps - 1) if self._is_share(self.rise) else self.rise
+        if rise >= steps:
+            lengths = f"warmup_steps is {rise} and total_steps {steps}"
             raise ConfigError(f"{type(self).__name__}: {lengths}; the rise must end before the total")
-        self.total_steps, self.warmup_steps, self.final = total_steps, warmup_steps, final
+        self.total_steps, self.warmup_steps = steps, rise
 
     def remaining(self, share: float) -> float:
         """How much of the fall is left when ``share`` of it is over."""
@@ -88,6 +157,8 @@ class _Warmup(OptimScheduler):
 
     def update_lr(self, real_step: int, epoch_num: int) -> float:
         """The rate on the rise, or on the fall."""
+        if self.total_steps is None:
+            raise self._not_planned("total_steps")
         if real_step < self.warmup_steps:
             return self.base_lr * real_step / self.warmup_steps
         over = min((real_step - self.warmup_steps) / (self.total_steps - self.warmup_steps), 1.0)
@@ -161,13 +232,23 @@ class Plateau(OptimScheduler):
         self.best, self.bad, self.scale = state["best"], state["bad"], state["scale"]
 
 
-class TorchSchedule(OptimScheduler):
+# Schedules of torch that cannot do without the length of the training -> the argument that it is.
+LENGTHS: dict[Any, str] = {lr_scheduler.OneCycleLR: "total_steps", lr_scheduler.CosineAnnealingLR: "T_max"}
+
+# Those that change the momentum of the optimizer too.
+_CYCLES = (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR)
+
+
+class TorchSchedule(PlannedSchedule):
     """Any schedule of ``torch.optim.lr_scheduler`` that depends only on the number of its steps.
+
+    OneCycleLR and CyclicLR change the momentum of the optimizer too, unless ``cycle_momentum`` is false.
 
     Args of the schedule:
         schedule: its class: ``CosineAnnealingLR``, or a class path.
         per: ``step`` (a window) or ``epoch``: what it is stepped for.
-        args: its keyword arguments.
+        args: its keyword arguments; ``total_steps`` of OneCycleLR and ``T_max`` of CosineAnnealingLR are by default the
+            length of the training.
     """
 
     def sche_init(self, schedule: str | type[Any], per: str = "step", args: Mapping[str, Any] | None = None) -> None:
@@ -178,22 +259,58 @@ class TorchSchedule(OptimScheduler):
         schedule_class: Any = class_path.load_class(path, lr_scheduler.LRScheduler)
         if issubclass(schedule_class, lr_scheduler.ReduceLROnPlateau):
             raise ConfigError("TorchSchedule: ReduceLROnPlateau needs a metric; use Plateau")
-        self.per = per
+        self.per, self.schedule_class, self.args = per, schedule_class, dict(args or {})
+        given = (
+            self.args.get(LENGTHS.get(schedule_class, "")) is not None
+            or {"epochs", "steps_per_epoch"} <= self.args.keys()
+        )
+        self.is_open = schedule_class in LENGTHS and not given
+        self.schedule: Any = None
+        self._saved: Mapping[str, Any] = {}
+        self._is_over = False
+        if not self.is_open:
+            self._build(self.args)
+
+    def _build(self, args: Mapping[str, Any]) -> None:
         self.own_optimizer = torch.optim.SGD([torch.zeros(1)], lr=self.base_lr)
-        self.schedule = schedule_class(self.own_optimizer, **(args or {}))
-        if getattr(self.schedule, "cycle_momentum", False):
-            kind = type(self.schedule).__name__
-            raise ConfigError(f"TorchSchedule: cycle_momentum of {kind} would be ignored; set cycle_momentum: false")
+        if issubclass(self.schedule_class, _CYCLES):
+            # It looks whether there is a momentum to change, as there is in the real one.
+            momentum = {name: value for name, value in self.optimizer.defaults.items() if name in ("momentum", "betas")}
+            del self.own_optimizer.defaults["momentum"]
+            self.own_optimizer.defaults.update(momentum)
+            self.own_optimizer.param_groups[0].update(momentum)
+        try:
+            self.schedule = self.schedule_class(self.own_optimizer, **args)
+        except ValueError as error:
+            raise ConfigError(f"TorchSchedule: {self.schedule_class.__name__}: {error}; change its args") from error
         # So that torch does not warn of the order of the two.
         self.own_optimizer.step()
         self._fresh = self._state()
 
+    def take_length(self, steps: int) -> None:
+        """Build it with that, and go on from where it was."""
+        self._build({**self.args, LENGTHS[self.schedule_class]: steps})
+        self.load_schedule_state(self._saved)
+
     def update_lr(self, real_step: int, epoch_num: int) -> float:
-        """The rate of the schedule after as many steps as windows, or epochs, are over."""
+        """The rate of the schedule after as many steps as windows, or epochs, are over; that of its last from there on."""
+        if self.schedule is None:
+            raise self._not_planned(LENGTHS[self.schedule_class])
         over = real_step if self.per == "step" else epoch_num
+        if self.steps is not None and over > self.steps:
+            if not self._is_over:
+                kind = self.schedule_class.__name__
+                logger.warning(f"{kind} has {self.steps} steps, and the training goes on; its last rate stays")
+            over, self._is_over = self.steps, True
         while self.schedule.last_epoch < over - 1:
             self.schedule.step()
-        return float(self.own_optimizer.param_groups[0]["lr"])
+        [own] = self.own_optimizer.param_groups
+        for group in self.optimizer.param_groups if getattr(self.schedule, "cycle_momentum", False) else ():
+            if "betas" in group:
+                group["betas"] = (own["betas"][0], *group["betas"][1:])
+            else:
+                group["momentum"] = own["momentum"]
+        return float(own["lr"])
 
     @property
     def steps(self) -> int | None:
@@ -202,14 +319,17 @@ class TorchSchedule(OptimScheduler):
 
     def schedule_state(self) -> dict[str, Any]:
         """The state of the schedule, its rate, and its initial state."""
+        if self.schedule is None:
+            return dict(self._saved)
         return {**self._state(), "lr": self.own_optimizer.param_groups[0]["lr"], "configured": self._fresh}
 
     def load_schedule_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; if its arguments have changed, it is stepped as often as before."""
-        if any(differences(state.get("configured"), self._fresh)):
+        self._saved = state
+        if self.schedule is None or any(differences(state.get("configured"), self._fresh)):
             return
         self.schedule.load_state_dict(state["schedule"])
-        self.own_optimizer.param_groups[0]["lr"] = state["lr"]
+        self.own_optimizer.param_groups[0].update(state["options"], lr=state["lr"])
 
     def _state(self) -> dict[str, Any]:
         """The state of the schedule, and the options that it has set in its optimizer."""

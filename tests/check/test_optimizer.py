@@ -82,13 +82,15 @@ WRONG = [
     ("{main: {class: noam, args: {optim_type: SGD, optim_conf: {lr: 0.1}, warmup: 4}}}",
      f"{ADDRESS}.main.args.warmup: Noam has no argument 'warmup'; did you mean 'warmup_steps'?"),
     ("{main: {class: noam, args: {optim_type: SGD, optim_conf: {lr: 0.1}, warmup_steps: four}}}",
-     f"{ADDRESS}.main.args.warmup_steps: Noam's argument warmup_steps is 'four', a string; write an integer"),
+     f"{ADDRESS}.main.args.warmup_steps: Noam's argument warmup_steps is 'four', a string; write a number"),
+    ("{main: {class: noam, args: {optim_type: SGD, optim_conf: {lr: 0.1}, warmup_steps: 4.0}}}",
+     f"{ADDRESS}.main.args.warmup_steps: is 4.0; write a whole number of steps, or a share of them, of 0 or more and below 1"),
     ("{main: {class: noam, args: {optim_type: SDG, optim_conf: {lr: 0.1}}}}",
      f"{ADDRESS}.main.args.optim_conf.class: 'SDG': torch.optim has no 'SDG'; did you mean 'SGD'?"),
     ("{main: {class: noam, args: {optim_type: SGD, optim_conf: {lr: 0.1, momentm: 0.9}}}}",
      f"{ADDRESS}.main.args.optim_conf.momentm: SGD has no argument 'momentm'; did you mean 'momentum'?"),
-    ("{main: {class: warmup_linear, args: {optim_type: SGD, optim_conf: {lr: 0.1}}}}",
-     f"{ADDRESS}.main.args: WarmupLinear needs the argument total_steps; add it"),
+    ("{main: {class: warmup_linear, args: {optim_type: SGD, optim_conf: {lr: 0.1}, total_steps: 9, warmup_steps: 9}}}",
+     f"{ADDRESS}.main.args.warmup_steps: is 9, and the schedule has 9 steps; the rise must end before the total"),
     ("{main: {class: torch.nn.Linear, args: {}}}",
      f"{ADDRESS}.main.class: 'torch.nn.Linear': Linear does not derive from pipeline.training.optim_scheduler:OptimScheduler"),
 ]  # fmt: skip
@@ -128,7 +130,7 @@ def one_cycle(more: str, own: str = "") -> list[str]:
     ]
 
 
-TOO_SHORT = f"{ADDRESS}.main.args.args: OneCycleLR has {{}} steps, and the training has {{}} {{}}; write total_steps: {{}} or more"
+TOO_SHORT = f"{ADDRESS}.main.args.args: OneCycleLR has {{}} steps, and the training has {{}} {{}}; write total_steps: {{}} or more, or leave it out"
 STEPS = ["runner.train_runner.epochs=null", "runner.train_runner.max_steps=20"]
 
 
@@ -143,6 +145,12 @@ def test_a_cycle_that_is_over_before_the_training_is_told_where_the_config_says_
 ) -> None:
     (fault,) = check(linear, overrides)
     assert f"{fault.address}: {fault.message}" == TOO_SHORT.format(*told)
+
+
+def test_a_rise_that_is_no_shorter_than_the_training_is_told_where_the_config_says_both(linear: Path) -> None:
+    schedule = "{class: warmup_linear, args: {optim_type: SGD, optim_conf: {lr: 0.1}, accum_grad: 3, warmup_steps: 7}}"
+    (fault,) = check(linear, [f"{ADDRESS}={{main: {schedule}}}", NO_OPTIMIZER, *STEPS])
+    assert fault.message == "is 7, and the schedule has 7 steps; the rise must end before the total"
 
 
 @pytest.mark.parametrize(("overrides", "needed"), [
@@ -178,9 +186,11 @@ def test_a_wrong_schedule_of_torchs_is_told_before_anything_runs(linear: Path, g
 
 @pytest.mark.parametrize("overrides", [
     one_cycle("total_steps: 12"), [*one_cycle("total_steps: 20"), *STEPS], one_cycle("total_steps: 2", "per: epoch, "),
-    one_cycle("total_steps: 4", "accum_grad: 4, "),
+    one_cycle("total_steps: 4", "accum_grad: 4, "), one_cycle(""), [*one_cycle(""), *STEPS],
+    [f"{ADDRESS}={{main: {{class: warmup_cosine, args: {{optim_type: SGD, optim_conf: {{lr: 0.1}}, warmup_steps: 0.1}}}}}}", NO_OPTIMIZER],
+    [f"{ADDRESS}={{main: {{class: torch_schedule, args: {{optim_type: SGD, optim_conf: {{lr: 0.1}}, schedule: CosineAnnealingLR}}}}}}", NO_OPTIMIZER],
 ])  # fmt: skip
-def test_a_cycle_as_long_as_the_training_is_no_fault(linear: Path, overrides: list[str]) -> None:
+def test_a_schedule_as_long_as_the_training_is_no_fault(linear: Path, overrides: list[str]) -> None:
     assert check(linear, overrides) == []
     GeneralTrainer(linear, overrides).run()
 

@@ -245,8 +245,8 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (WarmupLinear, {"total_steps": 3, "warmup_steps": 3}, "warmup_steps is 3 and total_steps 3; the rise must end before the total"),
     (Plateau, {"mode": "lower"}, "Plateau: mode is 'lower' and factor 0.1; write min or max, and one between 0 and 1"),
     (TorchSchedule, {"schedule": "ReduceLROnPlateau"}, "ReduceLROnPlateau needs a metric; use Plateau"),
-    (TorchSchedule, {"schedule": "OneCycleLR", "args": {"max_lr": 1.0, "total_steps": 9}}, "TorchSchedule: cycle_momentum of OneCycleLR would be ignored; set cycle_momentum: false"),
-    (TorchSchedule, {"schedule": "CyclicLR", "args": {"base_lr": 0.1, "max_lr": 1.0}}, "cycle_momentum of CyclicLR would be ignored; set"),
+    (WarmupLinear, {"total_steps": 3, "warmup_steps": -1}, "WarmupLinear: warmup_steps is -1; it must be 0 or more"),
+    (Noam, {"warmup_steps": 1.5}, "Noam: warmup_steps is 1.5; write a whole number of steps, or a share of them"),
     (TorchSchedule, {"schedule": "StepLR", "per": "batch"}, "TorchSchedule: per is 'batch'; write step or epoch"),
 ]  # fmt: skip
 
