@@ -102,6 +102,7 @@ class RunnerSettings(Protocol):
     save_inference_export: bool
     init_model_path: Any | None
     init_modules: list[str] | None
+    rename: dict[str, str] | None
     freeze: list[str] | None
     predictions: Any | None
     seed: int | None

@@ -226,7 +226,7 @@ def _check_init(runner: Setting, train_runners: Settings, experiment: str | None
     if experiment:
         # An experiment makes its model, and loads its weights, when the startup stage is over.
         why = f"{experiment} is an experiment, which loads all weights itself; remove it"
-        _refuse_idle(runner, {"init_modules": why, "freeze": why})
+        _refuse_idle(runner, {"init_modules": why, "rename": why, "freeze": why})
         if path in (BEST, LAST) or isinstance(path, dict):
             words = f"'{path}'" if isinstance(path, str) else "of another run"
             message = f"is {words}, and {experiment} is an experiment; name a checkpoint or a file"
@@ -243,7 +243,9 @@ def _check_init(runner: Setting, train_runners: Settings, experiment: str | None
         runner.fault("has no weights to evaluate; add `init_model_path:`, or name a train runner before it in `mode`")
     runner["init_model_path"].check_keys(list(RunSettings.model_fields))
     if not path:
-        _refuse_idle(runner, {"init_modules": "there is no init_model_path; add it, or remove this"})
+        _refuse_idle(
+            runner, dict.fromkeys(("init_modules", "rename"), "there is no init_model_path; add it, or remove this")
+        )
 
 
 def kind(runner: Setting) -> str:

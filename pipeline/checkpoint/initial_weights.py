@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -202,7 +202,7 @@ class Initial(NamedTuple):
 
 
 def load_initial(config: Config, runner_name: str, run_dir: Path, models: Models) -> Initial:
-    """Load what a runner's ``init_model_path`` and ``init_modules`` name, then freeze what ``freeze`` names.
+    """Load what a runner's ``init_model_path``, ``init_modules`` and ``rename`` name, then freeze what ``freeze`` names.
 
     Args:
         config: the config.
@@ -292,13 +292,17 @@ def _find(
 
 
 def _give(runner: RunnerSchema, paths: list[Path], checkpoint: LoadedCheckpoint, models: Models) -> Initial:
-    """Load the first one, as a whole or the part that ``init_modules`` names."""
+    """Load the first one under the names that ``rename`` gives, as a whole or the part that ``init_modules`` names."""
     only = runner.init_modules
+    if len(paths) > 1 and (only or runner.rename):
+        what = f"runner.{runner.name}.{'init_modules' if only else 'rename'}: is for one checkpoint, and there are {len(paths)}"
+        raise ConfigError(f"{what}, each of which would be evaluated; name one in init_model_path")
+    if runner.rename:
+        checkpoint = replace(
+            checkpoint, weights=weights.rename(checkpoint.weights, runner.rename, str(checkpoint.path))
+        )
     if only is None:
         _fit(checkpoint, models)
-    elif len(paths) > 1:
-        what = f"runner.{runner.name}.init_modules: would take a part of {len(paths)} checkpoints"
-        raise ConfigError(f"{what}, and what one lacks would be left of the one before; name one in init_model_path")
     else:
         report = weights.load_part(checkpoint.weights, models, str(checkpoint.path), only)
         logger.info(f"{checkpoint.path}: {weights.summary(report)}")

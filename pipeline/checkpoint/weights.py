@@ -130,8 +130,10 @@ def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] 
         raise CheckpointError(f"{where}: '{wrong}' names nothing in it or in the models{suggest_names(wrong, known)}")
     report = _compared(match_names(only, known), saved, own)
     if wrong := unmatched_pattern(only, report[LOADED]):
-        what = f"{where}: nothing that '{wrong}' names can be loaded ({summary(report)})"
-        raise CheckpointError(f"{what}; name modules that both sides have")
+        what = (
+            f"{where}: nothing that '{wrong}' names can be loaded ({summary(report)}); it holds {abbreviate([*saved])}"
+        )
+        raise CheckpointError(f"{what}; name modules that both sides have, or `rename` those of the file")
     loaded = set(report[LOADED])
     with torch.no_grad():
         for phase, module in modules.items():
@@ -139,6 +141,32 @@ def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] 
             part = {name: saved[prefix + name] for name in module.state_dict() if prefix + name in loaded}
             module.load_state_dict(part, strict=False)
     return report
+
+
+def rename(weights: Weights, prefixes: Mapping[str, str], where: str) -> dict[str, dict[str, Tensor]]:
+    """The same under other names: in turn, each of the prefixes is replaced in the names that then begin with it.
+
+    Raises:
+        CheckpointError: no name begins with one of them, or two tensors of a phase get the same name.
+    """
+    for prefix, other in prefixes.items():
+        names = [name for tensors in weights.values() for name in tensors]
+        if not any(name.startswith(prefix) for name in names):
+            what = f"{where}: rename: no name begins with '{prefix}', only {abbreviate(names)}"
+            raise CheckpointError(f"{what}; write the prefix that they have, or take it out")
+        weights = {phase: _replaced(tensors, prefix, other, where) for phase, tensors in weights.items()}
+    return {phase: dict(tensors) for phase, tensors in weights.items()}
+
+
+def _replaced(tensors: Mapping[str, Tensor], prefix: str, other: str, where: str) -> dict[str, Tensor]:
+    renamed: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        new = f"{other}{name.removeprefix(prefix)}" if name.startswith(prefix) else name
+        if new in renamed:
+            what = f"{where}: rename: with '{prefix}' -> '{other}' two tensors are called '{new}'"
+            raise CheckpointError(f"{what}; write a longer prefix, or another name")
+        renamed[new] = value
+    return renamed
 
 
 def freeze(models: Models, patterns: Sequence[str], where: str) -> list[str]:
@@ -220,14 +248,17 @@ def _by_phase(weights: Weights, modules: Mapping[str, nn.Module]) -> Weights:
 
 def _check(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
     own, room = module.state_dict(), _room(module)
-    faults = [f"has no '{name}'" for name in own if name not in weights and name not in room]
-    faults += [f"has '{name}', which the model does not" for name in weights if name not in own and name not in room]
-    for name in own.keys() & weights.keys() - room:
-        if not _fits(name, weights[name], own[name]):
-            faults.append(f"'{name}' has shape {_shape(weights[name])}, the model's has {_shape(own[name])}")
-    if faults:
-        what = abbreviate(sorted(faults), "; ")
-        raise CheckpointError(f"{where}: does not fit the model: {what}; load it into the model that it was saved from")
+    missing = [f"has no '{name}'" for name in own if name not in weights and name not in room]
+    others = [f"has '{name}', which the model does not" for name in weights if name not in own and name not in room]
+    reshaped = [
+        f"'{name}' has shape {_shape(weights[name])}, the model's has {_shape(own[name])}"
+        for name in own.keys() & weights.keys() - room
+        if not _fits(name, weights[name], own[name])
+    ]
+    if faults := [abbreviate(sorted(names), "; ") for names in (others, missing, reshaped) if names]:
+        remedy = "load it into the model that it was saved from"
+        remedy += ", or `rename` the prefixes of its names" if missing and others else ""
+        raise CheckpointError(f"{where}: does not fit the model: {'; '.join(faults)}; {remedy}")
 
 
 def is_extra_state(name: str) -> bool:

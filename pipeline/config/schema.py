@@ -493,6 +493,9 @@ class RunnerSchema(_Section):
     init_modules: Names | None = Field(
         None, description="its modules to load, or patterns such as `*.bias`; null is all, which then have to fit"
     )
+    rename: dict[str, str] | None = Field(
+        None, description="prefixes of the names in that file -> what takes their place: {'module.': ''}, in this order"
+    )
     freeze: Names | None = Field(None, description="modules, or patterns, that are not trained")
     predictions: Predictions | None = Field(None, description="what an infer runner writes: {format, path, from}")
     seed: int | None = Field(0, ge=0, lt=2**32, description="seed of weights and order of data; null is chance")

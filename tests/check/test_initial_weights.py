@@ -156,3 +156,14 @@ def test_an_experiment_takes_all_weights_of_one_checkpoint_or_file(
     learn = f"{keys}; runner_class_path: '{{workspace}}/own.py:Denoise'"
     [fault] = faults("device: auto", "mode=learn", "phase=[]", "dataset=[]", learn=learn)
     assert fault.partition(": ")[2] == f"runner.learn.{address}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("judge", "message"),
+    [
+        ("rename: {module.: ''}", "rename: would be ignored: there is no init_model_path; add it, or remove this"),
+        ("init_model_path: last; rename: {module.: 3}", "rename.module.: is 3, a whole number; write a string"),
+    ],
+)
+def test_other_names_are_for_weights_that_are_loaded(faults: Faults, judge: str, message: str) -> None:
+    assert [fault.partition("judge.")[2] for fault in faults(judge)] == [message]

@@ -470,3 +470,53 @@ def test_a_folder_without_a_readable_config_is_no_run_directory(tmp_path: Path, 
         ):
             checkpoint_of_run(tmp_path, "last")
         (tmp_path / "config.yaml").write_text(text)
+
+
+# Names that another program wrote
+
+
+FOREIGN = {"main": dict.fromkeys(("module.bert.weight", "module.bert.bias", "module.head.weight"), torch.ones(1))}
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "names"),
+    [
+        ({"module.": "", "bert.": "net.bert."}, ["net.bert.weight", "net.bert.bias", "head.weight"]),
+        ({"module.bert.": "b."}, ["b.weight", "b.bias", "module.head.weight"]),
+        ({"": "own."}, ["own.module.bert.weight", "own.module.bert.bias", "own.module.head.weight"]),
+        (
+            {"module.head": "spare", "module.bert": "module.head"},
+            ["module.head.weight", "module.head.bias", "spare.weight"],
+        ),
+    ],
+)
+def test_prefixes_are_replaced_one_after_the_other(prefixes: dict[str, str], names: list[str]) -> None:
+    assert list(weights.rename(FOREIGN, prefixes, "file")["main"]) == names
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "message"),
+    [
+        ({"modul.": ""}, r"file: rename: no name begins with 'modul\.', only module.bert.weight, .*; write the prefix"),
+        (
+            {"module.": "", "module.bert.": ""},
+            r"no name begins with 'module.bert.', only bert.weight, bert.bias, head.weight",
+        ),
+        (
+            {"module.bert.": "module.head."},
+            "with 'module.bert.' -> 'module.head.' two tensors are called 'module.head.weight'",
+        ),
+    ],
+)
+def test_a_prefix_that_does_nothing_or_too_much_is_an_error(prefixes: dict[str, str], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        weights.rename(FOREIGN, prefixes, "file")
+
+
+def test_names_that_do_not_fit_are_told_on_both_sides_though_there_are_many() -> None:
+    saved = {"main": {f"other.{number}": torch.ones(1) for number in range(9)}}
+    message = (
+        r"has 'other.0', which the model does not; .* and 4 more; has no 'encoder.bias'; .*, or `rename` the prefixes"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        weights.load_weights(saved, entries(main=net()), "file")

@@ -358,6 +358,27 @@ def test_best_gives_the_averages_that_it_was_chosen_for_and_goes_on_with_the_tra
     assert {name: (resumed["checkpointer"].newest() / name).read_bytes() for name in FILES} == straight
 
 
+@pytest.mark.parametrize("kind", ["train", "infer"])
+def test_first_weights_from_another_run_are_its_averages(kind: str) -> None:
+    first = run(config({"ema": {"decay": 0.9}}))
+    other = config(init_model_path={"run": str(first["run_dir"]), "which": "last"}, **{"class": kind})
+    if kind == "infer":
+        del other["runner"][0]["epochs"], other["hyper_parameters"]
+        assert run(other)["metrics"]["line"]["loss"] == pytest.approx(by_hand(0.9)[-1].loss, rel=1e-6)
+    else:
+        given = run(other | {"plugins": [*other["plugins"], First]})["given"]
+        assert same(given, by_hand(0.9)[-1].average)
+
+
+class First:
+    """Keeps the weights with which the training begins."""
+
+    @hookimpl
+    def before_epoch(self, context: Context) -> None:
+        weights = context["model"]["line"]["model"].state_dict()
+        context.setdefault("given", {name: value.clone() for name, value in weights.items()})
+
+
 FILES = ("line.safetensors", "training.safetensors")
 
 

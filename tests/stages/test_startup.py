@@ -208,6 +208,6 @@ def test_where_none_is_valid_an_infer_runner_ends_with_an_exit_code_of_its_own(c
 
 def test_a_part_of_several_checkpoints_is_refused(config: dict[str, Any]) -> None:
     config["runner"][1] |= {"init_model_path": "{run_dir}/train", "init_modules": "0"}
-    message = r"runner.infer.init_modules: would take a part of 2 checkpoints, .*; name one in init_model_path"
+    message = r"runner.infer.init_modules: is for one checkpoint, and there are 2, .*; name one in init_model_path"
     with pytest.raises(ConfigError, match=message):
         GeneralTrainer(config).run()

@@ -84,6 +84,20 @@ def test_modules_are_loaded_and_some_of_them_frozen_as_in_a_loop_by_hand(
     assert "INFO not trained: 0.weight, 0.bias\n" in log_lines
 
 
+def test_names_that_another_program_wrote_are_those_of_the_modules_once_they_are_renamed(
+    config: dict[str, Any], file: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "wrapped.pth"
+    torch.save({f"module.bert.{name}": value for name, value in load_file(file).items()}, other)
+    names = {"module.": "", "bert.": ""}
+    context = run(config, init_model_path=str(other), rename=names, init_modules=["0", "2"], freeze=["0"])
+    assert equal(weights_of(context), by_hand(config, file))
+    with pytest.raises(
+        CheckpointError, match=r"nothing that '0' names can be loaded .*; it holds module.bert.0.weight, "
+    ):
+        run(config, rename=None)
+
+
 def test_an_optimizer_that_is_confined_to_some_parts_asks_for_no_gradient_of_a_frozen_one(
     config: dict[str, Any],
 ) -> None:
