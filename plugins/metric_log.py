@@ -15,6 +15,7 @@ from loguru import logger
 from pipeline import hookimpl
 from pipeline.checkpoint.state import StateModel
 from pipeline.checkpoint.storage import as_number, finite, no_link, refusal, storing
+from pipeline.config.schema import START
 from pipeline.context import Context
 
 from .shared.tracking import numbers_of_validation
@@ -125,7 +126,7 @@ class MetricLog:
             several = len(context.get("checkpoints") or ()) > 1
             which = f"iteration {context['train_state']['iteration']}  " if several else ""
             logger.info(f"{context['runner_name']}  {which}{phase}  {_line(metrics)}")
-        elif _within_epochs(context):
+        elif _within_epochs(context) or not context["train_state"]["iteration"]:
             numbers = _line(numbers_of_validation(context, phase, metrics))
             logger.info(f"iteration {context['train_state']['iteration']}  {phase}  {numbers}")
 
@@ -175,9 +176,10 @@ def _append(file: FileIO, text: str) -> None:
 
 
 def _within_epochs(context: Context) -> bool:
-    """Whether the runner validates at other times than the ends of epochs, whose line has the numbers."""
+    """Whether the runner validates between the start and the ends of epochs, whose line has the numbers."""
     interval = context["runner"].valid_interval
-    return any("epoch" not in str(one) for one in (interval if isinstance(interval, list) else [interval or "epoch"]))
+    intervals = interval if isinstance(interval, list) else [interval or "epoch"]
+    return any("epoch" not in str(one) and one != START for one in intervals)
 
 
 def _size(file: FileIO) -> int:

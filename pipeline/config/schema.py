@@ -464,7 +464,9 @@ class RunnerSchema(_Section):
         description="time in the runner stage, such as `2 hour`, after which training ends; over all resumed parts",
     )
     print_interval: int | None = Field(50, gt=0, description="iterations between two reports; null for none")
-    valid_interval: ValidIntervals = Field("1 epoch", description="how often to validate, at the end too; null never")
+    valid_interval: ValidIntervals = Field(
+        "1 epoch", description="how often to validate, at the end too; `start`: before the first step; null never"
+    )
     save_interval: Intervals = Field("1 epoch", description="how often to save, at the end too; null only at the end")
     keep_last: int | None = Field(
         3,

@@ -342,7 +342,7 @@ class ExperimentBase(ExperimentSetup):
         """Train on batch after batch, up to ``max_iteration``."""
         self._begin()
         self._stop_if_requested()
-        self._validate(due=False)
+        self._validate(due=self._schedule.validating.starts and not self.iteration)
         while not self._is_over():
             self.iteration += 1
             self.train_batch()

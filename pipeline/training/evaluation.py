@@ -321,7 +321,7 @@ class BestTracker:
 
     Attributes:
         value: the best so far; nan before the first.
-        iteration: when it was; 0 before the first.
+        iteration: when it was; 0 too before the first.
         pending: entries whose checkpoint is not known to be on disk yet.
         kept: entries with a checkpoint on disk, best first, at most ``count``.
     """
@@ -473,4 +473,4 @@ class Validation:
         self.validated, self.running = state["validated"], state["running"]
         if self.best and state["best"]:
             self.best.load_state_dict(state["best"])
-            self.context["best"] = self.best.as_dict() if self.best.iteration else None
+            self.context["best"] = None if math.isnan(self.best.value) else self.best.as_dict()

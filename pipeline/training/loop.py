@@ -302,6 +302,9 @@ class TrainLoop(PassLoop):
         self.look_ahead()
         if self.journal.checkpoint:
             self.hooks.on_resume(context=context)
+        elif self.schedule.validating.starts:
+            # A run that a signal interrupts in it is resumed with the request.
+            context.request(VALIDATION)
 
     def finish(self) -> None:
         """The stage is at its end: end what it began, validate the last weights, and save."""

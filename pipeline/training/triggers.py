@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.schema import SECONDS, Interval, Intervals, RunnerSchema, parse_intervals
+from pipeline.config.schema import SECONDS, START, Interval, Intervals, RunnerSchema, parse_intervals
 from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError, one_of
 
@@ -86,12 +86,14 @@ class IntervalTrigger:
 
     Attributes:
         asked: the counters when it was last asked.
+        starts: whether it is due before the first step, too.
     """
 
     def __init__(self, intervals: Sequence[Interval], counters: Mapping[str, int]) -> None:
         self.intervals, self.asked = intervals, {unit: counters[unit] for unit in _COUNTED}
         self.counted = [interval for interval in intervals if interval.unit in _COUNTED]
         self.epochs = [length for length, unit in intervals if unit == "epoch"]
+        self.starts = any(unit == START for _, unit in intervals)
         seconds = [length * SECONDS[unit] for length, unit in intervals if unit in SECONDS]
         self.clocks = [Clock(length, counters["iteration"]) for length in seconds]
 

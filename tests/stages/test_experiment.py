@@ -215,6 +215,21 @@ def test_a_batch_that_fails_to_validate_leaves_the_modes_as_they_were(made: Made
     assert experiment.model.training
 
 
+def test_by_hand_it_may_be_validated_before_the_first_step_which_changes_nothing(made: Made) -> None:
+    experiment = made(valid_interval=["start", 3])
+    experiment.run()
+    assert experiment.validated == [0, 3, 6, 7]
+    assert equal(experiment.model.state_dict(), loop(7))
+
+
+def test_as_a_stage_it_may_be_validated_before_the_first_step() -> None:
+    chosen = config(max_steps=4, valid_interval="start")
+    del chosen["plugins"]
+    context = GeneralTrainer(chosen).run()
+    lines = map(json.loads, (context["run_dir"] / "train" / "metrics.jsonl").read_text().splitlines())
+    assert [line["iteration"] for line in lines if line["event"] == "validate"] == [0, 4]
+
+
 def test_an_epoch_is_judged_though_one_step_reads_several_batches(made: Made) -> None:
     class Twice(Line):
         def train_batch(self) -> None:
