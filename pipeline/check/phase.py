@@ -257,12 +257,8 @@ DATASET, TABLE, STREAM = (
     f"torch.utils.data.dataset:{name}" for name in ("Dataset", "TensorDataset", "IterableDataset")
 )
 
-# Key of a dataset that needs ``num_workers`` -> what becomes of it without.
-_WITH_WORKERS = {
-    "multiprocessing_context": "nothing is started",
-    "timeout": "no worker is waited for",
-    **dict.fromkeys(("persistent_workers", "prefetch_factor", "worker_init_fn"), "there is no worker"),
-}
+# Keys of a dataset that need ``num_workers``.
+_WITH_WORKERS = ("multiprocessing_context", "timeout", "persistent_workers", "prefetch_factor", "worker_init_fn")
 
 SAMPLER = "torch.utils.data.sampler:Sampler"
 
@@ -401,9 +397,9 @@ def check_dataset(dataset: Setting) -> None:
     path = dataset["class_path"]
     definition = path.find_class("Dataset")
     dataset["args"].check_call(definition, path.origin)
-    for key, why in _WITH_WORKERS.items():
-        if dataset[key].value and not dataset["num_workers"].value:
-            dataset[key].fault(f"would be ignored: with num_workers: 0 {why}; remove it, or set num_workers")
+    for key in _WITH_WORKERS if not dataset["num_workers"].value else ():
+        if dataset[key].value:
+            dataset[key].fault("would be ignored: there are no workers; remove it, or set num_workers")
     dataset["worker_init_fn"].find_class("worker_init_fn")
     _check_collate(dataset["collate_fn"], dataset["collate_args"])
     if dataset["whole_batches"].value and dataset["collate_fn"].value is not None:

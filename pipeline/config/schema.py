@@ -306,9 +306,7 @@ class SamplerSettings(BaseModel):
 
     model_config = _INNER
     class_path: ClassPathValue = Field(description="an iterable of indices, or of lists of them")
-    args: Arguments = Field(
-        {}, description="over dataset, batch_size, shuffle, drop_last and seed, which it gets if it names them"
-    )
+    args: Arguments = Field({}, description="beside what it names of dataset, batch_size, shuffle, drop_last and seed")
 
 
 class PluginSettings(BaseModel):
@@ -398,9 +396,7 @@ class DatasetSchema(_Section):
     timeout: float | None = Field(None, ge=0, description="seconds to wait for a worker's batch; null or 0: forever")
     persistent_workers: bool = Field(False, description="keep the workers from one epoch to the next")
     prefetch_factor: Count | None = Field(None, description="batches that a worker loads ahead; null is torch's 2")
-    worker_init_fn: ClassPathValue | None = Field(
-        None, description="called in each worker, with its number, at its start"
-    )
+    worker_init_fn: ClassPathValue | None = Field(None, description="called with the number of each worker, in it")
     pin_memory: bool | None = Field(None, description="batches in pinned memory; null: where the device is a GPU")
     collate_fn: ClassPathValue | None = Field(None, description="makes a batch of a list of samples; null is torch's")
     collate_args: Arguments = Field({}, description="keyword arguments of collate_fn, or of its class")

@@ -233,14 +233,14 @@ class OrderHash:
         seed: with the epoch it decides what the sampler draws; None leaves that to the sampler.
 
     Attributes:
-        expected: what the hash of those that are left out has to be; None: unknown.
+        expected: what the hash of those that a pass leaves out has to be; None: unknown.
     """
 
     def __init__(self, where: str, history: int, seed: int | None) -> None:
         self.where, self.seed = where, seed
         self.expected: str | None = None
-        self._count = 0
-        self._hashes: deque[str] = deque(maxlen=history + 2)
+        # How many items, and the hash of them: after each that may have been asked for and not given, and two more.
+        self._hashes: deque[tuple[int, str]] = deque(maxlen=history + 2)
 
     def track(self, items: Iterable[Any], epoch: int, skip: int) -> Iterator[Any]:
         """The items of a sampler, while they are hashed.
@@ -251,41 +251,34 @@ class OrderHash:
         if self.seed is not None:
             with seeding(self.seed, epoch, "order"):
                 items = list(items)
-        self._count, hashed = 0, ""
-        for item in items:
-            if self._count == skip:
-                self._check(skip, hashed)
+        number, hashed = 0, ""
+        self._hashes.clear()
+        for number, item in enumerate(items, 1):
             # A long tensor shows only some of its numbers.
             indices = item.tolist() if hasattr(item, "tolist") else item
             hashed = blake2b(f"{hashed}{indices}".encode(), digest_size=16).hexdigest()
-            self._hashes.append(hashed)
-            self._count += 1
+            self._hashes.append((number, hashed))
+            if number == skip:
+                self._check(hashed)
             yield item
-        if self._count <= skip:
-            self._check(skip, hashed)
+        if number < skip:
+            self._check(hashed)
 
-    def _check(self, skip: int, hashed: str) -> None:
-        if self._count < skip or self.expected not in (None, hashed):
-            what = f"{self.where}: the order of the samples, of which {skip} batches were taken,"
-            remedy = "a sampler that draws has to draw from a seed and the number in its set_epoch alone"
-            raise DataError(f"{refusal(what)}; {remedy}")
+    def _check(self, hashed: str) -> None:
+        if self.expected and (changes := changed_order(self.expected, hashed, f"{self.where}: hash of the indices")):
+            raise DataError(f"{changes}; what a sampler draws has to come from a seed and the number in its set_epoch")
 
     def after(self, count: int) -> str | None:
         """The hash after so many items: all that were given, or all but the last."""
-        behind = self._count - count + 1
-        return self._hashes[-behind] if 0 < behind <= len(self._hashes) else self.expected
-
-
-def refusal(what: str) -> str:
-    """Why a pass cannot go on where ``what`` is another."""
-    why = "has changed in the middle of an epoch, and samples would come twice, and others not at all"
-    return f"{what} {why}; set it back until the epoch is over, or resume from a checkpoint between two epochs"
+        return dict(self._hashes).get(count, self.expected)
 
 
 def changed_order(before: Any, now: Any, where: str) -> str:
     """Why a pass cannot go on where what decides its order has changed; ``""`` where nothing has."""
     lines = "; ".join(differences(before, now, where))
-    return refusal(f"{lines}:") if lines else ""
+    why = "has changed in the middle of an epoch, and samples would come twice, and others not at all"
+    remedy = "set it back until the epoch is over, or resume from a checkpoint between two epochs"
+    return f"{lines}: {why}; {remedy}" if lines else ""
 
 
 @dataclass(eq=False)

@@ -326,8 +326,9 @@ class SeededLoader(DataLoader[Any]):
         batched = self.batch_sampler is not None
         # Enough to tell at which of them a worker failed: all those that it may not have answered.
         history = self.num_workers * (self.prefetch_factor or 0) + 1 if progress else 0
-        ours = type(order_of(self)) is EpochSampler
-        order = None if ours else OrderHash(self.where, history, self.seed if _seeds_order(self) else None)
+        order = None
+        if type(order_of(self)) is not EpochSampler:
+            order = OrderHash(self.where, history, self.seed if _seeds_order(self) else None)
         requests = BatchRequests(self.batch_sampler if batched else self.sampler, history, order)
         seed = None if draws_nothing(self.dataset, self.collate_fn) else self.seed
         dataset = FetchedDataset(self.dataset, self.collate_fn, seed, batched, self.where, progress)
@@ -420,14 +421,6 @@ def _seeds_order(loader: Any) -> bool:
     """Whether what a sampler draws is seeded with the epoch: it has a length, and neither set_epoch nor a generator."""
     order, seed = order_of(loader), loader.seed if isinstance(loader, SeededLoader) else None
     return seed is not None and isinstance(order, Sized) and not (hasattr(order, "set_epoch") or generators_of(loader))
-
-
-def warn_of_drawn_order(loader: Any) -> None:
-    """Warn that a pass goes on in another order."""
-    if sampler := random_sampler_of(loader):
-        other = f"its {sampler} draws another order than the one that was left"
-        where = getattr(loader, "where", type(loader).__name__)
-        logger.warning(f"{where}: {other}; make it with pipeline.data.loader.make_loader to go on exactly")
 
 
 def has_own_state(loader: Any) -> bool:
@@ -568,7 +561,9 @@ class FastForward(_PartOfLoader):
     """Reads and skips the first batches of a loader, and returns the others."""
 
     def __iter__(self) -> Iterator[Any]:
-        warn_of_drawn_order(self.loader)
+        if sampler := random_sampler_of(self.loader):
+            other = f"its {sampler} draws another order than the one that was left"
+            logger.warning(f"{type(self.loader).__name__}: {other}; make it with make_loader to go on exactly")
         remedy = "; state_dict and load_state_dict in its dataset would spare that, and resume: reread this warning"
         what = f"{self.count} batches of the epoch are read again, to go on after them: a stream has no index"
         if getattr(self.loader, "resume", None):

@@ -68,62 +68,54 @@ class Network(NetworkBase):
         """The loader of one item of ``dataset:``."""
         address, config = f"dataset.{settings.name}", context["config"]
         dataset_class = load_named(settings.class_path, f"{address}.class_path", "Dataset", config)
-        on_gpu = context["device"].type == "cuda"
+        init = settings.worker_init_fn and load_named(settings.worker_init_fn, f"{address}.worker_init_fn", "", config)
+        keys = (
+            "num_workers",
+            "timeout",
+            "multiprocessing_context",
+            "persistent_workers",
+            "prefetch_factor",
+            "pin_memory",
+        )
+        values = {key: getattr(settings, key) for key in keys}
         with error_context(address):
             dataset = dataset_class(**settings.args)
             return make_loader(
                 dataset,
                 seed=runner.seed,
+                where=address,
                 whole_batches=settings.whole_batches,
                 resume=settings.resume,
-                where=address,
-                **self.build_order(settings, dataset, runner, context),
-                collate_fn=self.build_collate(settings, context),
-                pin_memory=on_gpu if settings.pin_memory is None else settings.pin_memory,
-                **self.worker_settings(settings, context),
+                collate_fn=self.build_collate(settings, config),
+                worker_init_fn=init,
+                **self.build_order(settings, dataset, runner, config),
+                **{"pin_memory": context["device"].type == "cuda"}
+                | {key: value for key, value in values.items() if value is not None},
             )
 
     def build_order(
-        self, settings: DatasetSchema, dataset: Any, runner: RunnerSchema, context: Context
+        self, settings: DatasetSchema, dataset: Any, runner: RunnerSchema, config: ConfigView
     ) -> dict[str, Any]:
         """What decides the order of the samples, and how many make a batch: arguments of the loader."""
         keys = {"batch_size": settings.batch_size, "shuffle": settings.shuffle, "drop_last": settings.drop_last}
         ours = {"dataset": dataset, "data_source": dataset, "seed": runner.seed, **keys}
         for key in ("sampler", "batch_sampler"):
-            own = getattr(settings, key)
-            if own is not None:
-                address = f"dataset.{settings.name}.{key}"
-                cls = load_named(own.class_path, f"{address}.class_path", "Sampler", context["config"])
+            if own := getattr(settings, key):
+                address = f"dataset.{settings.name}.{key}.class_path"
+                cls = load_named(own.class_path, address, "Sampler", config)
                 names = inspect.signature(cls).parameters
                 arguments = {name: value for name, value in ours.items() if name in names} | own.args
-                sampler = make(cls, arguments, f"{address}.class_path", f"{key}.args", object)
-                if not isinstance(sampler, Iterable):
-                    raise ConfigError(f"{address}: a {type(sampler).__name__} gives no indices; define __iter__ in it")
-                others = {**keys, "shuffle": False} if key == "sampler" else {}
-                return {**others, key: sampler}
+                keys = {**keys, "shuffle": False} if key == "sampler" else {}
+                keys[key] = make(cls, arguments, address, f"{key}.args", cast("type", Iterable))
         return keys
 
-    def build_collate(self, settings: DatasetSchema, context: Context) -> Any:
+    def build_collate(self, settings: DatasetSchema, config: ConfigView) -> Any:
         """The function that makes a batch of samples, with ``collate_args``; None is torch's."""
-        address = f"dataset.{settings.name}.collate_fn"
-        collate = settings.collate_fn and load_named(settings.collate_fn, address, "collate", context["config"])
+        path, address = settings.collate_fn, f"dataset.{settings.name}.collate_fn"
+        collate: Any = path and load_named(path, address, "collate", config)
         if isinstance(collate, type) and any("__call__" in vars(base) for base in collate.__mro__):
-            return make(collate, settings.collate_args, address, "collate_args", object)
-        return partial(collate, **settings.collate_args) if collate and settings.collate_args else collate
-
-    def worker_settings(self, settings: DatasetSchema, context: Context) -> dict[str, Any]:
-        """The arguments of the loader that are about its workers; without workers torch takes none of them."""
-        address, init = f"dataset.{settings.name}.worker_init_fn", settings.worker_init_fn
-        if not settings.num_workers:
-            return {}
-        return {
-            "num_workers": settings.num_workers,
-            "timeout": settings.timeout or 0,
-            "multiprocessing_context": settings.multiprocessing_context,
-            "persistent_workers": settings.persistent_workers,
-            "prefetch_factor": settings.prefetch_factor,
-            "worker_init_fn": init and load_named(init, address, "worker_init_fn", context["config"]),
-        }
+            return make(collate, settings.collate_args, address, "collate_args", collate)
+        return partial(collate, **settings.collate_args) if settings.collate_args else collate
 
     def build_phase(self, phase: PhaseSchema, runner: RunnerSchema, context: Context) -> Phase:
         """What ``context["model"]`` holds for one item of ``phase:``."""

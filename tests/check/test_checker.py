@@ -253,10 +253,9 @@ RUNNERS: list[tuple[list[str], list[str]]] = [
     ([*INFER, f"{RUNNER}.grad_clip=3", f"{RUNNER}.init_model_path={{workspace}}/weights.safetensors"],
      [f"{RUNNER}.grad_clip: would be ignored: an infer runner makes one pass; remove it"]),
     (["dataset.train_data.timeout=5"],
-     [("dataset.train_data.timeout: would be ignored: with num_workers: 0 no worker is waited for; "
-       "remove it, or set num_workers")]),
+     ["dataset.train_data.timeout: would be ignored: there are no workers; remove it, or set num_workers"]),
     (["dataset.train_data.multiprocessing_context=spawn"],
-     [("dataset.train_data.multiprocessing_context: would be ignored: with num_workers: 0 nothing is started; "
+     [("dataset.train_data.multiprocessing_context: would be ignored: there are no workers; "
        "remove it, or set num_workers")]),
     (["output_dir={ws}/own.py/runs"],
      ["output_dir: '{ws}/own.py/runs' lies below {ws}/own.py, which is a file; name a folder"]),
