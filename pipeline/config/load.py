@@ -213,7 +213,8 @@ Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 
 
 _CLASS_KEYS = re.compile(
-    r"runner\.[^.]+\.(\w+_class_path|trainer_class|predictions\.from)|dataset\.[^.]+\.(class_path|collate_fn)"
+    r"runner\.[^.]+\.(\w+_class_path|trainer_class|predictions\.from)"
+    r"|dataset\.[^.]+\.(class_path|collate_fn|worker_init_fn|(batch_)?sampler\.class_path)"
     r"|phase\.[^.]+\.(model|loss|updater\.class_path|((train_)?metrics|modules|optim_schedulers)\.[^.]+\.class)"
     r"|hyper_parameters\.optimizer\.class|plugins\.[^.]+\.class_path"
 )

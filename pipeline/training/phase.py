@@ -117,7 +117,7 @@ def warn_of_drawn_order(where: str, loader: Any, *, keep_best: bool) -> None:
         # torch draws a number when a loader begins, which a loader with persistent workers does only once.
         persistent = getattr(loader, "persistent_workers", False)
         other = "; with its persistent_workers a resumed run has another order nevertheless" if persistent else ""
-        remedy = "make the loader with pipeline.data.loader.make_loader, or give it state_dict and load_state_dict"
+        remedy = "make the loader with pipeline.data.loader.make_loader, a seed and a sampler that has set_epoch"
         logger.warning(f"{drawn}: {when}{best}{other}; {remedy}")
 
 

@@ -1,0 +1,96 @@
+"""Whether the keys of a dataset hold together, from source alone."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from pipeline.check.checker import check
+
+SOURCE = """
+    from torch.utils.data import IterableDataset, Sampler
+    class Pairs:
+        def __init__(self, dataset, batch_size, most: int = 3): pass
+        def __iter__(self): return iter([[0]])
+    class Order(Sampler):
+        def __init__(self, data_source, seed): pass
+        def __iter__(self): return iter([0])
+    class NoOrder(Sampler):
+        def __init__(self, data_source): pass
+    class Rows(IterableDataset):
+        def __init__(self, size): pass
+        def __iter__(self): return iter(())
+    class Told:
+        def __init__(self, size): pass
+        def set_epoch(self, epoch): pass
+    class Join:
+        def __init__(self, scale: int): pass
+        def __call__(self, samples): return samples
+    def join(samples, scale: int = 0): return samples
+"""
+FAULTS: list[tuple[list[str], list[str]]] = [
+    (["sampler={class_path: own.py:Order}"], []),
+    (["sampler={class_path: own.py:Order, args: {seed: 3}}", "drop_last=true"], []),
+    (["sampler={class_path: torch.utils.data.WeightedRandomSampler, args: {weights: [1, 2], num_samples: 3}}"], []),
+    (["batch_sampler={class_path: own.py:Pairs}"], []),
+    (["batch_sampler={class_path: pipeline.data.buckets:LengthBuckets, args: {max_elements: 9}}", "shuffle=true", "batch_size=null"], []),
+    (["batch_size=null"], []),
+    (["collate_fn=own.py:join"], []),
+    (["collate_fn=pipeline.data.padded:pad", "collate_args={target_padding: -100}"], []),
+    (["sampler={class_path: own.py:NoOrder}"], ["sampler.class_path: NoOrder is no sampler: it has no __iter__; define it, or name another class"]),
+    (["sampler={class_path: own.py:Told}"], ["sampler.class_path: Told is no sampler: it has no __iter__; define it, or name another class"]),
+    (["sampler={class_path: own.py:Orders}"],
+     ["sampler.class_path: 'own.py:Orders': own.py defines no 'Orders'; it defines Pairs, Order, NoOrder, Rows, Told, Join, join; did you mean 'Order'?"]),
+    (["sampler={class_path: own.py:Order, args: {sed: 3}}"], ["sampler.args.sed: Order has no argument 'sed'; it takes no arguments"]),
+    (["sampler={class_path: torch.utils.data.RandomSampler, args: {num_sample: 3}}"],
+     ["sampler.args.num_sample: RandomSampler has no argument 'num_sample'; did you mean 'num_samples'?"]),
+    (["sampler={class_path: own.py:Order}", "shuffle=true"],
+     ["shuffle: would be ignored: Order says the order, and has no argument 'shuffle'; remove it"]),
+    (["sampler={class: own.py:Order}"], ["sampler.class_path: required key is missing; add `class_path:`", "sampler.class: unknown key; did you mean 'class_path'?"]),
+    (["sampler=3"], ["sampler: is 3, a whole number; write a mapping"]),
+    (["batch_sampler={class_path: own.py:Pairs, args: {most: two}}"],
+     ["batch_sampler.args.most: Pairs's argument most is 'two', a string; write an integer (own.py:4: most: int)"]),
+    (["batch_sampler={class_path: own.py:Pairs, args: {batch_size: 3}}"],
+     ["batch_size: would be ignored: Pairs says the order, and has its own in args; remove it"]),
+    (["batch_sampler={class_path: own.py:Pairs}", "drop_last=true"],
+     ["drop_last: would be ignored: Pairs says the order, and has no argument 'drop_last'; remove it"]),
+    (["batch_sampler={class_path: own.py:Pairs}", "sampler={class_path: own.py:Order}"],
+     ["batch_sampler: contradicts sampler, which says the order too; keep one of the two"]),
+    (["batch_size=null", "drop_last=true"], ["drop_last: would be ignored: batch_size is null, and no batch is short; remove it"]),
+    (["class_path=own.py:Rows", "sampler={class_path: own.py:Order}"],
+     ["sampler: needs indices, and Rows is an IterableDataset; shuffle in the dataset itself"]),
+    (["class_path=own.py:Rows", "shuffle=true"], ["shuffle: needs indices, and Rows is an IterableDataset; shuffle in the dataset itself"]),
+    *(
+        ([f"class_path=own.py:{name}", "num_workers=1", "persistent_workers=true"],
+         [f"persistent_workers: is true, but the workers of {name} have to be told the epoch; remove it, so that they are started anew in each"])
+        for name in ("Rows", "Told")
+    ),
+    *(
+        ([f"{key}={value}"], [f"{key}: would be ignored: there are no workers; remove it, or set num_workers"])
+        for key, value in [("persistent_workers", "true"), ("prefetch_factor", "2"), ("worker_init_fn", "own.py:join")]
+    ),
+    (["num_workers=1", "worker_init_fn=own.py:start"],
+     ["worker_init_fn: 'own.py:start': own.py defines no 'start'; it defines Pairs, Order, NoOrder, Rows, Told, Join, join; write ':Pairs' after the file, or name the class start"]),
+    (["num_workers=1", "prefetch_factor=0"], ["prefetch_factor: is 0; it must be greater than 0"]),
+    (["collate_args={scale: 1}"], ["collate_args: would be ignored: torch's own collate takes none; remove it, or add collate_fn"]),
+    (["collate_fn=own.py:join", "collate_args={scale: x}"],
+     ["collate_args.scale: join's argument scale is 'x', a string; write an integer (own.py:20: scale: int)"]),
+    (["collate_fn=own.py:join", "collate_args={samples: 1}"], ["collate_args.samples: join has no argument 'samples'; did you mean 'scale'?"]),
+    (["collate_fn=own.py:Join"], ["collate_args: Join needs the argument scale; add it"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("overrides", "expected"), FAULTS)
+def test_the_keys_of_a_dataset_have_to_hold_together(linear: Path, overrides: list[str], expected: list[str]) -> None:
+    (linear.parent / "own.py").write_text(textwrap.dedent(SOURCE), encoding="utf-8")
+    text = linear.read_text(encoding="utf-8").replace(", shuffle: true", "")
+    linear.write_text(
+        text if any("batch_size" in each for each in overrides) else text.replace(", batch_size: 4", ""),
+        encoding="utf-8",
+    )
+    folder = str(linear.parent)
+    given = [f"dataset.train_data.{each}".replace("own.py", f"{folder}/own.py") for each in overrides]
+    found = {f"{fault.address}: {fault.message}".replace(f"{folder}/", "") for fault in check(linear, given)}
+    assert found == {f"dataset.train_data.{each}" for each in expected}
