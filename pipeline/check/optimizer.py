@@ -65,8 +65,9 @@ def _check_options(settings: Setting, parameters: Parameters | None, name: str) 
         parameters = replace(parameters, names=(*parameters.names, "learning_rate"))
     names = {"learning_rate": "lr"}
     options = {names.get(key, key): setting for key, setting in settings.entries() if key not in (*_OURS, "params")}
-    plain = {key: option.node for key, option in options.items() if (key, option.value) != ("fused", "auto")}
-    settings.with_keys(plain).check_arguments(parameters, name)
+    if settings["fused"].value == "auto" and not settings["params"].node:
+        del options["fused"]
+    settings.with_keys({key: option.node for key, option in options.items()}).check_arguments(parameters, name)
 
 
 def _check_groups(holder: Setting, parameters: Parameters | None, name: str) -> None:

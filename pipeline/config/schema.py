@@ -509,7 +509,7 @@ class RunnerSchema(_Section):
     compile_mode: CompileMode = Field("default", description="torch.compile's mode")
     compile_using_fullgraph: bool = Field(False, description="torch.compile's fullgraph: a graph break is an error")
     compile_using_dynamic_shape_tracing: bool | None = Field(
-        False, description="torch.compile's dynamic; null leaves it to torch"
+        None, description="torch.compile's dynamic; null leaves it to torch"
     )
     jit: bool = Field(False, description="torch.jit.script the modules")
     jit_module_keys: Names | None = Field(None, description="names of the modules to script; null is all")

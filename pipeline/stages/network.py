@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
 
+import torch
+from loguru import logger
 from torch import nn
 
 from pipeline.config.load import Config
@@ -17,7 +19,7 @@ from pipeline.data.loader import make_loader
 from pipeline.errors import ConfigError, PluginError, StageError
 from pipeline.stages.base import NetworkBase
 from pipeline.training.brain import Brain, ModuleBrain
-from pipeline.training.optim_scheduler import OptimScheduler
+from pipeline.training.optim_scheduler import OptimScheduler, maker_of
 from pipeline.training.phase import phase_errors
 from pipeline.training.schedules import Constant
 from pipeline.training.updater import Updater, UpdaterBase
@@ -213,7 +215,11 @@ class Network(NetworkBase):
         own = settings.get("args", {})
         arguments = {**clipping(runner, own), "accum_grad": runner.accum_grad, **own}
         if "optim_type" in arguments:
-            arguments["optim_type"] = load_optimizer(arguments["optim_type"], f"{address}.args.optim_type", config)
+            kind = arguments["optim_type"] = load_optimizer(
+                arguments["optim_type"], f"{address}.args.optim_type", config
+            )
+            conf, groups = arguments.get("optim_conf", {}), arguments.get("groups", ())
+            arguments["optim_conf"] = with_fused(kind, conf, groups, brain.modules, context["device"])
         with faults_at(address, config, ".args"):
             scheduler: OptimScheduler = cls(model=brain.modules, **arguments)
         return scheduler
@@ -226,6 +232,7 @@ class Network(NetworkBase):
             settings["lr"] = settings.pop("learning_rate")
         keys = ("groups", "remove_vector_weight_decay")
         arguments = {key: settings.pop(key) for key in keys if key in settings} | clipping(runner, {})
+        settings = with_fused(kind, settings, arguments.get("groups", ()), module, context["device"])
         with faults_at(address, context["config"]):
             return Constant(kind, settings, module, accum_grad=runner.accum_grad, **arguments)
 
@@ -271,6 +278,28 @@ def wrap_model(model: nn.Module | Brain, brain: Brain, phase: str, context: Cont
         return model
     brain.module = brain.modules["model"] = wrapped
     return brain.module
+
+
+def with_fused(
+    kind: Any, options: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], module: nn.Module, device: torch.device
+) -> dict[str, Any]:
+    """The options of an optimizer; with torch's fused implementation, if it has one, for ``fused: auto``.
+
+    On a GPU that is the default, where the config names neither ``fused`` nor ``foreach``: of a fused optimizer nobody
+    waits for whether a step is finite. It takes neither sparse gradients nor complex parameters.
+    """
+    others = {key: value for key, value in options.items() if (key, value) != ("fused", "auto")}
+    if others.keys() & {"fused", "foreach"} or any(group.keys() & {"fused", "foreach"} for group in groups):
+        return others
+    maker, asked = maker_of(kind), "fused" in options
+    fits = not options.get("differentiable") and all(parameter.is_floating_point() for parameter in module.parameters())
+    fits = fits and not any(getattr(part, "sparse", False) for part in module.modules())
+    if (asked or device.type == "cuda") and fits and "fused" in inspect.signature(maker).parameters:
+        logger.info(
+            f"{maker.__name__} is torch's fused one on {device.type}; `fused: false` or `foreach: true` is another"
+        )
+        others["fused"] = True
+    return others
 
 
 def clipping(runner: RunnerSchema, own: Mapping[str, Any]) -> dict[str, float | None]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
+from functools import partial
 from inspect import Parameter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -98,6 +99,8 @@ class Brain:
     optimizers_dict: dict[str, Optimizer]
     # Has the checkpoints of the debug fit that was the last; None where the last was none.
     _debug_folder: TemporaryDirectory[str] | None = None
+    # Whether one of its methods computes, in which its modules are called compiled.
+    _computes = False
 
     def __init__(
         self,
@@ -413,7 +416,16 @@ class Brain:
     def _place_modules(self) -> None:
         """Move the modules to their device, and compile or script them if the options say so; only once."""
         self.modules.to(self.device)
-        compile_modules(self.modules, self._run_options)
+        compile_modules(self.modules, self._run_options, lambda: self._computes)
+        own = [
+            name for name in ("fit_batch", "evaluate_batch") if getattr(type(self), name) is not getattr(Brain, name)
+        ]
+        for name in ("compute_forward", "compute_objectives", *own) if self._run_options.compile else ():
+            vars(self)[name] = self._compiled(getattr(type(self), name).__get__(self))
+
+    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function in which calls of the modules are compiled, if the options say so; elsewhere they are not."""
+        return partial(_compute, self, function) if self._run_options.compile else function
 
     def _begin_pass(self, batches: int = 0) -> None:
         """Set training mode and reset the numbers of the last pass; ``batches``: how many come, 0 if unknown."""
@@ -579,6 +591,14 @@ class Brain:
             what = f"{stage.name.lower()}_loader_kwargs would be ignored: {type(data).__name__} is a loader already"
             raise ConfigError(f"{what}; give fit the dataset, or leave it out")
         return data
+
+
+def _compute(brain: Brain, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    before, brain._computes = brain._computes, True
+    try:
+        return function(*args, **kwargs)
+    finally:
+        brain._computes = before
 
 
 class ModuleBrain(Brain):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pipeline.errors import DivergedError
@@ -35,11 +35,25 @@ class NonFiniteGuard:
         self.loss: Tensor | None = None
         self.discarded, self.parameter = 0, ""
         self._on_device: tuple[Tensor, Tensor, Sequence[Tensor]] | None = None
+        self._norms: tuple[Tensor, ...] = ()
 
     def record_loss(self, loss: Tensor) -> None:
         """Check a loss on a GPU, without reading it."""
         bad = (~loss.detach().isfinite()).float()
         self.loss = bad if self.loss is None else torch.maximum(self.loss, bad)
+
+    def norm_of(self, gradients: list[Tensor], norm_type: float) -> Tensor:
+        """The norm of all gradients, as torch computes it; on a GPU that of each, of which it is made, is kept.
+
+        So nobody has to compute them again to say whose gradient is not finite, once one was found.
+        """
+        self._norms, on_device = (), self.loss is not None or not gradients[0].is_cpu
+        kinds = {(gradient.device, gradient.dtype) for gradient in gradients} if on_device else ()
+        if len(kinds) != 1:
+            return nn.utils.get_total_norm(gradients, norm_type)
+        self._norms = torch._foreach_norm(gradients, norm_type)
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(self._norms), norm_type)
+        return norm
 
     def allows_step(self, norm: Tensor | None, parameters: Sequence[Tensor]) -> bool:
         """Whether the optimizer may be called; it may where it skips the step itself.
@@ -53,7 +67,7 @@ class NonFiniteGuard:
             if math.isfinite(norm.item()):
                 return True
             self.discarded += 1
-            self.parameter = self.parameter or self._name(parameters[int(_first_nonfinite(parameters).item())])
+            self.parameter = self.parameter or self._name(parameters[int(_first_nonfinite(parameters, ()).item())])
             return False
         bad = self.loss = self.loss if norm is None else self._nonfinite_on_device(norm, parameters)
         if bad is None:
@@ -97,7 +111,8 @@ class NonFiniteGuard:
         """1 where the window is to be discarded, else 0; windows with finite losses and other gradients are counted."""
         infinite = (~norm.isfinite()).float()
         losses = torch.zeros_like(infinite) if self.loss is None else self.loss.to(norm.device)
-        bad_gradients, first = (infinite - losses).clamp(min=0), _first_nonfinite(parameters)
+        bad_gradients, first = (infinite - losses).clamp(min=0), _first_nonfinite(parameters, self._norms)
+        self._norms = ()
         if self._on_device is not None:
             count, earlier, _ = self._on_device
             first = torch.where(count > 0, earlier, first)
@@ -123,9 +138,15 @@ class NonFiniteGuard:
         return not group.get("momentum") or any(self.optimizer.state.get(parameter) for parameter in group["params"])
 
 
-def _first_nonfinite(parameters: Sequence[Tensor]) -> Tensor:
-    """The index of the first parameter whose gradient is not finite, on its device; meaningless if all are finite."""
-    norms = torch._foreach_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+def _first_nonfinite(parameters: Sequence[Tensor], norms: Sequence[Tensor]) -> Tensor:
+    """The index of the first parameter whose gradient is not finite, on its device; meaningless if all are finite.
+
+    Args:
+        parameters: with a gradient or without.
+        norms: of the gradients that there are; none if they are not known.
+    """
+    if not norms:
+        norms = torch._foreach_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     remaining, zero = iter(norms), norms[0].new_zeros(())
     all_norms = [zero if parameter.grad is None else next(remaining).to(zero.device) for parameter in parameters]
     return torch.stack(all_norms).isfinite().int().argmin()

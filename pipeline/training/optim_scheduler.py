@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, ClassVar, NoReturn, TypeAlias
+from typing import Any, ClassVar, NoReturn, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -438,7 +438,7 @@ class OptimScheduler(ABC):
             torch._foreach_div_(gradients, float(self.samples))
         norm, judges = None, self.grad_clip is not None or self.check_gradients
         if gradients and (judges or self.measures_norm):
-            norm = self.gradient_norm = nn.utils.get_total_norm(gradients, self.grad_norm_type)
+            norm = self.gradient_norm = self.guard.norm_of(gradients, self.grad_norm_type)
         # A scaler looks for itself, and what it skips while it finds its scale is no fault.
         if not self.scaler and not self.guard.allows_step(norm if judges else None, self.parameters):
             return False
@@ -556,16 +556,20 @@ def _refuse_ratio_to_zero(base: float, rates: Sequence[float]) -> None:
         raise ConfigError(f"OptimScheduler: {what}; make it above 0, as the groups keep their ratio to it")
 
 
+def maker_of(optim_type: str | type[Optimizer] | Callable[..., Optimizer]) -> Callable[..., Any]:
+    """The class of an optimizer, or the function that makes it of the parameters."""
+    kind = optimizer_name(optim_type)
+    if callable(kind) and not isinstance(kind, type):
+        return cast("Callable[..., Any]", kind)
+    path = class_path.parse(kind, module=OPTIMIZERS) if isinstance(kind, str) else kind
+    return class_path.load_class(path, Optimizer)
+
+
 def _built(
     optim_type: str | type[Optimizer] | Callable[..., Optimizer], parameters: list[Any], optim_conf: Mapping[str, Any]
 ) -> Optimizer:
     """Build the optimizer, by its class or by a function of the parameters."""
-    kind = optimizer_name(optim_type)
-    make: Any = kind
-    if isinstance(kind, type) or not callable(kind):
-        path = class_path.parse(kind, module=OPTIMIZERS) if isinstance(kind, str) else kind
-        make = class_path.load_class(path, Optimizer)
-    optimizer = make(parameters, **optim_conf)
+    optimizer = maker_of(optim_type)(parameters, **optim_conf)
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"OptimScheduler: {optim_type!r} made a {type(optimizer).__name__}; return a torch Optimizer")
     return optimizer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Annotated, Any, Self
 
 import torch
@@ -168,10 +169,15 @@ def _with_flags(options: dict[str, Any], where: str) -> dict[str, Any]:
     return options
 
 
-def compile_modules(modules: nn.ModuleDict, options: RunOptions) -> None:
+def compile_modules(modules: nn.ModuleDict, options: RunOptions, computes: Callable[[], bool]) -> None:
     """Compile and script the modules that the options name, once.
 
     A compiled module stays the same object, so that its parameters and what is saved of it keep their names.
+
+    Args:
+        modules: name -> module.
+        options: what to compile, and how.
+        computes: whether a call is to be compiled; any other is that of the module as it is.
 
     Raises:
         ConfigError: a key of the options names no module.
@@ -183,9 +189,17 @@ def compile_modules(modules: nn.ModuleDict, options: RunOptions) -> None:
                 fullgraph=options.compile_using_fullgraph,
                 dynamic=options.compile_using_dynamic_shape_tracing,
             )
+            compiled: Any = modules[name]._compiled_call_impl
+            modules[name]._compiled_call_impl = partial(_call, computes, modules[name]._call_impl, compiled)
     for name in options.modules_to("jit", modules):
         if not isinstance(modules[name], torch.jit.ScriptModule):
             modules[name] = torch.jit.script(modules[name])
+
+
+def _call(
+    computes: Callable[[], bool], eager: Callable[..., Any], compiled: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    return (compiled if computes() else eager)(*args, **kwargs)
 
 
 _ALL = "*"

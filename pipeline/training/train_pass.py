@@ -355,6 +355,7 @@ class TrainPass:
             name: what messages call it.
         """
         brain = self.brain
+        update = brain._compiled(update)
         # Not the Brain's autocast: the update may call fit_batch, which enters that one, and it cannot be entered twice.
         around = autocast(brain._run_options.precision, brain.device, steps=True)
 

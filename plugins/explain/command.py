@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -51,6 +53,7 @@ def command(config: str | None, words: Sequence[str], options: Sequence[str], **
         "value": [_value(node)],
         "set by": list(_places(draft.tree, node, {canonical})),
         "used by": usages(draft.tree, draft.workspace, canonical),
+        "groups": _groups(path, overrides, draft.tree, canonical),
     }
     for title, lines in rows.items():
         for index, line in enumerate(lines):
@@ -70,6 +73,30 @@ def _schema(address: str) -> dict[str, list[str]]:
         "default": ["none: it is required"] if default is None else [yaml_tree.one_line(default.plain())],
         "means": [key.info.description or ""],
     }
+
+
+# An optimizer, a key in it that divides its parameters, and whatever is below.
+_OPTIMIZER = re.compile(
+    r"((?:hyper_parameters\.optimizer|phase\.[^.]+\.optim_schedulers\.[^.]+(?:\.args)?))(\.(groups|remove_vector_weight_decay)\b.*)?"
+)
+
+
+def _groups(path: str | Path, overrides: Sequence[str], tree: Node, address: str) -> list[str]:
+    """The parameter groups that a config makes; none where it makes none."""
+    match = _OPTIMIZER.fullmatch(address)
+    optimizer = tree.find(match[1]) if match else None
+    options = (optimizer.child("args") or optimizer) if optimizer else None
+    if not options or not (options.child("groups") or options.child("remove_vector_weight_decay")):
+        return []
+    from pipeline.check.checker import check_or_raise  # noqa: PLC0415 - with torch, what follows takes seconds
+
+    from .groups import groups  # noqa: PLC0415 - likewise
+
+    try:
+        return list(groups(check_or_raise(path, overrides), address))
+    except Exception as error:  # also what the user's own constructors raise
+        what = str(error).splitlines()[0] if isinstance(error, ConfigError) else repr(error)
+        return [f"cannot tell: {what}; `pipeline check --build {path}` says more"]
 
 
 def _value(node: Node) -> str:

@@ -232,6 +232,8 @@ GROUPS = f"{OPTIMIZER}.groups"
      f"{GROUPS}.1.lr: is '0.1y', a string; write a number of at least 0, such as 0.001, or 0.1x for a multiple of the base rate"),
     (f"{GROUPS}=[{{params: bias, learning_rate: -1}}]", f"{GROUPS}.0.learning_rate: is -1, an integer; write a number of at least 0"),
     (f"{GROUPS}=[{{params: bias, lr: 1, learning_rate: 2}}]", f"{GROUPS}.0.lr: means the same as 'learning_rate', which is set too; keep one"),
+    (f"{GROUPS}=[{{params: bias, fused: auto}}]", f"{GROUPS}.0.fused: SGD's argument fused is 'auto', a string; write true or false"),
+    (f"{OPTIMIZER}.fused=always", f"{OPTIMIZER}.fused: SGD's argument fused is 'always', a string; write true or false"),
     (f"{OPTIMIZER}.learning_rate=0.1x", f"{OPTIMIZER}.learning_rate: is '0.1x', a string; write a number of at least 0"),
     (f"{OPTIMIZER}.remove_vector_weight_decay=1e3", f"{OPTIMIZER}.remove_vector_weight_decay: is 1000.0, a number; write true or false"),
     (f"{OPTIMIZER}={{class: Rprop, learning_rate: 0.1, remove_vector_weight_decay: true}}",
@@ -240,6 +242,15 @@ GROUPS = f"{OPTIMIZER}.groups"
 def test_wrong_parameter_groups_are_told_at_their_place(linear: Path, override: str, message: str) -> None:
     (fault,) = check(linear, [override])
     assert f"{fault.address}: {fault.message}".startswith(message)
+
+
+@pytest.mark.parametrize("override", [
+    f"{OPTIMIZER}.fused=auto", f"{OPTIMIZER}={{class: RMSprop, lr: 0.1, fused: auto}}",
+    f"{GROUPS}=[{{params: ['*.bias', weight], lr: 0.1x, momentum: 0.9}}, {{params: bias, learning_rate: 2e-3x}}]",
+    f"{OPTIMIZER}.remove_vector_weight_decay=true",
+])  # fmt: skip
+def test_right_groups_and_options_are_no_fault(linear: Path, override: str) -> None:
+    assert check(linear, [override]) == []
 
 
 def test_groups_of_a_scheduler_are_checked_likewise(linear: Path) -> None:

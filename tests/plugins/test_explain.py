@@ -186,3 +186,65 @@ def test_a_circle_of_references_is_followed_once(pipeline: Call, linear: Path) -
         f"${{hyper_parameters.a}}: override '{circle[0]}': ${{hyper_parameters.b}}",
         f"${{hyper_parameters.b}}: override '{circle[1]}': x${{hyper_parameters.a}}${{hyper_parameters.a}}",
     ])  # fmt: skip
+
+
+GROUPED = """\
+hyper_parameters:
+  optimizer:
+    class: AdamW
+    learning_rate: 0.01
+    weight_decay: 0.1
+    groups: [{params: "*.bias", weight_decay: 0}, {params: body, lr: 0.1x}]
+dataset: [{name: data, class_path: torch.utils.data.TensorDataset}]
+runner: [{name: train_runner, class: train, epochs: 1}]
+phase: [{name: p, model: "{workspace}/model.py", loss: torch.nn.functional.mse_loss, dataset_name: data}]
+"""
+NET = """\
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 1)
+    def forward(self, x): return self.head(self.body(x))
+"""
+DIVIDED = [
+    "phase p, lr 0.01, weight_decay 0: 2 parameters, 5 numbers", "body.bias [4]", "head.bias [1]",
+    "phase p, lr 0.001: 1 parameter, 12 numbers", "body.weight [4, 3]",
+    "phase p, lr 0.01: 1 parameter, 4 numbers", "head.weight [1, 4]",
+]  # fmt: skip
+
+
+@pytest.fixture
+def grouped(workspace: Callable[..., Path]) -> Path:
+    """A config with parameter groups."""
+    return workspace({"config.yaml": GROUPED, "model.py": NET}) / "config.yaml"
+
+
+@pytest.mark.parametrize("address", ["optimizer", "optimizer.groups", "optimizer.groups.1.params"])
+def test_what_is_in_which_parameter_group_is_listed(pipeline: Call, grouped: Path, address: str) -> None:
+    assert row(pipeline("explain", grouped, f"hyper_parameters.{address}"), "groups") == DIVIDED
+
+
+def test_the_groups_of_a_scheduler_are_listed_likewise(pipeline: Call, grouped: Path) -> None:
+    args = "{optim_type: AdamW, optim_conf: {lr: 0.01, weight_decay: 0.1}, remove_vector_weight_decay: true}"
+    scheduler = f"phase.p.optim_schedulers={{main: {{class: constant, args: {args}}}}}"
+    done = pipeline("explain", grouped, scheduler, "hyper_parameters={}", "phase.p.optim_schedulers.main")
+    assert row(done, "groups") == [
+        *DIVIDED[:3], "phase p, lr 0.01: 2 parameters, 16 numbers", "body.weight [4, 3]", "head.weight [1, 4]"
+    ]  # fmt: skip
+
+
+def test_what_does_not_divide_parameters_says_nothing_of_groups(pipeline: Call, grouped: Path, linear: Path) -> None:
+    assert row(pipeline("explain", grouped, "hyper_parameters.optimizer.class"), "groups") == []
+    assert row(pipeline("explain", linear, "hyper_parameters.optimizer"), "groups") == []
+
+
+@pytest.mark.parametrize(("override", "why"), [
+    ("hyper_parameters.optimizer.groups=[{params: bdoy}]", "'bdoy' matches no parameter that is trained; did you mean 'body'?"),
+    ("phase.p.model=torch.nn.Linear", "Linear needs the arguments in_features, out_features"),
+    ("phase.p.model=torch.nn.Flatten", "has no parameter that is trained"),
+])  # fmt: skip
+def test_why_the_groups_cannot_be_told_is_said(pipeline: Call, grouped: Path, override: str, why: str) -> None:
+    (line,) = row(pipeline("explain", grouped, override, "hyper_parameters.optimizer"), "groups")
+    assert line.startswith("cannot tell: ")
+    assert why in line

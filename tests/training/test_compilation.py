@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 
-from pipeline import Brain, Stage
+from pipeline import Brain, Stage, UpdaterBase, hookimpl, stages
+from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context
 from pipeline.errors import ConfigError
 from pipeline.training.run_options import RunOptions, compile_modules
@@ -23,6 +26,7 @@ mse = nn.functional.mse_loss
 # What torch says of itself, when it scripts or compiles.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
     pytest.mark.filterwarnings("ignore:Failed to initialize NumPy:UserWarning"),
 ]
 needs_compiler = pytest.mark.skipif(
@@ -30,12 +34,31 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
+class Sampling(nn.Module):
+    """A layer, which torch would not compile by itself, and a ``generate`` whose calls of it have a new length each, as that of a language model."""
+
+    def __init__(self, features: int = 3) -> None:
+        super().__init__()
+        self.layer = nn.Linear(features, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        predictions: Tensor = self.layer(x)
+        return predictions
+
+    @torch.no_grad()
+    def generate(self, length: int) -> Tensor:
+        x = torch.ones(1, 3)
+        for _ in range(length):
+            x = torch.cat([x, self(x)[-1:].expand(1, 3)])
+        return x
+
+
 class Two(Brain):
     """An encoder and a decoder, both with random weights from seed 0."""
 
     def __init__(self, **keywords: Any) -> None:
         torch.manual_seed(0)
-        modules = {"encoder": nn.Sequential(nn.Linear(3, 4), nn.Tanh()), "decoder": nn.Linear(4, 1)}
+        modules = {"encoder": nn.Sequential(nn.Linear(3, 4), nn.Tanh()), "decoder": Sampling(4)}
         super().__init__(modules, opt_class=lambda parameters: SGD(parameters, 0.1), **keywords)
 
     def compute_forward(self, batch: Any, stage: Stage) -> Any:
@@ -68,6 +91,7 @@ def scripted(brain: Brain) -> list[str]:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_compiled_modules_keep_their_names_and_train_to_the_same_weights(make_table: Any) -> None:
     brain, plain = fitted(make_table(10), compile_module_keys=["decoder"]), fitted(make_table(10))
     assert compiled(brain) == ["decoder"]
@@ -82,6 +106,106 @@ def test_a_run_compiles_what_its_config_says(config: Config, run: Run) -> None:
     context, plain = run(chosen), run(config())
     assert compiled(context["model"]["line"]["brain"]) == ["model"]
     assert close(context["model"]["line"]["model"], plain["model"]["line"]["model"])
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shape of the first data input of each graph that torch compiles, by a backend of torch that needs no compiler."""
+    shapes: list[tuple[int, ...]] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        shapes.append(tuple(inputs[-1].shape))
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    return shapes
+
+
+class Samples:
+    """A plugin that generates in the middle of training."""
+
+    @hookimpl
+    def after_batch(self, context: Context) -> None:
+        context["model"]["line"]["model"].generate(4)
+
+
+class Terminal(stages.Terminal):
+    """Generates at the end."""
+
+    def terminal(self, context: Context) -> None:
+        context["model"]["line"]["model"].generate(6)
+        super().terminal(context)
+
+
+def test_the_model_of_a_run_is_the_users_and_computes_eagerly_for_anyone_but_the_training(
+    config: Config, run: Run, graphs: list[tuple[int, ...]]
+) -> None:
+    made, models = config(compile=True, terminal_class_path=Terminal), list[nn.Module]()
+    made["plugins"] = [*made["plugins"], Samples]
+    made["phase"][0] |= {"model": lambda: models.append(Sampling()) or models[0], "valid_dataset_name": "data"}
+    model = run(made)["model"]["line"]["model"]
+    assert model is models[0]
+    assert list(model.state_dict()) == ["layer.weight", "layer.bias"]
+    # The batches have 4 rows and 2; torch may compile the second time for any number, and again for an evaluation.
+    assert {shape[0] for shape in graphs} <= {4, 2}
+    before = len(graphs)
+    assert before
+    model.generate(9)
+    model(torch.ones(7, 3))
+    assert len(graphs) == before
+
+
+@pytest.mark.parametrize("own", ["compute_forward", "fit_batch", "evaluate_batch"])
+def test_whatever_method_of_a_brain_computes_it_computes_compiled(
+    own: str, make_table: Any, graphs: list[tuple[int, ...]]
+) -> None:
+    def called(self: Two, *args: Any) -> Any:
+        self.modules.decoder(torch.ones(11, 4))
+        return getattr(Two, own)(self, *args)
+
+    brain = type("Mine", (Two,), {own: called})(run_opts={"compile_module_keys": ["decoder"]})
+    data = DataLoader(make_table(10), batch_size=5)
+    brain.fit(range(1), data, data)
+    before = len(graphs)
+    assert (11, 4) in graphs
+    brain.modules.decoder(torch.ones(13, 4))
+    assert len(graphs) == before
+
+
+def test_what_an_updater_of_ones_own_computes_is_compiled(
+    config: Config, run: Run, graphs: list[tuple[int, ...]]
+) -> None:
+    class Mine(UpdaterBase):
+        def __init__(self, model: nn.Module, optim_schedulers: Any) -> None:
+            super().__init__()
+            self.model, self.schedulers = model, optim_schedulers
+
+        def update(self, batch: Any) -> Tensor:
+            loss = mse(self.model(batch[0]), batch[1])
+            self.schedulers["main"].step(loss)
+            return loss.detach()
+
+    made = config(compile=True)
+    made["phase"][0] |= {"updater": {"class_path": Mine}, "model": Sampling}
+    run(made)
+    assert (4, 3) in graphs
+
+
+def test_a_copy_of_a_compiled_brain_computes_on_its_own_modules(make_table: Any) -> None:
+    brain = Two(run_opts={"compile_module_keys": ["decoder"]})
+    brain.on_fit_start()
+    other = copy.deepcopy(brain)
+    with torch.no_grad():
+        other.modules.decoder.layer.weight.zero_()
+        other.modules.decoder.layer.bias.fill_(5)
+        assert (other.compute_forward([torch.ones(2, 3)], Stage.TEST) == 5).all()
+        assert not other._computes
+
+
+def test_the_tracing_of_shapes_is_left_to_torch_in_a_config_and_off_by_hand() -> None:
+    assert RunnerSchema(name="train", **{"class": "train"}).compile_using_dynamic_shape_tracing is None
+    assert RunOptions().compile_using_dynamic_shape_tracing is False
 
 
 def test_scripted_modules_keep_their_names_and_train_to_the_same_weights(make_table: Any) -> None:
@@ -108,9 +232,9 @@ def test_nothing_is_compiled_or_scripted_unless_asked(make_table: Any) -> None:
 def test_what_is_compiled_or_scripted_is_left_as_it_is_the_next_time() -> None:
     modules = nn.ModuleDict({"one": nn.Linear(1, 1), "two": nn.Linear(1, 1)})
     options = RunOptions(compile_module_keys=["one"], jit_module_keys=["two"])
-    compile_modules(modules, options)
+    compile_modules(modules, options, lambda: True)
     call, module = modules["one"]._compiled_call_impl, modules["two"]
-    compile_modules(modules, options)
+    compile_modules(modules, options, lambda: True)
     assert modules["one"]._compiled_call_impl is call
     assert modules["two"] is module
 
@@ -118,7 +242,7 @@ def test_what_is_compiled_or_scripted_is_left_as_it_is_the_next_time() -> None:
 def test_a_compiled_module_is_the_same_object_and_a_scripted_one_has_the_same_parameters() -> None:
     one, two = nn.Linear(1, 1), nn.Linear(1, 1)
     modules = nn.ModuleDict({"one": one, "two": two})
-    compile_modules(modules, RunOptions(compile_module_keys=["one"], jit_module_keys=["two"]))
+    compile_modules(modules, RunOptions(compile_module_keys=["one"], jit_module_keys=["two"]), lambda: True)
     assert modules["one"] is one
     assert modules["two"].weight is two.weight
 

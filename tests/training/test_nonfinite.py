@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.training.nonfinite import NonFiniteGuard
 from pipeline.training.optim_scheduler import optimize
@@ -168,6 +169,45 @@ def test_the_first_bad_parameter_of_the_first_such_window_is_named(noted: bool) 
         guard.close()
     assert guard.read() == 2
     assert guard.parameter == "1.weight"
+
+
+class Norms(TorchDispatchMode):
+    """Counts how often the norms of gradients are computed."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in {torch.ops.aten._foreach_norm.Scalar, torch.ops.aten.linalg_vector_norm.default}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtypes", [[torch.float32] * 4, [torch.float32, torch.float64] * 2])
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf])
+def test_on_a_device_the_norm_is_that_of_torch_and_tells_whose_gradient_is_bad(norm_type: float, dtypes: Any) -> None:
+    guard = watched(net(), MAKERS["fused Adam"])
+    parameters = [nn.Parameter(torch.randn(5, 3, dtype=dtype)) for dtype in dtypes]
+    guard.names = {str(index): parameter for index, parameter in enumerate(parameters)}
+    for bad in (None, 2, 1):
+        for index, parameter in enumerate(parameters):
+            parameter.grad = torch.randn_like(parameter) * (math.nan if index == bad else 1)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        guard.record_loss(torch.tensor(1.0))
+        norm = guard.norm_of(gradients, norm_type)
+        assert torch.equal(norm.isnan(), torch.tensor(bad is not None))
+        assert bad is not None or torch.equal(norm, nn.utils.get_total_norm(gradients, norm_type))
+        guard.allows_step(norm, parameters)
+        guard.close()
+    assert (guard.read(), guard.parameter) == (2, "2")
+
+
+def test_on_a_device_the_norm_of_each_gradient_is_computed_once() -> None:
+    guard, parameters = watched(net(), MAKERS["fused Adam"]), [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(2)
+    guard.record_loss(torch.tensor(1.0))
+    with Norms() as norms:
+        guard.allows_step(guard.norm_of([torch.ones(2)] * 3, 2.0), parameters)
+    assert norms.count == 2  # of each, and of these
 
 
 def root(model: nn.Module) -> Tensor:

@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset
 
-from pipeline import Brain, Context, Stage
+from pipeline import Brain, Context, Stage, hookimpl
 from pipeline.data.batch import to_device
 from pipeline.errors import DivergedError, ExitCode
 from pipeline.training.meters import Meter
@@ -420,6 +421,92 @@ class Named(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         inputs = torch.full((3,), index / 12)
         return {"input": inputs, "target": inputs.sum().view(1)}
+
+
+FUSED_OPTIONS: list[tuple[dict[str, Any], bool]] = [
+    ({}, True), ({"fused": "auto"}, True), ({"fused": False}, False), ({"foreach": True}, False), ({"foreach": None}, False),
+    ({"groups": [{"params": "bias", "fused": False}]}, False), ({"groups": [{"params": "bias", "lr": "0.1x"}]}, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "fused"), FUSED_OPTIONS)
+@pytest.mark.parametrize("long", [False, True])
+def test_an_optimizer_of_a_config_is_fused_unless_it_says_otherwise(
+    config: Any, run: Any, log_lines: list[str], options: dict[str, Any], fused: bool, long: bool
+) -> None:
+    chosen = config(device="cuda")
+    groups = {key: value for key, value in options.items() if key == "groups"}
+    conf = {"lr": 0.01, **{key: value for key, value in options.items() if key != "groups"}}
+    if long:
+        del chosen["hyper_parameters"]["optimizer"]
+        scheduler = {"class": "constant", "args": {"optim_type": "Adam", "optim_conf": conf, **groups}}
+        chosen["phase"][0]["optim_schedulers"] = {"main": scheduler}
+    else:
+        chosen["hyper_parameters"]["optimizer"] = {"class": "Adam", **conf, **groups}
+    scheduler = run(chosen)["model"]["line"]["optim_schedulers"]["main"]
+    assert bool(scheduler.optimizer.defaults["fused"]) is fused
+    assert any("Adam is torch's fused one on cuda" in line for line in log_lines) is fused
+
+
+def test_what_has_no_fused_implementation_runs_on_a_gpu_as_before(config: Any, run: Any) -> None:
+    for kind in ("RMSprop", "Rprop"):
+        chosen = config(device="cuda")
+        chosen["hyper_parameters"]["optimizer"] = {"class": kind, "lr": 0.01}
+        assert "fused" not in run(chosen)["model"]["line"]["optim_schedulers"]["main"].optimizer.defaults
+
+
+def test_a_model_with_sparse_gradients_is_trained_on_a_gpu_by_what_takes_them(config: Any, run: Any) -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(4, 3, sparse=True), nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            predictions: Tensor = self.head(self.table((x[:, 0] > 0).long()))
+            return predictions
+
+    chosen = config(device="cuda")
+    chosen["phase"][0]["model"] = Sparse
+    assert not run(chosen)["model"]["line"]["optim_schedulers"]["main"].optimizer.defaults["fused"]
+
+
+def test_a_default_run_on_a_gpu_waits_for_nothing_in_its_steps(config: Any, run: Any) -> None:
+    class Steps:
+        """An error where the third step waits: the first ones make what is made once."""
+
+        @hookimpl
+        def before_batch(self, context: Context) -> None:
+            torch.cuda.set_sync_debug_mode("error" if context["train_state"]["iteration"] == 2 else "default")
+
+        @hookimpl
+        def after_batch(self, context: Context) -> None:
+            torch.cuda.set_sync_debug_mode("default")
+
+    chosen = config(device="cuda")
+    chosen["hyper_parameters"]["optimizer"] = {"class": "Adam", "lr": 0.01}
+    chosen["plugins"] = [*chosen["plugins"], Steps]
+    assert run(chosen)["train_state"]["iteration"] == 6
+
+
+class Norms(TorchDispatchMode):
+    """Counts how often the norms of gradients are computed."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._foreach_norm.Scalar
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("make", [FUSED["Adam"], READ["Adam"]])
+def test_the_norms_of_the_gradients_are_computed_once_a_step(make: Make) -> None:
+    brain, _ = bound(make, clip=0.5)
+    used = batches(0.0, 0.0, 0.0)
+    brain.fit_batch(used[0])
+    with Norms() as norms:
+        for batch in used[1:]:
+            brain.fit_batch(batch)
+    assert norms.count == 2
 
 
 @pytest.mark.parametrize("workers", [0, 1])

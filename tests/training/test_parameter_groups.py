@@ -358,3 +358,60 @@ def test_gradients_that_are_not_finite_are_found_before_they_are_clipped() -> No
 def test_a_wrong_value_to_clip_by_is_refused(values: Options) -> None:
     with pytest.raises(ConfigError, match=r"make one of them None|grad_clip_value is 0.0; it must be above 0"):
         Constant("SGD", {"lr": 0.1}, Net(), **values)
+
+
+def fused_by_hand(kind: type[torch.optim.Optimizer], **options: Any) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    net, (x, y) = Net(), table(10).tensors
+    optimizer = kind(net.parameters(), **options)
+    for _ in range(2):
+        for inputs, targets in zip(x.split(4), y.split(4), strict=True):
+            optimizer.zero_grad()
+            mse(net(inputs), targets).backward()
+            optimizer.step()
+    return net.state_dict()
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD", "Adagrad", "torch.optim.adam:Adam"])
+@pytest.mark.parametrize("long", [False, True])
+def test_fused_auto_is_the_fused_implementation_of_torch_on_a_cpu(
+    config: Config, run: Run, log_lines: list[str], kind: str, long: bool
+) -> None:
+    if long:
+        made = named(config, {"optim_conf": {"lr": 0.1, "fused": "auto"}})
+        made["phase"][0]["optim_schedulers"]["main"]["args"]["optim_type"] = kind
+    else:
+        made = chosen(config, {"class": kind, "lr": 0.1, "fused": "auto"})
+    found, cls = run(made), getattr(torch.optim, kind.rpartition(":")[2])
+    assert equal(weights(found), fused_by_hand(cls, lr=0.1, fused=True))
+    assert any(f"{cls.__name__} is torch's fused one on cpu" in line for line in log_lines)
+
+
+def test_without_it_a_run_on_a_cpu_is_torchs_default(config: Config, run: Run, log_lines: list[str]) -> None:
+    scheduler = run(chosen(config, {"class": "Adam", "lr": 0.1}))["model"]["line"]["optim_schedulers"]["main"]
+    assert scheduler.optimizer.defaults["fused"] is None
+    assert not any("fused" in line for line in log_lines)
+
+
+def test_fused_auto_leaves_a_class_alone_that_has_none(config: Config, run: Run) -> None:
+    found = run(chosen(config, {"class": "RMSprop", "lr": 0.1, "fused": "auto"}))
+    assert equal(weights(found), fused_by_hand(torch.optim.RMSprop, lr=0.1))
+
+
+class Sparse(nn.Module):
+    """A table whose gradient is sparse, which no fused optimizer takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(4, 3, sparse=True), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        predictions: Tensor = self.head(self.table((x[:, 0] > 0).long()))
+        return predictions
+
+
+def test_fused_auto_leaves_a_model_alone_whose_gradients_no_fused_optimizer_takes(config: Config, run: Run) -> None:
+    made = chosen(config, {"class": "SGD", "lr": 0.1, "fused": "auto"})
+    made["phase"][0]["model"] = Sparse
+    scheduler = run(made)["model"]["line"]["optim_schedulers"]["main"]
+    assert scheduler.optimizer.defaults["fused"] is None
