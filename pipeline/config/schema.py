@@ -504,7 +504,7 @@ class RunnerSchema(_Section):
     accum_grad: Count = Field(1, description="batches whose gradients make one update; a scheduler may have its own")
     nonfinite_patience: Patience | None = Field(3, description="non-finite losses before exit code 5; null never looks")
     check_gradients: bool = Field(False, description="look for non-finite gradients even without clipping, at a cost")
-    compile: bool = Field(False, description="torch.compile the modules")
+    compile: bool = Field(False, description="torch.compile the modules; gains nothing sure on a CPU")
     compile_module_keys: Names | None = Field(None, description="names of the modules to compile; null is all")
     compile_mode: CompileMode = Field("default", description="torch.compile's mode")
     compile_using_fullgraph: bool = Field(False, description="torch.compile's fullgraph: a graph break is an error")
