@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pipeline.data.rng import sample_generator as sample_generator
     from pipeline.hookspecs import hookimpl as hookimpl
     from pipeline.hookspecs import observe as observe
+    from pipeline.run.runs import list_runs as list_runs
     from pipeline.stages.base import InstanceBase as InstanceBase
     from pipeline.stages.base import NetworkBase as NetworkBase
     from pipeline.stages.base import RunnerBase as RunnerBase
@@ -44,6 +45,7 @@ _HOMES = {
     "pipeline.data.loader": ("make_loader",),
     "pipeline.data.rng": ("sample_generator",),
     "pipeline.hookspecs": ("hookimpl", "observe"),
+    "pipeline.run.runs": ("list_runs",),
     "pipeline.stages.base": ("InstanceBase", "NetworkBase", "RunnerBase", "StartupBase", "TerminalBase"),
     "pipeline.stages.experiment": ("ExperimentBase",),
     "pipeline.trained_model": ("TrainedModel", "load"),

@@ -160,15 +160,24 @@ def test_predictions_on_new_data_are_those_of_the_trained_model(folder: Path) ->
     torch.testing.assert_close(predicted, model(points))
 
 
-def test_a_trained_model_is_loaded_in_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trained_model_is_loaded_in_python(folder: Path) -> None:
     weights = trained()["model"]["spirals"]["model"].state_dict()
-    monkeypatch.syspath_prepend(str(folder))
-    (folder / "load.py").write_text(blocks("Load a trained", "python")[0], encoding="utf-8")
-    names = runpy.run_path(str(folder / "load.py"))
+    names: dict[str, Any] = {}
+    exec(blocks("Load a trained", "python")[0], names)
     assert same(names["model"].state_dict(), weights)
-    assert names["checkpoints"].best("valid_loss", "min") == names["checkpoints"].newest()
+    assert names["scores"].shape == (1, 2)
     command(blocks("Load a trained", "sh")[0])
     assert same(load_file(folder / "spirals.safetensors"), weights)
+
+
+def test_runs_are_found_again_and_compared(folder: Path) -> None:
+    trained()
+    run, runs, compare = blocks("Find a run", "sh")[0].splitlines()
+    command(f"{run} {FEW}")
+    assert command(runs).stdout.count("lr=0.1") == 1
+    both = " ".join(map(str, sorted(Path("runs/first_steps").glob("*-*"))))
+    difference = command(compare, ("runs/first_steps/*-*", both)).stdout.splitlines()[-1]
+    assert difference in ANSWERS[-2].replace("\n", " ")
 
 
 def test_the_best_weights_of_another_run_are_the_first_of_the_next(answered: Answered, folder: Path) -> None:

@@ -396,6 +396,7 @@ def test_a_run_is_started_from_python_as_the_readme_says(linear: Path, monkeypat
     names: dict[str, Any] = {}
     exec(block("", "python", "GeneralTrainer("), names)
     assert names["context"]["train_state"]["epoch"] == 3
+    assert torch.equal(names["model"].weight, names["context"]["model"]["line"]["model"].weight)
 
 
 # Examples of the other READMEs

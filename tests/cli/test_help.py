@@ -19,7 +19,17 @@ from tests.conftest import command_texts
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "workspace_examples"
 EXAMPLE = EXAMPLES / "movielens_deepfm" / "config.yaml"
-WITH_TORCH = {"trainer", "testing", "training", "checkpoint", "data", "cli.resume", "cli.run", "__main__"}
+WITH_TORCH = {
+    "trainer",
+    "trained_model",
+    "testing",
+    "training",
+    "checkpoint",
+    "data",
+    "cli.resume",
+    "cli.run",
+    "__main__",
+}
 WITH_TORCH |= {
     f"run.{module}" for module in ("session", "resume", "device", "provenance", "failures", "mid_epoch", "summary")
 }
@@ -64,7 +74,7 @@ def test_help_names_every_command_with_what_it_does(pipeline: Call) -> None:
 
 USAGE = {
     "check": "[CONFIG] [KEY=VALUE]…",
-    "resume": "RUN_DIR|CHECKPOINT",
+    "resume": "RUN_DIR|CHECKPOINT [KEY=VALUE]…",
     "run": "[CONFIG] [KEY=VALUE]…",
 }
 
@@ -88,7 +98,7 @@ def test_each_command_is_in_the_module_of_its_name(name: str) -> None:
         (["chek"], "there is no command 'chek'; did you mean 'check'?"),
         (
             ["xyz"],
-            "there is no command 'xyz'; known: check, checkpoint, convert, explain, graph, new, plugins, resume, resume-test, run, schema, show, stages",
+            "there is no command 'xyz'; known: check, checkpoint, compare, convert, explain, graph, new, plugins, resume, resume-test, run, runs, schema, show, stages",
         ),
         (["--nope"], "No such option '--nope'"),
         (["check", "--jsn", "config.yaml"], "No such option '--jsn'. Did you mean '--json'?"),
@@ -126,7 +136,7 @@ def test_torch_is_imported_only_where_it_is_needed() -> None:
 
 def test_commands_that_read_source_alone_import_neither_torch_nor_user_code() -> None:
     commands = [["check", str(folder / "config.yaml")] for folder in runnable_examples("**/config.yaml")]
-    commands += [["new", "mine"], ["new", ".", "--plugin"]]
+    commands += [["new", "mine"], ["new", ".", "--plugin"], ["runs", "."]]
     found = modules_after(
         f"from click.testing import CliRunner; from pipeline.cli import group\n"
         f"for command in {commands}:\n"

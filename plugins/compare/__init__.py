@@ -1,0 +1,1 @@
+"""``pipeline compare``: in what runs differ."""

@@ -1,0 +1,97 @@
+"""``pipeline compare``: in what runs differ, and that nothing else does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from pipeline import GeneralTrainer
+
+Call = Callable[..., Result]
+
+
+def run(config: Path, *overrides: str) -> Path:
+    run_dir: Path = GeneralTrainer(config, overrides).run()["run_dir"]
+    return run_dir
+
+
+def last_line(result: Result) -> str:
+    assert result.exit_code == 0, result.stderr
+    return str(result.stdout.splitlines()[-1])
+
+
+def test_two_equal_runs_are_equal(pipeline: Call, linear: Path) -> None:
+    runs = run(linear, "label=a"), run(linear, "label=b")
+    assert last_line(pipeline("compare", *runs)) == "config, code and environment are equal"
+
+
+def test_the_only_difference_is_named(pipeline: Call, linear: Path) -> None:
+    runs = run(linear), run(linear, "runner.train_runner.epochs=3")
+    result = pipeline("compare", *runs)
+    assert last_line(result) == "the only difference is runner.train_runner.epochs: 2 -> 3"
+    for run_dir, steps in zip(runs, ("12", "18"), strict=True):
+        metrics = json.loads((run_dir / "train_runner" / "results.json").read_text())["metrics"]["line"]
+        assert str(metrics["valid_loss"]) in result.stdout
+        assert steps in result.stdout
+
+
+def test_code_and_environment_are_compared(pipeline: Call, linear: Path) -> None:
+    first, data = run(linear), linear.parent / "data.py"
+    data.write_text(data.read_text().replace("- 1", "- 2"))
+    other = run(linear)
+    environment = json.loads((other / "environment.json").read_text())
+    environment["packages"]["torch"] = "1.0"
+    (other / "environment.json").write_text(json.dumps(environment))
+    result = pipeline("compare", first, other)
+    assert "-        return self.x[index], 3 * self.x[index] - 1" in result.stdout
+    assert last_line(result).startswith("the only differences are workspace/data.py; environment.packages.torch: ")
+
+
+def test_another_workspace_with_the_same_files_differs_by_its_place(pipeline: Call, linear: Path) -> None:
+    first = run(linear).rename("first")
+    moved = linear.parent.rename(linear.parent.with_name("moved"))
+    printed = json.loads(pipeline("compare", "--json", first, run(moved / "config.yaml")).stdout)
+    [difference] = printed["differences"]
+    assert [line.partition(":")[0] for line in difference["config"]] == ["workspace"]
+    assert (difference["code"], difference["environment"]) == ({}, [])
+
+
+def test_a_run_of_a_version_without_a_key_did_as_the_default_does(pipeline: Call, linear: Path) -> None:
+    first, other = run(linear), run(linear)
+    file = first / "config.yaml"
+    file.write_text("".join(line for line in file.read_text().splitlines(True) if "limit_batches" not in line))
+    assert last_line(pipeline("compare", first, other)) == "config, code and environment are equal"
+
+
+def test_what_cannot_be_compared_is_told_of(pipeline: Call, linear: Path) -> None:
+    first, other = run(linear), run(linear, "runner.train_runner.epochs=3")
+    (other / "config.yaml").write_text("[1")
+    (other / "environment.json").unlink()
+    result = pipeline("compare", first, other)
+    assert last_line(result) == "what could be compared differs in: nothing"
+    assert f"{other}/environment.json: cannot be read" in result.stdout
+
+
+def test_all_of_it_is_there_as_json(pipeline: Call, linear: Path) -> None:
+    runs = [run(linear, f"runner.train_runner.epochs={epochs}") for epochs in (1, 2, 3)]
+    printed = json.loads(pipeline("compare", "--json", *runs).stdout)
+    assert [row["steps"] for row in printed["runs"]] == [6, 12, 18]
+    assert [entry["config"] for entry in printed["differences"]] == [
+        [f"runner.train_runner.epochs: 1 -> {epochs}"] for epochs in (2, 3)
+    ]
+
+
+@pytest.mark.parametrize("which", ["runs/workspace", "nowhere"])
+def test_what_is_no_run_is_refused(which: str, pipeline: Call, linear: Path) -> None:
+    first, _ = run(linear), run(linear)
+    result = pipeline("compare", first, which)
+    assert result.exit_code == 2
+    assert f"{which}: is no" in result.stderr
+
+
+def test_one_run_alone_is_refused(pipeline: Call) -> None:
+    assert "name two run directories or more" in pipeline("compare", "a").stderr
