@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import traceback
 import warnings
@@ -25,6 +26,7 @@ from pipeline.stages.base import METHODS
 from pipeline.stages.instance import Instance
 from pipeline.stages.network import Network
 from pipeline.trainer import GeneralTrainer
+from pipeline.training.brain import Stage
 from pipeline.training.evaluation import TrainMetrics
 from pipeline.training.metrics.base import build_metrics
 from pipeline.user_code import plugins
@@ -183,6 +185,28 @@ class PhaseBuild:
                 raise CannotTellError("an optimizer is tried without numbers", error) from error
             raise
 
+    def call_stage_hooks(self) -> None:
+        """Call ``on_stage_start`` and ``on_stage_end`` of the Brain, as a pass does.
+
+        Raises:
+            CannotTellError: one fails for want of a batch, perhaps.
+        """
+        brain, stages = (
+            self.entry["brain"],
+            (Stage.TRAIN, Stage.VALID) if self.runner.kind == "train" else (Stage.TEST,),
+        )
+        for stage, hook in ((stage, hook) for stage in stages for hook in ("on_stage_start", "on_stage_end")):
+            call, epoch = getattr(brain, hook), None if stage == Stage.TEST else 0
+            arguments = (stage, epoch) if hook == "on_stage_start" else (stage, 0.0, epoch)
+            # That it takes these arguments depends on no batch.
+            inspect.signature(call).bind(*arguments)
+            try:
+                call(*arguments)
+            except NameError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise CannotTellError(f"{hook} is tried without a batch", error) from error
+
     def size(self) -> str:
         """The class and the size of the model."""
         modules, name = self.entry["brain"].modules, type(self.entry["model"]).__name__
@@ -262,6 +286,8 @@ class Build:
             build = self.problems.attempt(f"phase.{phase.name}.model", make, excuse=preparing)
             if build and runner.kind == "train":
                 self.problems.attempt("hyper_parameters.optimizer", build.build_optimizers, excuse=preparing)
+            if build:
+                self.problems.attempt(f"phase.{phase.name}.model", build.call_stage_hooks, excuse=preparing)
         except CannotTellError as error:
             return f"{build.size()}; {error}" if build else str(error)
         return build.size() if build else "cannot be built"

@@ -226,6 +226,66 @@ def test_a_phase_of_a_train_and_an_infer_runner_is_told_once_and_its_optimizer_b
     )
 
 
+HOOKED = """
+    import torch
+    from torch.nn.functional import mse_loss
+    from pipeline import Brain
+
+    class Model(Brain):
+        def __init__(self):
+            super().__init__({"net": torch.nn.Linear(1, 1)})
+
+        def on_stage_start(self, stage, epoch=None):
+            %s
+
+        def on_stage_end(self, stage, stage_loss%s):
+            %s
+
+        def compute_forward(self, batch, stage):
+            self.seen = len(batch[0])
+            return self.modules.net(batch[0])
+
+        def compute_objectives(self, predictions, batch, stage):
+            return mse_loss(predictions, batch[1])
+"""
+NOTES = "with open('calls', 'a') as file: file.write(f'{stage.name} {epoch}\\n')"
+
+
+def hooked(config: Path, start: str = "pass", end: str = "pass", epoch: str = ", epoch=None") -> list[str]:
+    """Overrides for a Brain with these hooks."""
+    (config.parent / "own.py").write_text(textwrap.dedent(HOOKED % (start, epoch, end)), encoding="utf-8")
+    return BRAIN
+
+
+def test_the_hooks_of_a_pass_are_called(linear: Path) -> None:
+    overrides = hooked(linear, NOTES, NOTES)
+    assert faults(build(linear, *overrides)) == []
+    assert Path("calls").read_text(encoding="utf-8") == "TRAIN 0\nTRAIN 0\nVALID 0\nVALID 0\n"
+    Path("calls").unlink()
+    assert dry_run.run_steps(check_or_raise(linear, overrides), overrides, 1) == []
+    assert Path("calls").read_text(encoding="utf-8") == "TRAIN 0\nTRAIN 0\nVALID 0\nVALID 0\n"
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        ({"start": "self.meter = Meter()"}, "NameError: name 'Meter' is not defined (own.py:11)"),
+        ({"end": "print(losses)"}, "NameError: name 'losses' is not defined (own.py:14)"),
+    ],
+)
+def test_a_name_that_a_hook_of_a_pass_does_not_know_is_a_fault(
+    linear: Path, hook: dict[str, str], message: str
+) -> None:
+    (fault,) = faults(build(linear, *hooked(linear, **hook)))
+    assert fault.startswith(f"phase.line.model: cannot be built: {message}")
+
+
+def test_a_hook_that_needs_a_batch_is_left_open(linear: Path) -> None:
+    done = build(linear, *hooked(linear, end="self.seen += 1"))
+    assert faults(done) == []
+    assert "cannot tell (on_stage_end is tried without a batch): AttributeError: " in done.lines["line"]
+
+
 # --steps
 
 
@@ -350,6 +410,30 @@ def steps(config: Path, code: str, overrides: list[str], count: int = 1) -> list
     (config.parent / "own.py").write_text(textwrap.dedent(code), encoding="utf-8")
     problems = dry_run.run_steps(check_or_raise(config, overrides), overrides, count)
     return [f"{each.fault.address}: {each.fault.message}" for each in problems]
+
+
+RUNNER = "runner.train_runner"
+SCHEDULE = "phase.line.optim_schedulers={{main: {{class: {}, args: {{optim_type: SGD, optim_conf: {{lr: 0.1}}, {}}}}}}}"
+NO_OPTIMIZER = "hyper_parameters.optimizer=null"
+ODD = [
+    [f"{RUNNER}.epochs=null", f"{RUNNER}.max_steps=3 update", f"{RUNNER}.accum_grad=4"],
+    [f"{RUNNER}.max_time=1 hour", f"{RUNNER}.valid_interval=[start, 2 update]"],
+    [f"{RUNNER}.overfit_batches=1"],
+    [f"{RUNNER}.limit_batches=1", "dataset.train_data.drop_last=true"],
+    [f"{RUNNER}.valid_interval=null", f"{RUNNER}.save_interval=null", f"{RUNNER}.print_interval=null"],
+    [f"{RUNNER}.keep_best={{metric: valid_loss, mode: min}}", f"{RUNNER}.save_inference_interval=1 hour"],
+    [SCHEDULE.format("warmup_linear", "warmup_steps: 10"), NO_OPTIMIZER],
+    [SCHEDULE.format("warmup_cosine", "warmup_steps: 0.1"), NO_OPTIMIZER, f"{RUNNER}.accum_grad=2"],
+    [SCHEDULE.format("torch_schedule", "schedule: OneCycleLR, args: {max_lr: 0.2}"), NO_OPTIMIZER],
+    [f"{RUNNER}.freeze=[bias]", f"{RUNNER}.deterministic=true", f"{RUNNER}.seed=null"],
+]
+
+
+@pytest.mark.parametrize("overrides", ODD)
+def test_an_odd_config_that_a_run_accepts_is_accepted(linear: Path, overrides: list[str]) -> None:
+    GeneralTrainer(linear, overrides).run()
+    assert dry_run.run_steps(check_or_raise(linear, overrides), overrides, 2) == []
+    assert faults(build(linear, *overrides)) == []
 
 
 @pytest.mark.parametrize("name", RIGHT)
