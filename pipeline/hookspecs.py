@@ -173,7 +173,8 @@ def extend_metrics(context: Context, phase: str, metrics: dict[str, float]) -> d
     """Numbers are about to be reported: those of a print interval, of a pass, or of a validation.
 
     A dict of numbers by name that it returns is added to them, and is wherever they are: in the bar, in ``metrics.jsonl``,
-    in ``results.json``, and as ``valid_…`` of a validation in ``keep_best``. Before any plugin gets the numbers by another
+    in ``results.json``, and as ``valid_…`` of a validation in ``keep_best``. Where a phase is validated on several datasets,
+    the numbers that are there begin with ``<dataset>/``; so may those that it returns. Before any plugin gets the numbers by another
     hook, each was asked here, so the order of plugins does not matter. Between ``before_validation`` and
     ``after_validation`` they are those of the validation. That two plugins return a number of one name is an error.
     """
@@ -207,7 +208,8 @@ def before_validation(context: Context, phase: str) -> None:
 def after_validation(context: Context, phase: str, metrics: dict[str, float]) -> None:
     """A validation pass is over; ``metrics`` are its numbers.
 
-    In ``context["metrics"]`` they are already, in a training as ``valid_…``.
+    In ``context["metrics"]`` they are already, in a training as ``valid_…``, but for those of one of several datasets,
+    which are ``<dataset>/…`` here and there.
     """
 
 

@@ -264,7 +264,9 @@ class BestSettings(BaseModel):
     """Which checkpoint is the best: the one whose ``metric`` is the smallest or the largest."""
 
     model_config = _INNER
-    metric: str = Field(description="`valid_loss`, or `valid_` and the name of one of the phase's metrics")
+    metric: str = Field(
+        description="`valid_loss`, or `valid_` and a metric of the phase; `test/loss` of one of several datasets"
+    )
     mode: Literal["min", "max"] = Field(description="whether the smallest or the largest is the best")
     count: int = Field(1, gt=0, description="how many are kept")
 
