@@ -102,7 +102,7 @@ def test_a_job_imports_only_public_names_and_its_script_none(job: str) -> None:
 
 def test_a_small_gpt_has_the_weights_of_the_script_at_its_end_and_at_its_best(ran: Any) -> None:
     context, script = ran("nano_gpt"), by_hand("nano_gpt")
-    assert numbers(context, "validation", "valid_loss") == script["losses"]
+    assert numbers(context, "validate", "loss") == script["losses"]
     assert same(context["model"]["text"]["model"].state_dict(), script["weights"])
     best = context["checkpointer"]._path_of(context["best"]["iteration"])
     assert same(load_file(best / "text.safetensors"), script["best"])

@@ -35,7 +35,7 @@ def main() -> dict[str, Any]:
     valid_loader = DataLoader(stripes(256, seed=2), batch_size=64)
     model = ResNet(channels=8, blocks=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.0005)
-    schedule = OneCycleLR(optimizer, max_lr=0.1, total_steps=EPOCHS * len(loader), cycle_momentum=False)
+    schedule = OneCycleLR(optimizer, max_lr=0.1, total_steps=EPOCHS * len(loader))
     averages = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.98), use_buffers=True)
     numbers = []
     for _ in range(EPOCHS):
