@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pipeline.check.data_flow import EXPERIMENT, is_untouched
 from pipeline.check.inspection import Setting, Settings, names_in, plain
 from pipeline.check.optimizer import check_clipping
-from pipeline.check.phase import is_brain, may_report, reported_names
+from pipeline.check.phase import may_report, reported_names
 from pipeline.check.stage import is_experiment
 from pipeline.config.keys import fields
 from pipeline.config.load import BEST, LAST
@@ -16,25 +16,6 @@ from pipeline.config.schema import TRAINING_KEYS, BestSettings, PredictionSettin
 from pipeline.config.yaml_tree import Node
 from pipeline.errors import one_of
 from pipeline.user_code import classes, source
-
-
-def _check_inference(runner: Setting, phases: Settings, *, whole: bool) -> None:
-    """The faults of a train runner's ``save_inference_…`` keys.
-
-    Args:
-        runner: the runner.
-        phases: name -> phase, those that it runs.
-        whole: whether network and runner are the defaults themselves, so that it is known what is exported.
-    """
-    if runner["save_inference_interval"].value in (None, []):
-        _refuse_idle(runner, dict.fromkeys(_EXPORT_KEYS[1:], "save_inference_interval is null; set it, or remove this"))
-    elif whole and runner["save_inference_export"].value is True:
-        for name, phase in phases.items():
-            if model := is_brain(phase) and phase["model"].find_class("Model"):
-                message = f"the model of phase '{name}', {model.name}, is a Brain, which has no forward to export"
-                remedy = "remove this, or name an nn.Module and a loss there"
-                runner.fault_at("save_inference_export", f"{message}; {remedy}")
-
 
 # What an infer runner has no use for.
 TRAINING = (
@@ -121,7 +102,9 @@ def _check_keys(runner: Setting, phases: Settings) -> None:
     if trains:
         validated = [phase for phase in phases.values() if phase["valid_dataset_name"].value is not None]
         _check_validation(runner, validated, whole=whole)
-        _check_inference(runner, phases, whole=whole)
+        if runner["save_inference_interval"].value in (None, []):
+            why = "save_inference_interval is null; set it, or remove this"
+            _refuse_idle(runner, dict.fromkeys(_EXPORT_KEYS[1:], why))
         # A loop of one's own, or an ``is_over``, may end without any of them.
         definition = runner["runner_class_path"].find_class("Runner")
         ancestry = classes.ancestry(definition)[0] if definition else []

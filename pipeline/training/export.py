@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +19,11 @@ from pipeline.checkpoint import pytree, safetensors_io, storage, store
 from pipeline.checkpoint.weights import unique_modules
 from pipeline.config.schema import WARN, RunnerSchema
 from pipeline.context import Context
-from pipeline.data.batch import count_samples, split, to_device
+from pipeline.data.batch import split, to_device
 from pipeline.data.loader import first_batch
 from pipeline.errors import ConfigError, PipelineError, StorageError
-from pipeline.training.brain import ModuleBrain
-from pipeline.training.evaluation import in_evaluation_mode
+from pipeline.training.brain import Brain, ModuleBrain, Stage
+from pipeline.training.evaluation import evaluating, in_evaluation_mode
 from pipeline.training.phase import pass_loader
 
 NAME = "inference"
@@ -39,13 +41,14 @@ class WeightExporter:
     Attributes:
         folder: where the files are.
         modules: phase -> its module, of phases that share one the first.
-        calls: phase -> an example of what its model is called with, where it is exported.
+        calls: phase -> name -> an example of what the module is called with, where it is exported. Of a plain model the
+            name is empty; of a Brain it is that of each of its modules that ``compute_forward`` calls.
     """
 
     def __init__(self, runner: RunnerSchema, context: Context) -> None:
         self.runner, self.context = runner, context
         self.modules = unique_modules(context["model"])
-        self.calls: dict[str, ExampleInputs] = {}
+        self.calls: dict[str, dict[str, ExampleInputs]] = {}
         run_dir, path = context["run_dir"], runner.save_inference_path
         self.folder = (path and store.own_folder(path, run_dir, runner)) or run_dir / runner.name / NAME
         self._saved: tuple[int, int] | None = None
@@ -103,39 +106,51 @@ class WeightExporter:
             for phase, module in self.modules.items():
                 file = self.folder / f"{phase}-{state['iteration']:012d}.safetensors"
                 _put(file, safetensors_io.encode_tensors(*pytree.split(module.state_dict(), about)))
-                if phase in self.calls:
-                    self._export(phase, file.with_suffix(".pt2"))
+                for name, call in self.calls.get(phase, {}).items():
+                    whole = f"{phase}.{name}" if name else phase
+                    self._export(phase, name, call, self.folder / f"{whole}-{state['iteration']:012d}.pt2")
         finally:
             self.context["hooks"].after_export(context=self.context)
         self._saved = moment
 
-    def _export(self, phase: str, file: Path) -> None:
-        """Export a model again; it could be exported at the start of the training."""
+    def _export(self, phase: str, name: str, call: ExampleInputs, file: Path) -> None:
+        """Export a module again; it could be exported at the start of the training."""
         try:
-            content = export_program(self.context["model"][phase]["model"], self.calls[phase], self.context["device"])
+            content = export_program(_module(self.context["model"][phase], name), call, self.context["device"])
         except Exception as error:
             # Nothing is gained by ending the training for it: the weights are saved.
             logger.warning(f"{file}: cannot be exported any more ({_first_lines(error)}); training goes on")
         else:
             _put(file, content)
 
-    def _try(self, phase: str, entry: Mapping[str, Any]) -> ExampleInputs:
-        """What a model is called with for one batch of its phase, once it could be exported with that."""
-        where, brain, model = f"runner.{self.runner.name}.save_inference_export", entry["brain"], entry["model"]
-        if not isinstance(brain, ModuleBrain):
-            kind = f"the model of phase '{phase}' is trained by {type(brain).__name__}, a Brain, which has no forward"
-            raise ConfigError(f"{where}: {kind}; leave this out, or export its modules in a terminal stage")
+    def _try(self, phase: str, entry: Mapping[str, Any]) -> dict[str, ExampleInputs]:
+        """What each module is called with for one batch of its phase, once it could be exported with that."""
+        where, device = f"runner.{self.runner.name}.save_inference_export", self.context["device"]
         phases = self.context["config"].phases(self.runner)
         dataset = next(item.dataset_name for item in phases if item.name == phase)
-        inputs = example_inputs(brain, first_batch(pass_loader(dataset or "", self.runner, self.context)))
-        try:
-            export_program(model, inputs, self.context["device"])
-        except PipelineError:
-            raise
-        except Exception as error:
-            what = f"{type(model).__name__} of phase '{phase}' cannot be exported: {_first_lines(error)}"
-            raise ConfigError(f"{where}: {what}; mend its forward, or set this to false") from error
-        return inputs
+        calls = example_calls(
+            entry["brain"], first_batch(pass_loader(dataset or "", self.runner, self.context)), device
+        )
+        if not calls:
+            what = f"compute_forward of {type(entry['brain']).__name__} of phase '{phase}' calls none of its modules"
+            raise ConfigError(f"{where}: {what}; have it call one, or set this to false")
+        for name, call in calls.items():
+            module = _module(entry, name)
+            try:
+                export_program(module, call, device)
+            except PipelineError:
+                raise
+            except Exception as error:
+                kind = f"'{name}', a {type(module).__name__}" if name else type(module).__name__
+                what = f"{kind} of phase '{phase}' cannot be exported: {_first_lines(error)}"
+                raise ConfigError(f"{where}: {what}; mend its forward, or set this to false") from error
+        return calls
+
+
+def _module(entry: Mapping[str, Any], name: str) -> nn.Module:
+    """The model of a phase, or the one of its Brain's modules that has a name."""
+    module: nn.Module = entry["brain"].modules[name] if name else entry["model"]
+    return module
 
 
 def _put(file: Path, content: bytes) -> None:
@@ -162,15 +177,41 @@ class ExampleInputs(NamedTuple):
     samples: int
 
 
-def example_inputs(brain: ModuleBrain, batch: Any) -> ExampleInputs:
-    """What a Brain calls its module with; one sample is repeated, since torch.export takes a size of 1 for a constant."""
-    samples = count_samples(batch)
+def example_calls(brain: Brain, batch: Any, device: torch.device) -> dict[str, ExampleInputs]:
+    """What a Brain calls its modules with in ``compute_forward``, each the first time; the target is left out of a loss.
+
+    One sample is repeated, since torch.export takes a size of 1 for a constant.
+    """
+    samples = brain._samples_of_batch(batch)
     if samples == 1:
         batch, samples = torch_pytree.tree_map_only(Tensor, _doubled, batch), 2
-    inputs, _ = split(batch)
-    if isinstance(inputs, Mapping):
-        return ExampleInputs((), dict(brain._by_name(inputs, batch)), samples)
-    return ExampleInputs(tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,), {}, samples)
+    if isinstance(brain, ModuleBrain):
+        inputs, _ = split(batch)
+        if isinstance(inputs, Mapping):
+            return {
+                "": ExampleInputs((), dict(brain._by_name(inputs, inputs if brain.loss is None else batch)), samples)
+            }
+        return {"": ExampleInputs(tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,), {}, samples)}
+    calls: dict[str, ExampleInputs] = {}
+
+    def note(name: str, _: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        calls.setdefault(name, ExampleInputs(positional, keywords, samples))
+
+    with ExitStack() as stack:
+        for name, module in brain.modules.items():
+            stack.callback(module.register_forward_pre_hook(partial(note, name), with_kwargs=True).remove)
+        stack.enter_context(evaluating(brain))
+        stack.enter_context(same_draws(device))
+        brain.compute_forward(to_device(batch, device), Stage.TEST)
+    return calls
+
+
+@contextmanager
+def same_draws(device: torch.device) -> Iterator[None]:
+    """Draw the same random numbers in each of these blocks; afterwards the generators are as they were."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        yield
 
 
 def export_program(module: nn.Module, call: ExampleInputs, device: torch.device) -> bytes:
@@ -182,7 +223,7 @@ def export_program(module: nn.Module, call: ExampleInputs, device: torch.device)
         device: of the module.
 
     Raises:
-        Exception: the module, or torch.export, cannot do it.
+        Exception: the module, or torch.export, cannot do it; or what was exported computes something else.
     """
     positional, keywords = to_device((call.positional, call.keywords), device)
     rows = {0: torch.export.Dim("batch")}
@@ -190,6 +231,11 @@ def export_program(module: nn.Module, call: ExampleInputs, device: torch.device)
     shapes = torch_pytree.tree_map(lambda value: rows if _rows_of(value) == call.samples else None, arguments)
     with in_evaluation_mode(module):
         program = torch.export.export(module, positional, keywords, dynamic_shapes=shapes, strict=False)
+        with same_draws(device):
+            expected = torch_pytree.tree_leaves(module(*positional, **keywords))
+        with same_draws(device):
+            computed = torch_pytree.tree_leaves(program.module()(*positional, **keywords))
+        torch.testing.assert_close(computed, expected, equal_nan=True)
     content = io.BytesIO()
     torch.export.save(program, content)
     return content.getvalue()

@@ -1,4 +1,4 @@
-"""What a runner saves for inference: settings without effect, and models that have no forward."""
+"""What a runner saves for inference: settings without effect."""
 
 from __future__ import annotations
 
@@ -81,11 +81,8 @@ def test_without_an_interval_nothing_would_be_saved(faults: Faults, key: str) ->
     assert faults(f"{key}; save_inference_interval: []") == expected
 
 
-def test_a_brain_has_no_forward_to_export(faults: Faults) -> None:
-    message = "the model of phase 'own', Mine, is a Brain, which has no forward to export"
-    assert faults(WANTED) == [
-        f"runner.learn.save_inference_export: {message}; remove this, or name an nn.Module and a loss there"
-    ]
+def test_the_modules_of_a_brain_may_be_exported_too(faults: Faults) -> None:
+    assert faults(WANTED) == []
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
-from pipeline import Brain, Context, GeneralTrainer, hookimpl
+from pipeline import Brain, Context, GeneralTrainer, Stage, hookimpl
 from pipeline.checkpoint import foreign
 from pipeline.errors import ConfigError, DataError, StorageError
 
@@ -180,6 +180,34 @@ class Net(nn.Module):
         return self.layers(x)
 
 
+class Mine(Brain):
+    """Two modules, the second called by name with what the first returns and a number; a third that it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__({"net": Net(), "scale": Scale(), "spare": nn.Linear(1, 1)})
+
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        self.log("drawn", float(torch.rand(())))
+        return self.modules.scale(self.modules.net(batch[0]), by=2.0)
+
+    def compute_objectives(self, predictions: Any, batch: Any, stage: Stage) -> Tensor:
+        return nn.functional.mse_loss(predictions, batch[1])
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor, *, by: float) -> Any:
+        return x * self.weight * by
+
+
+class Idle(Mine):
+    def compute_forward(self, batch: Any, stage: Stage) -> Any:
+        return self.modules.net.layers(batch[0])
+
+
 def noisy(config: Config, dataset: Any = Noisy, model: Any = Net, export: bool = True, **keys: Any) -> dict[str, Any]:
     """A config whose weights depend on every random draw."""
     chosen = config(save_inference_interval="4 iteration", save_inference_export=export)
@@ -219,12 +247,13 @@ def test_on_a_gpu_an_exported_model_computes_there(config: Config, run: Run, dat
 
 @pytest.mark.parametrize(
     "keys",
-    [{"shuffle": True}, {"shuffle": True, "num_workers": 2}, {"dataset": Counting}, {"dataset": Counting, "num_workers": 2}],
+    [{"shuffle": True}, {"shuffle": True, "num_workers": 2}, {"dataset": Counting}, {"dataset": Counting, "num_workers": 2}, {"model": Mine}],
 )  # fmt: skip
 def test_to_export_disturbs_neither_data_nor_random_generators(config: Config, run: Run, keys: Any) -> None:
     ends = []
     for export in (False, True):
-        weights = run(noisy(config, export=export, **keys))["model"]["line"]["model"].state_dict()
+        chosen = noisy(config, export=export, **keys)
+        weights = run(with_brain(chosen) if "model" in keys else chosen)["model"]["line"]["brain"].modules.state_dict()
         ends.append([*weights.values(), torch.get_rng_state(), torch.tensor(random.getstate()[1])])
     assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))
 
@@ -249,9 +278,36 @@ class Branch(nn.Module):
         return self.linear(x) if self.free or x.sum() > 0 else -self.linear(x)
 
 
-class Mine(Brain):
+class Shifted(nn.Module):
+    """Draws from Python's generator, what torch.export takes for a constant."""
+
     def __init__(self) -> None:
-        super().__init__({"linear": nn.Linear(3, 1)})
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x) + random.random()
+
+
+def with_brain(chosen: dict[str, Any]) -> dict[str, Any]:
+    chosen["phase"][0].pop("loss")
+    return chosen
+
+
+def test_of_a_brain_each_module_that_computes_the_predictions_is_exported(config: Config, run: Run) -> None:
+    context = run(with_brain(noisy(config, model=Mine)))
+    modules = context["model"]["line"]["brain"].modules.eval()
+    assert [name for name in saved(context) if name.endswith("6.pt2")] == [
+        "line.net-000000000006.pt2", "line.scale-000000000006.pt2"
+    ]  # fmt: skip
+    net, scale = (
+        torch.export.load(file_of(context, 6, phase=f"line.{name}", suffix="pt2")).module() for name in ("net", "scale")
+    )
+    for samples in (1, 2, 7):
+        x = torch.randn(samples, 3)
+        y = modules["net"](x)
+        torch.testing.assert_close(net(x), y)
+        torch.testing.assert_close(scale(y, by=2.0), modules["scale"](y, by=2.0))
 
 
 def test_a_model_that_cannot_be_exported_is_told_before_the_first_step(config: Config, run: Run) -> None:
@@ -263,12 +319,17 @@ def test_a_model_that_cannot_be_exported_is_told_before_the_first_step(config: C
     assert not list(Path("runs").glob("*/*/train/checkpoints/step-*"))
 
 
-def test_a_brain_that_no_check_has_seen_is_told_before_the_first_step(config: Config, run: Run) -> None:
-    chosen = noisy(config, model=Mine)
-    chosen["phase"][0].pop("loss")
-    message = "the model of phase 'line' is trained by Mine, a Brain, which has no forward; leave this out"
+def test_a_brain_that_calls_none_of_its_modules_is_told_before_the_first_step(config: Config, run: Run) -> None:
+    message = (
+        "compute_forward of Idle of phase 'line' calls none of its modules; have it call one, or set this to false"
+    )
     with pytest.raises(ConfigError, match=message):
-        run(chosen)
+        run(with_brain(noisy(config, model=Idle)))
+
+
+def test_what_is_exported_has_to_compute_what_the_model_does(config: Config, run: Run) -> None:
+    with pytest.raises(ConfigError, match=r"Shifted of phase 'line' cannot be exported: AssertionError: .* not close"):
+        run(noisy(config, model=Shifted))
 
 
 def test_a_model_that_cannot_be_exported_any_more_does_not_end_the_training(
