@@ -11,8 +11,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
 
 _Task = TypeVar("_Task")
@@ -209,9 +211,16 @@ if __name__ == "__main__":
     import pipeline.cli.run
     import pipeline.stages.network
     import pipeline.stages.runner
+    from pipeline import testing
+    from pipeline.check.checker import check
 
     torch.set_num_threads(1)
     # The first optimizer imports torch's compiler.
     torch.optim.AdamW([torch.zeros(1)])
+    for name in ("metric_log", "progress_bar"):
+        import_module(f"pipeline_plugins.{name}")
+    # The first check reads the source of stages, of torch's classes and of plugins.
+    with TemporaryDirectory() as folder:
+        check(testing.Workspace(Path(folder)).config)
     if serve():
         pipeline.cli.main()
