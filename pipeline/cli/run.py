@@ -55,7 +55,15 @@ def run(path: str, overrides: Sequence[str], resume: str) -> ExitCode:
     Raises:
         PipelineError: nothing was run.
     """
-    trainer = GeneralTrainer(path, overrides, resume)
+    return run_trainer(GeneralTrainer(path, overrides, resume))
+
+
+def run_trainer(trainer: GeneralTrainer) -> ExitCode:
+    """Have a trainer run its config, and return what the command leaves with.
+
+    Raises:
+        PipelineError: nothing was run.
+    """
     # What has been imported stays to the end: the collector need not look at it again, now and in every round of it.
     gc.freeze()
     gc.enable()

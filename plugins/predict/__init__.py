@@ -1,0 +1,1 @@
+"""``pipeline predict``: what the model of a run predicts, in a file."""
