@@ -151,13 +151,12 @@ def test_a_plugin_that_multiplies_the_rate_of_an_update_does_so_for_that_one(ans
 def test_predictions_on_new_data_are_those_of_the_trained_model(folder: Path) -> None:
     model = trained()["model"]["spirals"]["model"].eval()
     (folder / "predict.yaml").write_text(blocks("Predict on", "yaml")[0], encoding="utf-8")
-    command(blocks("Predict on", "sh")[0], ("640", "064"))
-    text = (folder / "runs" / "predict" / "latest" / "predict" / "spirals_predictions.jsonl").read_text(
-        encoding="utf-8"
-    )
     points = runpy.run_path(str(folder / "data.py"))["Spirals"](seed=3).points
-    predicted = torch.tensor([json.loads(line)["prediction"] for line in text.splitlines()])
-    torch.testing.assert_close(predicted, model(points))
+    for line in blocks("Predict on", "sh"):
+        command(line)
+    for file in ("predictions.jsonl", "runs/predict/latest/predict/spirals_predictions.jsonl"):
+        rows = [json.loads(line) for line in (folder / file).read_text(encoding="utf-8").splitlines()]
+        torch.testing.assert_close(torch.tensor([row["prediction"] for row in rows]), model(points))
 
 
 def test_a_trained_model_is_loaded_in_python(folder: Path) -> None:

@@ -33,7 +33,7 @@ WITH_TORCH = {
 WITH_TORCH |= {
     f"run.{module}" for module in ("session", "resume", "device", "provenance", "failures", "mid_epoch", "summary")
 }
-WITH_TORCH |= {f"stages.{module}" for module in ("build", "experiment", "experiment_config")}
+WITH_TORCH |= {f"stages.{module}" for module in ("build", "experiment", "experiment_config", "predictions")}
 WITH_TORCH |= {f"stages.{stage}" for stage in ("instance", "network", "startup", "runner", "terminal")}
 WITHOUT_TORCH = {f"checkpoint.{module}" for module in ("layout", "header", "storage")}
 Call = Callable[..., Result]
@@ -98,7 +98,7 @@ def test_each_command_is_in_the_module_of_its_name(name: str) -> None:
         (["chek"], "there is no command 'chek'; did you mean 'check'?"),
         (
             ["xyz"],
-            "there is no command 'xyz'; known: check, checkpoint, compare, convert, explain, graph, new, plugins, resume, resume-test, run, runs, schema, show, stages",
+            "there is no command 'xyz'; known: check, checkpoint, compare, convert, explain, graph, new, plugins, predict, resume, resume-test, run, runs, schema, show, stages",
         ),
         (["--nope"], "No such option '--nope'"),
         (["check", "--jsn", "config.yaml"], "No such option '--jsn'. Did you mean '--json'?"),
