@@ -408,6 +408,10 @@ def _compare_environment(directory: RunDirectory, now: Provenance, changes: Chan
     with changes.comparing(file):
         written = json.loads(_read(directory.path / file))
         old, new = ({name: values.get(name) for name in _ENVIRONMENT} for values in (written, present))
+        # What is imported on the way is in one of them only.
+        both = old["packages"].keys() & new["packages"].keys()
+        for values in (old, new):
+            values["packages"] = {name: values["packages"][name] for name in both}
         changes.add(file, "the environment is not as it was:", list(differences(old, new)))
 
 

@@ -85,7 +85,10 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
             for runner in config.runners:
                 if not directory.is_done(runner.name):
                     store.link_checkpoint_dir(directory.path, runner)
-            yield Run(config, directory, trainers, stage_classes, devices, resumed=previous is not None)
+            run = Run(config, directory, trainers, stage_classes, devices, resumed=previous is not None)
+            yield run
+            if run.sessions:
+                provenance.update(directory)
 
 
 @cache

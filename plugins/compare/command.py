@@ -104,9 +104,7 @@ def _compare(first: Path, other: Path) -> Comparison:
             return default
 
     comparison.config = attempt(lambda: list(yaml_tree.differences(_config(first), _config(other))), [])
-    comparison.environment = attempt(
-        lambda: list(yaml_tree.differences(_environment(first), _environment(other), "environment")), []
-    )
+    comparison.environment = attempt(lambda: list(_environments(first, other)), [])
     comparison.code = attempt(lambda: dict(_code(_sources(first), _sources(other))), {})
     return comparison
 
@@ -142,6 +140,15 @@ def _environment(run_dir: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: makes no sense; it cannot be compared")
     return {name: value for name, value in values.items() if name != "time"}
+
+
+def _environments(first: Path, other: Path) -> Iterator[str]:
+    before, now = _environment(first), _environment(other)
+    # What one of them has not imported says nothing of its version.
+    both = before["packages"].keys() & now["packages"].keys()
+    for values in (before, now):
+        values["packages"] = {name: version for name, version in values["packages"].items() if name in both}
+    yield from yaml_tree.differences(before, now, "environment")
 
 
 def _sources(run_dir: Path) -> dict[str, bytes]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +198,28 @@ def test_a_file_outside_the_workspace_is_kept_apart(linear: Path, workspace: Wor
     )
     run = GeneralTrainer(linear, [f"runner.train_runner.startup_class_path={elsewhere}"]).run()["run_dir"]
     assert (run / "workspace" / "_elsewhere" / elsewhere.relative_to("/")).read_bytes() == elsewhere.read_bytes()
+
+
+def test_environment_json_lists_every_distribution_that_is_imported(linear: Path) -> None:
+    GeneralTrainer(linear).run()
+    tops = {name for name in sys.modules if "." not in name}
+    expected = {name for top, names in packages_distributions().items() if top in tops for name in names}
+    assert read("environment.json")["packages"] == {name: version(name) for name in expected}
+
+
+def test_a_package_that_the_data_import_is_listed_too(
+    linear: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = {"METADATA": "Name: Far-Off\nVersion: 1.5\n", "RECORD": "far_off.py,,\n"}
+    site = workspace(
+        {"far_off.py": "", **{f"far_off-1.5.dist-info/{name}": text for name, text in metadata.items()}}, "site"
+    )
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.delitem(sys.modules, "far_off", raising=False)
+    data = linear.parent / "data.py"
+    data.write_text(data.read_text().replace("self.x = ", "import far_off\n        self.x = "))
+    GeneralTrainer(linear).run()
+    assert read("environment.json")["packages"]["Far-Off"] == "1.5"
 
 
 def test_environment_json_has_versions_hardware_and_only_the_listed_variables(
