@@ -110,12 +110,6 @@ def _check_rate(settings: Setting, *, multiples: bool = False) -> None:
             rate.fault(f"is {describe_value(value)}; write a number of at least 0, such as 0.001{also}")
 
 
-def check_clipping(holder: Setting) -> None:
-    """Check that a runner or a scheduler clips gradients in one way."""
-    if holder["grad_clip"].value is not None and holder["grad_clip_value"].value is not None:
-        holder["grad_clip_value"].fault("would clip beside grad_clip, which is set too; keep one", of_key=True)
-
-
 # The numbers that a validation reports; as a text, what to do for there to be one; None: cannot tell.
 Metrics: TypeAlias = str | set[str] | None
 
@@ -144,7 +138,6 @@ def check_optim_scheduler(
     if not definition or not arguments.is_mapping:
         return
     arguments.check_arguments(_scheduler_parameters(definition), definition.name)
-    check_clipping(arguments)
     optimizer, settings = arguments["optim_type"], arguments["optim_conf"]
     if optimizer.node and settings.is_mapping:
         applies = not classes.undefined_methods(definition, ("apply",), OPTIM_SCHEDULER)

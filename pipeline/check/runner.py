@@ -7,7 +7,6 @@ from collections.abc import Collection
 
 from pipeline.check.data_flow import EXPERIMENT, is_untouched
 from pipeline.check.inspection import Setting, Settings, names_in, plain
-from pipeline.check.optimizer import check_clipping
 from pipeline.check.phase import may_report, reported_names
 from pipeline.check.stage import is_experiment
 from pipeline.config.keys import fields
@@ -143,7 +142,6 @@ def _refuse_idle(runner: Setting, idle: dict[str, str]) -> None:
 
 def _check_contradictions(runner: Setting) -> None:
     """Report keys that contradict each other."""
-    check_clipping(runner)
     limit = runner["limit_batches"].value
     if limit and is_set(runner, "overfit_batches"):
         runner["overfit_batches"].fault(f"contradicts limit_batches: {limit}; keep one of the two")

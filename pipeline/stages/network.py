@@ -213,7 +213,8 @@ class Network(NetworkBase):
         address = f"phase.{phase.name}.optim_schedulers.{name}"
         cls = load_named(schedule_name(settings["class"]), f"{address}.class", "OptimScheduler", config, SCHEDULES)
         own = settings.get("args", {})
-        arguments = {**clipping(runner, own), "accum_grad": runner.accum_grad, **own}
+        by_value = {"grad_clip_value": runner.grad_clip_value} if runner.grad_clip_value else {}
+        arguments = {"grad_clip": runner.grad_clip, **by_value, "accum_grad": runner.accum_grad, **own}
         if "optim_type" in arguments:
             kind = arguments["optim_type"] = load_optimizer(
                 arguments["optim_type"], f"{address}.args.optim_type", config
@@ -231,9 +232,10 @@ class Network(NetworkBase):
         if "learning_rate" in settings:
             settings["lr"] = settings.pop("learning_rate")
         keys = ("groups", "remove_vector_weight_decay")
-        arguments = {key: settings.pop(key) for key in keys if key in settings} | clipping(runner, {})
+        arguments = {key: settings.pop(key) for key in keys if key in settings}
         settings = with_fused(kind, settings, arguments.get("groups", ()), module, context["device"])
         with faults_at(address, context["config"]):
+            arguments |= {"grad_clip": runner.grad_clip, "grad_clip_value": runner.grad_clip_value}
             return Constant(kind, settings, module, accum_grad=runner.accum_grad, **arguments)
 
     def build_updater(
@@ -289,10 +291,10 @@ def with_fused(
     waits for whether a step is finite. It takes neither sparse gradients nor complex parameters.
     """
     others = {key: value for key, value in options.items() if (key, value) != ("fused", "auto")}
-    if others.keys() & {"fused", "foreach"} or any(group.keys() & {"fused", "foreach"} for group in groups):
+    if any(place.keys() & {"fused", "foreach", "differentiable"} for place in (others, *groups)):
         return others
     maker, asked = maker_of(kind), "fused" in options
-    fits = not options.get("differentiable") and all(parameter.is_floating_point() for parameter in module.parameters())
+    fits = all(parameter.is_floating_point() for parameter in module.parameters())
     fits = fits and not any(getattr(part, "sparse", False) for part in module.modules())
     if (asked or device.type == "cuda") and fits and "fused" in inspect.signature(maker).parameters:
         logger.info(
@@ -302,14 +304,6 @@ def with_fused(
     return others
 
 
-def clipping(runner: RunnerSchema, own: Mapping[str, Any]) -> dict[str, float | None]:
-    """How a scheduler clips gradients: as the runner says, unless its own arguments say it, in one way or the other."""
-    if own.keys() & {"grad_clip", "grad_clip_value"}:
-        return {"grad_clip": None}
-    by_value = {"grad_clip_value": runner.grad_clip_value} if runner.grad_clip_value else {}
-    return {"grad_clip": runner.grad_clip, **by_value}
-
-
 @contextmanager
 def faults_at(address: str, config: ConfigView, arguments: str = "") -> Iterator[None]:
     """Say where in the config is what an OptimScheduler refuses; one of ``groups`` is among its ``arguments``."""
@@ -317,10 +311,8 @@ def faults_at(address: str, config: ConfigView, arguments: str = "") -> Iterator
         yield
     except ConfigError as error:
         inside, _, message = str(error).partition(": ")
-        if inside.startswith("groups."):
-            address = f"{address}{arguments}.{inside}"
-        else:
-            message = str(error)
+        is_group = inside.startswith("groups.")
+        address, message = (f"{address}{arguments}.{inside}", message) if is_group else (address, str(error))
         raise ConfigError(f"{config.origin(address)}: {address}: {message}") from error
 
 

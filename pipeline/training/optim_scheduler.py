@@ -76,11 +76,7 @@ def without_decay(parameters: Iterable[Tensor], options: Mapping[str, Any] | Non
 
 
 def parameter_groups(
-    names: Mapping[str, nn.Parameter],
-    groups: Sequence[Mapping[str, Any]],
-    *,
-    root: str = "",
-    spare_vectors: bool = False,
+    names: Mapping[str, nn.Parameter], groups: Sequence[Mapping[str, Any]], root: str, *, spare_vectors: bool
 ) -> list[Group]:
     """Divide parameters by the patterns of ``groups``; those that none matches are the last group.
 
@@ -206,7 +202,7 @@ class OptimScheduler(ABC):
         ft_factor: scales every rate.
         grad_clip: largest norm of the gradients of its own parameters; None does not clip.
         grad_norm_type: the p of that norm.
-        grad_clip_value: largest absolute value of a gradient; None does not clip. Not beside ``grad_clip``.
+        grad_clip_value: largest absolute value of a gradient; None does not clip. With both, the norm comes first.
         groups: parameter groups by the names of parameters or modules: ``{"params": "*.bias", "weight_decay": 0}``, with
             ``params`` a pattern or several. The first that matches has a parameter; what none matches is the last group,
             with ``optim_conf`` alone. A rate ``"0.1x"`` is a multiple of the base rate.
@@ -265,7 +261,7 @@ class OptimScheduler(ABC):
         **sche_conf: Any,
     ) -> None:
         _above_zero(step_per_update=step_per_update, accum_grad=accum_grad, ft_factor=ft_factor)
-        _check_clipping(grad_clip=grad_clip, grad_clip_value=grad_clip_value)
+        _above_zero(grad_clip=grad_clip, grad_clip_value=grad_clip_value)
         self.loss_name = optim_loss or "loss"
         self.step_per_update, self.use_amp, self.ft_factor = step_per_update, use_amp, ft_factor
         self.accum_grad = self.configured_accum_grad = accum_grad
@@ -288,9 +284,8 @@ class OptimScheduler(ABC):
         if groups or remove_vector_weight_decay:
             # Checkpoints have the names of a model that is no Brain without this one.
             root = "model." if [name for name, _ in model.named_children()] == ["model"] else ""
-            parameters = parameter_groups(names, groups, root=root, spare_vectors=remove_vector_weight_decay)
+            parameters = parameter_groups(names, groups, root, spare_vectors=remove_vector_weight_decay)
         self.optimizer = _built(optim_type, parameters, optim_conf)
-        _complete(self.optimizer, groups, spare_vectors=remove_vector_weight_decay)
         # What the patterns leave, with the base rate, is the last group.
         self._base = -1 if groups else 0
         self.parameters: list[Tensor] = [own for group in self.optimizer.param_groups for own in group["params"]]
@@ -501,7 +496,12 @@ class OptimScheduler(ABC):
         Raises:
             CheckpointError: it has an open window of another length, or other parameters in the groups of the optimizer.
         """
-        _refuse_other_groups(state_dict.get("groups"), self._names_of_groups())
+        names = self._names_of_groups()
+        if [*map(list, state_dict.get("groups", names))] != names:
+            # Torch would give the moments to other parameters: it keeps them by number.
+            what = "the parameter groups of the optimizer hold other parameters than those of the checkpoint"
+            remedy = "set groups and modules back, or begin a run from its weights with init_model_path"
+            raise CheckpointError(f"{what}; {remedy}")
         load_optimizer(self.optimizer, state_dict["optimizer"], self.configured, scheduled=not self.constant)
         if self.scaler and state_dict["scaler"]:
             self.scaler.load_state_dict(state_dict["scaler"])
@@ -543,13 +543,6 @@ def _above_zero(**numbers: float | None) -> None:
             raise ConfigError(f"OptimScheduler: {name} is {value}; it must be above 0{remedy}")
 
 
-def _check_clipping(**largest: float | None) -> None:
-    _above_zero(**largest)
-    if None not in largest.values():
-        what = " and ".join(f"{name} is {value}" for name, value in largest.items())
-        raise ConfigError(f"OptimScheduler: {what}, and gradients are clipped in one way; make one of them None")
-
-
 def _refuse_ratio_to_zero(base: float, rates: Sequence[float]) -> None:
     if base == 0 and any(rates):
         what = f"the base rate is 0, and the rates of the groups are {', '.join(f'{rate:g}' for rate in rates)}"
@@ -568,35 +561,22 @@ def maker_of(optim_type: str | type[Optimizer] | Callable[..., Optimizer]) -> Ca
 def _built(
     optim_type: str | type[Optimizer] | Callable[..., Optimizer], parameters: list[Any], optim_conf: Mapping[str, Any]
 ) -> Optimizer:
-    """Build the optimizer, by its class or by a function of the parameters."""
+    """Build the optimizer, by its class or by a function of the parameters, which may be groups of them.
+
+    Raises:
+        ConfigError: it makes no optimizer, or one that has not the options of the groups.
+    """
+    options = {option for group in parameters if isinstance(group, dict) for option in group.keys() - {"params"}}
     optimizer = maker_of(optim_type)(parameters, **optim_conf)
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"OptimScheduler: {optim_type!r} made a {type(optimizer).__name__}; return a torch Optimizer")
+    if wrong := sorted(options - optimizer.defaults.keys()):
+        what = f"groups: {type(optimizer).__name__} has no option '{wrong[0]}'"
+        raise ConfigError(f"{what}{one_of(wrong[0], optimizer.defaults)}")
+    for group in optimizer.param_groups:
+        if (multiple := multiple_of(group["lr"])) is not None:
+            group["lr"] = optimizer.defaults["lr"] * multiple
     return optimizer
-
-
-def _complete(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]], *, spare_vectors: bool) -> None:
-    """Replace multiples of the base rate by rates, once every option of ``groups`` is known to be one of the optimizer."""
-    known, kind = optimizer.defaults.keys(), type(optimizer).__name__
-    for index, group in enumerate(groups):
-        if wrong := [key for key in group if key not in {*known, "params", "learning_rate"}]:
-            raise ConfigError(f"groups.{index}.{wrong[0]}: {kind} has no option '{wrong[0]}'{one_of(wrong[0], known)}")
-    if spare_vectors and "weight_decay" not in known:
-        raise ConfigError(f"remove_vector_weight_decay: would be ignored: {kind} has no weight_decay; remove it")
-    for own in optimizer.param_groups:
-        if (multiple := multiple_of(own["lr"])) is not None:
-            own["lr"] = optimizer.defaults["lr"] * multiple
-
-
-def _refuse_other_groups(saved: Sequence[Sequence[str]] | None, now: Sequence[Sequence[str]]) -> None:
-    """Raise where the moments of an optimizer would go to other parameters: torch keeps them by number."""
-    if saved is None or [*map(list, saved)] == now:
-        return
-    groups = {name: index for index, group in enumerate(saved) for name in group}
-    moved = [name for index, group in enumerate(now) for name in group if groups.get(name) != index]
-    which = f"'{moved[0]}' is in another" if moved else "their order is another"
-    what = f"the parameter groups of the optimizer are not those of the checkpoint: {which}"
-    raise CheckpointError(f"{what}; set groups and modules back, or begin a run from its weights with init_model_path")
 
 
 def optimize(

@@ -260,16 +260,6 @@ def test_groups_of_a_scheduler_are_checked_likewise(linear: Path) -> None:
     assert fault.message == "SGD has no argument 'momentm'; did you mean 'momentum'?"
 
 
-def test_clipping_in_both_ways_is_a_fault(linear: Path) -> None:
-    message = "would clip beside grad_clip, which is set too; keep one"
-    runner = ["runner.train_runner.grad_clip=1.0", "runner.train_runner.grad_clip_value=1.0"]
-    (fault,) = check(linear, runner)
-    assert (fault.address, fault.message) == ("runner.train_runner.grad_clip_value", message)
-    both = NOAM.replace("warmup_steps", "grad_clip: 1.0, grad_clip_value: 2.0, warmup_steps")
-    (fault,) = check(linear, [f"{ADDRESS}={{main: {both}}}", NO_OPTIMIZER])
-    assert (fault.address, fault.message) == (f"{ADDRESS}.main.args.grad_clip_value", message)
-
-
 BRAIN = "from pipeline import Brain, UpdaterBase\nfrom pipeline.stages.runner import Runner\nclass Model(Brain):\n"
 COMPUTED = "    def compute_forward(self, batch, stage): ...\n    def compute_objectives(self, predictions, batch, stage): {}\n"
 OWN = ["phase.line.model={workspace}/own.py", "phase.line.model_args={}", "phase.line.loss=null"]
