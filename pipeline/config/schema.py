@@ -112,7 +112,7 @@ def _file_name(value: Any) -> Any:
 def _names(value: Any) -> Any:
     names = [value] if isinstance(value, str) else value
     if names == []:
-        raise ValueError("is empty; name at least one, or leave it out for all")
+        raise ValueError("is empty; name at least one, or leave it out")
     if isinstance(names, list) and (repeated := sorted({str(name) for name in names if names.count(name) > 1})):
         raise ValueError(f"names {', '.join(repeated)} twice; name each once")
     return names
@@ -132,14 +132,6 @@ def _which(value: Any) -> Any:
     if value in ("best", "last") or (type(value) is int and value >= 0):
         return value
     raise ValueError(f"is {value!r}; write best, last or the iteration of a checkpoint")
-
-
-def _dataset_names(value: Any) -> Any:
-    """A list of one is the same as its name."""
-    if value == []:
-        raise ValueError("is empty; name at least one, or leave it out")
-    names = _names(value)
-    return names[0] if isinstance(names, list) and len(names) == 1 else names
 
 
 _STRING = {"type": "string"}
@@ -162,11 +154,7 @@ def _list_of(interval: dict[str, Any]) -> dict[str, Any]:
 
 _CLASS_PATH = {"title": "class path", "type": "string", "minLength": 1}
 
-_NAME_FORMS = [_STRING, {"type": "array", "items": _STRING, "minItems": 1}]
-
-_NAMES = {"title": "name or list of names", "anyOf": _NAME_FORMS}
-
-_DATASETS = {"title": "name, list of names or null", "anyOf": [*_NAME_FORMS, {"type": "null"}]}
+_NAMES = {"title": "name or list of names", "anyOf": [_STRING, {"type": "array", "items": _STRING, "minItems": 1}]}
 
 _TAGS = {"title": "word or list of words", "anyOf": [_STRING, {"type": "array", "items": _STRING}]}
 
@@ -209,8 +197,6 @@ ClassPathValue = Annotated[Any, BeforeValidator(_class_path), WithJsonSchema(_CL
 Names = Annotated[list[str], BeforeValidator(_names), WithJsonSchema(_NAMES)]
 
 Tags = Annotated[list[str], BeforeValidator(_tags), WithJsonSchema(_TAGS)]
-
-DatasetNames = Annotated[str | list[str] | None, BeforeValidator(_dataset_names), WithJsonSchema(_DATASETS)]
 
 Intervals = Annotated[
     int | str | list[int | str] | None, BeforeValidator(_intervals), WithJsonSchema(_list_of(_INTERVAL))
@@ -424,20 +410,19 @@ class PhaseSchema(_Section):
     )
     updater: UpdaterValue | None = Field(None, description="{class_path, args}: trains on one batch; null is the Brain")
     dataset_name: str | None = Field(None, description="the data that is trained on")
-    valid_dataset_name: DatasetNames = Field(
+    valid_dataset_name: Names | None = Field(
         None, description="evaluated each `valid_interval`, and by an infer runner; a list: `<name>/loss` of each"
     )
 
     @property
     def valid_datasets(self) -> list[str]:
         """The names in ``valid_dataset_name``."""
-        names = self.valid_dataset_name
-        return [names] if isinstance(names, str) else names or []
+        return self.valid_dataset_name or []
 
     def valid_name(self, number: str) -> str:
         """How a number of its validation is reported: ``valid_loss``; what is of one of several datasets, ``test/loss``."""
-        several = self.valid_datasets if isinstance(self.valid_dataset_name, list) else ()
-        return number if number.partition("/")[0] in several else f"valid_{number}"
+        of_one = len(self.valid_datasets) > 1 and number.partition("/")[0] in self.valid_datasets
+        return number if of_one else f"valid_{number}"
 
     def is_validated_as(self, name: str) -> bool:
         """Whether its validation may report a number by this name."""

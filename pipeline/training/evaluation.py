@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from loguru import logger
-from torch import Tensor, nn
+from torch import nn
 
-from pipeline.checkpoint.state import mapping_of
 from pipeline.checkpoint.storage import as_number
 from pipeline.config.schema import PhaseSchema, RunnerSchema
 from pipeline.context import Context, Phase
@@ -111,9 +110,9 @@ def evaluate(
         if not samples:
             raise DataError("the evaluated dataset gave no batch; check it")
         mean = loss.compute() if loss.sums else math.nan
-        computed = {name: _number(metric.compute(), name, metric) for name, metric in metrics.items()}
+        numbers = ({"loss": mean} if loss.sums else {}) | computed(metrics)
         brain.on_stage_end(stage, mean, epoch)
-        return brain._with_logged({"loss": mean, **computed} if loss.sums else computed)
+        return brain._with_logged(numbers)
 
 
 # What a Brain's ``compute_objectives`` raises for a batch that has no target.
@@ -186,62 +185,28 @@ def evaluate_loader(
         return evaluate(brain, batches, stage, metrics, observe, epoch, readable)
 
 
-class TrainMetrics:
-    """The ``train_metrics`` of a phase: they judge the predictions on which a pass trains.
-
-    Args:
-        phase: the phase's name, for messages.
-        settings: name -> ``{class, args}``.
-        workspace: the folder that ``{workspace}`` stands for.
+def build_train_metrics(phase: PhaseSchema, workspace: Path | None) -> dict[str, Any]:
+    """The ``train_metrics`` of a phase by name: beside what a metric has, each has a state.
 
     Raises:
-        ConfigError: one has no state, without which no run could go on within an epoch.
+        ConfigError: one has none, without which no run could go on within an epoch.
     """
+    metrics = build_metrics(phase.train_metrics, workspace)
+    for name, metric in metrics.items():
+        if not (hasattr(metric, "state_dict") and hasattr(metric, "load_state_dict")):
+            what = (
+                f"phase.{phase.name}.train_metrics.{name}: {type(metric).__name__} lacks state_dict or load_state_dict"
+            )
+            raise ConfigError(f"{what}, without which no run could go on within an epoch; add both")
+        # torchmetrics keeps nothing in a state_dict unless it is asked to.
+        if hasattr(metric, "persistent"):
+            metric.persistent(True)
+    return metrics
 
-    def __init__(self, phase: str, settings: Mapping[str, Mapping[str, Any]], workspace: Path | None) -> None:
-        with error_context(f"phase.{phase}"):
-            self.phase, self.metrics = phase, cast("dict[str, Any]", build_metrics(settings, workspace))
-        for name, metric in self.metrics.items():
-            if not (hasattr(metric, "state_dict") and hasattr(metric, "load_state_dict")):
-                what = (
-                    f"phase.{phase}.train_metrics.{name}: {type(metric).__name__} lacks state_dict or load_state_dict"
-                )
-                raise ConfigError(f"{what}, without which no run could go on within an epoch; add both")
-            # torchmetrics keeps nothing in a state_dict unless it is asked to.
-            if hasattr(metric, "persistent"):
-                metric.persistent(True)
 
-    def take(self, brain: Brain, batch: Any, predictions: Any) -> None:
-        """Judge the predictions of a batch.
-
-        Raises:
-            DataError: there are none.
-        """
-        if predictions is None:
-            what = f"phase.{self.phase}.train_metrics: nothing gives the predictions on which this phase is trained"
-            remedy = "call the Brain's fit_batch of pipeline, or leave them out and use self.log"
-            raise DataError(f"{what}; {remedy}")
-        with torch.no_grad():
-            detached = predictions.detach() if isinstance(predictions, Tensor) else predictions
-            predictions = type(brain).readable(brain, detached, batch)
-            target = type(brain).target(brain, batch)
-            for metric in self.metrics.values():
-                metric.update(predictions, target)
-
-    def begin(self, state: Mapping[str, Any]) -> None:
-        """Begin a pass, or go on with one: name -> the state of the metric."""
-        for name, metric in self.metrics.items():
-            metric.reset()
-            if name in state:
-                metric.load_state_dict(state[name])
-
-    def compute(self) -> dict[str, float]:
-        """The numbers of the pass."""
-        return {name: _number(metric.compute(), name, metric) for name, metric in self.metrics.items()}
-
-    def state_dict(self) -> dict[str, Mapping[str, Any]]:
-        """The state of each."""
-        return {name: mapping_of(own, own.state_dict(), self.phase) for name, own in self.metrics.items()}
+def computed(metrics: Mapping[str, Metric]) -> dict[str, float]:
+    """The numbers of metrics."""
+    return {name: _number(metric.compute(), name, metric) for name, metric in metrics.items()}
 
 
 # Evaluates a phase: a verb of the runner stage.

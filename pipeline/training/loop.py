@@ -20,7 +20,14 @@ from pipeline.errors import CheckpointError, ConfigError, ContextError, StageErr
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.evaluation import TrainMetrics, Validation, Verb, evaluate_each, evaluate_loader, extend_metrics
+from pipeline.training.evaluation import (
+    Validation,
+    Verb,
+    build_train_metrics,
+    evaluate_each,
+    evaluate_loader,
+    extend_metrics,
+)
 from pipeline.training.export import WeightExporter
 from pipeline.training.journal import Journal
 from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_hooks
@@ -281,11 +288,6 @@ class TrainLoop(PassLoop):
         self.schedule = Schedule.of_runner(self.runner, self.counters)
         context["best"] = None
         self.validation = Validation(context, self.runner, schemas)
-        self.train_metrics = {
-            phase.name: TrainMetrics(phase.name, phase.train_metrics, context["config"].workspace)
-            for phase in schemas
-            if phase.train_metrics
-        }
         self.phases = {name: phase_of(name, context) for name in self.schemas}
         for phase in self.phases.values():
             attach_optimizer_hooks(phase.optim_schedulers, context, phase.name)
@@ -647,7 +649,8 @@ class TrainLoop(PassLoop):
 
     def _new_pass(self, name: str) -> TrainPass:
         phase = self.phases[name]
-        return TrainPass(self, name, phase["brain"], phase["updater"], self.train_metrics.get(name))
+        metrics = build_train_metrics(self.schemas[name], self.context["config"].workspace)
+        return TrainPass(self, name, phase["brain"], phase["updater"], metrics)
 
     def _in_body(self) -> bool:
         """Whether the code is in the body of a batch."""

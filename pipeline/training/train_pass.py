@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from itertools import islice
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pipeline.checkpoint.random_state import random_state, restore_random_state
-from pipeline.checkpoint.state import EntryState, PassState
+from pipeline.checkpoint.state import EntryState, PassState, mapping_of
 from pipeline.context import Context
 from pipeline.data.batch import on_device
 from pipeline.data.loader import has_own_state, length, position_of, random_sampler_of, remaining_batches, set_epoch
@@ -17,7 +20,7 @@ from pipeline.data.workers import supervise_workers
 from pipeline.errors import DataError
 from pipeline.signals import SHUTDOWN, exit_requested
 from pipeline.training.brain import Brain, Stage
-from pipeline.training.evaluation import TrainMetrics
+from pipeline.training.evaluation import computed
 from pipeline.training.meters import MOST
 from pipeline.training.optim_scheduler import Losses, autocast, close_windows, losses_by_name
 from pipeline.training.triggers import NEVER, Schedule
@@ -108,7 +111,7 @@ class TrainPass:
         open, over: whether it has begun; whether it is done.
         dropped: whether the loop has left it before its end.
         in_work, in_batch: whether it is in ``loop.work``; whether its batch is not counted yet.
-        metrics: what judges the predictions of its batches; None: nothing.
+        metrics: what judges the predictions of its batches, by name.
         after_batch: is called after each batch: the plugins, or the metrics, which call the plugins.
         validated: whether its phase had the validation that is due after it.
         nested: whether it was begun in the body of another's batch.
@@ -119,9 +122,9 @@ class TrainPass:
     kind = "pass"
 
     def __init__(
-        self, loop: PassLoop, phase: str, brain: Brain, updater: UpdaterBase, metrics: TrainMetrics | None = None
+        self, loop: PassLoop, phase: str, brain: Brain, updater: UpdaterBase, metrics: Mapping[str, Any] | None = None
     ) -> None:
-        self.loop, self.phase, self.brain, self.updater, self.metrics = loop, phase, brain, updater, metrics
+        self.loop, self.phase, self.brain, self.updater, self.metrics = loop, phase, brain, updater, metrics or {}
         self.after_batch = self._judge if metrics else loop.after_batch
         self.count: int | None = None
         self.number = self.done = 0
@@ -221,9 +224,9 @@ class TrainPass:
         brain._begin_pass(batches)
         if self.state:
             brain._load_pass_state(self.state.to_tree())
-        if self.metrics:
-            brain._keeps_outputs = True
-            self.metrics.begin(self.state.metrics if self.state else {})
+            for name in self.metrics.keys() & self.state.metrics:
+                self.metrics[name].load_state_dict(self.state.metrics[name])
+        brain._keeps_outputs |= bool(self.metrics)
         numbers = brain._pass_numbers
         numbers.count_samples = brain._samples_of_batch
         self.updater.logged = numbers
@@ -274,7 +277,7 @@ class TrainPass:
         self.resources.close()
         loss = brain._pass_loss.mean()
         brain.on_stage_end(Stage.TRAIN, loss, epoch)
-        self.numbers = brain._with_logged({"loss": loss, **(self.metrics.compute() if self.metrics else {})})
+        self.numbers = brain._with_logged({"loss": loss, **computed(self.metrics)})
 
     def entry_state(self) -> EntryState:
         """What a checkpoint keeps; on a GPU this waits."""
@@ -282,7 +285,7 @@ class TrainPass:
         if self.open and not self.over:
             # One that was not asked for since the resume is where it was in its data.
             data = state.data if state else position_of(self._remaining, brain._batches_taken)
-            metrics = self.metrics.state_dict() if self.metrics else {}
+            metrics = {name: mapping_of(own, own.state_dict(), self.phase) for name, own in self.metrics.items()}
             state = PassState(**brain._pass_state(), data=data, metrics=metrics)
         own = {"over": self.over, "repeat": self.repeat, "numbers": self.numbers, "validated": self.validated}
         return EntryState.new("pass", self.phase, self.number, **own, done=self.done, state=state)
@@ -326,8 +329,16 @@ class TrainPass:
 
     def _judge(self, *, batch: Any, predictions: Any, **values: Any) -> None:
         """Have the metrics judge a batch, and call the plugins."""
-        if self.metrics:
-            self.metrics.take(self.brain, batch, predictions)
+        if predictions is None:
+            what = f"phase.{self.phase}.train_metrics: nothing gives the predictions on which this phase is trained"
+            remedy = "call the Brain's fit_batch of pipeline, or leave them out and use self.log"
+            raise DataError(f"{what}; {remedy}")
+        with torch.no_grad():
+            judged = predictions.detach() if isinstance(predictions, Tensor) else predictions
+            brain, kind = self.brain, type(self.brain)
+            judged, target = kind.readable(brain, judged, batch), kind.target(brain, batch)
+            for metric in self.metrics.values():
+                metric.update(judged, target)
         if after := self.loop.after_batch:
             after(batch=batch, predictions=predictions, **values)
 

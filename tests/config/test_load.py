@@ -208,9 +208,9 @@ def test_phases_are_exact_names_in_order(config: Configs, phases: str, names: li
     [
         ("mode=trane_runner", "mode: there is no runner 'trane_runner'; did you mean 'train_runner'?"),
         ("mode=train", "mode: there is no runner 'train'; there are train_runner"),
-        ("mode=[]", "mode: is empty; name at least one, or leave it out for all"),
+        ("mode=[]", "mode: is empty; name at least one, or leave it out"),
         ("runner.train_runner.phases=[]",
-         "runner.train_runner.phases: is empty; name at least one, or leave it out for all"),
+         "runner.train_runner.phases: is empty; name at least one, or leave it out"),
         ("mode=[train_runner, train_runner]", "mode: names train_runner twice; name each once"),
         ("runner.train_runner.phases=lin", "runner.train_runner.phases: there is no phase 'lin'; did you mean 'line'?"),
         ("runner.train_runner.phases=[line, xyz]", "runner.train_runner.phases: there is no phase 'xyz'; there are line"),
