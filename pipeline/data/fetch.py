@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from ctypes import c_int64
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain, islice
 from multiprocessing.sharedctypes import RawArray
 from operator import length_hint
 from typing import Any, NamedTuple, Self, TypeVar
@@ -250,7 +251,8 @@ class OrderHash:
         """
         if self.seed is not None:
             with seeding(self.seed, epoch, "order"):
-                items = list(items)
+                count, items = length_hint(items), iter(items)
+                items = chain(list(islice(items, count)), items)
         number, hashed = 0, ""
         self._hashes.clear()
         for number, item in enumerate(items, 1):

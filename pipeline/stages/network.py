@@ -71,15 +71,9 @@ class Network(NetworkBase):
         address, config = f"dataset.{settings.name}", context["config"]
         dataset_class = load_named(settings.class_path, f"{address}.class_path", "Dataset", config)
         init = settings.worker_init_fn and load_named(settings.worker_init_fn, f"{address}.worker_init_fn", "", config)
-        keys = (
-            "num_workers",
-            "timeout",
-            "multiprocessing_context",
-            "persistent_workers",
-            "prefetch_factor",
-            "pin_memory",
-        )
-        values = {key: getattr(settings, key) for key in keys}
+        keys = ("num_workers", "timeout", "multiprocessing_context", "persistent_workers", "prefetch_factor")
+        workers = {key: value for key in keys if (value := getattr(settings, key)) is not None}
+        on_gpu = context["device"].type == "cuda"
         with error_context(address):
             dataset = dataset_class(**settings.args)
             return make_loader(
@@ -89,10 +83,10 @@ class Network(NetworkBase):
                 whole_batches=settings.whole_batches,
                 resume=settings.resume,
                 collate_fn=self.build_collate(settings, config),
+                pin_memory=on_gpu if settings.pin_memory is None else settings.pin_memory,
                 worker_init_fn=init,
                 **self.build_order(settings, dataset, runner, config),
-                **{"pin_memory": context["device"].type == "cuda"}
-                | {key: value for key, value in values.items() if value is not None},
+                **workers,
             )
 
     def build_order(

@@ -14,6 +14,7 @@ from torch.utils.data import RandomSampler, Sampler, SubsetRandomSampler, Weight
 
 from pipeline.data.buckets import LengthBuckets
 from pipeline.data.loader import make_loader, random_sampler_of
+from pipeline.data.rng import seeding
 from pipeline.errors import DataError
 
 pytestmark = [
@@ -136,6 +137,17 @@ def test_the_state_of_a_pass_that_goes_on_is_that_with_which_it_was_left() -> No
     other.load_state_dict(loader.state_dict())
     iter(other)
     assert other.state_dict() == loader.state_dict()
+
+
+def test_a_sampler_without_an_end_is_not_waited_for() -> None:
+    class Endless(Shuffled):
+        def __iter__(self) -> Iterator[int]:
+            return iter(lambda: random.randrange(23), -1)
+
+    loader = make_loader(range(23), seed=3, batch_size=None, sampler=Endless())
+    with seeding(3, 0, "order"):
+        assert list(islice(loader, 23)) == list(islice(Endless(), 23))
+    assert len(list(islice(loader, 50))) == 50
 
 
 def test_without_a_seed_an_order_that_is_drawn_is_not_gone_on_with() -> None:
