@@ -248,11 +248,3 @@ def test_positions_that_checkpoints_of_before_hold_are_read() -> None:
 def test_what_is_no_state_of_a_loader_is_refused(state: Any, keys: str) -> None:
     with pytest.raises(DataError, match=f"train: a state has {keys} and not 'taken'; load what state_dict"):
         make_loader(TABLE, seed=0, where="train").load_state_dict(state)
-
-
-def test_an_order_that_is_drawn_anew_is_refused() -> None:
-    loaders = [make_loader(TABLE, seed=None, sampler=torch.utils.data.RandomSampler(TABLE)) for _ in range(2)]
-    next(islice(loaders[0], 1, None))
-    loaders[1].load_state_dict(loaders[0].state_dict())
-    with pytest.raises(DataError, match="the order of the samples, of which 2 batches were taken, has"):
-        list(loaders[1])
