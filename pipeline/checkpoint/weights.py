@@ -36,6 +36,7 @@ def suggest_names(pattern: str, names: Iterable[str]) -> str:
 
 # Phase -> name -> tensor.
 Weights = Mapping[str, Mapping[str, Tensor]]
+PhaseWeights = dict[str, dict[str, Tensor]]
 
 # Phase -> what the network stage built for it.
 Models = Mapping[str, Mapping[str, Any]]
@@ -143,7 +144,7 @@ def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] 
     return report
 
 
-def rename(weights: Weights, prefixes: Mapping[str, str], where: str) -> dict[str, dict[str, Tensor]]:
+def rename(weights: PhaseWeights, prefixes: Mapping[str, str], where: str) -> PhaseWeights:
     """The same under other names: in turn, each of the prefixes is replaced in the names that then begin with it.
 
     Raises:
@@ -151,22 +152,15 @@ def rename(weights: Weights, prefixes: Mapping[str, str], where: str) -> dict[st
     """
     for prefix, other in prefixes.items():
         names = [name for tensors in weights.values() for name in tensors]
-        if not any(name.startswith(prefix) for name in names):
+        new = {name: f"{other}{name.removeprefix(prefix)}" for name in names if name.startswith(prefix)}
+        if not new:
             what = f"{where}: rename: no name begins with '{prefix}', only {abbreviate(names)}"
             raise CheckpointError(f"{what}; write the prefix that they have, or take it out")
-        weights = {phase: _replaced(tensors, prefix, other, where) for phase, tensors in weights.items()}
-    return {phase: dict(tensors) for phase, tensors in weights.items()}
-
-
-def _replaced(tensors: Mapping[str, Tensor], prefix: str, other: str, where: str) -> dict[str, Tensor]:
-    renamed: dict[str, Tensor] = {}
-    for name, value in tensors.items():
-        new = f"{other}{name.removeprefix(prefix)}" if name.startswith(prefix) else name
-        if new in renamed:
-            what = f"{where}: rename: with '{prefix}' -> '{other}' two tensors are called '{new}'"
+        if any(len({new.get(name, name) for name in tensors}) < len(tensors) for tensors in weights.values()):
+            what = f"{where}: rename: with '{prefix}' -> '{other}' two tensors get the same name"
             raise CheckpointError(f"{what}; write a longer prefix, or another name")
-        renamed[new] = value
-    return renamed
+        weights = {phase: {new.get(name, name): own[name] for name in own} for phase, own in weights.items()}
+    return weights
 
 
 def freeze(models: Models, patterns: Sequence[str], where: str) -> list[str]:
@@ -256,9 +250,9 @@ def _check(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
         if not _fits(name, weights[name], own[name])
     ]
     if faults := [abbreviate(sorted(names), "; ") for names in (others, missing, reshaped) if names]:
-        remedy = "load it into the model that it was saved from"
-        remedy += ", or `rename` the prefixes of its names" if missing and others else ""
-        raise CheckpointError(f"{where}: does not fit the model: {'; '.join(faults)}; {remedy}")
+        remedy = ", or `rename` the prefixes of its names" if missing and others else ""
+        what = f"{where}: does not fit the model: {'; '.join(faults)}"
+        raise CheckpointError(f"{what}; load it into the model that it was saved from{remedy}")
 
 
 def is_extra_state(name: str) -> bool:

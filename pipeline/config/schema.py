@@ -470,9 +470,7 @@ class RunnerSchema(_Section):
     save_inference_path: str | None = Field(
         None, description="where these weights go, likewise; null is `inference` in the runner's folder"
     )
-    save_inference_export: bool = Field(
-        False, description="and the model itself, by torch.export; of a Brain each module"
-    )
+    save_inference_export: bool = Field(False, description="and the model, or a Brain's modules, by torch.export")
     init_model_path: InitialWeights | None = Field(
         None,
         description="first weights: checkpoint, folder, run, file, {run, which}, or `best` or `last` of the runner before",

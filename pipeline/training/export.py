@@ -21,7 +21,7 @@ from pipeline.config.schema import WARN, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.batch import split, to_device
 from pipeline.data.loader import first_batch
-from pipeline.errors import ConfigError, PipelineError, StorageError
+from pipeline.errors import ConfigError, StorageError
 from pipeline.training.brain import Brain, ModuleBrain, Stage
 from pipeline.training.evaluation import evaluating, in_evaluation_mode
 from pipeline.training.phase import pass_loader
@@ -41,14 +41,14 @@ class WeightExporter:
     Attributes:
         folder: where the files are.
         modules: phase -> its module, of phases that share one the first.
-        calls: phase -> name -> an example of what the module is called with, where it is exported. Of a plain model the
-            name is empty; of a Brain it is that of each of its modules that ``compute_forward`` calls.
+        calls: phase -> an example of what its model is called with, where it is exported; ``phase.name`` -> that of a
+            module of a Brain.
     """
 
     def __init__(self, runner: RunnerSchema, context: Context) -> None:
         self.runner, self.context = runner, context
         self.modules = unique_modules(context["model"])
-        self.calls: dict[str, dict[str, ExampleInputs]] = {}
+        self.calls: dict[str, ExampleInputs] = {}
         run_dir, path = context["run_dir"], runner.save_inference_path
         self.folder = (path and store.own_folder(path, run_dir, runner)) or run_dir / runner.name / NAME
         self._saved: tuple[int, int] | None = None
@@ -69,7 +69,7 @@ class WeightExporter:
             for temporary in self.folder.glob(".*.tmp"):
                 temporary.unlink()
         for phase in self.modules if self.runner.save_inference_export else ():
-            self.calls[phase] = self._try(phase, self.context["model"][phase])
+            self.calls |= self._try(phase, self.context["model"][phase])
 
     def save(self) -> None:
         """Save every model; with ``on_save_error: warn``, training continues if the storage refuses.
@@ -106,17 +106,16 @@ class WeightExporter:
             for phase, module in self.modules.items():
                 file = self.folder / f"{phase}-{state['iteration']:012d}.safetensors"
                 _put(file, safetensors_io.encode_tensors(*pytree.split(module.state_dict(), about)))
-                for name, call in self.calls.get(phase, {}).items():
-                    whole = f"{phase}.{name}" if name else phase
-                    self._export(phase, name, call, self.folder / f"{whole}-{state['iteration']:012d}.pt2")
+            for name, call in self.calls.items():
+                self._export(call, self.folder / f"{name}-{state['iteration']:012d}.pt2")
         finally:
             self.context["hooks"].after_export(context=self.context)
         self._saved = moment
 
-    def _export(self, phase: str, name: str, call: ExampleInputs, file: Path) -> None:
+    def _export(self, call: ExampleInputs, file: Path) -> None:
         """Export a module again; it could be exported at the start of the training."""
         try:
-            content = export_program(_module(self.context["model"][phase], name), call, self.context["device"])
+            content = export_program(call, self.context["device"])
         except Exception as error:
             # Nothing is gained by ending the training for it: the weights are saved.
             logger.warning(f"{file}: cannot be exported any more ({_first_lines(error)}); training goes on")
@@ -128,29 +127,18 @@ class WeightExporter:
         where, device = f"runner.{self.runner.name}.save_inference_export", self.context["device"]
         phases = self.context["config"].phases(self.runner)
         dataset = next(item.dataset_name for item in phases if item.name == phase)
-        calls = example_calls(
-            entry["brain"], first_batch(pass_loader(dataset or "", self.runner, self.context)), device
-        )
+        batch = first_batch(pass_loader(dataset or "", self.runner, self.context))
+        calls = example_calls(phase, entry["model"], entry["brain"], batch)
         if not calls:
             what = f"compute_forward of {type(entry['brain']).__name__} of phase '{phase}' calls none of its modules"
             raise ConfigError(f"{where}: {what}; have it call one, or set this to false")
         for name, call in calls.items():
-            module = _module(entry, name)
             try:
-                export_program(module, call, device)
-            except PipelineError:
-                raise
+                export_program(call, device)
             except Exception as error:
-                kind = f"'{name}', a {type(module).__name__}" if name else type(module).__name__
-                what = f"{kind} of phase '{phase}' cannot be exported: {_first_lines(error)}"
+                what = f"{type(call.module).__name__} of phase '{name}' cannot be exported: {_first_lines(error)}"
                 raise ConfigError(f"{where}: {what}; mend its forward, or set this to false") from error
         return calls
-
-
-def _module(entry: Mapping[str, Any], name: str) -> nn.Module:
-    """The model of a phase, or the one of its Brain's modules that has a name."""
-    module: nn.Module = entry["brain"].modules[name] if name else entry["model"]
-    return module
 
 
 def _put(file: Path, content: bytes) -> None:
@@ -165,22 +153,24 @@ def _first_lines(error: Exception) -> str:
 
 
 class ExampleInputs(NamedTuple):
-    """The example inputs of a module.
+    """A module, and the example inputs with which it is exported.
 
     Attributes:
+        module: as it is trained.
         positional, keywords: the arguments.
         samples: how many samples they are of.
     """
 
+    module: nn.Module
     positional: tuple[Any, ...]
     keywords: dict[str, Any]
     samples: int
 
 
-def example_calls(brain: Brain, batch: Any, device: torch.device) -> dict[str, ExampleInputs]:
-    """What a Brain calls its modules with in ``compute_forward``, each the first time; the target is left out of a loss.
+def example_calls(phase: str, model: Any, brain: Brain, batch: Any) -> dict[str, ExampleInputs]:
+    """What a plain model is called with, by the phase; of a Brain each module that ``compute_forward`` calls, the first time.
 
-    One sample is repeated, since torch.export takes a size of 1 for a constant.
+    One sample is repeated, since torch.export takes a size of 1 for a constant. A model that returns a loss gets no target.
     """
     samples = brain._samples_of_batch(batch)
     if samples == 1:
@@ -188,21 +178,21 @@ def example_calls(brain: Brain, batch: Any, device: torch.device) -> dict[str, E
     if isinstance(brain, ModuleBrain):
         inputs, _ = split(batch)
         if isinstance(inputs, Mapping):
-            return {
-                "": ExampleInputs((), dict(brain._by_name(inputs, inputs if brain.loss is None else batch)), samples)
-            }
-        return {"": ExampleInputs(tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,), {}, samples)}
+            named = brain._by_name(inputs, inputs if brain.loss is None else batch)
+            return {phase: ExampleInputs(model, (), dict(named), samples)}
+        positional = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
+        return {phase: ExampleInputs(model, positional, {}, samples)}
     calls: dict[str, ExampleInputs] = {}
 
-    def note(name: str, _: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        calls.setdefault(name, ExampleInputs(positional, keywords, samples))
+    def note(name: str, module: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        calls.setdefault(f"{phase}.{name}", ExampleInputs(module, positional, keywords, samples))
 
     with ExitStack() as stack:
         for name, module in brain.modules.items():
             stack.callback(module.register_forward_pre_hook(partial(note, name), with_kwargs=True).remove)
         stack.enter_context(evaluating(brain))
-        stack.enter_context(same_draws(device))
-        brain.compute_forward(to_device(batch, device), Stage.TEST)
+        stack.enter_context(same_draws(brain.device))
+        brain.compute_forward(to_device(batch, brain.device), Stage.TEST)
     return calls
 
 
@@ -214,28 +204,27 @@ def same_draws(device: torch.device) -> Iterator[None]:
         yield
 
 
-def export_program(module: nn.Module, call: ExampleInputs, device: torch.device) -> bytes:
-    """The file for ``torch.export.load``: the module in evaluation mode, for any number of samples.
+def export_program(call: ExampleInputs, device: torch.device) -> bytes:
+    """The file for ``torch.export.load``: a module in evaluation mode, for any number of samples; afterwards it is as it was.
 
     Args:
-        module: as it is now; afterwards it is so again.
-        call: an example. Each tensor in it that is as long as there are samples has one row per sample.
+        call: the module, and an example. Each tensor in it that is as long as there are samples has one row per sample.
         device: of the module.
 
     Raises:
         Exception: the module, or torch.export, cannot do it; or what was exported computes something else.
     """
-    positional, keywords = to_device((call.positional, call.keywords), device)
+    module, (positional, keywords) = call.module, to_device((call.positional, call.keywords), device)
     rows = {0: torch.export.Dim("batch")}
     arguments = inspect.signature(module.forward).bind(*positional, **keywords).arguments
     shapes = torch_pytree.tree_map(lambda value: rows if _rows_of(value) == call.samples else None, arguments)
     with in_evaluation_mode(module):
         program = torch.export.export(module, positional, keywords, dynamic_shapes=shapes, strict=False)
-        with same_draws(device):
-            expected = torch_pytree.tree_leaves(module(*positional, **keywords))
-        with same_draws(device):
-            computed = torch_pytree.tree_leaves(program.module()(*positional, **keywords))
-        torch.testing.assert_close(computed, expected, equal_nan=True)
+        outputs = []
+        for compute in (program.module(), module):
+            with same_draws(device):
+                outputs.append(torch_pytree.tree_leaves(compute(*positional, **keywords)))
+        torch.testing.assert_close(*outputs, equal_nan=True)
     content = io.BytesIO()
     torch.export.save(program, content)
     return content.getvalue()

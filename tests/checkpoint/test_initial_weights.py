@@ -504,7 +504,7 @@ def test_prefixes_are_replaced_one_after_the_other(prefixes: dict[str, str], nam
         ),
         (
             {"module.bert.": "module.head."},
-            "with 'module.bert.' -> 'module.head.' two tensors are called 'module.head.weight'",
+            "with 'module.bert.' -> 'module.head.' two tensors get the same name; write a longer",
         ),
     ],
 )
