@@ -558,6 +558,17 @@ TRAINING_KEYS = {"valid_interval": "valid_interval", "save_interval": "save_inte
 SECTIONS: dict[str, type[BaseModel]] = {"dataset": DatasetSchema, "runner": RunnerSchema, "phase": PhaseSchema}
 
 
+def seconds_of(max_time: str) -> int:
+    """The seconds of a runner's ``max_time``."""
+    length, unit = Interval.parse(max_time)
+    return length * SECONDS[unit]
+
+
+def time_is_over(max_time: str | None) -> str:
+    """The reason for the end of a training whose time is over."""
+    return f"max_time: {max_time} of training are over"
+
+
 def too_short(name: str, total: int, needed: int, *, per_epoch: bool) -> str:
     """The message for a schedule that ends before the training."""
     unit = "epochs" if per_epoch else "windows of accumulation"

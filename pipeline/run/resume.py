@@ -20,7 +20,7 @@ from pipeline.checkpoint import layout, storage, store
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
 from pipeline.config.load import Config
-from pipeline.config.schema import ABOUT, RunnerSchema, is_long_form
+from pipeline.config.schema import ABOUT, RunnerSchema, is_long_form, seconds_of, time_is_over
 from pipeline.config.yaml_tree import MAX_BYTES, Origin, differences
 from pipeline.errors import CheckpointError, ConfigError, StorageError, one_of, printable
 from pipeline.run.directory import DONE, MADE_BY, RunDirectory, new_folder, parse_command
@@ -76,8 +76,11 @@ def train_on(previous: PreviousRun, config: Config) -> PreviousRun:
         }
         for runner in config.runners if previous.checkpoint is None else ():
             checkpoints = layout.committed_checkpoints(directory.path / runner.name / "checkpoints")
-            finished = directory.is_done(runner.name) and not directory.stop_reasons([runner.name])
-            if finished and checkpoints and _is_longer(runner, runners_before.get(runner.name, {})):
+            before, why = runners_before.get(runner.name, {}), directory.stop_reasons([runner.name])
+            if not (checkpoints and directory.is_done(runner.name)):
+                continue
+            timed = before.get("max_time")
+            if _has_more_time(runner, timed) if why == time_is_over(timed) else not why and _is_longer(runner, before):
                 logger.info(f"{runner.name} was finished, and is to train for longer now")
                 return PreviousRun(directory, checkpoints[-1])
     return previous
@@ -87,6 +90,11 @@ def _is_longer(runner: RunnerSchema, before: dict[str, Any]) -> bool:
     """Whether one of the limits of a runner lies further than it did."""
     limits = [(getattr(runner, key), before.get(key)) for key in ("epochs", "max_steps", "optimizer_step_limit")]
     return any(old is not None and (new is None or new > old) for new, old in limits)
+
+
+def _has_more_time(runner: RunnerSchema, before: str) -> bool:
+    """Whether the ``max_time`` of a runner is longer than it was."""
+    return runner.max_time is None or seconds_of(runner.max_time) > seconds_of(before)
 
 
 def split_path(path: Path) -> tuple[Path, Path | None]:

@@ -7,7 +7,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.schema import SECONDS, START, Interval, Intervals, RunnerSchema, parse_intervals
+from pipeline.config.schema import (
+    SECONDS,
+    START,
+    Interval,
+    Intervals,
+    RunnerSchema,
+    parse_intervals,
+    seconds_of,
+    time_is_over,
+)
 from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError, one_of
 
@@ -60,9 +69,8 @@ class TimeLimit(Clock):
     """
 
     def __init__(self, length: str, spent: float, context: Context) -> None:
-        interval = Interval.parse(length)
-        super().__init__(interval.length * SECONDS[interval.unit], context["train_state"]["iteration"])
-        self.context, self.reason = context, f"max_time: {length} of training are over"
+        super().__init__(seconds_of(length), context["train_state"]["iteration"])
+        self.context, self.reason = context, time_is_over(length)
         self.began = self.fired_at = self.fired_at - spent
         self.check()
 

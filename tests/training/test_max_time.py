@@ -89,6 +89,13 @@ def test_a_run_whose_time_is_over_does_nothing_more_unless_it_is_given_more(max_
     assert status(context)["reason"] == f"max_time: {max_time} of training are over"
 
 
+@pytest.mark.parametrize(("changed", "iterations"), [({"max_time": "2 minute"}, 12), ({"epochs": 200}, 7), ({}, 7)])
+def test_a_run_that_its_time_has_finished_goes_on_with_more_of_it(changed: dict[str, Any], iterations: int) -> None:
+    finished = GeneralTrainer(config()).run()
+    GeneralTrainer(config(**changed), resume="auto").run()
+    assert status(finished)["iteration"] == iterations
+
+
 class Own(RunnerBase):
     def run(self, context: Context) -> None:
         for batch in context.batches("line", repeat=True):
