@@ -63,7 +63,7 @@ def make_loader(
             not. This is exact where it gives the same samples in the same order, shuffled by a seed for instance.
         where: what messages begin with.
         keywords: any other of torch's DataLoader. A ``sampler`` or ``batch_sampler`` decides the order; so does a
-            ``generator``, as torch has it.
+            ``generator``, as torch has it; see ``SeededLoader``.
 
     Raises:
         ConfigError: the DataLoader has no such keyword, or one would be ignored, or cannot be.
@@ -152,6 +152,10 @@ class SeededLoader(DataLoader[Any]):
     So samples and collation that draw from them make the same batches with any number of workers, however these are
     started, and others in each epoch. Slices of tensors draw nothing, and nothing is seeded for them, see
     ``draws_nothing``. An IterableDataset is divided among the workers, see ``Stream``.
+
+    A sampler or batch sampler with ``set_epoch`` says the order itself. Of any other that has a length and no generator of
+    its own, an epoch is asked for at once, and what it draws is seeded from (seed, epoch). The state has a hash of the
+    indices that were taken: a pass that would go on after others is refused with a DataError.
 
     Call ``loader.set_epoch(epoch)`` before each pass. In all else it is what torch makes of the arguments.
 
