@@ -18,7 +18,7 @@ from pipeline.checkpoint.storage import no_link, storing
 
 _STDERR_FORMAT = "<green>{time:HH:mm:ss}</green> <level>{level: <7}</level> {message}"
 
-_FILE_FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} {level: <7} rank {extra[rank]} {name}:{line} {message}"
+_FILE_FORMAT = "{{time:YYYY-MM-DD HH:mm:ss.SSS}} {{level: <7}} rank {rank} {{name}}:{{line}} {{message}}"
 
 
 class _ToLoguru(logging.Handler):
@@ -53,7 +53,6 @@ def to_stderr(level: str) -> None:
     The stream is looked up at each line: a progress bar puts its own in place while it is shown.
     """
     logger.remove()
-    logger.configure(extra={"rank": 0})
     logger.add(
         _write_to_stderr, level=level, format=_STDERR_FORMAT, colorize=on_terminal(), diagnose=False, backtrace=False
     )
@@ -82,11 +81,11 @@ def to_file(path: Path, rank: int, otherwise: str = "set output_dir") -> Iterato
         StorageError: the file cannot be opened.
     """
     show, handlers, level = warnings.showwarning, logging.root.handlers[:], logging.root.level
-    logger.configure(extra={"rank": rank})
     with storing(path, otherwise):
         # No buffer: what was refused would be tried again with every line, and at the end.
         file = FileIO(path, "a", opener=no_link)
-    sink = logger.add(_LogFile(file, path).write, level="DEBUG", format=_FILE_FORMAT, diagnose=False, backtrace=False)
+    write, form = _LogFile(file, path).write, _FILE_FORMAT.format(rank=rank)
+    sink = logger.add(write, level="DEBUG", format=form, diagnose=False, backtrace=False)
     logging.root.handlers, warnings.showwarning = [_ToLoguru()], _log_warning
     logging.root.setLevel(logging.INFO)
     try:

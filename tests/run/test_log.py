@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import resource
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from loguru import logger
 
-from pipeline import GeneralTrainer
+from pipeline import GeneralTrainer, hookspecs, load
 from pipeline.errors import StorageError
 from pipeline.run import log
 
@@ -172,3 +177,33 @@ def test_a_log_that_cannot_be_opened_is_a_storage_error() -> None:
         log.to_file(Path("gone/log.txt"), rank=0),
     ):
         pass
+
+
+def state_of_python() -> dict[str, Any]:
+    """What a run must leave as it was: handlers of signals, logs, warnings and errors, streams, threads."""
+    core = logger._core  # type: ignore[attr-defined]
+    return {
+        "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
+        "loguru": (dict(core.handlers), dict(core.extra)),
+        "logging": (logging.root.handlers[:], logging.root.level, logging.lastResort),
+        "warnings": (warnings.showwarning, warnings.filters[:]),
+        "errors": (sys.excepthook, sys.unraisablehook, threading.excepthook),
+        "sys": (sys.stdout, sys.stderr, sys.displayhook, sys.path[:], sys.gettrace(), gc.isenabled()),
+        "others": (threading.enumerate(), Path.cwd(), hookspecs.observer, torch.get_num_threads()),
+    }
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_run_in_python_leaves_nothing_behind_whether_it_fails_or_not(size: int, linear: Path) -> None:
+    before = state_of_python()
+    options = [f"phase.line.model_args={{in_features: {size}, out_features: 1}}", "runner.train_runner.threads=2"]
+    with nullcontext() if size == 1 else pytest.raises(RuntimeError):
+        GeneralTrainer(linear, ["plugins=[{progress_bar: {live: true}}]", *options]).run()
+    assert state_of_python() == before
+
+
+def test_loading_a_trained_model_leaves_nothing_behind(linear: Path) -> None:
+    GeneralTrainer(linear, ["runner.train_runner.threads=2"]).run()
+    before = state_of_python()
+    load("runs/workspace/latest", "last")
+    assert state_of_python() == before

@@ -1,0 +1,1 @@
+"""``pipeline runs``: the runs in a folder, filtered and sorted."""
