@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from importlib.util import find_spec
 from threading import Event, RLock, Thread
 from typing import Any
 
@@ -107,6 +108,11 @@ class Bar(Progress):
             self.update(task, completed=count())
 
 
+def _in_notebook() -> bool:
+    """Whether this is a notebook in which rich can draw a bar."""
+    return Console(stderr=True).is_jupyter and find_spec("ipywidgets") is not None
+
+
 class ProgressBar:
     """Shows the batches of the running epoch, the time left, and the numbers of the last ``print_interval``.
 
@@ -114,13 +120,13 @@ class ProgressBar:
     terminal, or with ``live: false``, there is a line per ``print_interval`` instead.
 
     Args:
-        live: whether to draw a bar; None decides by whether stderr is a terminal.
+        live: whether to draw a bar; None: where stderr is a terminal, and in a notebook that has ``ipywidgets``.
     """
 
     every_rank = False
 
     def __init__(self, live: bool | None = None) -> None:
-        self.live = on_terminal() if live is None else live
+        self.live = (on_terminal() or _in_notebook()) if live is None else live
         self.bar: Bar | None = None
         # What the bar shows of the training, and of a validation.
         self.training: TaskID | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import os
 import re
@@ -19,7 +20,7 @@ import pytest
 import yaml
 from click.testing import Result
 from forked_runs import Zygote
-from pipeline_plugins.progress_bar import Bar
+from pipeline_plugins.progress_bar import Bar, ProgressBar
 
 from pipeline import Context, GeneralTrainer, hookimpl
 
@@ -333,3 +334,14 @@ def test_a_run_that_goes_on_counts_the_batches_of_the_whole_epoch(
     batches = 6 * len(phases)
     places = [place for line in log_lines for place in re.findall(r"epoch 1  batch (\d+/\d+)", line)]
     assert places == [f"{done}/{batches}" for done in range(at // 2 * 2 - batches + 1, batches + 1)]
+
+
+def test_a_notebook_that_has_ipywidgets_shows_the_bar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert not ProgressBar().live
+    # By this rich knows a notebook.
+    shell = type("ZMQInteractiveShell", (), {})
+    monkeypatch.setattr(builtins, "get_ipython", shell, raising=False)
+    assert not ProgressBar().live
+    (tmp_path / "ipywidgets.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert ProgressBar().live
