@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from pipeline.context import Context, Phase
 from pipeline.data.batch import is_unlabelled, on_device, shape_of
 from pipeline.data.loader import without_state
 from pipeline.data.workers import supervise_workers
-from pipeline.errors import ConfigError, DataError, no_loss, one_of
+from pipeline.errors import DataError, no_loss, one_of
 from pipeline.signals import SHUTDOWN
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.meters import Meters
@@ -183,25 +182,6 @@ def evaluate_loader(
         batches = SHUTDOWN.interruptible(batches)
     with supervise_workers(batches):
         return evaluate(brain, batches, stage, metrics, observe, epoch, readable)
-
-
-def build_train_metrics(phase: PhaseSchema, workspace: Path | None) -> dict[str, Any]:
-    """The ``train_metrics`` of a phase by name: beside what a metric has, each has a state.
-
-    Raises:
-        ConfigError: one has none, without which no run could go on within an epoch.
-    """
-    metrics = build_metrics(phase.train_metrics, workspace)
-    for name, metric in metrics.items():
-        if not (hasattr(metric, "state_dict") and hasattr(metric, "load_state_dict")):
-            what = (
-                f"phase.{phase.name}.train_metrics.{name}: {type(metric).__name__} lacks state_dict or load_state_dict"
-            )
-            raise ConfigError(f"{what}, without which no run could go on within an epoch; add both")
-        # torchmetrics keeps nothing in a state_dict unless it is asked to.
-        if hasattr(metric, "persistent"):
-            metric.persistent(True)
-    return metrics
 
 
 def computed(metrics: Mapping[str, Metric]) -> dict[str, float]:

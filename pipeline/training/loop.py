@@ -20,16 +20,10 @@ from pipeline.errors import CheckpointError, ConfigError, ContextError, StageErr
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.evaluation import (
-    Validation,
-    Verb,
-    build_train_metrics,
-    evaluate_each,
-    evaluate_loader,
-    extend_metrics,
-)
+from pipeline.training.evaluation import Validation, Verb, evaluate_each, evaluate_loader, extend_metrics
 from pipeline.training.export import WeightExporter
 from pipeline.training.journal import Journal
+from pipeline.training.metrics.base import build_train_metrics
 from pipeline.training.optim_scheduler import OptimScheduler, attach_optimizer_hooks
 from pipeline.training.phase import pass_loader, phase_errors, phase_of, run_options_for, warn_of_unresumable_orders
 from pipeline.training.train_pass import PassIterator, PassLoop, TrainPass
@@ -649,7 +643,7 @@ class TrainLoop(PassLoop):
 
     def _new_pass(self, name: str) -> TrainPass:
         phase = self.phases[name]
-        metrics = build_train_metrics(self.schemas[name], self.context["config"].workspace)
+        metrics = build_train_metrics(name, self.schemas[name].train_metrics, self.context["config"].workspace)
         return TrainPass(self, name, phase["brain"], phase["updater"], metrics)
 
     def _in_body(self) -> bool:

@@ -27,8 +27,7 @@ from pipeline.stages.instance import Instance
 from pipeline.stages.network import Network
 from pipeline.trainer import GeneralTrainer
 from pipeline.training.brain import Stage
-from pipeline.training.evaluation import build_train_metrics
-from pipeline.training.metrics.base import build_metrics
+from pipeline.training.metrics.base import build_metrics, build_train_metrics
 from pipeline.user_code import plugins
 from pipeline.user_code.class_path import load_named
 from pipeline.user_code.tracebacks import user_traceback
@@ -279,7 +278,7 @@ class Build:
         """Build a phase, and return a line about it."""
         metrics, make = f"phase.{phase.name}.metrics", partial(PhaseBuild, phase, runner, self.config)
         self.problems.attempt(metrics, partial(build_metrics, phase.metrics, self.config.workspace))
-        train_metrics = partial(build_train_metrics, phase, self.config.workspace)
+        train_metrics = partial(build_train_metrics, phase.name, phase.train_metrics, self.config.workspace)
         self.problems.attempt(f"phase.{phase.name}.train_metrics", train_metrics)
         build = None
         try:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeline.data.batch import shape_of
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 from pipeline.user_code import class_path
 from pipeline.user_code.class_path import METRICS
 
@@ -96,6 +96,25 @@ def build_metrics(settings: Mapping[str, Mapping[str, Any]], workspace: Path | N
         if isinstance(path, str):
             path = class_path.parse(path, name="Metric", workspace=workspace, module=METRICS)
         metrics[name] = class_path.load_class(path, object)(**metric.get("args", {}))
+    return metrics
+
+
+def build_train_metrics(
+    phase: str, settings: Mapping[str, Mapping[str, Any]], workspace: Path | None
+) -> dict[str, Any]:
+    """The ``train_metrics`` of a phase by name: beside what a metric has, each has a state.
+
+    Raises:
+        ConfigError: one has none, without which no run could go on within an epoch.
+    """
+    metrics: dict[str, Any] = {**build_metrics(settings, workspace)}
+    for name, metric in metrics.items():
+        if not (hasattr(metric, "state_dict") and hasattr(metric, "load_state_dict")):
+            what = f"phase.{phase}.train_metrics.{name}: {type(metric).__name__} lacks state_dict or load_state_dict"
+            raise ConfigError(f"{what}, without which no run could go on within an epoch; add both")
+        # torchmetrics keeps nothing in a state_dict unless it is asked to.
+        if hasattr(metric, "persistent"):
+            metric.persistent(True)
     return metrics
 
 
