@@ -185,9 +185,8 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
 
 def no_loss(name: str, numbers: Iterable[str]) -> str:
     """Why a loss that is watched is not among the numbers of an evaluation, with its leading ``;``; ``""``: it is no loss."""
-    has_loss = any(number.endswith("loss") for number in numbers)
     why = "; compute_objectives returned none there: return one, or watch another number"
-    return why if name.endswith("loss") and not has_loss else ""
+    return why if name.endswith("loss") and not any(number.endswith("loss") for number in numbers) else ""
 
 
 def one_of(name: str, candidates: Iterable[str]) -> str:

@@ -248,6 +248,7 @@ def check_updater(updater: Setting) -> None:
 
 # What the runner calls on a metric.
 METRIC = ("update", "compute", "reset")
+TRAIN_METRIC = (*METRIC, "state_dict", "load_state_dict")
 
 # What a phase takes from the phase whose model it shares.
 MODEL_KEYS = ("model", "model_args", "modules", "loss", "optim_schedulers")
@@ -316,10 +317,9 @@ class PhaseCheck:
 
     def metrics(self, phase: Setting) -> None:
         """Check the metrics of a phase; some runner of the config, in ``mode`` or not, has to have data for them."""
-        for name, metric in phase["metrics"].entries():
-            self.metric(name, metric, METRIC)
-        for name, metric in phase["train_metrics"].entries():
-            self.metric(name, metric, (*METRIC, "state_dict", "load_state_dict"))
+        for key, methods in (("metrics", METRIC), ("train_metrics", TRAIN_METRIC)):
+            for name, metric in phase[key].entries():
+                self.metric(name, metric, methods)
 
         runners = phase.inspection.settings("runner").values()
         own = [each for each in runners if each["phases"].value is None or phase.name in names_in(each["phases"])]

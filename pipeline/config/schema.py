@@ -410,9 +410,7 @@ class PhaseSchema(_Section):
     )
     updater: UpdaterValue | None = Field(None, description="{class_path, args}: trains on one batch; null is the Brain")
     dataset_name: str | None = Field(None, description="the data that is trained on")
-    valid_dataset_name: Names | None = Field(
-        None, description="evaluated each `valid_interval`, and by an infer runner; a list: `<name>/loss` of each"
-    )
+    valid_dataset_name: Names | None = Field(None, description="is evaluated each `valid_interval`, and to infer")
 
     @property
     def valid_datasets(self) -> list[str]:
@@ -423,10 +421,6 @@ class PhaseSchema(_Section):
         """How a number of its validation is reported: ``valid_loss``; what is of one of several datasets, ``test/loss``."""
         of_one = len(self.valid_datasets) > 1 and number.partition("/")[0] in self.valid_datasets
         return number if of_one else f"valid_{number}"
-
-    def is_validated_as(self, name: str) -> bool:
-        """Whether its validation may report a number by this name."""
-        return name.startswith("valid_") or self.valid_name(name) == name
 
 
 class RunnerSchema(_Section):

@@ -616,7 +616,8 @@ class TrainLoop(PassLoop):
         unchanged &= self.validation.validated.keys()
         iterations = {phase: dict(own) for phase, own in self.iterations.items()}
         for phase in unchanged & iterations.keys():
-            valid = filter(self.schemas[phase].is_validated_as, iterations[phase])
+            reported_as = self.schemas[phase].valid_name
+            valid = [name for name in iterations[phase] if name.startswith("valid_") or reported_as(name) == name]
             iterations[phase] |= dict.fromkeys(valid, self.counters["iteration"])
         return iterations
 

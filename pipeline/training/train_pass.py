@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pipeline.checkpoint.random_state import random_state, restore_random_state
 from pipeline.checkpoint.state import EntryState, PassState, mapping_of
@@ -331,10 +330,9 @@ class TrainPass:
         """Have the metrics judge a batch, and call the plugins."""
         if predictions is None:
             what = f"phase.{self.phase}.train_metrics: nothing gives the predictions on which this phase is trained"
-            remedy = "call the Brain's fit_batch of pipeline, or leave them out and use self.log"
-            raise DataError(f"{what}; {remedy}")
+            raise DataError(f"{what}; call Brain.fit_batch in the step, or remove them and use self.log")
         with torch.no_grad():
-            judged = predictions.detach() if isinstance(predictions, Tensor) else predictions
+            judged = predictions.detach() if isinstance(predictions, torch.Tensor) else predictions
             brain, kind = self.brain, type(self.brain)
             judged, target = kind.readable(brain, judged, batch), kind.target(brain, batch)
             for metric in self.metrics.values():
