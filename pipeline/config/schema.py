@@ -410,7 +410,7 @@ class PhaseSchema(_Section):
     )
     updater: UpdaterValue | None = Field(None, description="{class_path, args}: trains on one batch; null is the Brain")
     dataset_name: str | None = Field(None, description="the data that is trained on")
-    valid_dataset_name: Names | None = Field(None, description="is evaluated each `valid_interval`, and to infer")
+    valid_dataset_name: Names | None = Field(None, description="evaluated each `valid_interval`, and by infer runners")
 
     @property
     def valid_datasets(self) -> list[str]:
