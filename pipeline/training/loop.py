@@ -599,7 +599,11 @@ class TrainLoop(PassLoop):
         self.context.requests -= {CHECKPOINT} if self.validation.running else {CHECKPOINT, VALIDATION}
         self._save_postponed = False
         validation = ValidationState(**self.validation.state_dict())
-        own = {"passes": self.passes, "iterations": self.iterations, "asked_updates": self.schedule.asked_updates}
+        own = {
+            "passes": self.passes,
+            "iterations": self.iterations,
+            "asked_updates": self.schedule.saving.asked["update"],
+        }
         loop = self.journal.capture(self._leader, validation=validation, **own)
         for phase, numbers in self.metrics.items():
             # A plugin may have added some.
@@ -633,7 +637,8 @@ class TrainLoop(PassLoop):
         self.metrics, self.iterations, self.passes = checkpoint.state.metrics, state.iterations, state.passes
         self.validation.load_state_dict(state.validation.to_tree())
         if state.asked_updates is not None:
-            self.schedule.asked_updates = state.asked_updates
+            # An update that ended a pass came after its last iteration: what is due with it is yet to be done.
+            self.schedule = Schedule.of_runner(self.runner, {**self.counters, "update": state.asked_updates})
         for training in self.journal.load(state, dict(checkpoint.state.random), self._resumed_pass):
             self.start(training, 0)
 

@@ -135,7 +135,7 @@ def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Con
     """
     for phase in (phase for phase in phases if phase.model_of is None):
         for name, scheduler in context["model"][phase.name]["optim_schedulers"].items():
-            if not isinstance(scheduler, PlannedSchedule) or not (scheduler.is_open or scheduler.steps is not None):
+            if not isinstance(scheduler, PlannedSchedule):
                 continue
             needed = own or _steps_needed(scheduler, phase, runner, phases, context)
             address = f"phase.{phase.name}.optim_schedulers.{name}"
@@ -147,15 +147,11 @@ def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Con
 
 def _plan(scheduler: PlannedSchedule, needed: int | str, *, debug: bool) -> None:
     """Say to a schedule how many steps the training needs; a text is why nobody knows."""
+    if scheduler.is_open and isinstance(needed, str):
+        raise ConfigError(f"nobody knows how many steps it has: {needed}; {_WRITE_STEPS}")
     if isinstance(needed, str):
-        if scheduler.is_open:
-            raise ConfigError(f"nobody knows how many steps it has: {needed}; {_WRITE_STEPS}")
-    elif not scheduler.is_open and scheduler.steps is not None and needed > scheduler.steps:
-        kind = type(scheduler).__name__
-        if isinstance(scheduler, TorchSchedule):
-            kind = scheduler.schedule_class.__name__
-        raise ConfigError(too_short(kind, scheduler.steps, needed, per_epoch=scheduler.per == "epoch"))
-    elif scheduler.is_open:
+        return
+    if scheduler.is_open:
         try:
             scheduler.take_length(needed)
         except ConfigError:
@@ -163,6 +159,9 @@ def _plan(scheduler: PlannedSchedule, needed: int | str, *, debug: bool) -> None
             if not debug:
                 raise
             scheduler.take_length(NEVER)
+    elif isinstance(scheduler, TorchSchedule) and scheduler.steps is not None and needed > scheduler.steps:
+        kind = scheduler.schedule_class.__name__
+        raise ConfigError(too_short(kind, scheduler.steps, needed, per_epoch=scheduler.per == "epoch"))
 
 
 _WRITE_STEPS = "give the runner max_steps, or write the schedule's total_steps, and warmup_steps as a number of steps"
@@ -188,12 +187,10 @@ def _steps_needed(
     if runner.optimizer_step_limit and not all(windows.values()):
         return "the optimizers of a phase act after different numbers of batches"
     iterations = _iterations(runner, counts, windows, context)
+    if iterations >= NEVER and unknown:
+        return f"dataset.{unknown[0].dataset_name} has no length"
     if iterations >= NEVER:
-        return (
-            f"dataset.{unknown[0].dataset_name} has no length"
-            if unknown
-            else "nothing that counts steps ends the training"
-        )
+        return "nothing that counts steps ends the training"
     whole, remaining = divmod(iterations, sum(counts.values()))
     passes, closed = {}, {}
     for name, count in counts.items():

@@ -49,11 +49,6 @@ class PlannedSchedule(OptimScheduler):
     per = "step"
     is_open = False
 
-    @property
-    def steps(self) -> int | None:
-        """After how many the schedule cannot go on; None: it has no such end."""
-        return None
-
     @abstractmethod
     def take_length(self, steps: int) -> None:
         """Take how many windows, or epochs, the training has.

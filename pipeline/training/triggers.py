@@ -262,16 +262,6 @@ class Schedule:
             self.time_limit.check()
         return tuple(trigger.fires(counters) for trigger in self._triggers)
 
-    @property
-    def asked_updates(self) -> int:
-        """The updates when it was last asked what is due; an update that ends a pass comes after its last iteration."""
-        return self.printing.asked["update"]
-
-    @asked_updates.setter
-    def asked_updates(self, updates: int) -> None:
-        for trigger in self._triggers:
-            trigger.asked["update"] = updates
-
     def over(self, counters: Mapping[str, int]) -> bool:
         """Whether training has reached one of its limits."""
         ended = counters["epoch"] >= self.epochs or counters["iteration"] >= self.max_steps
