@@ -15,6 +15,7 @@ from pipeline.config.schema import TRAINING_KEYS, BestSettings, PredictionSettin
 from pipeline.config.yaml_tree import Node
 from pipeline.errors import one_of
 from pipeline.user_code import classes, source
+from pipeline.user_code.plugins import prediction_formats
 
 # What an infer runner has no use for.
 TRAINING = (
@@ -121,6 +122,9 @@ def _check_predictions(runner: Setting, phases: Settings) -> None:
     predictions = runner["predictions"]
     predictions.check_keys(list(fields(PredictionSettings)))
     predictions["from"].find_class("readable")
+    chosen, formats = predictions["format"], prediction_formats()
+    if isinstance(chosen.value, str) and chosen.value not in formats:
+        chosen.fault(f"there is no format '{chosen.value}'{one_of(chosen.value, formats)}")
     data = [phase["valid_dataset_name"].value for phase in phases.values()]
     count = sum(len(names) if isinstance(names, list) else 1 for names in data)
     if predictions["path"].value and count > 1:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from loguru import logger
 
-from pipeline.checkpoint import foreign, layout, reader, storage, store, weights
+from pipeline.checkpoint import foreign, layout, reader, store, weights
 from pipeline.checkpoint.layout import FOLDER
 from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.store import CheckpointWriter
@@ -18,7 +18,6 @@ from pipeline.checkpoint.weights import Models
 from pipeline.config import yaml_tree
 from pipeline.config.load import BEST, LAST, Config
 from pipeline.config.schema import BestSettings, RunnerSchema, RunSettings
-from pipeline.config.yaml_tree import MAX_BYTES, Origin
 from pipeline.errors import CheckpointError, ConfigError, NoCheckpointError, one_of
 
 
@@ -113,33 +112,20 @@ def checkpoint_of_run(run_dir: Path, which: str | int, runner: str | None = None
 
 
 def _runner_of_run(run_dir: Path, name: str | None) -> EarlierRunner:
-    """A train runner of another run that has saved a checkpoint."""
-    saved = {
-        runner: keep_best
-        for runner, keep_best in _train_runners(run_dir).items()
-        if layout.committed_checkpoints(run_dir / runner / FOLDER)
-    }
-    if not saved:
-        raise CheckpointError(f"{run_dir}: no train runner of this run has saved a checkpoint; name another run")
-    if name is not None and name not in saved:
-        raise CheckpointError(f"{run_dir}: no train runner '{name}' has saved a checkpoint{one_of(name, saved)}")
-    name = name or list(saved)[-1]
-    return EarlierRunner(name, run_dir / name / FOLDER, saved[name])
-
-
-def _train_runners(run_dir: Path) -> dict[str, BestSettings | None]:
-    """Name -> ``keep_best``, in the order in which they run, as the ``config.yaml`` of a run directory has it."""
-    file = run_dir / "config.yaml"
+    """A train runner of another run that has saved a checkpoint, as the ``config.yaml`` of the run directory has it."""
     try:
-        text = storage.read_small(file, MAX_BYTES).decode("utf-8", "surrogateescape")
-        config = yaml_tree.parse(text, Origin(str(file), None)).plain()
-        runners = {runner["name"]: runner for runner in config["runner"]}
-        runners = {name: runners[name] for name in config.get("mode") or runners}
-        keep = {name: runner.get("keep_best") for name, runner in runners.items() if runner["class"] == "train"}
-        return {name: best and BestSettings.model_validate(best) for name, best in keep.items()}
-    except (CheckpointError, ConfigError, ValueError, LookupError, TypeError, AttributeError) as error:
+        config = yaml_tree.read_file(run_dir / "config.yaml", []).plain()
+        keep = {runner["name"]: runner.get("keep_best") for runner in config["runner"]}
+        saved = [own for own in config.get("mode") or keep if layout.committed_checkpoints(run_dir / own / FOLDER)]
+        best = {own: keep[own] and BestSettings.model_validate(keep[own]) for own in saved}
+    except (ConfigError, ValueError, LookupError, TypeError, AttributeError) as error:
         what = f"{run_dir}: is no run directory, or its config.yaml cannot be read ({error})"
         raise CheckpointError(f"{what}; name a run directory, or a checkpoint itself") from error
+    if not saved or name not in (None, *saved):
+        runner = f"runner '{name}'" if name else "runner"
+        raise CheckpointError(f"{run_dir}: no train {runner} has saved a checkpoint{one_of(name or '', saved)}")
+    name = name or saved[-1]
+    return EarlierRunner(name, run_dir / name / FOLDER, best[name])
 
 
 def read_or_skip(path: Path, with_training: bool = False) -> LoadedCheckpoint | None:

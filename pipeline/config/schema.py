@@ -122,18 +122,6 @@ def _tags(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _predictions(value: Any) -> Any:
-    if isinstance(value, dict):
-        return value
-    raise ValueError(f"is {value!r}; write {{format: jsonl}}, or write_predictions: true")
-
-
-def _which(value: Any) -> Any:
-    if value in ("best", "last") or (type(value) is int and value >= 0):
-        return value
-    raise ValueError(f"is {value!r}; write best, last or the iteration of a checkpoint")
-
-
 _STRING = {"type": "string"}
 
 _INTERVAL = {"anyOf": [
@@ -163,8 +151,6 @@ _KIND = {"enum": ["train", "infer", "single_train", "single_infer"]}
 _DEVICE = {"anyOf": [{"enum": ["auto", "cpu", "gpu", "cuda"]}, {"type": "string", "pattern": "^cuda:[0-9]+$"}]}
 
 _PRECISION = {"title": "fp32, fp16 or bf16", "enum": ["fp32", "fp16", "bf16", "32", "16-mixed", "bf16-mixed", 32]}
-
-_WHICH = {"anyOf": [{"enum": ["best", "last"]}, {"type": "integer", "minimum": 0}]}
 
 _CLASS = {
     "type": "object",
@@ -233,8 +219,6 @@ Patience = Annotated[int, Field(ge=0)]
 
 Norm = Annotated[float, Field(gt=0)]
 
-Which = Annotated[str | int, BeforeValidator(_which), WithJsonSchema({"title": "best, last or an iteration", **_WHICH})]
-
 Arguments = dict[str, Any]
 
 # Name -> ``{class, args}``.
@@ -262,7 +246,9 @@ class RunSettings(BaseModel):
 
     model_config = _INNER
     run: str = Field(description="its run directory")
-    which: Which = Field("best", description="best, last, or the iteration of a checkpoint")
+    which: Literal["best", "last"] | Patience = Field(
+        "best", description="best, last, or the iteration of a checkpoint"
+    )
     runner: str | None = Field(None, description="which of its train runners; null is the last one that has saved")
 
 
@@ -270,7 +256,7 @@ class PredictionSettings(BaseModel):
     """What an infer runner writes of its predictions."""
 
     model_config = _INNER
-    format: Literal["jsonl", "safetensors"] = Field("jsonl", description="a line per sample, or tensors by name")
+    format: str = Field("jsonl", description="jsonl, safetensors or that of another package")
     path: str | None = Field(
         None, description="the file; null is `<phase>_predictions.<format>` in the runner's folder"
     )
@@ -329,9 +315,7 @@ InitialWeights = Annotated[
     WithJsonSchema({"title": "string or mapping", "anyOf": [_STRING, RunSettings.model_json_schema()]}),
 ]
 
-Predictions = Annotated[
-    PredictionSettings, BeforeValidator(_predictions), WithJsonSchema(PredictionSettings.model_json_schema())
-]
+Predictions = Annotated[PredictionSettings, WithJsonSchema(PredictionSettings.model_json_schema())]
 
 UpdaterValue = Annotated[UpdaterSettings, WithJsonSchema(UpdaterSettings.model_json_schema())]
 

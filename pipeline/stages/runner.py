@@ -12,7 +12,6 @@ from pipeline.checkpoint.initial_weights import load_next
 from pipeline.config.schema import PredictionSettings, RunnerSchema
 from pipeline.context import Context, Phase
 from pipeline.stages.base import RunnerBase
-from pipeline.stages.predictions import prediction_file
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.evaluation import evaluate_each, evaluate_loader, report_evaluation
 from pipeline.training.loop import loop_of
@@ -20,6 +19,7 @@ from pipeline.training.metrics.base import build_metrics
 from pipeline.training.phase import pass_loader, phase_errors, phase_of, plan_schedules, run_options_for
 from pipeline.training.updater import is_plain
 from pipeline.user_code.class_path import load_named
+from pipeline.user_code.plugins import prediction_formats
 
 
 class Runner(RunnerBase):
@@ -148,7 +148,7 @@ class Runner(RunnerBase):
             # A name of a phase or dataset has no dot.
             name = phase.name if len(datasets) == 1 else f"{phase.name}.{dataset}"
             path = self._predictions_path(context, settings, name)
-            with prediction_file(path, settings.format) as write:
+            with prediction_formats()[settings.format].load()(path) as write:
                 numbers = evaluate_loader(brain, loader, device, Stage.TEST, metrics, write, readable=readable)
             logger.info(f"predictions of phase '{phase.name}' are in {path}")
             return numbers

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,14 @@ class Plugin:
 def installed_plugins() -> dict[str, str]:
     """Plugin name -> class path, for the plugins that installed packages offer (entry-point group ``pipeline.plugins``)."""
     return {point.name: point.value for point in entry_points(group=GROUP)}
+
+
+def prediction_formats() -> dict[str, EntryPoint]:
+    """Name -> function, for what installed packages offer to write predictions (entry-point group ``pipeline.prediction_formats``).
+
+    Called with a path, it gives a context manager, which gives what is called with (predictions, target, batch) of each batch.
+    """
+    return {point.name: point for point in entry_points(group="pipeline.prediction_formats")}
 
 
 def configured_plugins(tree: Node, workspace: Path | None) -> tuple[list[Plugin], list[Fault]]:

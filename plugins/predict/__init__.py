@@ -1,1 +1,1 @@
-"""``pipeline predict``: what the model of a run predicts, in a file."""
+"""What a model predicts, in a file: the formats, and ``pipeline predict``."""

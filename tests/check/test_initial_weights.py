@@ -96,7 +96,7 @@ NO_BEST = f"{JUDGE}: is 'best', and learn keeps no best checkpoint; add `{KEEP}`
         ("init_model_path: {run: runs/x, which: best}", "device: auto",
          f"config.yaml:13:22: {JUDGE}: no such run directory: {{here}}/runs/x; check the path"),
         ("init_model_path: {run: ., which: bets}", "device: auto",
-         f"config.yaml:13:38: {JUDGE}.which: is 'bets'; write best, last or the iteration of a checkpoint"),
+         f"config.yaml:13:38: {JUDGE}.which: is 'bets'; did you mean 'best'?"),
         ("init_model_path: {run: ., whcih: best}", "device: auto",
          f"config.yaml:13:31: {JUDGE}.whcih: unknown key; did you mean 'which'?"),
         ("init_model_path: {which: best}", "device: auto",

@@ -33,7 +33,7 @@ WITH_TORCH = {
 WITH_TORCH |= {
     f"run.{module}" for module in ("session", "resume", "device", "provenance", "failures", "mid_epoch", "summary")
 }
-WITH_TORCH |= {f"stages.{module}" for module in ("build", "experiment", "experiment_config", "predictions")}
+WITH_TORCH |= {f"stages.{module}" for module in ("build", "experiment", "experiment_config")}
 WITH_TORCH |= {f"stages.{stage}" for stage in ("instance", "network", "startup", "runner", "terminal")}
 WITHOUT_TORCH = {f"checkpoint.{module}" for module in ("layout", "header", "storage")}
 Call = Callable[..., Result]

@@ -126,7 +126,7 @@ def test_defaults_of_two_configs_are_not_shared(config: Configs) -> None:
         ("runner", "save_inference_interval: 0", f"runner.x.save_inference_interval: is 0; {INTERVAL}"),
         ("runner", "save_inference_path: [a]", "runner.x.save_inference_path: is ['a'], a list; write a string"),
         ("runner", "save_inference_export: 1", "runner.x.save_inference_export: is 1, a whole number; write true or false"),
-        ("runner", "write_predictions: on", "runner.x.predictions: is 'on'; write {format: jsonl}, or write_predictions: true"),
+        ("runner", "write_predictions: on", "runner.x.predictions: is 'on', a string; write a mapping"),
         ("", "phase: [{name: training}]",
          "phase.training.name: is 'training', which a checkpoint uses itself beside the weights; choose another name"),
         ("runner", "seed: -1", "runner.x.seed: is -1; it must be at least 0"),

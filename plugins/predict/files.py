@@ -1,14 +1,14 @@
-"""What an infer runner writes of its predictions: a line of JSON per sample, or tensors by name."""
+"""The formats of what an infer runner writes of its predictions: a line of JSON per sample, or tensors by name."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sized
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sized
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 from torch import Tensor
@@ -84,18 +84,26 @@ class TensorsByName:
         self.file.write(encode_tensors(tensors, {"id": json.dumps(self.ids)} if self.ids else None))
 
 
-Writer: TypeAlias = JsonLines | TensorsByName
+def jsonl(path: Path) -> AbstractContextManager[JsonLines]:
+    """The format ``jsonl``: a line of JSON per sample."""
+    return _writing(path, JsonLines)
 
-FORMATS: dict[str, type[JsonLines] | type[TensorsByName]] = {"jsonl": JsonLines, "safetensors": TensorsByName}
+
+def safetensors(path: Path) -> AbstractContextManager[TensorsByName]:
+    """The format ``safetensors``: tensors by name."""
+    return _writing(path, TensorsByName)
+
+
+_Writer = TypeVar("_Writer", JsonLines, TensorsByName)
 
 
 @contextmanager
-def prediction_file(path: Path, form: str) -> Iterator[Writer]:
+def _writing(path: Path, kind: Callable[[Path, BinaryIO], _Writer]) -> Iterator[_Writer]:
     """Takes predictions of batches until the block ends: then the file is complete on the disk, and after an error as it was.
 
     Args:
         path: of the file.
-        form: a key of ``FORMATS``.
+        kind: what writes it.
 
     Raises:
         StorageError: the storage refuses.
@@ -110,7 +118,7 @@ def prediction_file(path: Path, form: str) -> Iterator[Writer]:
     with stack:
         # What was refused would be tried again when it is closed, which another error has told of.
         stack.callback(partial(_close, file))
-        writer = FORMATS[form](path, file)
+        writer = kind(path, file)
         yield writer
         with storing(path, _OTHERWISE):
             writer.finish()
