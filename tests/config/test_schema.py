@@ -35,7 +35,7 @@ STAGES = ("instance", "network", "startup", "runner", "terminal")
         ("max_stage_repeats", 100), ("precision", "fp32"), ("eval_precision", "fp32"), ("optimizer_step_limit", None), ("max_time", None),
         ("valid_interval", "1 epoch"), ("keep_best", None), ("deterministic", False), ("check_gradients", False),
         ("compile", False), ("compile_module_keys", None), ("compile_mode", "default"), ("compile_using_fullgraph", False),
-        ("compile_using_dynamic_shape_tracing", False), ("jit", False), ("jit_module_keys", None), ("limit_batches", None),
+        ("compile_using_dynamic_shape_tracing", None), ("jit", False), ("jit_module_keys", None), ("limit_batches", None),
         ("overfit_batches", None), ("debug", False), ("debug_batches", 2), ("debug_epochs", 2), ("debug_persistently", False),
         ("save_checkpoint_path", None), ("save_inference_interval", None), ("save_inference_path", None),
         ("save_inference_export", False), ("threads", None),

@@ -666,7 +666,7 @@ def refused(config: Config, monkeypatch: pytest.MonkeyPatch) -> Callable[..., di
     def make(first: int, last: int, **runner: Any) -> dict[str, Any]:
         monkeypatch.setattr(Refusing, "first", first)
         monkeypatch.setattr(Refusing, "last", last)
-        chosen = config(save_interval=1, keep_last=None, **runner)
+        chosen = config(**{"save_interval": 1, "keep_last": None, **runner})
         chosen["plugins"].append(Refusing)
         return chosen
 
