@@ -257,14 +257,8 @@ class PredictionSettings(BaseModel):
 
     model_config = _INNER
     format: str = Field("jsonl", description="jsonl, safetensors or that of another package")
-    path: str | None = Field(
-        None, description="the file; null is `<phase>_predictions.<format>` in the runner's folder"
-    )
-    source: ClassPathValue | None = Field(
-        None,
-        alias="from",
-        description="(predictions, batch) -> what is written and what metrics get; null is the Brain's `readable`",
-    )
+    path: str | None = Field(None, description="the file; null is `<phase>_predictions.<format>` of the runner")
+    source: ClassPathValue | None = Field(None, alias="from", description="(predictions, batch) -> what is written")
 
 
 class UpdaterSettings(BaseModel):
