@@ -65,13 +65,10 @@ class GeneralTrainer:
         # A subclass may order the stages otherwise.
         in_order = type(self) is GeneralTrainer
         if not isinstance(config, Config):
-            about = {"label": label, "tags": [tags] if isinstance(tags, str) else [*tags], "note": note}
+            about = {"label": label, "tags": tags, "note": note}
             # JSON is YAML.
-            overrides = [
-                *overrides,
-                *(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in about.items() if value),
-            ]
-            config = check_or_raise(config, overrides, in_order=in_order, resumes=resume != NEVER)
+            words = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in about.items() if value]
+            config = check_or_raise(config, [*overrides, *words], in_order=in_order, resumes=resume != NEVER)
         self.config, self.resume = config, resume
         self.contexts: dict[str, Context] = {}
         self.outcome = ExitCode.USAGE

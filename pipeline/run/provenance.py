@@ -93,11 +93,6 @@ class Provenance:
             {_copy_name(file, workspace): file for file in config.sources},
         )
 
-    def update(self, directory: RunDirectory) -> None:
-        """Write the packages that the run has imported on its way, too."""
-        self.environment["packages"] = imported_packages()
-        self.write(directory, only={Path("environment.json")})
-
     def write(self, directory: RunDirectory, only: Container[Path] | None = None) -> None:
         """Write the files, and copy those of user code.
 

@@ -83,7 +83,7 @@ def list_runs(folder: str | os.PathLike[str] = "runs") -> list[RunRecord]:
     if not os.path.isdir(folder):
         raise ConfigError(f"{folder}: is no folder; name one with runs in it, or a run directory")
     records = [_Reader(path).record for path in _run_directories(Path(folder), _DEPTH)]
-    return sorted(records, key=lambda record: record.when, reverse=True)
+    return sorted(records, key=lambda record: (record.when, record.path.name), reverse=True)
 
 
 def _run_directories(folder: Path, depth: int) -> Iterator[Path]:

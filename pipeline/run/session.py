@@ -31,7 +31,7 @@ from pipeline.run import log
 from pipeline.run.device import deterministic, refuse_several_processes, resolve_device
 from pipeline.run.directory import RunDirectory
 from pipeline.run.mid_epoch import MidEpoch
-from pipeline.run.provenance import Provenance
+from pipeline.run.provenance import Provenance, imported_packages
 from pipeline.run.resume import NEVER, PreviousRun, find_previous, reconcile, train_on, with_original_links
 from pipeline.run.summary import summary
 from pipeline.user_code import class_path, context_flow
@@ -88,7 +88,9 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
             run = Run(config, directory, trainers, stage_classes, devices, resumed=previous is not None)
             yield run
             if run.sessions:
-                provenance.update(directory)
+                # Those that it has imported on its way, too.
+                provenance.environment["packages"] = imported_packages()
+                provenance.write(directory, only={Path("environment.json")})
 
 
 @cache
