@@ -109,6 +109,7 @@ class RunnerSettings(Protocol):
     deterministic: bool
     threads: int | None
     grad_clip: float | None
+    grad_clip_value: float | None
     accum_grad: int
     nonfinite_patience: int | None
     check_gradients: bool

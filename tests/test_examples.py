@@ -134,7 +134,7 @@ def test_five_stages_finds_the_line_and_writes_it_down(ran: Ran) -> None:
 
 
 def test_custom_startup_keeps_the_weights_of_the_file_and_trains_the_rest(ran: Ran) -> None:
-    context = ran("custom_startup").contexts["train_runner"]
+    context = ran("custom_startup", "runner.train_runner.keep_last=null").contexts["train_runner"]
     given = load_file(context["run_dir"] / "encoder.safetensors")
     trained = context["model"]["rings"]["model"].state_dict()
     assert all(torch.equal(trained[f"encoder.{name}"], weights) for name, weights in given.items())
