@@ -162,7 +162,7 @@ def test_a_number_that_no_phase_reports_or_several_do_is_an_error(
 
 def test_a_training_without_validation_is_an_error() -> None:
     chosen = config(["a"], {})
-    del chosen["phase"][0]["valid_dataset_name"]
+    del chosen["phase"][0]["valid_dataset_name"], chosen["phase"][0]["metrics"]
     with pytest.raises(
         ConfigError, match="watches 'valid_loss', and no phase of t is validated; add valid_dataset_name"
     ):
