@@ -71,10 +71,12 @@ class TrainedModel:
 
     @property
     def _phase(self) -> Phase:
-        if len(self.phases) > 1:
-            names = list(self.phases)
-            raise ConfigError(f"{self.checkpoint}: is of the phases {', '.join(names)}; choose one: […]['{names[0]}']")
-        return next(iter(self.phases.values()))
+        first, *others = self.phases
+        if others:
+            raise ConfigError(
+                f"{self.checkpoint}: is of the phases {', '.join(self.phases)}; choose one: […]['{first}']"
+            )
+        return self.phases[first]
 
 
 def load(

@@ -61,7 +61,7 @@ def test_predictions_are_those_of_the_weights_without_dropout(linear: Path, work
     model = run(linear, "phase.line.model={workspace}/net.py", "phase.line.model_args={}")["model"]["line"]["model"]
     trained = pipeline.load("runs/workspace/latest", "last")
     x = torch.randn(5, 1)
-    [predictions] = trained.predict([(x, None)])
+    [predictions] = trained.predict([x])
     assert torch.equal(predictions, x * model.line.weight.detach() + model.line.bias.detach())
     assert not trained.model.training
     assert not predictions.requires_grad
