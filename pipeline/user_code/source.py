@@ -9,9 +9,9 @@ import re
 import sys
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, wraps
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -55,36 +55,22 @@ def once(function: Callable[_P, _T]) -> Callable[_P, _T]:
 @once
 def find_spec(dotted: str) -> ModuleSpec | None:
     """The spec of a module, found without importing its parents (``importlib.util.find_spec`` would import them)."""
-    spec: ModuleSpec | None = None
-    path: tuple[str, ...] | None = None
-    parts = dotted.split(".")
-    for depth in range(1, len(parts) + 1):
-        spec = _first_spec(".".join(parts[:depth]), path)
-        if spec is None or (depth < len(parts) and spec.submodule_search_locations is None):
-            return None
-        if spec.submodule_search_locations is not None:
-            path = tuple(spec.submodule_search_locations)
-    return spec
-
-
-@once
-def _first_spec(name: str, path: tuple[str, ...] | None) -> ModuleSpec | None:
+    parent, dot, last = dotted.rpartition(".")
+    above = find_spec(parent) if dot else None
+    path = tuple(above.submodule_search_locations or ()) if above else None
+    if dot and not path:
+        return None
     for finder in sys.meta_path:
         try:
-            spec = finder.find_spec(name, path)
+            spec = finder.find_spec(dotted, path)
         except KeyError:
             # A namespace package within a package asks sys.modules for its parent, which isn't imported.
-            spec = _namespace(name, path or ())
+            spec = ModuleSpec(dotted, None, is_package=True)
+            folders = [os.path.join(folder, last) for folder in path or ()]
+            spec.submodule_search_locations = list(filter(os.path.isdir, folders))
         if spec is not None:
             return spec
     return None
-
-
-def _namespace(name: str, parents: Sequence[str]) -> ModuleSpec:
-    folders = [os.path.join(parent, name.rpartition(".")[2]) for parent in parents]
-    spec = ModuleSpec(name, None, is_package=True)
-    spec.submodule_search_locations = [folder for folder in folders if os.path.isdir(folder)]
-    return spec
 
 
 ClassNode: TypeAlias = ast.ClassDef
@@ -110,19 +96,19 @@ class Module:
         name: its dotted name.
         file: where it is.
         is_package: whether it is an ``__init__.py``.
+        body: its statements.
         bindings: what each top-level name is bound to; ``ast.Pass`` where that depends on a condition.
         stars: the modules of which it imports every name.
         complete: whether it has no other names than these.
-        body: its statements.
     """
 
     name: str
     file: Path
     is_package: bool
-    bindings: dict[str, ast.AST] = field(repr=False)
-    stars: tuple[str, ...] = field(repr=False)
+    body: tuple[ast.stmt, ...] = field(repr=False)
+    bindings: dict[str, ast.AST] = field(default_factory=dict, repr=False)
+    stars: tuple[str, ...] = field(default=(), repr=False)
     complete: bool = True
-    body: tuple[ast.stmt, ...] = field(default=(), repr=False)
 
     def __hash__(self) -> int:
         """By file: one module is parsed once."""
@@ -165,16 +151,15 @@ def _parse(name: str, file: Path, is_package: bool, _modified: int) -> Module:
         raise SyntaxError(str(error)) from error
     except (MemoryError, RecursionError) as error:  # how Python's parser answers to thousands of brackets
         raise SyntaxError("is nested too deeply") from error
-    bindings: dict[str, ast.AST] = {}
-    stars: list[str] = []
-    module = Module(name, file, is_package, bindings, ())
+    module, stars = Module(name, file, is_package, tuple(tree.body)), list[str]()
     for statement, sometimes in top_level(tree.body):
         if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
             stars.append(module.absolute(statement))
         for bound_name in bound_names(statement):
-            bindings[bound_name] = ast.Pass() if sometimes and bound_name in bindings else statement
-    complete = "__getattr__" not in bindings and not _BY_CODE.search(text)
-    return Module(name, file, is_package, bindings, tuple(stars), complete, tuple(tree.body))
+            certain = not (sometimes and bound_name in module.bindings)
+            module.bindings[bound_name] = statement if certain else ast.Pass()
+    complete = "__getattr__" not in module.bindings and not _BY_CODE.search(text)
+    return replace(module, stars=tuple(stars), complete=complete)
 
 
 def top_level(body: Sequence[ast.AST], *, sometimes: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
@@ -209,10 +194,8 @@ def read(name: str) -> Module | None:
         SyntaxError: the file is no Python; also for bytes that are no text.
     """
     spec = find_spec(name)
-    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        return None
-    file = Path(spec.origin)
-    if not file.is_file():  # in a zip file
+    file = Path(spec.origin or "") if spec else Path()
+    if spec is None or file.suffix != ".py" or not file.is_file():  # such as one in a zip file
         return None
     return _parse(name, file, spec.submodule_search_locations is not None, file.stat().st_mtime_ns)
 
@@ -227,8 +210,8 @@ def heirs(module: Module, name: str) -> list[str]:
     """The classes of the file that derive from a name which the file imports."""
     if not isinstance(module.bindings.get(name), ast.ImportFrom):
         return []
-    classes = {class_name: node for class_name, node in module.bindings.items() if isinstance(node, ast.ClassDef)}
-    return [class_name for class_name, node in classes.items() if name in map(base_name, node.bases)]
+    classes = [(own, node) for own, node in module.bindings.items() if isinstance(node, ast.ClassDef)]
+    return [own for own, node in classes if name in map(base_name, node.bases)]
 
 
 def outer_class(module: Module, name: str) -> str | None:
@@ -280,10 +263,9 @@ def class_definition(cls: type) -> Definition | None:
 
 def find(module: Module, name: str) -> Definition | None:
     """The same; None also where the module certainly has no such name."""
-    try:
+    with suppress(NotDefinedError):
         return define(module, name)
-    except NotDefinedError:
-        return None
+    return None
 
 
 def _target(module: Module, node: ast.ImportFrom | ast.Import, first: str, rest: str) -> tuple[str, str]:
@@ -298,15 +280,11 @@ def _target(module: Module, node: ast.ImportFrom | ast.Import, first: str, rest:
 
 
 def _find_in_stars(module: Module, name: str, depth: int) -> Definition | None:
-    certain = module.complete
-    for star in module.stars:
-        source = quiet_read(star)
-        try:
-            if source:
-                return define(source, name, depth + 1)
-        except NotDefinedError:
-            continue
-        certain = False
+    origins = [quiet_read(star) for star in module.stars]
+    for origin in filter(None, origins):
+        with suppress(NotDefinedError):
+            return define(origin, name, depth + 1)
+    certain = module.complete and all(origins)
     if certain and not (module.is_package and find_spec(f"{module.name}.{name.partition('.')[0]}")):
         raise NotDefinedError(module)
     return None
@@ -314,10 +292,9 @@ def _find_in_stars(module: Module, name: str, depth: int) -> Definition | None:
 
 def quiet_read(name: str) -> Module | None:
     """The parsed module; None also if it cannot be read or parsed."""
-    try:
+    with suppress(SyntaxError, OSError, ValueError):
         return read(name)
-    except (SyntaxError, OSError, ValueError):
-        return None
+    return None
 
 
 def literal(module: Module, name: str) -> ast.expr | None:
@@ -373,8 +350,7 @@ def package(name: str) -> str:
 def neighbours(module: Module) -> Iterator[Module]:
     """The module and the files from which it imports relatively, as a script does those beside it; and theirs."""
     files, waiting = {module.file}, [module]
-    while waiting:
-        current = waiting.pop()
+    for current in waiting:  # which grows
         yield current
         for statement in current.bindings.values():
             home = current.absolute(statement) if isinstance(statement, ast.ImportFrom) else ""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from traceback import extract_tb, walk_tb
+from types import CodeType, TracebackType
 
 from pipeline import workspaces
 from pipeline.errors import ClassPathError, PipelineError
@@ -31,21 +31,17 @@ def no_module(text: str, module: str) -> str:
 def import_failed(text: str, module: str, file: Path | None, error: BaseException) -> ClassPathError:
     """The error for a class path whose module raised when it was imported."""
     user_error = _shorten_messages(error.with_traceback(user_traceback(error.__traceback__)))
-    frames = traceback.extract_tb(user_error.__traceback__)
+    frames = extract_tb(user_error.__traceback__)
     if not frames and find_spec(module) is None:
         return ClassPathError(no_module(text, module))
     # The file that failed: the one that the path names, or one that it imports.
-    last = frames[-1] if frames else traceback.FrameSummary(str(file or module), 0, "")
-    line = f"{last.filename}:{last.lineno}"
-    what = _wrong_import(error, user_error.__traceback__, line) if isinstance(error, ImportError) else None
-    if what is None:
-        parts: tuple[object, ...] = (last.filename, last.lineno)
-        # Compiled strings may have no place of their own.
-        if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
-            parts = (error.filename, error.lineno)
-        place = ":".join(str(part) for part in parts if part)
-        what = f"importing {file or module} failed at {place}: {type(error).__name__}: {error}; mend the file"
-    return ClassPathError(f"'{text}': {what}", user_error)
+    place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else str(file or module)
+    what = _wrong_import(error, user_error.__traceback__, place) if isinstance(error, ImportError) else None
+    # Compiled strings may have no place of their own.
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
+        place = ":".join(str(part) for part in (error.filename, error.lineno) if part)
+    failed = f"importing {file or module} failed at {place}: {type(error).__name__}: {error}; mend the file"
+    return ClassPathError(f"'{text}': {what or failed}", user_error)
 
 
 def _shorten_messages(error: BaseException) -> BaseException:
@@ -66,13 +62,11 @@ def _shorten(text: str) -> str:
 def _wrong_import(error: ImportError, trace: TracebackType | None, place: str) -> str | None:
     """The message for a failed import of a module or name; None for any other error."""
     missing, top = error.name or "", (error.name or "").partition(".")[0]
-    while trace and trace.tb_next:
-        trace = trace.tb_next
     if "partially initialized module" in error.msg:
         return f"{place}: {error.msg}; move what they share into a file of its own"
-    module = trace.tb_frame.f_globals.get("__name__", "") if trace else ""
-    if trace and (message := imports.wrong_import_at(module, trace.tb_lineno)):
-        return message
+    for frame, line in list(walk_tb(trace))[-1:]:
+        if message := imports.wrong_import_at(frame.f_globals.get("__name__", ""), line):
+            return message
     if not isinstance(error, ModuleNotFoundError) or not missing or missing.startswith(workspaces.__name__):
         return None
     if find_spec(top):
@@ -95,8 +89,8 @@ def user_traceback(trace: TracebackType | None, *, only: bool = False) -> Traceb
         if not trace.tb_frame.f_code.co_filename.startswith(_LOADING):
             frames.append(trace)
         trace = trace.tb_next
-    theirs = [frame for frame in frames if not _is_ours(frame)]
-    if theirs and not only and _is_ours(frames[-1]):
+    theirs = [frame for frame in frames if not _is_ours(frame.tb_frame.f_code)]
+    if theirs and not only and frames[-1] not in theirs:
         theirs = frames[frames.index(theirs[0]) :]
     result: TracebackType | None = None
     for frame in reversed(theirs):
@@ -117,25 +111,21 @@ def failing_method(cls: type, error: BaseException) -> str:
     # We may have raised it anew, with where it belongs to.
     if error.__cause__ and (method := failing_method(cls, error.__cause__)):
         return method
-    method, trace, called_by_us = "", error.__traceback__, False
-    while trace:
-        code, names = trace.tb_frame.f_code, trace.tb_frame.f_locals
-        own = names.get(code.co_varnames[0]) if code.co_argcount else None
-        if _is_ours(trace):
+    method, called_by_us = "", False
+    for frame, line in walk_tb(error.__traceback__):
+        code = frame.f_code
+        own = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if _is_ours(code):
             called_by_us = True
         elif called_by_us and isinstance(own, cls) and hasattr(cls, code.co_name):
-            method, called_by_us = f"{code.co_name} ({Path(code.co_filename).name}:{trace.tb_lineno})", False
-        trace = trace.tb_next
+            method, called_by_us = f"{code.co_name} ({Path(code.co_filename).name}:{line})", False
     return method
 
 
-def _is_ours(trace: TracebackType) -> bool:
-    code = trace.tb_frame.f_code
+def _is_ours(code: CodeType) -> bool:
     # By the convention of pytest and pluggy, a function with that variable is not to be shown.
-    hidden = "__tracebackhide__" in code.co_varnames or any(
-        part in code.co_filename for part in ("/importlib/", "/pluggy/")
-    )
-    return hidden or code.co_filename.startswith(_OURS)
+    hidden = "__tracebackhide__" in code.co_varnames or re.search("/(importlib|pluggy)/", code.co_filename)
+    return bool(hidden) or code.co_filename.startswith(_OURS)
 
 
 @contextmanager

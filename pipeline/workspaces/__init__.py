@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -38,31 +39,25 @@ def renew() -> list[Path]:
 
     All modules of such a workspace, as each may hold what it took from another.
     """
-    changed = {_root(name) for name, (file, text) in _IMPORTED.items() if _read(file) != text}
-    folders = [folder_of(package) for package in changed]
+    changed = {".".join(name.split(".")[:3]) for name, (file, text) in _IMPORTED.items() if _read(file) != text}
+    folders = map(folder_of, changed)
     current = [folder for folder in folders if folder and package_name(folder) in changed]
     for folder in current:
         _COUNTS[folder] = _COUNTS.get(folder, 0) + 1
     return current
 
 
-def _root(module: str) -> str:
-    return ".".join(module.split(".")[: __name__.count(".") + 2])
-
-
 def _read(file: Path) -> bytes | None:
-    try:
+    with suppress(OSError):
         return file.read_bytes()
-    except OSError:
-        return None
+    return None
 
 
 def folder_of(package: str) -> Path | None:
     """The folder of a package's name; None if the name is of none."""
-    try:
+    with suppress(ValueError):
         return Path(os.fsdecode(bytes.fromhex(package.rpartition("_")[2])))
-    except ValueError:
-        return None
+    return None
 
 
 class _Loader(SourceFileLoader):
@@ -87,25 +82,19 @@ class WorkspaceFinder(MetaPathFinder):
         """The spec of ``pipeline.workspaces.<folder>_<hex>``, or of a module in it."""
         parent, _, name = fullname.rpartition(".")
         if parent.startswith(f"{__name__}."):
-            return _with_loader(PathFinder.find_spec(fullname, path, target))
+            spec = PathFinder.find_spec(fullname, path, target)
+            if spec and type(spec.loader) is SourceFileLoader:
+                spec.loader = _Loader(spec.loader.name, spec.loader.path)
+            return spec
         folder = folder_of(name) if parent == __name__ else None
         if folder is None or not folder.is_dir():
             return None
-        if (folder / "__init__.py").is_file():
-            spec = importlib.util.spec_from_file_location(
-                fullname, folder / "__init__.py", submodule_search_locations=[str(folder)]
-            )
-            return _with_loader(spec)
-        spec = ModuleSpec(fullname, None, is_package=True)
-        spec.submodule_search_locations = [str(folder)]
+        file = folder / "__init__.py"
+        loader = _Loader(fullname, str(file)) if file.is_file() else None
+        spec = importlib.util.spec_from_loader(fullname, loader, is_package=True)
+        if spec:
+            spec.submodule_search_locations = [str(folder)]
         return spec
-
-
-def _with_loader(spec: ModuleSpec | None) -> ModuleSpec | None:
-    """The spec of a source file, with our loader."""
-    if spec and type(spec.loader) is SourceFileLoader:
-        spec.loader = _Loader(spec.loader.name, spec.loader.path)
-    return spec
 
 
 # Before Python's own, which would find the modules of a workspace as well.
