@@ -33,7 +33,6 @@ from pipeline.run.directory import RunDirectory
 from pipeline.run.mid_epoch import MidEpoch
 from pipeline.run.provenance import Provenance, imported_packages
 from pipeline.run.resume import NEVER, PreviousRun, find_previous, reconcile, train_on, with_original_links
-from pipeline.run.summary import summary
 from pipeline.user_code import class_path, context_flow
 from pipeline.user_code.plugin_calls import hook_or_none, register_plugins, running_hook
 from pipeline.user_code.plugins import Plugin, load_plugins, plugin_manager
@@ -94,9 +93,9 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
 
 
 @cache
-def plugin_reports() -> dict[str, Any]:
-    """Name -> class, for what installed packages offer to report on plugins (entry-point group ``pipeline.plugin_reports``)."""
-    return {point.name: point.load() for point in entry_points(group="pipeline.plugin_reports")}
+def offered(group: str) -> dict[str, Any]:
+    """Name -> what installed packages offer by it in an entry-point group of ours, such as ``plugin_reports``."""
+    return {point.name: point.load() for point in entry_points(group=f"pipeline.{group}")}
 
 
 def find_device(config: Config, runner: RunnerSchema) -> torch.device:
@@ -382,7 +381,7 @@ class RunnerSession:
     def build_plugins(self) -> None:
         """Build the plugins; from here on hooks call them, and checkpoints keep their state."""
         register_plugins(self.plugins, self.manager)
-        for name, report in plugin_reports().items() if self.plugins else ():
+        for name, report in offered("plugin_reports").items() if self.plugins else ():
             self.manager.register(report(self.manager), name)
         self.context.running_hook = running_hook
         self.listen()
@@ -444,8 +443,9 @@ class RunnerSession:
         """Log what the runner is about to do; what is looked at for that counts as read by nobody."""
         addresses = self.config.reads.addresses
         before = set(addresses)
-        for line in summary(self.context, self.settings, self.classes):
-            logger.info(line)
+        for summary in offered("run_summaries").values():
+            for line in summary(self.context, self.settings, self.classes):
+                logger.info(line)
         addresses &= before
 
     @contextmanager

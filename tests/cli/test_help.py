@@ -30,9 +30,7 @@ WITH_TORCH = {
     "cli.run",
     "__main__",
 }
-WITH_TORCH |= {
-    f"run.{module}" for module in ("session", "resume", "device", "provenance", "failures", "mid_epoch", "summary")
-}
+WITH_TORCH |= {f"run.{module}" for module in ("session", "resume", "device", "provenance", "failures", "mid_epoch")}
 WITH_TORCH |= {f"stages.{module}" for module in ("build", "experiment", "experiment_config")}
 WITH_TORCH |= {f"stages.{stage}" for stage in ("instance", "network", "startup", "runner", "terminal")}
 WITHOUT_TORCH = {f"checkpoint.{module}" for module in ("layout", "header", "storage")}

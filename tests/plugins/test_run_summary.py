@@ -187,7 +187,7 @@ def test_a_loader_of_ones_own_is_asked_for_what_it_knows(log_lines: list[str]) -
 
     GeneralTrainer(linear_config(network_class_path=Network)).run()
     assert lines(log_lines) == [
-        "train on cpu; 4 parameters; network is test_summary.Network",
+        "train on cpu; 4 parameters; network is test_run_summary.Network",
         "line: data 5 samples in 3 batches",
         "6 iterations to come: 2 epochs of 3 batches; the newest 3 checkpoints are kept",
     ]
@@ -269,7 +269,7 @@ def test_what_the_lines_look_at_nobody_has_read(log_lines: list[str]) -> None:
 
     context = GeneralTrainer(linear_config(runner_class_path=Runner, limit_batches=2)).run()
     assert any("runner.train.limit_batches: nobody read it" in line for line in log_lines)
-    assert not [access for access in context.accesses if access.where.startswith("summary.py")]
+    assert not [access for access in context.accesses if access.where.startswith("run_summary.py")]
 
 
 # What is kept
