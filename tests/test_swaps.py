@@ -249,7 +249,7 @@ def test_a_startup_written_as_the_seeds_tree_example_gives_the_first_weights(
     (linear.parent / "startup.py").write_text(TDM.replace("\n    ", "\n"))
     budget = {"train": ["epochs=1", "grad_clip=1e-30"], "infer": ["epochs=null"]}[mode]
     settings = ["startup_class_path={workspace}/startup.py", f"class={mode}", *budget]
-    overrides = ["hyper_parameters.tree=2.0", *(f"runner.train_runner.{each}" for each in settings)]
+    overrides = ["+hyper_parameters.tree=2.0", *(f"runner.train_runner.{each}" for each in settings)]
     context = GeneralTrainer(linear, overrides).run()
     assert context["model"]["line"]["model"].weight.item() == value
 

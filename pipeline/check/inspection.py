@@ -108,6 +108,17 @@ class Setting:
         key = self.node.key if self.node and of_key else None
         self.inspection.faults.append((key or self.origin).fault(self.address, message))
 
+    @property
+    def layer(self) -> int:
+        """Where it is written: 0 in a base, 1 in the config itself, 2 in an override."""
+        where = self.origin.where
+        return 2 if where.startswith("override ") else int(where == self.inspection.tree.origin.where)
+
+    def refuse_idle(self, reason: str, *causes: Setting) -> None:
+        """Report that this would be ignored: a fault, or a note where a cause is in a later layer."""
+        switched_off = any(cause.is_written and cause.layer > self.layer for cause in causes)
+        (self.note if switched_off else self.fault)(f"would be ignored: {reason}")
+
     def note(self, message: str) -> None:
         """Add a note, which is no fault."""
         self.inspection.notes.append(f"{self.origin}: {self.address}: {message}")

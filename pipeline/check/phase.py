@@ -399,7 +399,7 @@ def check_dataset(dataset: Setting) -> None:
     dataset["args"].check_call(definition, path.origin)
     for key in _WITH_WORKERS if not dataset["num_workers"].value else ():
         if dataset[key].value:
-            dataset[key].fault("would be ignored: there are no workers; remove it, or set num_workers")
+            dataset[key].refuse_idle("there are no workers; remove it, or set num_workers", dataset["num_workers"])
     dataset["worker_init_fn"].find_class("worker_init_fn")
     _check_collate(dataset["collate_fn"], dataset["collate_args"])
     if dataset["whole_batches"].value and dataset["collate_fn"].value is not None:

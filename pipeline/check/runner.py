@@ -71,7 +71,8 @@ def check_runner(
 def _check_debug(runner: Setting) -> None:
     """Check that all runners agree on ``debug``: they share one run directory."""
     if runner["debug"].value is not True:
-        _refuse_idle(runner, {"debug_persistently": "debug is off; remove it, or set debug: true"})
+        idle = {"debug_persistently": "debug is off; remove it, or set debug: true"}
+        _refuse_idle(runner, idle, runner["debug"])
         return
     runners = runners_of_mode(runner.inspection.tree)
     for key in ("debug", "debug_persistently"):
@@ -91,20 +92,21 @@ def _check_keys(runner: Setting, phases: Settings) -> None:
     if not trains:
         idle = dict.fromkeys(TRAINING, "an infer runner makes one pass; remove it")
         idle["precision"] = "an infer runner computes in eval_precision; set that"
+    _refuse_idle(runner, idle, runner["class"])
     for switch in (switch for switch in SWITCHES if not runner[switch].value):
         reason = f"{switch} is off; remove it, or set {switch}: true"
-        idle = {key: reason for key in fields(RunnerSchema) if key.startswith(f"{switch}_")} | idle
-    _refuse_idle(runner, idle)
+        keys = [key for key in fields(RunnerSchema) if key.startswith(f"{switch}_") and key not in idle]
+        _refuse_idle(runner, dict.fromkeys(keys, reason), runner[switch])
     _check_contradictions(runner)
     for key in ("precision", "eval_precision") if trains else ("eval_precision",):
         if runner[key].value == "fp16" and runner["device"].value == "cpu":
             runner.fault_at(key, "is 'fp16', and device is 'cpu': fp16 needs a GPU; use bf16 or fp32")
     if trains:
         validated = [phase for phase in phases.values() if phase["valid_dataset_name"].value is not None]
-        _check_validation(runner, validated, whole=whole)
+        _check_validation(runner, phases, validated, whole=whole)
         if runner["save_inference_interval"].value in (None, []):
             why = "save_inference_interval is null; set it, or remove this"
-            _refuse_idle(runner, dict.fromkeys(_EXPORT_KEYS[1:], why))
+            _refuse_idle(runner, dict.fromkeys(_EXPORT_KEYS[1:], why), runner["save_inference_interval"])
         # A loop of one's own, or an ``is_over``, may end without any of them.
         definition = runner["runner_class_path"].find_class("Runner")
         ancestry = classes.ancestry(definition)[0] if definition else []
@@ -137,11 +139,11 @@ def _check_length(runner: Setting) -> None:
         runner.fault("does not say how long to train; add `epochs:` or `max_steps:`")
 
 
-def _refuse_idle(runner: Setting, idle: dict[str, str]) -> None:
-    """Report keys without an effect: key -> why, and what to do."""
+def _refuse_idle(runner: Setting, idle: dict[str, str], *causes: Setting) -> None:
+    """Report keys without an effect: key -> why, and what to do; ``causes``: what makes them so."""
     for key, reason in idle.items():
         if is_set(runner, key):
-            runner[key].fault(f"would be ignored: {reason}")
+            runner[key].refuse_idle(reason, *causes)
 
 
 def _check_contradictions(runner: Setting) -> None:
@@ -157,14 +159,16 @@ def _check_contradictions(runner: Setting) -> None:
             runner.fault_at("jit", f"is on for {', '.join(sorted(overlap))}, and so is compile; {remedy}")
 
 
-def _check_validation(runner: Setting, validated: list[Setting], *, whole: bool) -> None:
+def _check_validation(runner: Setting, phases: Settings, validated: list[Setting], *, whole: bool) -> None:
     """Check that whatever needs validation numbers gets them; ``validated``: the phases that are validated."""
     interval, metric = runner["valid_interval"], runner["keep_best"]["metric"]
     if not validated:
         reason = "no phase of this runner has valid_dataset_name; add one, or remove this"
-        _refuse_idle(runner, dict.fromkeys(VALIDATION_KEYS, reason))
+        causes = [phase["valid_dataset_name"] for phase in phases.values()]
+        _refuse_idle(runner, dict.fromkeys(VALIDATION_KEYS, reason), *causes)
     elif interval.node and interval.value in (None, []):
-        _refuse_idle(runner, dict.fromkeys(VALIDATION_KEYS[1:], "valid_interval is null; set it, or remove this"))
+        reason = "valid_interval is null; set it, or remove this"
+        _refuse_idle(runner, dict.fromkeys(VALIDATION_KEYS[1:], reason), interval)
     elif whole and isinstance(metric.value, str):
         metric_names = set().union(*map(reported_names, validated))
         if metric.value not in metric_names and not may_report(validated):
@@ -221,16 +225,15 @@ def _check_init(runner: Setting, train_runners: Settings, experiment: str | None
         if previous is None:
             remedy = "name a checkpoint, or a train runner before it in `mode`"
             runner["init_model_path"].fault(f"is '{path}', and no train runner comes before this one; {remedy}")
-        elif path == BEST and previous["keep_best"].value is None:
+        elif path == BEST and None in (previous["keep_best"].value, previous["valid_interval"].value):
             remedy = f"add `keep_best: {{metric: valid_loss, mode: min}}` to {name}, or name `{LAST}`"
             runner["init_model_path"].fault(f"is '{BEST}', and {name} keeps no best checkpoint; {remedy}")
     elif builds and not train_runners and not path and kind(runner) == "infer":
         runner.fault("has no weights to evaluate; add `init_model_path:`, or name a train runner before it in `mode`")
     runner["init_model_path"].check_keys(list(RunSettings.model_fields))
     if not path:
-        _refuse_idle(
-            runner, dict.fromkeys(("init_modules", "rename"), "there is no init_model_path; add it, or remove this")
-        )
+        idle = dict.fromkeys(("init_modules", "rename"), "there is no init_model_path; add it, or remove this")
+        _refuse_idle(runner, idle, runner["init_model_path"])
 
 
 def kind(runner: Setting) -> str:

@@ -24,7 +24,7 @@ _PLACEHOLDER = re.compile(r"\{(workspace|run_dir)\}|\{\w+\}[^\s#]")
 
 def apply_overrides(override: str, tree: Node) -> list[Fault]:
     """Apply overrides to ``tree``, and return their faults; a relative path belongs to the working directory."""
-    address, equals, text = override.partition("=")
+    address, equals, text = override.removeprefix("+").partition("=")
     origin = Origin(f"override '{override}'", Path())
     if not equals or not address:
         return [origin.fault("", "is no override; write KEY=VALUE, e.g. runner.train_runner.epochs=3")]
@@ -32,10 +32,23 @@ def apply_overrides(override: str, tree: Node) -> list[Fault]:
         return [origin.fault("", f"more than {MAX_DEPTH} levels; use a shorter address")]
     try:
         value = Node(text, origin) if _PLACEHOLDER.match(text) else yaml_tree.parse(text, origin)
+        if not override.startswith("+"):
+            _refuse_new(tree, address, origin)
         _set(tree, address, value)
     except ConfigError as error:
         return [origin.fault(address, fault.message) for fault in error.faults]
     return []
+
+
+def _refuse_new(tree: Node, address: str, origin: Origin) -> None:
+    """Raise for a hyper-parameter that there is not; the options of the optimizer are checked with its class."""
+    section, *parts = address.split(".")
+    parent = tree.find(".".join([section, *parts[:-1]]))
+    is_free = section == "hyper_parameters" and parts and parts[0] != "optimizer"
+    if is_free and not tree.find(address) and not (parent and isinstance(parent.value, list)):
+        others = [name for name, _ in parent.children()] if parent else []
+        what = f"there is no such hyper-parameter{one_of(parts[-1], others)}"
+        raise ConfigError([origin.fault(address, f"{what}; to add it, write +{address}=…")])
 
 
 def _set(tree: Node, address: str, value: Node) -> None:

@@ -72,7 +72,7 @@ class Network(NetworkBase):
         dataset_class = load_named(settings.class_path, f"{address}.class_path", "Dataset", config)
         init = settings.worker_init_fn and load_named(settings.worker_init_fn, f"{address}.worker_init_fn", "", config)
         keys = ("num_workers", "timeout", "multiprocessing_context", "persistent_workers", "prefetch_factor")
-        workers = {key: value for key in keys if (value := getattr(settings, key)) is not None}
+        workers = {key: value for key in keys if settings.num_workers and (value := getattr(settings, key)) is not None}
         on_gpu = context["device"].type == "cuda"
         with error_context(address):
             dataset = dataset_class(**settings.args)

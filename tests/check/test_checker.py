@@ -187,7 +187,7 @@ PHASES: list[tuple[list[str], list[str]]] = [
     (["phase.line.model_args={in_featurs: 1, out_features: 1}"],
      ["phase.line.model_args.in_featurs: Linear has no argument 'in_featurs'; did you mean 'in_features'?",
       "phase.line.model_args: Linear needs the argument in_features; add it"]),
-    (["phase.line.model_args={in_features: 1}", "hyper_parameters.out_features=1"], []),
+    (["phase.line.model_args={in_features: 1}", "+hyper_parameters.out_features=1"], []),
     (["phase.line.loss=null"], ["phase.line.loss: required key is missing; Linear is a plain module: add `loss: torch.nn.functional.…`, or `loss: model` if it returns its own"]),
     (["phase.line.loss=torch.nn.functional.mse_los"],
      ["phase.line.loss: 'torch.nn.functional.mse_los': torch.nn.functional has no 'mse_los'; did you mean 'mse_loss'?"]),
@@ -195,7 +195,7 @@ PHASES: list[tuple[list[str], list[str]]] = [
     (OURS, ["phase.line.loss: would be ignored: Model is a Brain and computes its own; remove it"]),
     ([*OURS, "phase.line.loss=null"], []),
     ([*OURS, "phase.line.loss=null", "phase.line.model_args={}"], ["phase.line.model_args: Model needs the argument width; add it"]),
-    ([*OURS, "phase.line.loss=null", "phase.line.model_args={}", "hyper_parameters.width=3"], []),
+    ([*OURS, "phase.line.loss=null", "phase.line.model_args={}", "+hyper_parameters.width=3"], []),
     (["phase.line.model={workspace}/model.py:Plain", "phase.line.model_args={}"], []),
     (["phase.line.model={workspace}/model.py:Nothing", "phase.line.model_args={}"],
      ["phase.line.model: Nothing is neither a torch.nn.Module nor a Brain; write `class Nothing(torch.nn.Module)`"]),
@@ -469,7 +469,7 @@ def test_a_file_that_derives_a_class_from_the_one_that_its_path_implies_must_say
 
 def test_a_misspelt_model_argument_is_compared_with_those_that_hyper_parameters_fill_too(linear: Path) -> None:
     (linear.parent / "own.py").write_text("class Model:\n    def __init__(self, width): pass\n")
-    overrides = ["phase.line.model={workspace}/own.py", "hyper_parameters.width=3", "phase.line.model_args={widht: 4}"]
+    overrides = ["phase.line.model={workspace}/own.py", "+hyper_parameters.width=3", "phase.line.model_args={widht: 4}"]
     found = [fault.message for fault in check(linear, overrides) if fault.address.endswith("widht")]
     assert found == ["Model has no argument 'widht'; did you mean 'width'?"]
 

@@ -58,11 +58,11 @@ def test_neither_phase_nor_dataset_nor_optimizer_is_needed(faults: Callable[...,
         (f"{RUNNER}.epochs=null", f"{RUNNER}: does not say how long to train; add `epochs:` or `max_steps:`"),
         (f"{RUNNER}.class=infer", f"{RUNNER}.class: is infer, and Mine is an experiment, which trains; write train"),
         (
-            "hyper_parameters.training={noise: 1, max_iteration: 3}",
+            "+hyper_parameters.training={noise: 1, max_iteration: 3}",
             "hyper_parameters.training.max_iteration: would be ignored: the runner's `max_steps` says it; write it there",
         ),
         (
-            "hyper_parameters.training={save_interval: 3}",
+            "+hyper_parameters.training={save_interval: 3}",
             "hyper_parameters.training.save_interval: would be ignored: the runner's `save_interval` says it; write it there",
         ),
         (f"{RUNNER}.runner_args={{widht: 2}}", f"{RUNNER}.runner_args.widht: Mine has no argument 'widht'; did you mean 'width'?"),

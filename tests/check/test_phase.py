@@ -136,8 +136,8 @@ def test_what_fills_a_models_argument_is_held_against_its_annotation_where_it_st
     expected = (
         "hyper_parameters.width: Model's argument width is 'two', a string; write an integer (own.py:6: width: int)"
     )
-    assert with_model(linear, BRAIN, "hyper_parameters.width=two") == [expected]
-    assert with_model(linear, BRAIN, "hyper_parameters.width=two", "phase.line.model_args={width: 1}") == []
+    assert with_model(linear, BRAIN, "+hyper_parameters.width=two") == [expected]
+    assert with_model(linear, BRAIN, "+hyper_parameters.width=two", "phase.line.model_args={width: 1}") == []
 
 
 JUDGE = """

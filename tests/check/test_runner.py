@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.check.checker import check
+from pipeline.check.checker import check, inspect
 
 Workspace = Callable[..., Path]
 Faults = Callable[..., list[str]]
@@ -50,15 +50,15 @@ class Plugin:
     def after_validation(self, metrics): metrics["bleu"] = 1.0
 """,
 }
-NO_VALIDATION = "phase.line.valid_dataset_name=null"
 
 
 @pytest.fixture
 def faults(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Faults:
     """The faults of the config with these keys in its train runner, and others in its infer runner."""
 
-    def found(keys: str, *overrides: str, other: str = "device: auto") -> list[str]:
+    def found(keys: str, *overrides: str, other: str = "device: auto", valid: str = "points") -> list[str]:
         text = CONFIG.replace("{}", keys.replace("; ", "\n    ")).replace("{other}", other)
+        text = text.replace("valid_dataset_name: points", f"valid_dataset_name: {valid}")
         monkeypatch.chdir(workspace({**FILES, "config.yaml": text}))
         return [str(fault).splitlines()[0] for fault in check("config.yaml", overrides)]
 
@@ -152,7 +152,31 @@ def test_keys_that_contradict_are_told_at_the_line_of_one_of_them(faults: Faults
 )
 def test_what_needs_validation_needs_a_phase_with_data_for_it(faults: Faults, keys: str, place: str) -> None:
     why = "would be ignored: no phase of this runner has valid_dataset_name; add one, or remove this"
-    assert faults(keys, NO_VALIDATION) == [f"{place}: {why}"]
+    assert faults(keys, valid="null") == [f"{place}: {why}"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "override"),
+    [
+        ("valid_interval: 10", "phase.line.valid_dataset_name=null"),
+        ("keep_best: {metric: valid_loss, mode: min}", "runner.learn.valid_interval=null"),
+        ("compile: true; compile_mode: max-autotune", "runner.learn.compile=false"),
+        ("save_inference_interval: 1; save_inference_export: true", "runner.learn.save_inference_interval=null"),
+        ("debug: true; debug_persistently: true", "runner.learn.debug=false"),
+        ("init_model_path: last.safetensors; init_modules: [model]", "runner.learn.init_model_path=null"),
+    ],
+)
+def test_a_key_that_an_override_switches_off_is_a_note(faults: Faults, keys: str, override: str) -> None:
+    assert faults(keys, override) == []
+    notes = inspect("config.yaml", [override]).config.notes
+    assert len([note for note in notes if "would be ignored" in note]) == 1
+
+
+def test_a_key_that_the_config_itself_switches_off_is_a_fault_whatever_else_is_overridden(faults: Faults) -> None:
+    found = faults("compile: false; compile_mode: max-autotune", "runner.learn.epochs=3")
+    assert [fault.rpartition("would be")[2] for fault in found] == [
+        " ignored: compile is off; remove it, or set compile: true"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_a_command_txt_that_makes_no_sense_is_refused(pipeline: Call, line: str,
 
 def test_a_command_line_of_several_lines_can_be_resumed(pipeline: Call, linear: Path) -> None:
     (linear.parent / "report.py").write_text("text = None", encoding="utf-8")  # A program beside the config.
-    assert pipeline("run", str(linear), "hyper_parameters.text='two\n\nlines: x'").exit_code == 0
+    assert pipeline("run", str(linear), "+hyper_parameters.text='two\n\nlines: x'").exit_code == 0
     done = pipeline("resume", "runs/workspace/latest")
     assert done.exit_code == 0, done.stderr
 

@@ -64,7 +64,7 @@ def test_a_wrong_config_exits_2_and_runs_nothing(
 
 def test_overrides_and_the_option_for_the_config_reach_the_run(pipeline: Call, linear: Path) -> None:
     (linear.parent / "report.py").write_text("note = None", encoding="utf-8")  # A program beside the config.
-    done = pipeline("run", "-q", "-m", linear, "runner.train_runner.epochs=1", "-o", "hyper_parameters.note=a=b")
+    done = pipeline("run", "-q", "-m", linear, "runner.train_runner.epochs=1", "-o", "+hyper_parameters.note=a=b")
     kept = yaml.safe_load((runs()[0] / "config.yaml").read_text(encoding="utf-8"))
     assert done.exit_code == 0
     assert (kept["runner"][0]["epochs"], kept["hyper_parameters"]["note"]) == (1, "a=b")
@@ -75,7 +75,7 @@ def test_the_kept_config_has_environment_variables_unexpanded(
 ) -> None:
     monkeypatch.setenv("PIPELINE_SECRET", "hidden")
     (linear.parent / "report.py").write_text("token = None", encoding="utf-8")  # A program beside the config.
-    assert pipeline("run", "-q", linear, "hyper_parameters.token=${env:PIPELINE_SECRET}").exit_code == 0
+    assert pipeline("run", "-q", linear, "+hyper_parameters.token=${env:PIPELINE_SECRET}").exit_code == 0
     text = (runs()[0] / "config.yaml").read_text(encoding="utf-8")
     assert yaml.safe_load(text)["hyper_parameters"]["token"] == "${env:PIPELINE_SECRET}"
     assert "hidden" not in text
@@ -83,7 +83,7 @@ def test_the_kept_config_has_environment_variables_unexpanded(
 
 def test_the_kept_config_runs_again(pipeline: Call, linear: Path) -> None:
     (linear.parent / "report.py").write_text("text = None", encoding="utf-8")  # A program beside the config.
-    assert pipeline("run", "-q", linear, "hyper_parameters.text='1e5'").exit_code == 0
+    assert pipeline("run", "-q", linear, "+hyper_parameters.text='1e5'").exit_code == 0
     assert pipeline("run", "-q", runs()[0] / "config.yaml").exit_code == 0
     again = [yaml.safe_load((each / "config.yaml").read_text(encoding="utf-8")) for each in runs()]
     assert len(again) == 2

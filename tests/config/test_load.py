@@ -24,14 +24,14 @@ def messages(config: dict[str, Any]) -> list[str]:
     ("override", "address", "value"),
     [
         ("runner.train_runner.epochs=3", "runner.train_runner.epochs", 3),
-        ("hyper_parameters.rate=1e-3", "hyper_parameters.rate", 0.001),
-        ("hyper_parameters.flag=on", "hyper_parameters.flag", "on"),
-        ("hyper_parameters.flag=true", "hyper_parameters.flag", True),
-        ("hyper_parameters.none=", "hyper_parameters.none", None),
-        ("hyper_parameters.query=a=b=c", "hyper_parameters.query", "a=b=c"),
-        ("hyper_parameters.sizes=[1, {a: 2}]", "hyper_parameters.sizes", [1, {"a": 2}]),
+        ("+hyper_parameters.rate=1e-3", "hyper_parameters.rate", 0.001),
+        ("+hyper_parameters.flag=on", "hyper_parameters.flag", "on"),
+        ("+hyper_parameters.flag=true", "hyper_parameters.flag", True),
+        ("+hyper_parameters.none=", "hyper_parameters.none", None),
+        ("+hyper_parameters.query=a=b=c", "hyper_parameters.query", "a=b=c"),
+        ("+hyper_parameters.sizes=[1, {a: 2}]", "hyper_parameters.sizes", [1, {"a": 2}]),
         ("hyper_parameters.list.1=9", "hyper_parameters.list", [5, 9]),
-        ("hyper_parameters.new.deep.key=1", "hyper_parameters.new", {"deep": {"key": 1}}),
+        ("+hyper_parameters.new.deep.key=1", "hyper_parameters.new", {"deep": {"key": 1}}),
         ("runner.train_runner.startup_args.path=x", "runner.train_runner.startup_args", {"path": "x"}),
         ("output_dir=elsewhere", "output_dir", "elsewhere"),
         ("runner.train_runner={name: other, class: infer}", "runner.other.class", "infer"),
@@ -285,7 +285,7 @@ def test_of_two_overrides_under_two_names_the_later_counts(config: Configs) -> N
 
 @pytest.mark.parametrize("text", ["{a}", "{a: 1}", "{}"])
 def test_an_override_may_be_a_mapping(config: Configs, text: str) -> None:
-    assert isinstance(config("", f"hyper_parameters.x={text}").get("hyper_parameters.x"), dict)
+    assert isinstance(config("", f"+hyper_parameters.x={text}").get("hyper_parameters.x"), dict)
 
 
 FILES = {
@@ -349,8 +349,8 @@ def test_each_key_that_adds_to_a_list_is_remembered(config: Configs) -> None:
 
 
 def test_a_null_that_an_override_fills_is_remembered(config: Configs) -> None:
-    assert history(config("hyper_parameters:\n", "hyper_parameters.a=1"), "hyper_parameters") == [
-        ("config.yaml:1", None), ("override 'hyper_parameters.a=1'", {"a": 1})
+    assert history(config("hyper_parameters:\n", "+hyper_parameters.a=1"), "hyper_parameters") == [
+        ("config.yaml:1", None), ("override '+hyper_parameters.a=1'", {"a": 1})
     ]  # fmt: skip
 
 
@@ -360,3 +360,24 @@ def test_a_copy_keeps_the_history_and_what_was_written(draft: Callable[..., Conf
     copied = tree.copy().find("hyper_parameters.b")
     assert copied is not None
     assert (copied.written, [each.value for each in copied.earlier]) == ("${hyper_parameters.a}", [1])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("hyper_parameters.widht=3", "hyper_parameters.widht: there is no such hyper-parameter; did you mean 'width'?"),
+        ("hyper_parameters.deep.b=3", "hyper_parameters.deep.b: there is no such hyper-parameter; known: a"),
+        ("hyper_parameters.new=3", "; to add it, write +hyper_parameters.new=…"),
+    ],
+)
+def test_a_hyper_parameter_that_the_file_does_not_have_is_no_override(draft: Any, override: str, message: str) -> None:
+    faults = draft("hyper_parameters: {width: 1, deep: {a: 1}}", override).faults
+    assert message in str(faults[0])
+
+
+def test_a_hyper_parameter_is_added_with_a_plus_and_an_option_of_the_optimizer_without(config: Configs) -> None:
+    text = "hyper_parameters: {width: 1, optimizer: {class: SGD}}"
+    values = config(text, "+hyper_parameters.new.deep=3", "hyper_parameters.optimizer.momentum=0.9").get(
+        "hyper_parameters"
+    )
+    assert values == {"width": 1, "optimizer": {"class": "SGD", "momentum": 0.9}, "new": {"deep": 3}}

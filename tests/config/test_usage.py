@@ -73,20 +73,20 @@ def test_a_hyper_parameter_without_effect_is_told_once_before_the_first_batch(
 )
 def test_a_hyper_parameter_that_a_stage_reads_is_not_told(linear: Path, log_lines: list[str], line: str) -> None:
     runner = with_runner(linear, f"own = lambda zz, optimizer: None; {line}")
-    assert not [each for each in unread(linear, log_lines, "hyper_parameters.zz=1", runner) if "zz" in each]
+    assert not [each for each in unread(linear, log_lines, "+hyper_parameters.zz=1", runner) if "zz" in each]
 
 
 def test_what_only_the_stage_of_a_runner_left_out_reads_is_not_told(linear: Path, log_lines: list[str]) -> None:
     with_runner(linear, "context['hyper_parameters']['zz']")
     second = "  - {name: second, class: train, epochs: 1, runner_class_path: '{workspace}/own.py'}\n"
     linear.write_text(linear.read_text().replace("phase:\n", f"{second}phase:\n"))
-    assert unread(linear, log_lines, "mode=train_runner", "hyper_parameters.zz=1") == []
+    assert unread(linear, log_lines, "mode=train_runner", "+hyper_parameters.zz=1") == []
 
 
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("hyper_parameters.bias=false", []),
+        ("+hyper_parameters.bias=false", []),
         (f"{RUNNER}.write_predictions=false", []),
         (f"{RUNNER}.seed=3", []),
     ],
@@ -98,7 +98,7 @@ def test_what_the_default_stages_read_is_known(
 
 
 def test_a_reference_reads_what_it_names(linear: Path, log_lines: list[str]) -> None:
-    overrides = ["hyper_parameters.count=3", f"{RUNNER}.epochs=${{hyper_parameters.count}}"]
+    overrides = ["+hyper_parameters.count=3", f"{RUNNER}.epochs=${{hyper_parameters.count}}"]
     assert unread(linear, log_lines, *overrides) == []
 
 

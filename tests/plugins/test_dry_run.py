@@ -398,8 +398,8 @@ RIGHT = {
         [
             *BRAIN[:2],
             "runner.train_runner.instance_class_path={workspace}/own.py",
-            "hyper_parameters.words=[the]",
-            "hyper_parameters.width=unknown",
+            "+hyper_parameters.words=[the]",
+            "+hyper_parameters.width=unknown",
         ],
     ),
 }

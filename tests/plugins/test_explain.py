@@ -41,9 +41,9 @@ def test_a_key_is_explained_whole(pipeline: Call, linear: Path, monkeypatch: pyt
     lines = done.stdout.splitlines()
     assert lines == [
         "runner.train_runner.max_steps",
-        "  type     integer above 0, or null",
+        "  type     integer above 0, or string, or null",
         "  default  null",
-        "  means    iterations over all phases",
+        "  means    iterations over all phases; `100 update` is `optimizer_step_limit: 100`",
         "  same as  max_iteration",
         "  value    null",
         "  set by   default",
@@ -63,16 +63,16 @@ def test_every_place_that_set_a_value_is_listed_in_order(pipeline: Call, config:
 
 
 def test_a_reference_is_followed_to_where_the_value_stands(pipeline: Call, config: Path) -> None:
-    done = pipeline("explain", config, "hyper_parameters.epochs=4", "runner.train_runner.epochs")
+    done = pipeline("explain", config, "+hyper_parameters.epochs=4", "runner.train_runner.epochs")
     assert row(done, "value") == ["4"]
     assert row(done, "set by")[2:] == [
         "${hyper_parameters.epochs}: base.yaml:2: 9",
-        "${hyper_parameters.epochs}: override 'hyper_parameters.epochs=4': 4   <- this one counts",
+        "${hyper_parameters.epochs}: override '+hyper_parameters.epochs=4': 4   <- this one counts",
     ]
 
 
 def test_who_takes_the_value_is_listed(pipeline: Call, config: Path) -> None:
-    done = pipeline("explain", config, "hyper_parameters.bias=true", "hyper_parameters.bias")
+    done = pipeline("explain", config, "+hyper_parameters.bias=true", "hyper_parameters.bias")
     assert [line.partition(": ")[2] for line in row(done, "used by")] == ["Linear takes it as its argument 'bias'"]
     done = pipeline("explain", config, "hyper_parameters.epochs")
     assert [line.partition(": ")[2] for line in row(done, "used by")] == [
@@ -170,19 +170,19 @@ def test_config_and_overrides_may_come_in_any_order(pipeline: Call, linear: Path
 
 def test_a_secret_is_not_shown(pipeline: Call, linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIPELINE_SECRET", "hidden")
-    done = pipeline("explain", linear, "hyper_parameters.key=${env:PIPELINE_SECRET}", "hyper_parameters.key")
+    done = pipeline("explain", linear, "+hyper_parameters.key=${env:PIPELINE_SECRET}", "hyper_parameters.key")
     assert row(done, "value") == ["${env:PIPELINE_SECRET}"]
     assert "hidden" not in done.stdout
 
 
 def test_a_circle_of_references_is_followed_once(pipeline: Call, linear: Path) -> None:
     circle = [
-        "hyper_parameters.a=${hyper_parameters.b}",
-        "hyper_parameters.b=x${hyper_parameters.a}${hyper_parameters.a}",
+        "+hyper_parameters.a=${hyper_parameters.b}",
+        "+hyper_parameters.b=x${hyper_parameters.a}${hyper_parameters.a}",
     ]
-    done = pipeline("explain", linear, *circle, "hyper_parameters.c=${hyper_parameters.a}", "hyper_parameters.c")
+    done = pipeline("explain", linear, *circle, "+hyper_parameters.c=${hyper_parameters.a}", "hyper_parameters.c")
     assert (done.exit_code, row(done, "set by")) == (0, [
-        "override 'hyper_parameters.c=${hyper_parameters.a}': ${hyper_parameters.a}",
+        "override '+hyper_parameters.c=${hyper_parameters.a}': ${hyper_parameters.a}",
         f"${{hyper_parameters.a}}: override '{circle[0]}': ${{hyper_parameters.b}}",
         f"${{hyper_parameters.b}}: override '{circle[1]}': x${{hyper_parameters.a}}${{hyper_parameters.a}}",
     ])  # fmt: skip

@@ -51,7 +51,7 @@ def test_awkward_values_are_read_back_too_and_secrets_stay_unexpanded(
     linear.write_text(text, encoding="utf-8")
     (linear.parent / "model.py").write_text("from torch.nn import Linear\ndef Model(**anything): return Linear(1, 1)\n")
     overrides = [
-        "hyper_parameters.block=|\n  a\n  b",
+        "+hyper_parameters.block=|\n  a\n  b",
         "phase.line.model={workspace}/model.py",
         "phase.line.model_args={}",
     ]

@@ -121,7 +121,7 @@ def test_status_json_of_a_run_that_failed_late_keeps_its_counters(linear: Path) 
 
 
 def test_command_txt_says_what_a_resume_needs(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["pipeline", "run", str(linear), "hyper_parameters.name='a b'"])
+    monkeypatch.setattr(sys, "argv", ["pipeline", "run", str(linear), "+hyper_parameters.name='a b'"])
     GeneralTrainer(linear).run()
     lines = dict(line.split(": ", 1) for line in read("command.txt").splitlines())
     assert lines["command"].startswith(f"pipeline run {linear} ")
@@ -238,7 +238,7 @@ def test_environment_json_has_versions_hardware_and_only_the_listed_variables(
 def test_no_file_of_the_run_holds_a_secret_of_the_environment(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "s3cr3t-token")
     (linear.parent / "report.py").write_text("token = None", encoding="utf-8")  # A program beside the config.
-    context = GeneralTrainer(linear, ["hyper_parameters.token=${env:MY_TOKEN}"]).run()
+    context = GeneralTrainer(linear, ["+hyper_parameters.token=${env:MY_TOKEN}"]).run()
     files = [each for each in context["run_dir"].rglob("*") if each.is_file()]
     assert context["hyper_parameters"]["token"] == "s3cr3t-token"
     assert "${env:MY_TOKEN}" in read("config.yaml")
