@@ -7,6 +7,7 @@ import traceback
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from ctypes import c_int64
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -17,16 +18,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    ConcatDataset,
-    Dataset,
-    Sampler,
-    Subset,
-    TensorDataset,
-    default_collate,
-    default_convert,
-    get_worker_info,
-)
+from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate, default_convert, get_worker_info
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from pipeline.config.yaml_tree import differences
@@ -194,84 +186,69 @@ class BatchRequest(NamedTuple):
         return f"{format_indices(self.indices)} (from place {self.position} of epoch {self.epoch} on)"
 
 
-class BatchRequests(Sampler[BatchRequest]):
+class BatchRequests:
     """The requests that a sampler or batch sampler makes, each with its position in the epoch.
 
     Args:
         indices: the sampler, any iterable.
-        history: how many of the last are kept, to tell which of them a worker had.
-        order: hashes the indices; None where a description of the order says enough.
+        where: what messages begin with.
+        history: how many of the last are kept, to tell which of them a worker had: all that may not be answered yet.
+        hashed: whether the indices that are taken are hashed; else a description of the order says enough.
+        seed: with the epoch it decides what the sampler draws; None leaves that to the sampler.
 
     Attributes:
         epoch: of the next pass, from 0.
         skip: how many of its first are left out.
+        expected: what the hash of those that are left out has to be; None: unknown.
         last: the last ones.
     """
 
-    def __init__(self, indices: Any, history: int, order: OrderHash | None = None) -> None:
-        self.indices, self.epoch, self.skip, self.order = indices, 0, 0, order
+    def __init__(self, indices: Any, where: str, history: int, hashed: bool, seed: int | None) -> None:
+        self.indices, self.where, self.seed, self.epoch, self.skip = indices, where, seed, 0, 0
+        self.expected: str | None = None
         self.last: deque[BatchRequest] = deque(maxlen=history)
+        # How many were taken, and the hash of them: after each that may have been asked for and not given, and two more.
+        self._hashes: deque[tuple[int, str]] = deque(maxlen=history + 2 if hashed else 0)
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        """The requests of one epoch."""
-        epoch, skip, position = self.epoch, self.skip, 0
+        """The requests of one epoch.
+
+        Raises:
+            DataError: the first ``skip`` are others than those that were taken before.
+        """
+        epoch, skip, number, position, hashed = self.epoch, self.skip, 0, 0, ""
         self.last.clear()
-        for number, indices in enumerate(self.order.track(self.indices, epoch, skip) if self.order else self.indices):
-            if number >= skip:
+        self._hashes.clear()
+        for number, indices in enumerate(self._drawn(epoch), 1):
+            if self._hashes.maxlen:
+                # A long tensor shows only some of its numbers.
+                shown = indices.tolist() if hasattr(indices, "tolist") else indices
+                hashed = blake2b(f"{hashed}{shown}".encode(), digest_size=16).hexdigest()
+                self._hashes.append((number, hashed))
+                if number == skip:
+                    self._check(hashed)
+            if number > skip:
                 request = BatchRequest(epoch, position, indices)
                 if self.last.maxlen:
                     self.last.append(request)
                 yield request
             position += length_hint(indices, 1)
-
-
-class OrderHash:
-    """The hash of the indices that were taken of an epoch, of any sampler.
-
-    Args:
-        where: what messages begin with.
-        history: how many batches are asked for at most before the first of them is given.
-        seed: with the epoch it decides what the sampler draws; None leaves that to the sampler.
-
-    Attributes:
-        expected: what the hash of those that a pass leaves out has to be; None: unknown.
-    """
-
-    def __init__(self, where: str, history: int, seed: int | None) -> None:
-        self.where, self.seed = where, seed
-        self.expected: str | None = None
-        # How many items, and the hash of them: after each that may have been asked for and not given, and two more.
-        self._hashes: deque[tuple[int, str]] = deque(maxlen=history + 2)
-
-    def track(self, items: Iterable[Any], epoch: int, skip: int) -> Iterator[Any]:
-        """The items of a sampler, while they are hashed.
-
-        Raises:
-            DataError: the first ``skip`` of them are others than those that were taken before.
-        """
-        if self.seed is not None:
-            with seeding(self.seed, epoch, "order"):
-                count, items = length_hint(items), iter(items)
-                items = chain(list(islice(items, count)), items)
-        number, hashed = 0, ""
-        self._hashes.clear()
-        for number, item in enumerate(items, 1):
-            # A long tensor shows only some of its numbers.
-            indices = item.tolist() if hasattr(item, "tolist") else item
-            hashed = blake2b(f"{hashed}{indices}".encode(), digest_size=16).hexdigest()
-            self._hashes.append((number, hashed))
-            if number == skip:
-                self._check(hashed)
-            yield item
         if number < skip:
             self._check(hashed)
+
+    def _drawn(self, epoch: int) -> Any:
+        if self.seed is None:
+            return self.indices
+        with seeding(self.seed, epoch, "order"):
+            items = iter(self.indices)
+            return chain(list(islice(items, length_hint(self.indices))), items)
 
     def _check(self, hashed: str) -> None:
         if self.expected and (changes := changed_order(self.expected, hashed, f"{self.where}: hash of the indices")):
             raise DataError(f"{changes}; what a sampler draws has to come from a seed and the number in its set_epoch")
 
-    def after(self, count: int) -> str | None:
-        """The hash after so many items: all that were given, or all but the last."""
+    def hash_after(self, count: int) -> str | None:
+        """The hash after so many were taken: all that were given, or all but the last."""
         return dict(self._hashes).get(count, self.expected)
 
 
@@ -284,7 +261,7 @@ def changed_order(before: Any, now: Any, where: str) -> str:
 
 
 @dataclass(eq=False)
-class FetchedDataset(Dataset[Any]):
+class FetchedDataset:
     """A dataset whose items are collated batches, each a function of its ``BatchRequest`` and the seed.
 
     An error names the dataset and the samples: in a note of the exception that the dataset or ``collate`` raised, or in
@@ -293,13 +270,14 @@ class FetchedDataset(Dataset[Any]):
     Attributes:
         dataset: gives the samples.
         collate: makes a batch of them.
-        seed: with epoch and position it seeds the random generators, once per batch.
+        seed: with epoch and position it seeds the random generators, once per batch; not for slices of tensors, which
+            torch collates: they draw nothing.
         batched: whether a request has a list of indices.
         where: what messages begin with.
         progress: of the workers; None: the process that trains fetches.
     """
 
-    dataset: Dataset[Any]
+    dataset: Any
     collate: Callable[[Any], Any]
     seed: int | None
     batched: bool
@@ -308,6 +286,8 @@ class FetchedDataset(Dataset[Any]):
 
     def __post_init__(self) -> None:
         self._at_once = self.batched and can_slice(self.dataset, self.collate)
+        if self.collate in TORCH_COLLATES and _slices(self.dataset):
+            self.seed = None
 
     def __getitem__(self, request: BatchRequest) -> Any:
         """The batch, or a WorkerFailure; the generators of this process are afterwards as they were."""
@@ -316,9 +296,8 @@ class FetchedDataset(Dataset[Any]):
         try:
             if self._at_once and (batch := slice_batch(self.dataset, request.indices)) is not None:
                 return batch
-            if self.seed is None:
-                return collate_samples(self.collate, self._samples(request), self.where, request)
-            with seeding(self.seed, request.epoch, "batch", request.position):
+            seed = self.seed
+            with nullcontext() if seed is None else seeding(seed, request.epoch, "batch", request.position):
                 return collate_samples(self.collate, self._samples(request), self.where, request)
         except Exception as error:
             return WorkerFailure.or_raise(error)
@@ -358,14 +337,6 @@ class FetchedDataset(Dataset[Any]):
             raise DataError(f"{self.where}: {what} for {count} of them, {request}{in_worker()}; {remedy}")
 
 
-def draws_nothing(dataset: Any, collate: Callable[[Any], Any]) -> bool:
-    """Whether no fetch can draw a random number: the samples are slices of tensors, and torch collates them.
-
-    A class of somebody's own may draw, in whatever it overrides.
-    """
-    return collate in TORCH_COLLATES and _slices(dataset)
-
-
 def can_slice(dataset: Any, collate: Callable[[Any], Any]) -> bool:
     """Whether ``slice_batch`` makes the batches that a collate function makes: torch's, of a TensorDataset or a Subset of one."""
     if type(dataset) is Subset:
@@ -392,6 +363,7 @@ def slice_batch(dataset: Any, indices: Any) -> list[Tensor] | None:
 
 
 def _slices(dataset: Any) -> bool:
+    """Whether samples are slices of tensors. A class of somebody's own may draw, in whatever it overrides."""
     kind = type(dataset)
     if kind is Subset:
         return type(dataset.indices) in {list, tuple, range, Tensor} and _slices(dataset.dataset)

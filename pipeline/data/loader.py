@@ -9,28 +9,13 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from itertools import chain, compress, islice, repeat
 from operator import length_hint
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from loguru import logger
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    Sampler,
-    SequentialSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler
 
-from pipeline.data.fetch import (
-    BatchRequests,
-    FetchedDataset,
-    OrderHash,
-    Progress,
-    changed_order,
-    draws_nothing,
-    uncollated,
-)
+from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, changed_order, uncollated
 from pipeline.data.rng import get_states, mix, set_states
 from pipeline.data.stream import Stream, StreamPosition, has_shard, has_state, state_of
 from pipeline.data.workers import IgnoreSignals, Workers, signals_blocked, without_death_reports
@@ -150,8 +135,8 @@ class SeededLoader(DataLoader[Any]):
     With a map-style dataset, python's, torch's and (where it is imported) numpy's random generators are seeded once
     per batch from (seed, epoch, how many samples of the epoch come before the batch), and are afterwards as they were.
     So samples and collation that draw from them make the same batches with any number of workers, however these are
-    started, and others in each epoch. Slices of tensors draw nothing, and nothing is seeded for them, see
-    ``draws_nothing``. An IterableDataset is divided among the workers, see ``Stream``.
+    started, and others in each epoch. Slices of tensors draw nothing, and nothing is seeded for them. An IterableDataset
+    is divided among the workers, see ``Stream``.
 
     A sampler or batch sampler with ``set_epoch`` says the order itself. Of any other that has a length and no generator of
     its own, an epoch is asked for at once, and what it draws is seeded from (seed, epoch). The state has a hash of the
@@ -222,9 +207,8 @@ class SeededLoader(DataLoader[Any]):
             return self._start
         state = {"epoch": self.epoch, "taken": done}
         if not self.streams:
-            requests = self._fetching[2] if self._fetching else None
-            hashed = requests.order.after(done) if done and requests and requests.order else None
-            return {**state, "order": self.order(), "hash": hashed}
+            requests = self._fetching[2] if self._fetching and done else None
+            return {**state, "order": self.order(), "hash": requests.hash_after(done) if requests else None}
         position = self._position or StreamPosition()
         return {**state, "shares": self.shards, "batch_size": self.batch_size, **position.after(done)}
 
@@ -245,23 +229,15 @@ class SeededLoader(DataLoader[Any]):
             self.set_epoch(state["epoch"])
         self._to_come = self._start = None
         if state["taken"]:
-            self._check_division(state)
-            self._start = {**state}
-
-    def _check_division(self, state: Mapping[str, Any]) -> None:
-        """Raise if a pass would go on with other data, or a stream with other shards."""
-        if not self.streams:
-            now = self.order()
-            if changes := changed_order(state.get("order", now), now, self.where):
+            now = {"num_workers": self.shards, "batch_size": self.batch_size} if self.streams else self.order()
+            before = state.get("order", now)
+            if self.streams:
+                # In a stream without a state, the batches are counted to find the place.
+                counted = self.batch_size if state["states"] else state["batch_size"]
+                before = {"num_workers": state["shares"], "batch_size": counted}
+            if changes := changed_order(before, now, self.where):
                 raise DataError(changes)
-        elif state["shares"] != self.shards:
-            self._refuse("num_workers", state["shares"], "each worker reads a part of the stream")
-        elif not state["states"] and state["batch_size"] != self.batch_size:
-            self._refuse("batch_size", state["batch_size"], "the batches are counted to find the place in it")
-
-    def _refuse(self, name: str, before: Any, why: str) -> NoReturn:
-        what = f"{name} is {getattr(self, name)}, and the epoch was begun with {before}"
-        raise DataError(f"{self.where}: {what}; {why}, so set it to {before} until the epoch is over")
+            self._start = {**state}
 
     def order(self) -> dict[str, Any]:
         """What decides the order of a map-style dataset within an epoch."""
@@ -293,8 +269,7 @@ class SeededLoader(DataLoader[Any]):
         fetching, progress, requests = self._fetching
         if requests is not None:
             requests.epoch, requests.skip = self.epoch, self._skip
-            if requests.order:
-                requests.order.expected = start.get("hash") if start else None
+            requests.expected = start.get("hash") if start else None
         if progress is None:
             batches = self._until_over(DataLoader.__iter__(fetching))
         else:
@@ -328,14 +303,10 @@ class SeededLoader(DataLoader[Any]):
             stream = Stream(self.dataset, *settings, start, self._initial_state, progress)
             return self.with_parts(dataset=stream, batch_sampler=None, collate_fn=uncollated), progress, None
         batched = self.batch_sampler is not None
-        # Enough to tell at which of them a worker failed: all those that it may not have answered.
         history = self.num_workers * (self.prefetch_factor or 0) + 1 if progress else 0
-        order = None
-        if type(order_of(self)) is not EpochSampler:
-            order = OrderHash(self.where, history, self.seed if _seeds_order(self) else None)
-        requests = BatchRequests(self.batch_sampler if batched else self.sampler, history, order)
-        seed = None if draws_nothing(self.dataset, self.collate_fn) else self.seed
-        dataset = FetchedDataset(self.dataset, self.collate_fn, seed, batched, self.where, progress)
+        hashed, seed = type(order_of(self)) is not EpochSampler, self.seed if _seeds_order(self) else None
+        requests = BatchRequests(self.batch_sampler if batched else self.sampler, self.where, history, hashed, seed)
+        dataset = FetchedDataset(self.dataset, self.collate_fn, self.seed, batched, self.where, progress)
         parts = {"dataset": dataset, "batch_sampler" if batched else "sampler": requests}
         return self.with_parts(**parts, collate_fn=uncollated), progress, requests
 

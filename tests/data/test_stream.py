@@ -387,8 +387,7 @@ def test_the_epoch_is_told_after_the_beginning_was_restored(noisy: ModuleType) -
 def test_another_number_of_workers_is_refused(dataset: type[Any], begun: int, now: int) -> None:
     _, there = places(loaders(dataset, begun))
     message = (
-        f"dataset.train: num_workers is {now}, and the epoch was begun with {begun or 1}; each worker reads a part of "
-        f"the stream, so set it to {begun or 1} until the epoch is over"
+        f"dataset.train.num_workers: {begun or 1} -> {now or 1}: has changed in the middle of an epoch, and .*; set it"
     )
     with pytest.raises(DataError, match=message):
         remaining_batches(loaders(dataset, now)(), 1, there[0])
@@ -401,7 +400,7 @@ def test_no_worker_and_one_worker_read_the_same() -> None:
 
 def test_where_batches_are_counted_another_batch_size_is_refused() -> None:
     _, there = places(loaders(Plain, 0))
-    message = "batch_size is 3, and the epoch was begun with 2; the batches are counted to find the place"
+    message = "batch_size: 2 -> 3: has changed in the middle of an epoch, and samples would come twice"
     with pytest.raises(DataError, match=message):
         remaining_batches(loaders(Plain, 0, batch_size=3)(), 1, there[0])
 

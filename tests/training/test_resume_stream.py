@@ -150,7 +150,7 @@ def test_a_stream_that_is_to_be_read_again_is_resumed_bit_for_bit(
 @pytest.mark.slow
 def test_another_number_of_workers_cannot_go_on_in_the_middle_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     killed(monkeypatch, 3, config(2))
-    message = r"^phase.p: dataset.train: num_workers is 3, and the epoch was begun with 2; each worker reads a part"
+    message = r"^phase.p: dataset.train.num_workers: 2 -> 3: has changed in the middle of an epoch"
     with pytest.raises(DataError, match=message):
         GeneralTrainer(config(3), resume="auto").run()
 
