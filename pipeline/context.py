@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol, Self, cast, overload
 
+from pipeline.config.schema import RunnerSchema
 from pipeline.errors import ContextError, StageError, nearest, one_of
 
 if TYPE_CHECKING:
@@ -78,55 +79,8 @@ class ConfigView(Protocol):
         """Where the value at an address was written, as file, line and column."""
 
 
-class RunnerSettings(Protocol):
-    """The keys of the runner, without those that name classes and their arguments; see ``pipeline show``."""
-
-    name: str
-    kind: Literal["train", "infer"]
-    device: str
-    precision: Literal["fp32", "fp16", "bf16"]
-    eval_precision: Literal["fp32", "fp16", "bf16"]
-    epochs: int | None
-    max_steps: int | None
-    optimizer_step_limit: int | None
-    max_time: str | None
-    print_interval: int | None
-    valid_interval: int | str | list[int | str] | None
-    save_interval: int | str | list[int | str] | None
-    keep_last: int | None
-    keep_best: Any | None
-    on_save_error: Literal["error", "warn"]
-    save_checkpoint_path: str | None
-    save_inference_interval: int | str | list[int | str] | None
-    save_inference_path: str | None
-    save_inference_export: bool
-    init_model_path: Any | None
-    init_modules: list[str] | None
-    rename: dict[str, str] | None
-    freeze: list[str] | None
-    predictions: Any | None
-    seed: int | None
-    deterministic: bool
-    threads: int | None
-    grad_clip: float | None
-    grad_clip_value: float | None
-    accum_grad: int
-    nonfinite_patience: int | None
-    check_gradients: bool
-    compile: bool
-    compile_module_keys: list[str] | None
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-    compile_using_fullgraph: bool
-    compile_using_dynamic_shape_tracing: bool | None
-    jit: bool
-    jit_module_keys: list[str] | None
-    limit_batches: int | None
-    overfit_batches: int | None
-    debug: bool
-    debug_batches: int
-    debug_epochs: int
-    debug_persistently: bool
-    phases: list[str] | None
+# What ``context["runner"]`` is: the keys of a runner; see ``pipeline show``.
+RunnerSettings = RunnerSchema
 
 
 class CheckpointerView(Protocol):
@@ -276,10 +230,8 @@ FIRST_KEYS: tuple[ContextKey, ...] = (
     ContextKey("device", "torch.device", "trainer", "where models and batches go"),
     ContextKey("run_dir", "Path", "trainer", "the run directory"),
     ContextKey("is_infer", "bool", "trainer", "whether the runner's class is `infer`"),
-    ContextKey(
-        "train_state", "dict[str, int]", "trainer",
-        "{iteration, update, epoch, samples, phase_index}, all counted from 0; of an infer runner, those of its checkpoint",
-    ),
+    ContextKey("train_state", "dict[str, int]", "trainer",
+               "{iteration, update, epoch, samples, phase_index}, all counted from 0; of an infer runner, those of its checkpoint"),
     ContextKey("checkpointer", "CheckpointerView", "trainer", "this runner's checkpoints, and what is kept in them"),
     ContextKey("dataset", "dict[str, Any]", "network", "dataset name -> loader"),
     ContextKey("model", "dict[str, Phase]", "network", "phase name -> {model, brain, optim_schedulers, updater}"),
@@ -293,10 +245,8 @@ OTHER_KEYS: tuple[ContextKey, ...] = (
     ContextKey("resources", "ExitStack", "trainer", "what is closed at the end, whatever happens, last opened first"),
     ContextKey("hooks", "pluggy.HookRelay", "trainer", "calls the plugins: `hooks.before_epoch(context=context)`"),
     ContextKey("best", "dict[str, Any] | None", "runner", "with `keep_best`: {metric, mode, value, iteration}, or None before any"),
-    ContextKey(
-        "checkpoints", "dict[Path, dict[str, Any]]", "trainer",
-        "of an infer runner: path -> phase -> {metric: value} of each checkpoint that it evaluates; startup loads the first",
-    ),
+    ContextKey("checkpoints", "dict[Path, dict[str, Any]]", "trainer",
+               "of an infer runner: path -> phase -> {metric: value} of each checkpoint that it evaluates; startup loads the first"),
     ContextKey("error", "BaseException", "trainer", "what ended the run, after a failure"),
     ContextKey("config_yaml", "str | None", "trainer", "path of the config file; None for a dict"),
     ContextKey("env", "dict[str, Any]", "trainer", "the plain dict of the config; `env['phase']` holds the runner's phases"),
@@ -419,9 +369,8 @@ class Context(dict[str, Any]):
     def _loop(self, method: str) -> TrainingLoop:
         if hook := self.running_hook():
             what = f"{hook} called context.{method}, which only the code of a runner stage may do, not a hook within it"
-            raise ContextError(
-                f"{what}; write context.request('{CHECKPOINT}'), or '{VALIDATION}', which is done after the step"
-            )
+            remedy = f"write context.request('{CHECKPOINT}'), or '{VALIDATION}', which is done after the step"
+            raise ContextError(f"{what}; {remedy}")
         if self.loop is None:
             what = f"context.{method} was called by {self.stage}"
             raise StageError(f"{what}, and only a runner stage that trains has a loop; call it there")

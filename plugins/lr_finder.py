@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from loguru import logger
 from torch import nn
@@ -19,7 +19,6 @@ from pipeline.checkpoint.restore import restore_training
 from pipeline.checkpoint.state import TrainingState
 from pipeline.checkpoint.storage import finite, write_json
 from pipeline.checkpoint.weights import unique_modules
-from pipeline.config.schema import RunnerSchema
 from pipeline.context import Context, Phase
 from pipeline.data.loader import generators_of
 from pipeline.errors import ConfigError, DivergedError, one_of
@@ -276,7 +275,7 @@ def loader_of(context: Context, phase: Phase) -> Any:
     Raises:
         ConfigError: they can be read only once.
     """
-    runner = cast("RunnerSchema", context["runner"])
+    runner = context["runner"]
     dataset = next(item["dataset_name"] for item in context["phases"] if item["name"] == phase.name)
     loader = pass_loader(dataset, runner, context)
     if isinstance(loader, Iterator):

@@ -6,14 +6,14 @@ import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 from loguru import logger
 from torch.utils.data import DataLoader
 
 from pipeline import hookimpl, hookspecs
 from pipeline.checkpoint.random_state import random_state, restore_random_state
-from pipeline.config.schema import PhaseSchema, RunnerSchema
+from pipeline.config.schema import PhaseSchema
 from pipeline.context import Context
 from pipeline.data.batch import on_device
 from pipeline.data.loader import generators_of, without_state
@@ -105,7 +105,7 @@ class SanityValidation:
 
 def _loader(dataset: str, phase: PhaseSchema, context: Context) -> Any:
     """The validation data as a validation has it, from a copy of the loader, whose workers do not stay."""
-    runner = cast("RunnerSchema", context["runner"])
+    runner = context["runner"]
     name = phase.dataset_name or "" if runner.overfit_batches else dataset
     loader = loader_of(name, context)
     own = copy.copy(loader) if isinstance(loader, DataLoader) else loader

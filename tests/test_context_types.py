@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import context
-from pipeline.config.schema import RunnerSchema
-from pipeline.context import KEYS, RunnerSettings
+from pipeline.context import KEYS
 
 FILE = Path(str(context.__file__))
 REPOSITORY = Path(__file__).parents[1]
@@ -52,12 +51,6 @@ def with_overloads(source: str) -> str:
 def test_the_overloads_are_those_of_the_table() -> None:
     source = FILE.read_text(encoding="utf-8")
     assert source == with_overloads(source), "run `python tests/test_context_types.py` to write them anew"
-
-
-def test_the_settings_of_a_runner_are_the_keys_of_the_schema_but_those_of_its_classes() -> None:
-    of_classes = {name for name in RunnerSchema.model_fields if name.endswith(("_class_path", "_args"))}
-    of_classes |= {"trainer_class", "max_stage_repeats"}
-    assert set(RunnerSettings.__annotations__) == set(RunnerSchema.model_fields) - of_classes
 
 
 def test_the_samples_say_the_type_of_every_key() -> None:

@@ -49,7 +49,7 @@ class Network(NetworkBase):
 
     def build_models(self, context: Context) -> None:
         """Write ``model`` alone."""
-        runner = cast("RunnerSchema", context["runner"])
+        runner = context["runner"]
         phases = context["config"].phases(runner)
         context["model"] = {}
         for phase in phases:

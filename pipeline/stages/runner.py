@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from loguru import logger
 
 from pipeline.checkpoint.initial_weights import load_next
-from pipeline.config.schema import PredictionSettings, RunnerSchema
+from pipeline.config.schema import PredictionSettings
 from pipeline.context import Context, Phase
 from pipeline.stages.base import RunnerBase
 from pipeline.training.brain import Brain, Stage
@@ -128,7 +128,7 @@ class Runner(RunnerBase):
         With ``predictions``, its predictions are written to a file, those of each of several datasets to one; then data
         without labels have no loss.
         """
-        runner = cast("RunnerSchema", context["runner"])
+        runner = context["runner"]
         schema = next(schema for schema in context["config"].phases(runner) if schema.name == phase.name)
         brain: Brain = phase["brain"]
         brain._apply_run_options(run_options_for(runner, context["device"]))

@@ -273,7 +273,7 @@ class TrainLoop(PassLoop):
             remedy = "write {phase: {model, brain, optim_schedulers, updater}} in the network stage"
             raise ContextError(f"{what}; {remedy}")
         self.in_use = True
-        self.runner = cast("RunnerSchema", context["runner"])
+        self.runner = context["runner"]
         self.hooks = context["hooks"]
         self.before_batch = hook_or_none(self.hooks, "before_batch")
         self.after_batch = hook_or_none(self.hooks, "after_batch")

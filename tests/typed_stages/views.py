@@ -2,13 +2,11 @@
 
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.config.load import Config
-from pipeline.config.schema import RunnerSchema
 from pipeline.context import (
     Batches,
     BrainView,
     CheckpointerView,
     ConfigView,
-    RunnerSettings,
     TrainingLoop,
     UpdaterView,
 )
@@ -19,10 +17,6 @@ from pipeline.training.updater import UpdaterBase
 
 
 def config(value: Config) -> ConfigView:
-    return value
-
-
-def runner(value: RunnerSchema) -> RunnerSettings:
     return value
 
 

@@ -60,7 +60,7 @@ class Startup(stages.Startup):
         if not path:
             raise ConfigError("on a cluster the tree comes from init_model_path, which is not set; name a checkpoint")
         for name, phase in context["model"].items():
-            weights = load_file(Path(path) / f"{name}.safetensors")
+            weights = load_file(Path(str(path)) / f"{name}.safetensors")
             phase.brain.modules.load_state_dict({tensor: weights[tensor] for tensor in TREE}, strict=False)
             logger.info(f"the tree of {name} is loaded from {path}")
 
