@@ -53,8 +53,8 @@ def check_optimizer(settings: Setting, optimizer: Setting, holder: Setting, *, s
     _check_groups(holder, free if is_class else None, definition.name if definition else "")
 
 
-# What a config has among the optimizer's own keys, and no optimizer takes.
-_OURS = ("class", "groups", "remove_vector_weight_decay")
+# What a config has among the keys of an optimizer or a group, and no optimizer takes.
+_OURS = ("class", "groups", "params", "remove_vector_weight_decay")
 
 
 def _check_options(settings: Setting, parameters: Parameters | None, name: str) -> None:
@@ -63,11 +63,11 @@ def _check_options(settings: Setting, parameters: Parameters | None, name: str) 
         settings["lr"].fault("means the same as 'learning_rate', which is set too; keep one", of_key=True)
     if parameters and "lr" in parameters.names:
         parameters = replace(parameters, names=(*parameters.names, "learning_rate"))
-    names = {"learning_rate": "lr"}
-    options = {names.get(key, key): setting for key, setting in settings.entries() if key not in (*_OURS, "params")}
+    entries = ((key, option.node) for key, option in settings.entries() if key not in _OURS)
+    options = {"lr" if key == "learning_rate" else key: node for key, node in entries}
     if settings["fused"].value == "auto" and not settings["params"].node:
         del options["fused"]
-    settings.with_keys({key: option.node for key, option in options.items()}).check_arguments(parameters, name)
+    settings.with_keys(options).check_arguments(parameters, name)
 
 
 def _check_groups(holder: Setting, parameters: Parameters | None, name: str) -> None:
@@ -153,8 +153,7 @@ def check_optim_scheduler(
     elif (definition.module.name, definition.name) == (SCHEDULES, "TorchSchedule"):
         # Its optimizer, the first parameter, is ours.
         schedule = arguments["schedule"].find_class("Schedule", f"{LR_SCHEDULERS}:LRScheduler", LR_SCHEDULERS)
-        parameters = classes.parameters(schedule) if schedule else None
-        if schedule and parameters:
+        if schedule and (parameters := classes.parameters(schedule)):
             # The run says how long the training is, where this does not.
             required = tuple(name for name in parameters.required if name != "T_max")
             parameters = replace(parameters, required=required)
@@ -178,10 +177,9 @@ def _check_length(arguments: Setting, runner: Setting, batches: int | None) -> N
     schedule_steps, epochs, steps = (settings.get(key) for key in ("total_steps", "epochs", "steps_per_epoch"))
     if schedule_steps is None and isinstance(epochs, int) and isinstance(steps, int):
         schedule_steps = epochs * steps
-    if per_epoch := arguments["per"].value == "epoch":
+    per_epoch, training_steps = arguments["per"].value == "epoch", _windows(arguments, runner, batches)
+    if per_epoch:
         training_steps = runner["epochs"].value if runner["max_steps"].value is None else None
-    else:
-        training_steps = _windows(arguments, runner, batches)
     if isinstance(training_steps, int) and isinstance(schedule_steps, int) and training_steps > schedule_steps:
         arguments["args"].fault(too_short(name, schedule_steps, training_steps, per_epoch=per_epoch))
 
@@ -206,8 +204,7 @@ def _scheduler_parameters(definition: source.Definition) -> Parameters | None:
     general, special = classes.parameters(definition), classes.method_parameters(definition, "sche_init")
     if general is None or special is None:
         return None
-    own = special.names if not special.any_name else ()
-    parameters = general.without(["model"])
-    names, required = (*parameters.names, *own), (*parameters.required, *special.required)
-    annotations = {**parameters.annotations, **special.annotations}
-    return Parameters(names, required, any_name=special.any_name, annotations=annotations)
+    general = general.without(["model"])
+    names, required = (*general.names, *special.names), (*general.required, *special.required)
+    annotations = {**general.annotations, **special.annotations}
+    return Parameters(names, required, special.any_name, annotations=annotations)

@@ -38,27 +38,21 @@ class Network(NetworkBase):
         """Write ``dataset`` (name -> loader) and ``model`` (phase -> model, brain, optim_schedulers, updater)."""
         config = cast("Config", context["config"])
         runner = config.runner(context["runner_name"])
-        phases = config.phases(runner)
-        needed = self.needed(phases, runner)
-        context["dataset"] = {
-            dataset.name: self.build_dataset(dataset, runner, context)
-            for dataset in config.settings.dataset
-            if dataset.name in needed
-        }
+        needed = self.needed(config.phases(runner), runner)
+        datasets = [dataset for dataset in config.settings.dataset if dataset.name in needed]
+        context["dataset"] = {dataset.name: self.build_dataset(dataset, runner, context) for dataset in datasets}
         self.build_models(context)
 
     def build_models(self, context: Context) -> None:
         """Write ``model`` alone."""
         runner = context["runner"]
-        phases = context["config"].phases(runner)
         context["model"] = {}
-        for phase in phases:
-            if phase.model_of is None:
-                with error_context(f"phase.{phase.name}"):
-                    context["model"][phase.name] = self.build_phase(phase, runner, context)
-        for phase in phases:
-            if phase.model_of is not None:
-                context["model"][phase.name] = self.share_phase(phase, context)
+        # Those that share a model come after those that build one.
+        for phase in sorted(context["config"].phases(runner), key=lambda phase: phase.model_of is not None):
+            with error_context(f"phase.{phase.name}"):
+                shares = phase.model_of is not None
+                entry = self.share_phase(phase, context) if shares else self.build_phase(phase, runner, context)
+            context["model"][phase.name] = entry
 
     def needed(self, phases: list[PhaseSchema], runner: RunnerSchema) -> set[str | None]:
         """The names of the datasets that a runner uses: an infer runner just the one that it evaluates."""
@@ -73,7 +67,7 @@ class Network(NetworkBase):
         init = settings.worker_init_fn and load_named(settings.worker_init_fn, f"{address}.worker_init_fn", "", config)
         keys = ("num_workers", "timeout", "multiprocessing_context", "persistent_workers", "prefetch_factor")
         workers = {key: value for key in keys if settings.num_workers and (value := getattr(settings, key)) is not None}
-        on_gpu = context["device"].type == "cuda"
+        pin = context["device"].type == "cuda" if settings.pin_memory is None else settings.pin_memory
         with error_context(address):
             dataset = dataset_class(**settings.args)
             return make_loader(
@@ -83,7 +77,7 @@ class Network(NetworkBase):
                 whole_batches=settings.whole_batches,
                 resume=settings.resume,
                 collate_fn=self.build_collate(settings, config),
-                pin_memory=on_gpu if settings.pin_memory is None else settings.pin_memory,
+                pin_memory=pin,
                 worker_init_fn=init,
                 **self.build_order(settings, dataset, runner, config),
                 **workers,
@@ -174,27 +168,22 @@ class Network(NetworkBase):
                 brain = ModuleBrain(model, loss() if isinstance(loss, type) else loss)
         what = f"{address}.model: {type(brain).__name__}"
         if ignored := brain._ignored_arguments():
-            raise ConfigError(
-                f"{what} is made with {', '.join(ignored)}, which would be ignored: in a config the runner and the phase "
-                "say this; remove it from the call of super().__init__"
-            )
+            why = "which would be ignored: in a config the runner and the phase say this"
+            remedy = "remove it from the call of super().__init__"
+            raise ConfigError(f"{what} is made with {', '.join(ignored)}, {why}; {remedy}")
         if outside := brain._unregistered_modules():
             remedy = f"register it: super().__init__({{'{outside[0]}': …}})"
-            raise ConfigError(
-                f"{what} keeps {', '.join(outside)} outside its modules, where nothing is trained or saved; {remedy}"
-            )
+            why = "outside its modules, where nothing is trained or saved"
+            raise ConfigError(f"{what} keeps {', '.join(outside)} {why}; {remedy}")
         return brain
 
     def build_optim_schedulers(
         self, phase: PhaseSchema, brain: Brain, runner: RunnerSchema, context: Context
     ) -> dict[str, OptimScheduler]:
         """The OptimSchedulers of the phase; without ``optim_schedulers`` there is one, "main"."""
-        if phase.optim_schedulers:
-            built = {
-                name: self.build_named_scheduler(name, phase, brain, runner, context) for name in phase.optim_schedulers
-            }
-        else:
-            built = {"main": self.build_optim_scheduler(brain.modules, runner, context)}
+        names = phase.optim_schedulers
+        built = {name: self.build_named_scheduler(name, phase, brain, runner, context) for name in names}
+        built = built or {"main": self.build_optim_scheduler(brain.modules, runner, context)}
         for scheduler in built.values():
             scheduler.check_gradients = runner.check_gradients
         return built
@@ -206,18 +195,16 @@ class Network(NetworkBase):
         settings, config = phase.optim_schedulers[name], context["config"]
         address = f"phase.{phase.name}.optim_schedulers.{name}"
         cls = load_named(schedule_name(settings["class"]), f"{address}.class", "OptimScheduler", config, SCHEDULES)
-        own = settings.get("args", {})
         by_value = {"grad_clip_value": runner.grad_clip_value} if runner.grad_clip_value else {}
-        arguments = {"grad_clip": runner.grad_clip, **by_value, "accum_grad": runner.accum_grad, **own}
+        shared = {"grad_clip": runner.grad_clip, **by_value, "accum_grad": runner.accum_grad}
+        arguments = shared | settings.get("args", {})
         if "optim_type" in arguments:
-            kind = arguments["optim_type"] = load_optimizer(
-                arguments["optim_type"], f"{address}.args.optim_type", config
-            )
+            kind = load_optimizer(arguments["optim_type"], f"{address}.args.optim_type", config)
             conf, groups = arguments.get("optim_conf", {}), arguments.get("groups", ())
-            arguments["optim_conf"] = with_fused(kind, conf, groups, brain.modules, context["device"])
+            conf = with_fused(kind, conf, groups, brain.modules, context["device"])
+            arguments |= {"optim_type": kind, "optim_conf": conf}
         with faults_at(address, config, ".args"):
-            scheduler: OptimScheduler = cls(model=brain.modules, **arguments)
-        return scheduler
+            return cast("OptimScheduler", cls(model=brain.modules, **arguments))
 
     def build_optim_scheduler(self, module: nn.Module, runner: RunnerSchema, context: Context) -> OptimScheduler:
         """The optimizer that ``hyper_parameters.optimizer`` describes, with a constant rate."""
@@ -244,9 +231,8 @@ class Network(NetworkBase):
         if context["is_infer"] or phase.updater is None:
             return Updater(brain)
         address, loader = f"phase.{phase.name}.updater", context["dataset"][phase.dataset_name or ""]
-        cls = load_named(
-            phase.updater.class_path, f"{address}.class_path", "Updater", context["config"], base=UpdaterBase
-        )
+        path, config = phase.updater.class_path, context["config"]
+        cls = load_named(path, f"{address}.class_path", "Updater", config, base=UpdaterBase)
         ours = {"model": model, "brain": brain, "optim_schedulers": optim_schedulers, "loader": loader}
         names = inspect.signature(cls).parameters
         arguments = {**phase.updater.args, **{name: value for name, value in ours.items() if name in names}}
@@ -291,9 +277,8 @@ def with_fused(
     fits = all(parameter.is_floating_point() for parameter in module.parameters())
     fits = fits and not any(getattr(part, "sparse", False) for part in module.modules())
     if (asked or device.type == "cuda") and fits and "fused" in inspect.signature(maker).parameters:
-        logger.info(
-            f"{maker.__name__} is torch's fused one on {device.type}; `fused: false` or `foreach: true` is another"
-        )
+        others_are = "`fused: false` or `foreach: true` is another"
+        logger.info(f"{maker.__name__} is torch's fused one on {device.type}; {others_are}")
         others["fused"] = True
     return others
 

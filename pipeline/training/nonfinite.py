@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,10 +82,6 @@ class NonFiniteGuard:
         if self.loss is not None and gradients:
             gradients[0].div_((1 - self.loss).to(gradients[0].device))
 
-    def has_nonfinite_loss(self) -> bool:
-        """Whether a loss of the open window is not finite; a GPU makes this wait."""
-        return self.loss is not None and bool(self.loss.item())
-
     def close(self) -> None:
         """Close the window."""
         if self.loss is not None:
@@ -128,14 +123,12 @@ class NonFiniteGuard:
 
         In the first step of a group, the kernel of a fused SGD with momentum would leave the momentum uninitialised.
         """
-        if not getattr(self.optimizer, "_step_supports_amp_scaling", False):
-            return False
+        state, supported = self.optimizer.state, getattr(self.optimizer, "_step_supports_amp_scaling", False)
         # A loaded state may have switched the kernels of single groups.
-        return all(group.get("fused") and self._has_momentum(group) for group in self.optimizer.param_groups)
-
-    def _has_momentum(self, group: Mapping[str, Any]) -> bool:
-        """Whether the momentum of a group exists, or need not."""
-        return not group.get("momentum") or any(self.optimizer.state.get(parameter) for parameter in group["params"])
+        return supported and all(
+            group.get("fused") and (not group.get("momentum") or any(map(state.get, group["params"])))
+            for group in self.optimizer.param_groups
+        )
 
 
 def _first_nonfinite(parameters: Sequence[Tensor], norms: Sequence[Tensor]) -> Tensor:
@@ -172,11 +165,10 @@ def check_divergence(losses: Meter, guards: Sequence[NonFiniteGuard], patience: 
     bad = losses.nonfinite + sum(guard.read() for guard in guards)
     if bad <= patience:
         return
-    names = [guard.parameter for guard in guards if guard.parameter]
-    parameter = f", the first that of '{names[0]}'" if names else ""
+    name = next((guard.parameter for guard in guards if guard.parameter), "")
+    parameter = f", the first that of '{name}'" if name else ""
+    batch, value = losses.first or (losses.batches, None)
+    what = f"the loss is finite, but {bad} of its gradients in this epoch were not finite, up to"
     if losses.first:
-        batch, value = losses.first
-        times = f"{bad} of its losses in this epoch were not finite, the first in iteration {began + batch}"
-        raise DivergedError(f"{where}'loss' is {value}: {times}{parameter}; {ADVICE}")
-    times = f"{bad} of its gradients in this epoch were not finite, up to iteration {began + losses.batches}"
-    raise DivergedError(f"{where}the loss is finite, but {times}{parameter}; {ADVICE}")
+        what = f"'loss' is {value}: {bad} of its losses in this epoch were not finite, the first in"
+    raise DivergedError(f"{where}{what} iteration {began + batch}{parameter}; {ADVICE}")

@@ -66,6 +66,9 @@ def _part(model: nn.Module, name: str) -> nn.Module:
 # Options of a parameter group, and its parameters as ``params``.
 Group: TypeAlias = dict[str, Any]
 
+# A name or a class path, or the class itself, or a function.
+Maker: TypeAlias = str | Callable[..., Optimizer]
+
 
 def without_decay(parameters: Iterable[Tensor], options: Mapping[str, Any] | None = None) -> list[Group]:
     """Two parameter groups: vectors (biases, norms) without weight decay first, then all others, both with the options."""
@@ -243,7 +246,7 @@ class OptimScheduler(ABC):
 
     def __init__(
         self,
-        optim_type: str | type[Optimizer] | Callable[..., Optimizer],
+        optim_type: Maker,
         optim_conf: Mapping[str, Any],
         model: nn.Module,
         distributed: bool = False,
@@ -267,8 +270,7 @@ class OptimScheduler(ABC):
         self.accum_grad = self.configured_accum_grad = accum_grad
         self.grad_clip, self.grad_norm_type, self.grad_clip_value = grad_clip, grad_norm_type, grad_clip_value
         self.scaler: GradScaler | None = None
-        self.owns_all = self.check_gradients = self.weighted = self.stepped = self.discards = False
-        self.measures_norm = False
+        self.owns_all = self.check_gradients = self.weighted = self.stepped = self.discards = self.measures_norm = False
         self.guarded = self.under_autocast = True
         self.real_step = self.batches = self.samples = self.epoch = 0
         self.batch_samples = 1
@@ -483,7 +485,7 @@ class OptimScheduler(ABC):
                 "real_step": self.real_step,
                 "batches": self.batches,
                 "samples": self.samples,
-                "discards": self.discards or self.guard.has_nonfinite_loss(),
+                "discards": self.discards or bool(self.guard.loss),
                 "rate": None if self.rate is None else float(self.rate),
                 "gradient_norm": None if self.gradient_norm is None else float(self.gradient_norm),
             },
@@ -549,7 +551,7 @@ def _refuse_ratio_to_zero(base: float, rates: Sequence[float]) -> None:
         raise ConfigError(f"OptimScheduler: {what}; make it above 0, as the groups keep their ratio to it")
 
 
-def maker_of(optim_type: str | type[Optimizer] | Callable[..., Optimizer]) -> Callable[..., Any]:
+def maker_of(optim_type: Maker) -> Callable[..., Any]:
     """The class of an optimizer, or the function that makes it of the parameters."""
     kind = optimizer_name(optim_type)
     if callable(kind) and not isinstance(kind, type):
@@ -558,9 +560,7 @@ def maker_of(optim_type: str | type[Optimizer] | Callable[..., Optimizer]) -> Ca
     return class_path.load_class(path, Optimizer)
 
 
-def _built(
-    optim_type: str | type[Optimizer] | Callable[..., Optimizer], parameters: list[Any], optim_conf: Mapping[str, Any]
-) -> Optimizer:
+def _built(optim_type: Maker, parameters: list[Any], optim_conf: Mapping[str, Any]) -> Optimizer:
     """Build the optimizer, by its class or by a function of the parameters, which may be groups of them.
 
     Raises:
@@ -673,14 +673,11 @@ def backward_and_step(
 
 def attach_optimizer_hooks(optim_schedulers: Mapping[str, OptimScheduler], context: Context, phase: str) -> None:
     """Call the plugins at each backward and update of a phase's schedulers; a hook that nobody implements costs nothing."""
-    hooks = context["hooks"]
-    before_backward, backward = hook_or_none(hooks, "before_backward"), hook_or_none(hooks, "after_backward")
-    before, after = hook_or_none(hooks, "before_update"), hook_or_none(hooks, "after_update")
     for name, scheduler in optim_schedulers.items():
-        scheduler.before_backward = partial(before_backward, context=context, phase=phase) if before_backward else None
-        scheduler.after_backward = partial(backward, context=context, phase=phase) if backward else None
-        scheduler.before_update = partial(before, context=context, phase=phase, name=name) if before else None
-        scheduler.after_update = partial(after, context=context, phase=phase, name=name) if after else None
+        for moment in ("before_backward", "after_backward", "before_update", "after_update"):
+            hook = hook_or_none(context["hooks"], moment)
+            named = {"name": name} if moment.endswith("update") else {}
+            setattr(scheduler, moment, partial(hook, context=context, phase=phase, **named) if hook else None)
 
 
 def close_windows(optim_schedulers: Sequence[OptimScheduler], epoch: int) -> bool:

@@ -58,21 +58,21 @@ class PlannedSchedule(OptimScheduler):
         """
 
     def _not_planned(self, key: str) -> ConfigError:
-        what = (
-            f"{type(self).__name__}: {key} depends on how long the training is, and only the default Runner says that"
-        )
-        return ConfigError(f"{what}; write it as a number of steps")
+        why = "depends on how long the training is, and only the default Runner says that"
+        return ConfigError(f"{type(self).__name__}: {key} {why}; write it as a number of steps")
 
-    def _is_share(self, warmup_steps: float) -> bool:
-        """Whether a rise is a share of the training, and no number of steps.
+    def _is_share(self, warmup_steps: float, least: int) -> bool:
+        """Whether a rise is a share of the training, and no number of steps, ``least`` or more.
 
         Raises:
             ConfigError: it is neither.
         """
-        if isinstance(warmup_steps, float) and not 0 <= warmup_steps < 1:
+        is_share, remedy = isinstance(warmup_steps, float), f"it must be {least} or more"
+        if is_share:
             remedy = "write a whole number of steps, or a share of them, of 0 or more and below 1"
+        if not (0 <= warmup_steps < 1 if is_share else warmup_steps >= least):
             raise ConfigError(f"{type(self).__name__}: warmup_steps is {warmup_steps}; {remedy}")
-        return isinstance(warmup_steps, float)
+        return is_share
 
 
 class Noam(PlannedSchedule):
@@ -85,26 +85,20 @@ class Noam(PlannedSchedule):
 
     def sche_init(self, d_model: int | None = None, warmup_steps: float = 4000) -> None:
         """Take the width and the length of the rise."""
-        self.d_model, self.rise, self.is_open = d_model, warmup_steps, self._is_share(warmup_steps)
-        if not self.is_open and warmup_steps < 1:
-            raise ConfigError(f"Noam: warmup_steps is {warmup_steps}; it must be above 0")
-        self.warmup_steps, self.factor = warmup_steps, 0.0
-        if not self.is_open:
-            self._set_rise(warmup_steps)
+        self.is_open = self._is_share(warmup_steps, 1)
+        self.rise = self.warmup_steps = warmup_steps
+        self.factor = None if d_model is None else 1 / math.sqrt(d_model)
 
     def take_length(self, steps: int) -> None:
         """The rise is its share of that."""
-        self._set_rise(max(1, round(self.rise * steps)))
-
-    def _set_rise(self, steps: float) -> None:
-        self.warmup_steps = steps
-        self.factor = self.base_lr * math.sqrt(steps) if self.d_model is None else 1 / math.sqrt(self.d_model)
+        self.warmup_steps = max(1, round(self.rise * steps))
 
     def update_lr(self, real_step: int, epoch_num: int) -> float:
         """``factor * min(step^-0.5, step * warmup^-1.5)``."""
-        if not self.factor and self.is_open:
+        if self.warmup_steps < 1:
             raise self._not_planned("warmup_steps")
-        return float(self.factor * min(real_step**-0.5, real_step * self.warmup_steps**-1.5))
+        factor = self.base_lr * math.sqrt(self.warmup_steps) if self.factor is None else self.factor
+        return float(factor * min(real_step**-0.5, real_step * self.warmup_steps**-1.5))
 
     def extra_repr_fn(self) -> str:
         """The length of the rise."""
@@ -125,22 +119,24 @@ class ExponentialDecay(OptimScheduler):
         return float(self.base_lr * self.decay_factor ** (epoch_num - 1))
 
 
-class _Warmup(PlannedSchedule):
-    """Rises linearly to the base rate, then falls to ``final`` of it until ``total_steps``, and stays there."""
+class WarmupLinear(PlannedSchedule):
+    """A linear rise to the base rate, then a linear fall to ``final`` of it until ``total_steps``, where it stays.
+
+    Arguments: ``total_steps``, ``warmup_steps``, ``final``.
+    """
 
     def sche_init(self, total_steps: int | None = None, warmup_steps: float = 0, final: float = 0.0) -> None:
         """Take the lengths, in windows, and the share of the base rate that is left at the end; None is the training's."""
-        self.is_open, self.total_steps, self.final = total_steps is None, total_steps, final
+        self.total_steps, self.final, self.is_open = total_steps, final, total_steps is None
         self.rise = self.warmup_steps = warmup_steps
-        if not self._is_share(warmup_steps) and warmup_steps < 0:
-            raise ConfigError(f"{type(self).__name__}: warmup_steps is {warmup_steps}; it must be 0 or more")
+        self.is_share = self._is_share(warmup_steps, 0)
         if total_steps is not None:
             self.take_length(total_steps)
 
     def take_length(self, steps: int) -> None:
         """The rise, if it is a share, is one of that; the fall ends then."""
         # A share is below 1, whatever it is rounded to.
-        rise = min(round(self.rise * steps), steps - 1) if self._is_share(self.rise) else self.rise
+        rise = min(round(self.rise * steps), steps - 1) if self.is_share else self.rise
         if rise >= steps:
             lengths = f"warmup_steps is {rise} and total_steps {steps}"
             raise ConfigError(f"{type(self).__name__}: {lengths}; the rise must end before the total")
@@ -148,7 +144,7 @@ class _Warmup(PlannedSchedule):
 
     def remaining(self, share: float) -> float:
         """How much of the fall is left when ``share`` of it is over."""
-        raise NotImplementedError
+        return 1 - share
 
     def update_lr(self, real_step: int, epoch_num: int) -> float:
         """The rate on the rise, or on the fall."""
@@ -160,15 +156,7 @@ class _Warmup(PlannedSchedule):
         return self.base_lr * (self.final + (1 - self.final) * self.remaining(over))
 
 
-class WarmupLinear(_Warmup):
-    """A linear rise, then a linear fall. Arguments: ``total_steps``, ``warmup_steps``, ``final``."""
-
-    def remaining(self, share: float) -> float:
-        """``1 - share``."""
-        return 1 - share
-
-
-class WarmupCosine(_Warmup):
+class WarmupCosine(WarmupLinear):
     """A linear rise, then half a cosine (Loshchilov and Hutter 2017). Arguments: ``total_steps``, ``warmup_steps``, ``final``."""
 
     def remaining(self, share: float) -> float:
@@ -255,11 +243,9 @@ class TorchSchedule(PlannedSchedule):
         if issubclass(schedule_class, lr_scheduler.ReduceLROnPlateau):
             raise ConfigError("TorchSchedule: ReduceLROnPlateau needs a metric; use Plateau")
         self.per, self.schedule_class, self.args = per, schedule_class, dict(args or {})
-        given = (
-            self.args.get(LENGTHS.get(schedule_class, "")) is not None
-            or {"epochs", "steps_per_epoch"} <= self.args.keys()
-        )
-        self.is_open = schedule_class in LENGTHS and not given
+        length = self.args.get(LENGTHS.get(schedule_class, ""))
+        is_open = length is None and not {"epochs", "steps_per_epoch"} <= self.args.keys()
+        self.is_open = schedule_class in LENGTHS and is_open
         self.schedule: Any = None
         self._saved: Mapping[str, Any] = {}
         self._is_over = False

@@ -240,7 +240,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (Constant, {"step_per_update": 0}, "step_per_update is 0; it must be above 0"),
     (Constant, {"gamma": 1}, "a constant rate takes no arguments, and was given gamma; remove them"),
     (Constant, {"updated_modules": "encodr"}, "updated_modules: Linear has no part 'encodr'; there are none"),
-    (Noam, {"warmup_steps": 0}, "Noam: warmup_steps is 0; it must be above 0"),
+    (Noam, {"warmup_steps": 0}, "Noam: warmup_steps is 0; it must be 1 or more"),
     (ExponentialDecay, {"decay_factor": 1.5}, "decay_factor is 1.5; write one above 0, and at most 1"),
     (WarmupLinear, {"total_steps": 3, "warmup_steps": 3}, "warmup_steps is 3 and total_steps 3; the rise must end before the total"),
     (Plateau, {"mode": "lower"}, "Plateau: mode is 'lower' and factor 0.1; write min or max, and one between 0 and 1"),

@@ -51,16 +51,14 @@ class AUC(SumMetric):
         flat, labels = flat_pairs(self, predictions, target, pairs, "return one score per sample")
         scores, positive = flat.to(wide(flat.device)), labels == 1
         self.add(nans=scores.isnan().sum(), unlabelled=no_labels(labels))
-        if self.edges is None and self.samples.count + len(scores) > self.exact_samples:
-            earlier, theirs = self.samples.all(scores.device)
-            first = torch.cat([earlier, scores])[: self.exact_samples]
-            self.samples, self.edges = _Samples(), _edges(first)
-            self.add(bins=_bin_counts(earlier, theirs, self.edges))
         if self.edges is None:
             self.samples.append(scores, positive)
-        else:
-            self.edges = self.edges.to(scores.device)
-            self.add(bins=_bin_counts(scores, positive, self.edges))
+            if self.samples.count <= self.exact_samples:
+                return
+            scores, positive = self.samples.all(scores.device)
+            self.samples, self.edges = _Samples(), _edges(scores[: self.exact_samples])
+        self.edges = self.edges.to(scores.device)
+        self.add(bins=_bin_counts(scores, positive, self.edges))
 
     def compute(self) -> float:
         """The area."""

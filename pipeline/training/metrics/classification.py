@@ -58,10 +58,16 @@ class Confusion(SumMetric):
 
     def update(self, predictions: Tensor, target: Tensor) -> None:
         """Scores [batch, classes] of any scale and classes [batch], from 0; or scores [batch] and labels [batch], 0 or 1."""
-        if isinstance(predictions, Tensor) and predictions.shape[1:].numel() == 1:
-            self._update_labels(predictions, target)
-        else:
+        if not isinstance(predictions, Tensor) or predictions.shape[1:].numel() != 1:
             self._update_classes(predictions, target)
+            return
+        pairs = "scores [batch] with labels [batch]"
+        scores, labels = flat_pairs(self, predictions, target, pairs, "return one score per sample, or one per class")
+        self.add(unlabelled=no_labels(labels))
+        if self.threshold is None:
+            self.add(improbable=outside(scores, 0, 1))
+        positive = scores > (0.5 if self.threshold is None else self.threshold)
+        self._count(positive.long(), (labels == 1).long(), 2, scores.isnan())
 
     def compute(self) -> float:
         """The number, from 0 to 1; nan if there was nothing."""
@@ -78,15 +84,6 @@ class Confusion(SumMetric):
         both, predicted, actual = counts
         of_predicted, of_actual = self.shares
         return float((both / (of_predicted * predicted + of_actual * actual)).nan_to_num().mean())
-
-    def _update_labels(self, predictions: Tensor, target: Any) -> None:
-        pairs = "scores [batch] with labels [batch]"
-        scores, labels = flat_pairs(self, predictions, target, pairs, "return one score per sample, or one per class")
-        self.add(unlabelled=no_labels(labels))
-        if self.threshold is None:
-            self.add(improbable=outside(scores, 0, 1))
-        positive = scores > (0.5 if self.threshold is None else self.threshold)
-        self._count(positive.long(), (labels == 1).long(), 2, scores.isnan())
 
     def _update_classes(self, predictions: Any, target: Any) -> None:
         scores, classes = flat_classes(self, predictions, target, "classes", "return one score per class")
@@ -153,9 +150,12 @@ class RecallAtK(MeanMetric):
         scores, relevant = self._read(tensor(self, predictions), tensor(self, target))
         if self.k > scores.shape[-1]:
             raise DataError(f"RecallAtK: k is {self.k}, and a sample has {scores.shape[-1]} scores; lower k")
+        last = scores.topk(self.k).values[:, -1:]
+        above, level = scores > last, scores == last
+        remaining = (self.k - above.sum(-1)).to(wide(scores.device))
+        hits = (above & relevant).sum(-1) + (level & relevant).sum(-1) * remaining / level.sum(-1)
         count = relevant.sum(-1)
-        recall = self._found(scores, relevant) / count.clamp(min=1)
-        recall = recall.masked_fill(scores.isnan().any(-1), math.nan)
+        recall = (hits / count.clamp(min=1)).masked_fill(scores.isnan().any(-1), math.nan)
         self.add(total=recall.sum(), samples=(count > 0).sum())
 
     def _read(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,10 +167,3 @@ class RecallAtK(MeanMetric):
         scores, items = flat_classes(self, scores, target, "items", remedy)
         self.add(strangers=outside(items, 0, scores.shape[-1] - 1))
         return scores, items[:, None] == torch.arange(scores.shape[-1], device=items.device)
-
-    def _found(self, scores: Tensor, relevant: Tensor) -> Tensor:
-        """How many relevant items are among the k best, [samples]."""
-        last = scores.topk(self.k).values[:, -1:]
-        above, level = scores > last, scores == last
-        remaining = (self.k - above.sum(-1)).to(wide(scores.device))
-        return (above & relevant).sum(-1) + (level & relevant).sum(-1) * remaining / level.sum(-1)
