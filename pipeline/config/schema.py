@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
     BaseModel,
@@ -335,13 +335,16 @@ class _Section(BaseModel):
         """From now on, record the address of each key that is read in ``read``."""
         self._address, self._read = address, read
 
-    def __getattribute__(self, name: str) -> Any:
-        fields = type.__getattribute__(type(self), "__pydantic_fields__")
-        if name in fields:
-            private = object.__getattribute__(self, "__pydantic_private__")
-            if private and private["_read"] is not None:
-                private["_read"].add(f"{private['_address']}.{fields[name].alias or name}")
-        return super().__getattribute__(name)
+    # Static tools would take any attribute of a class that has this method.
+    if not TYPE_CHECKING:
+
+        def __getattribute__(self, name: str) -> Any:
+            fields = type.__getattribute__(type(self), "__pydantic_fields__")
+            if name in fields:
+                private = object.__getattribute__(self, "__pydantic_private__")
+                if private and private["_read"] is not None:
+                    private["_read"].add(f"{private['_address']}.{fields[name].alias or name}")
+            return super().__getattribute__(name)
 
 
 class DatasetSchema(_Section):
