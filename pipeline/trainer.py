@@ -141,7 +141,7 @@ class GeneralTrainer:
     def enter(self, stage: str, runner: RunnerSession) -> bool:
         """Run one stage between its two hooks; True if it wrote the status."""
         context = runner.context
-        runner.write_running()
+        runner.run.directory.write_status("running", train_state=runner.counters)
         context.enter(stage)
         runner.hooks.before_stage(name=stage, context=context)
         if stage in runner.classes:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from loguru import logger
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -16,6 +17,15 @@ from pipeline.data.loader import length
 _DEFAULTS = "pipeline.stages."
 # The methods of the default Runner that decide how many batches an epoch has.
 _VERBS = ("run", "train_epoch", "train_phase", "is_over")
+
+
+def log_summary(context: Context, runner: RunnerSchema, stages: Mapping[str, type]) -> None:
+    """Log them; what is looked at for that counts as read by nobody. The arguments are those of ``summary``."""
+    addresses = context.peek("config").reads.addresses
+    before = set(addresses)
+    for line in summary(context, runner, stages):
+        logger.info(line)
+    addresses &= before
 
 
 def summary(context: Context, runner: RunnerSchema, stages: Mapping[str, type]) -> Iterator[str]:

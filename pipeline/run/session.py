@@ -13,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import pluggy
 import torch
 from loguru import logger
 
@@ -35,7 +34,7 @@ from pipeline.run.provenance import Provenance, imported_packages
 from pipeline.run.resume import NEVER, PreviousRun, find_previous, reconcile, train_on, with_original_links
 from pipeline.user_code import class_path, context_flow
 from pipeline.user_code.plugin_calls import hook_or_none, register_plugins, running_hook
-from pipeline.user_code.plugins import Plugin, load_plugins, plugin_manager
+from pipeline.user_code.plugins import load_plugins, plugin_manager
 from pipeline.user_code.tracebacks import user_traceback
 
 
@@ -164,10 +163,8 @@ def _output_dir(config: Config) -> Iterator[Path]:
 
 def _about(config: Config, directory: RunDirectory) -> dict[str, Any]:
     """The label, tags and note; a resumed run keeps those that are not set anew."""
-    before = directory.read_status()
-    return {
-        name: value or before.get(name, value) for name, value in config.settings.model_dump(include={*ABOUT}).items()
-    }
+    before, about = directory.read_status(), config.settings.model_dump(include={*ABOUT})
+    return {name: value or before.get(name, value) for name, value in about.items()}
 
 
 def _check_initial_weights(config: Config, previous: PreviousRun | None) -> None:
@@ -286,24 +283,14 @@ def open_runner(name: str, run: Run, begin_fit: BeginFit) -> RunnerSession:
         run: that it is part of.
         begin_fit: has the Brains begin their training.
     """
-    # A config of its own: what a runner does to the arguments that it is given, the next does not see.
-    config = run.config.in_run(run.directory.path)
-    settings = config.runner(name)
-    manager, run_dir, resources = plugin_manager(), run.directory.path, ExitStack()
-    checkpointer = Checkpointer(run_dir / name / "checkpoints", keep_last=settings.keep_last, asynchronous=True)
-    resources.callback(checkpointer._wait)
-    context = _new_context(config, settings)
-    context.update(
-        device=run.devices[name], hooks=manager.hook, run_dir=run_dir, checkpointer=checkpointer, resources=resources
-    )
-    plugins = load_plugins(config.tree, config.workspace)
+    session = run.sessions[name] = RunnerSession(name, run, begin_fit)
+    settings, resources = session.settings, session.resources
+    resources.callback(session.checkpointer._wait)
     if settings.threads:
         resources.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(settings.threads)
     if settings.deterministic:
         resources.enter_context(deterministic())
-    session = RunnerSession(run, config, settings, context, checkpointer, resources, plugins, manager, begin_fit)
-    run.sessions[name] = session
     return session
 
 
@@ -338,12 +325,15 @@ def _new_context(config: Config, settings: RunnerSchema) -> Context:
 PROTECTED = ("config", "runner_name", "hooks", "run_dir", "checkpointer", "train_state", "resources")
 
 
-@dataclass
 class RunnerSession:
     """A runner that is ready for its first stage.
 
-    Attributes:
+    Args:
+        name: of the runner.
         run: that it is part of.
+        begin_fit: has the Brains begin their training.
+
+    Attributes:
         config: a copy of its own.
         settings: its part of the config.
         context: the context.
@@ -351,7 +341,6 @@ class RunnerSession:
         resources: closed at its end, whatever happens.
         plugins: its plugins, not yet built.
         manager: the plugins, once they are built.
-        begin_fit: has the Brains begin their training.
         counters: of the training, those of the context.
         mid_epoch: what may not change in the middle of an epoch.
         entered_runner: whether the runner stage was entered.
@@ -359,23 +348,20 @@ class RunnerSession:
         completed: whether every stage has run.
     """
 
-    run: Run
-    config: Config
-    settings: RunnerSchema
-    context: Context
-    checkpointer: Checkpointer
-    resources: ExitStack
-    plugins: list[Plugin]
-    manager: pluggy.PluginManager
-    begin_fit: BeginFit
-    entered_runner: bool = False
-    exited: bool = False
-    completed: bool = False
-
-    def __post_init__(self) -> None:
-        self.hooks = self.manager.hook
-        self.classes = self.run.stage_classes[self.settings.name]
+    def __init__(self, name: str, run: Run, begin_fit: BeginFit) -> None:
+        self.run, self.begin_fit, run_dir = run, begin_fit, run.directory.path
+        # What a runner does to the arguments that it is given, the next does not see.
+        self.config = run.config.in_run(run_dir)
+        self.settings, self.classes = self.config.runner(name), run.stage_classes[name]
+        self.plugins, self.manager = load_plugins(self.config.tree, self.config.workspace), plugin_manager()
+        self.hooks, self.resources = self.manager.hook, ExitStack()
+        keep_last = self.settings.keep_last
+        self.checkpointer = Checkpointer(run_dir / name / "checkpoints", keep_last=keep_last, asynchronous=True)
+        self.context = _new_context(self.config, self.settings)
+        self.context.update(device=run.devices[name], hooks=self.hooks, run_dir=run_dir)
+        self.context.update(checkpointer=self.checkpointer, resources=self.resources)
         self.mid_epoch = MidEpoch(self.context, self.settings, self.config.phases(self.settings))
+        self.entered_runner = self.exited = self.completed = False
         self.remember_protected()
 
     def build_plugins(self) -> None:
@@ -421,7 +407,8 @@ class RunnerSession:
             self.entered_runner = True
             if self.settings.kind == "train":
                 self.begin_training()
-            self.log_summary()
+            for log_summary in offered("run_summaries").values():
+                log_summary(self.context, self.settings, self.classes)
         # Plugins may have put theirs there.
         self.remember_protected()
         description, built, method = self.describe(stage), self.build(stage), STAGES[stage]
@@ -432,28 +419,16 @@ class RunnerSession:
         address = f": runner.{self.settings.name}.{stage}_class_path: "
         for note in (note for note in self.config.notes if address in note):
             logger.warning(note)
-        with self.loop(built) if stage == "runner" else nullcontext():
+        with self.loop(built) if stage == "runner" and self.settings.kind == "train" else nullcontext():
             getattr(built, method)(self.context)
         self.check_protected(description)
         # What the stage has saved is on disk before the next begins, or it is this stage that has failed.
         self.checkpointer._wait()
         context_flow.check_writes(built, method, description, self.context)
 
-    def log_summary(self) -> None:
-        """Log what the runner is about to do; what is looked at for that counts as read by nobody."""
-        addresses = self.config.reads.addresses
-        before = set(addresses)
-        for summary in offered("run_summaries").values():
-            for line in summary(self.context, self.settings, self.classes):
-                logger.info(line)
-        addresses &= before
-
     @contextmanager
     def loop(self, runner: PipelineStage) -> Iterator[None]:
         """In the block, the context has the loop of a runner stage that trains."""
-        if self.settings.kind != "train":
-            yield
-            return
         iteration, address = self.counters["iteration"], f"runner.{self.settings.name}.runner_class_path: "
         loop = class_path.load(class_path.parse(LOOP))(self.context, runner)
         self.context.loop, self.context.wake = loop, loop.wake
@@ -516,7 +491,3 @@ class RunnerSession:
         cls = self.classes[stage]
         package, _, module = cls.__module__.rpartition(".")
         return f"{stage} ({'stages' if package == 'pipeline.stages' else module}.{cls.__name__}, {origin})"
-
-    def write_running(self) -> None:
-        """Write into ``status.json`` that the runner is running."""
-        self.run.directory.write_status("running", train_state=self.counters)
