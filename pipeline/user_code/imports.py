@@ -8,6 +8,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
@@ -45,11 +46,10 @@ def _missing_module(place: str, written: str, module: str) -> str:
     """A relative import of a missing module; ``module`` is its dotted name."""
     parent, _, last = module.rpartition(".")
     modules = _modules(parent)
-    dashed = [name for name in modules if "-" in name and name.replace("-", "_") == last]
-    if dashed:
-        remedy = f"; no name with a dash can be imported: rename '{dashed[0]}.py' to '{last}.py'"
-    else:
-        remedy = nearest(last, modules) or "; check the name and the number of dots"
+    remedy = nearest(last, modules) or "; check the name and the number of dots"
+    for name in modules:
+        if "-" in name and name.replace("-", "_") == last:
+            remedy = f"; no name with a dash can be imported: rename '{name}.py' to '{last}.py'"
     return f"{place} imports '{written}', which its workspace does not have{remedy}"
 
 
@@ -82,15 +82,12 @@ def no_package(place: str, name: str) -> str:
 
 def extra_of(name: str) -> str | None:
     """The extra of ours that brings a package, by the name under which it is imported."""
-    try:
-        requirements = requires(DISTRIBUTION) or []
-    except PackageNotFoundError:
-        return None
-    for requirement in requirements:
-        extra = re.match(r"([\w.-]+).*;.*\bextra == ['\"]([\w.-]+)['\"]", requirement)
-        # mlflow-skinny is imported as mlflow.
-        if extra and _normalize(name) in {_normalize(extra[1]), extra[1].partition("-")[0]}:
-            return extra[2]
+    with suppress(PackageNotFoundError):
+        for requirement in requires(DISTRIBUTION) or ():
+            extra = re.match(r"([\w.-]+).*;.*\bextra == ['\"]([\w.-]+)['\"]", requirement)
+            # mlflow-skinny is imported as mlflow.
+            if extra and _normalize(name) in {_normalize(extra[1]), extra[1].partition("-")[0]}:
+                return extra[2]
     return None
 
 
@@ -138,15 +135,11 @@ class _Trial:
         self._depth = 0
         self._called = False
 
-    def mentions(self, pattern: re.Pattern[str]) -> bool:
-        """Whether a name occurs in a file that would be run, or in the workspace."""
+    def _note(self, message: str, unless: re.Pattern[str] | None = None) -> None:
+        """Note why it fails; that isn't certain where something stands in a file that would be run, or in the workspace."""
         files = {near.file for module in self.modules.values() if module for near in source.neighbours(module)}
         files |= set(_python_files(self.root)) if self.root else set()
-        return any(pattern.search(_text(file)) for file in files)
-
-    def _note(self, message: str, unless: re.Pattern[str] | None = None) -> None:
-        """Note why it fails; that isn't certain where something stands in a file of the workspace."""
-        if not (unless and self.mentions(unless)):
+        if not (unless and any(unless.search(_text(file)) for file in files)):
             self.findings.append(message)
 
     def enter(self, name: str) -> None:
@@ -158,18 +151,15 @@ class _Trial:
     def _run(self, name: str) -> None:
         if name in self.modules or self._depth > _DEPTH:
             return
-        self.modules[name] = None
+        self.modules[name] = module = None
         try:
-            module = source.read(name)
+            self.modules[name] = module = source.read(name)
         except SyntaxError as error:
             spec = find_spec(name)
             self._note(no_python(error, str(spec and spec.origin)))
-            return
         except OSError as error:
             self._note(f"{error.filename}: cannot be read: {error.strerror}; make it readable")
-            return
         if module:
-            self.modules[name] = module
             self._depth += 1
             for statement in module.body:
                 self.step(module, statement)
@@ -247,12 +237,10 @@ class _Trial:
 
     def _dots(self, folder: Path, name: str) -> str:
         """The dots with which a file in ``folder`` reaches a module of its workspace; ``""`` if there is none."""
-        folders = [folder, *folder.parents] if self.root and folder.is_relative_to(self.root) else []
+        folders = [above for above in (folder, *folder.parents) if self.root and above.is_relative_to(self.root)]
         for dots, above in enumerate(folders, 1):
             if (above / f"{name}.py").is_file() or any(_python_files(above / name)):
                 return "." * dots
-            if above == self.root:
-                break
         return ""
 
     def _of_ours(self, module: source.Module, statement: ast.ImportFrom) -> None:
@@ -274,10 +262,9 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 def _text(file: Path) -> str:
     """The text of a file; empty if it cannot be read."""
-    try:
+    with suppress(OSError):
         return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return ""
 
 
 def _has(module: source.Module, name: str) -> bool:

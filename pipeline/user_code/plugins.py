@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import EntryPoint, entry_points
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pluggy
 from pydantic import ValidationError
@@ -32,32 +32,19 @@ from pipeline.user_code.source import find_spec
 HOOKS = {name: inspect.signature(spec) for name, spec in vars(hookspecs).items() if hasattr(spec, "pipeline_spec")}
 
 
-@dataclass(frozen=True)
-class _Method:
-    """A method of a plugin.
+# A method of a plugin: its name, ``Plugin.name (file.py:7)``, its arguments after ``self``, whether ``@hookimpl`` marks it.
+_Method: TypeAlias = tuple[str, str, Sequence[str], bool]
 
-    Attributes:
-        name: its name.
-        where: ``Plugin.name (file.py:7)``.
-        arguments: those after ``self``.
-        marked: whether ``@hookimpl`` stands above it.
-    """
 
-    name: str
-    where: str
-    arguments: Sequence[str]
-    marked: bool
-
-    def faults(self) -> list[str]:
-        """The faults of a method that should be a hook."""
-        if not self.marked:
-            unmarked = f"{self.where} is named like a hook but not marked; write @hookimpl above it"
-            return [unmarked] if self.name in HOOKS else []
-        if self.name not in HOOKS:
-            return [f"{self.where}: there is no hook '{self.name}'{one_of(self.name, HOOKS)}"]
-        known = HOOKS[self.name].parameters
-        wrong = [argument for argument in self.arguments if argument not in known]
-        return [f"{self.where}: the hook has no argument '{argument}'{one_of(argument, known)}" for argument in wrong]
+def _method_faults(name: str, where: str, arguments: Sequence[str], marked: bool) -> list[str]:
+    """The faults of a method that should be a hook."""
+    if not marked:
+        return [f"{where} is named like a hook but not marked; write @hookimpl above it"] if name in HOOKS else []
+    if name not in HOOKS:
+        return [f"{where}: there is no hook '{name}'{one_of(name, HOOKS)}"]
+    known = HOOKS[name].parameters
+    wrong = [argument for argument in arguments if argument not in known]
+    return [f"{where}: the hook has no argument '{argument}'{one_of(argument, known)}" for argument in wrong]
 
 
 # The methods by which a plugin has a state in checkpoints.
@@ -70,7 +57,7 @@ def faults_of_source(definition: source.Definition) -> list[str]:
         return [f"{definition.name} ({definition.location}) is a function, not a class; name a class with hooks"]
     above, complete = classes.ancestry(definition)
     methods = {name: node for cls in reversed(above) for name, node in classes.methods(cls).items()}
-    candidates = []
+    candidates: list[_Method] = []
     for name, node in methods.items():
         marked = any("hookimpl" in ast.unparse(mark) for mark in node.decorator_list)
         if node.decorator_list and not marked:
@@ -78,7 +65,7 @@ def faults_of_source(definition: source.Definition) -> list[str]:
             complete = False
             continue
         where = f"{definition.name}.{name} ({definition.module.file.name}:{node.lineno})"
-        candidates.append(_Method(name, where, [argument.arg for argument in node.args.args[1:]], marked))
+        candidates.append((name, where, [argument.arg for argument in node.args.args[1:]], marked))
     names = [name for cls in above for name in classes.own_names(cls)] if complete else STATE
     statement, _ = classes.member(definition, "every_rank") or (None, None)
     value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
@@ -89,22 +76,22 @@ def faults_of_source(definition: source.Definition) -> list[str]:
 
 def faults_of_class(cls: type) -> list[str]:
     """The faults of an imported plugin's hooks."""
-    candidates = []
+    candidates: list[_Method] = []
     for name, function in inspect.getmembers(cls, inspect.isfunction):
         file, line = Path(function.__code__.co_filename).name, function.__code__.co_firstlineno
         arguments = list(inspect.signature(function).parameters)[1:]
         where, marked = f"{cls.__name__}.{name} ({file}:{line})", hasattr(function, "pipeline_impl")
-        candidates.append(_Method(name, where, arguments, marked))
+        candidates.append((name, where, arguments, marked))
     return _faults(candidates, cls.__name__, dir(cls), getattr(cls, "every_rank", True), complete=True)
 
 
 def _faults(methods: Sequence[_Method], who: str, names: Collection[str], rank: object, *, complete: bool) -> list[str]:
-    messages = [message for method in methods for message in method.faults()]
+    messages = [message for method in methods for message in _method_faults(*method)]
     if sum(name in names for name in STATE) == 1:
         messages.append(f"{who} has only one of {' and '.join(STATE)}; define both, or neither")
     if not isinstance(rank, bool):
         messages.append(f"{who}: every_rank is {rank!r}; write True or False")
-    if complete and not messages and not any(method.marked for method in methods):
+    if complete and not messages and not any(marked for *_, marked in methods):
         return [f"{who} has no hook; mark a method such as before_epoch with @hookimpl (from pipeline import hookimpl)"]
     return messages
 
@@ -143,8 +130,7 @@ class Plugin:
             words: object = getattr(self.target, attribute, ())
             return words if isinstance(words, tuple | list) else ()
         definition, _ = class_path.examine(self.target)
-        is_class = definition and isinstance(definition.node, ast.ClassDef)
-        member = classes.member(definition, attribute) if definition and is_class else None
+        member = classes.member(definition, attribute) if definition else None
         return classes.own_declaration(member[1], attribute) if member else ()
 
 
@@ -166,21 +152,15 @@ def configured_plugins(tree: Node, workspace: Path | None) -> tuple[list[Plugin]
     """The plugins of a config, in calling order, and the faults in how it names them."""
     plugins: dict[str, Plugin] = {}
     faults: list[Fault] = []
-    for name in DEFAULT_PLUGINS:
-        if name in installed_plugins():
-            plugins[name] = Plugin(name, class_path.parse(installed_plugins()[name]))
-        else:
-            missing = f"the default plugin '{name}' is not installed; install the package again: pip install ."
-            faults.append(DEFAULT.fault("plugins", missing))
-    for text, args, origin, settings in _items(tree, faults):
+    defaults = ((name, None, DEFAULT, PluginSettings.model_construct()) for name in DEFAULT_PLUGINS)
+    for text, args, origin, settings in chain(defaults, _items(tree, faults)):
         if "{workspace}" in str(text) or "${" in str(text):  # stands for nothing: the config says so
             continue
         try:
-            plugin = _plugin(text, args, origin, workspace)
+            plugin = _plugin(text, args, origin, settings, workspace)
         except ClassPathError as error:
             faults.append(origin.fault("plugins", str(error)))
             continue
-        plugin = replace(plugin, name=settings.name or plugin.name, settings=settings)
         previous = plugins.get(plugin.name)
         if args is False and previous:
             del plugins[plugin.name]
@@ -188,7 +168,9 @@ def configured_plugins(tree: Node, workspace: Path | None) -> tuple[list[Plugin]
             nothing = f"'{text}: false' removes a plugin that is not there{one_of(plugin.name, plugins)}"
             faults.append(origin.fault("plugins", nothing))
         elif previous and (previous.origin is not DEFAULT or previous.target != plugin.target):
-            faults.append(origin.fault("plugins", _name_conflict(plugin, previous)))
+            by = "a default plugin" if previous.origin is DEFAULT else f"the one of {previous.origin}"
+            taken = f"the name '{plugin.name}' is taken by {by}"
+            faults.append(origin.fault("plugins", f"{taken}; name each plugin once, or give one a `name:` of its own"))
         else:
             plugins[plugin.name] = plugin
     ordered, wrong = _in_order(list(plugins.values()))
@@ -229,11 +211,6 @@ def _place(name: str, earlier: Mapping[str, Sequence[str]], ordered: dict[str, N
     ordered[name] = None
 
 
-def _name_conflict(plugin: Plugin, previous: Plugin) -> str:
-    by = "a default plugin" if previous.origin is DEFAULT else f"the one of {previous.origin}"
-    return f"the name '{plugin.name}' is taken by {by}; name each plugin once, or give one a `name:` of its own"
-
-
 def _items(tree: Node, faults: list[Fault]) -> Iterator[tuple[Any, Any, Origin, PluginSettings]]:
     """(class path, arguments, place, long form) of each item; what is wrong in the long form is a fault."""
     node, short = tree.child("plugins"), PluginSettings.model_construct()
@@ -257,19 +234,20 @@ def _items(tree: Node, faults: list[Fault]) -> Iterator[tuple[Any, Any, Origin, 
             yield item.value, None, item.origin, short
 
 
-def _plugin(text: Any, args: Any, origin: Origin, workspace: Path | None) -> Plugin:
+def _plugin(text: Any, args: Any, origin: Origin, settings: PluginSettings, workspace: Path | None) -> Plugin:
     if not isinstance(args, dict | bool | None):
         raise ClassPathError(f"'{text}': its arguments are {args!r}; write a mapping, or false to remove it")
-    keywords = args if isinstance(args, dict) else {}
-    if not isinstance(text, str):
-        return Plugin(text.__name__, text, keywords, origin)
-    if re.fullmatch(r"[\w-]+", text):
+    name, target = getattr(text, "__name__", text), text
+    if isinstance(text, str) and re.fullmatch(r"[\w-]+", text):
         if text not in installed_plugins():
-            raise ClassPathError(unknown_name("plugin", text, sorted(installed_plugins())))
-        return Plugin(text, class_path.parse(installed_plugins()[text]), keywords, origin)
-    path = class_path.parse(text, name="Plugin", workspace=workspace)
-    name = path.file.stem if path.file and path.name == "Plugin" else path.name
-    return Plugin(name, path, keywords, origin)
+            missing = f"the default plugin '{text}' is not installed; install the package again: pip install ."
+            unknown = unknown_name("plugin", text, sorted(installed_plugins()))
+            raise ClassPathError(missing if origin is DEFAULT else unknown)
+        target = class_path.parse(installed_plugins()[text])
+    elif isinstance(text, str):
+        target = class_path.parse(text, name="Plugin", workspace=workspace)
+        name = target.file.stem if target.file and target.name == "Plugin" else target.name
+    return Plugin(settings.name or name, target, args if isinstance(args, dict) else {}, origin, settings)
 
 
 def plugin_faults(plugin: Plugin) -> list[Fault]:
@@ -278,8 +256,7 @@ def plugin_faults(plugin: Plugin) -> list[Fault]:
         return []
     definition, messages = class_path.examine(plugin.target)
     messages += faults_of_source(definition) if definition else []
-    parameters = classes.parameters(definition) if definition else None
-    if parameters:
+    if definition and (parameters := classes.parameters(definition)):
         messages += parameters.argument_faults(plugin.args, f"plugin '{plugin.name}'").values()
     missing = [name for name in plugin.declared("requires") if find_spec(name) is None]
     messages += [no_package(f"plugin '{plugin.name}'", name) for name in missing]
