@@ -66,8 +66,7 @@ def _kind(value: Any) -> str:
 
 def annotation(parameter: ast.arg, default: ast.expr | None, module: source.Module) -> Annotation | None:
     """The annotation of a parameter; None: unknown."""
-    types = _types(parameter.annotation, module) if parameter.annotation else {}
-    if not types or parameter.annotation is None:
+    if parameter.annotation is None or not (types := _types(parameter.annotation, module)):
         return None
     # `size: int = None` takes null, whatever its annotation says.
     if isinstance(default, ast.Constant) and _kind(default.value) in _TYPES:
@@ -98,11 +97,8 @@ def _types(node: ast.expr, module: source.Module) -> dict[str, None]:
         case ast.Subscript(value=generic) if (name := _name(generic, module)) in {"Optional", "Union"}:
             parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
             parts = [*parts, ast.Constant(None)] if name == "Optional" else parts
-        case ast.Subscript(value=generic):
-            name = _name(generic, module)
-            return {name: None} if name in {"list", "dict"} else {}
         case _:
-            name = _name(node, module)
+            name = _name(node.value if isinstance(node, ast.Subscript) else node, module)
             return {name: None} if name in _TYPES else {}
     types = [_types(part, module) for part in parts]
     return {name: None for part_types in types for name in part_types} if all(types) else {}
@@ -168,20 +164,20 @@ def ancestry(definition: source.Definition, below: Sequence[source.Definition] =
     node = definition.node
     if not isinstance(node, ast.ClassDef):
         return [definition], False
-    parents, orders = list[source.Definition](), list[list[source.Definition]]()
+    orders = list[list[source.Definition]]()
     complete = not (node.decorator_list or node.keywords)
     for base in node.bases:
         name = source.base_name(base)
         if _adds_nothing(definition.module, name):
             continue
-        parent = _parent(definition.module, name)
-        if parent is None or parent in (*below, definition):
+        parent = source.find(definition.module, name)
+        if parent is None or not isinstance(parent.node, ast.ClassDef) or parent in (*below, definition):
             complete = False
             continue
         above, whole = ancestry(parent, (*below, definition))
         complete = complete and whole
-        parents.append(parent)
         orders.append(above)
+    parents = [order[0] for order in orders]
     return [definition, *_merge_orders([*orders, parents])], complete
 
 
@@ -207,12 +203,6 @@ def _adds_nothing(module: source.Module, name: str) -> bool:
     return name == "object" if binding is None else name == "abc.ABC" and isinstance(binding, ast.Import)
 
 
-@once
-def _parent(module: source.Module, name: str) -> source.Definition | None:
-    parent = source.find(module, name)
-    return parent if parent and isinstance(parent.node, ast.ClassDef) else None
-
-
 def is_subclass(definition: source.Definition, base: str) -> bool | None:
     """Whether a class derives from ``module:Name``; None: unknown, as for a function."""
     above, complete = ancestry(definition)
@@ -228,7 +218,6 @@ def methods(definition: source.Definition) -> dict[str, source.FunctionNode]:
 
 def own_names(definition: source.Definition) -> set[str]:
     """The names that the class itself defines in any way."""
-    assert isinstance(definition.node, ast.ClassDef)
     return {name for statement, _ in source.top_level(definition.node.body) for name in source.bound_names(statement)}
 
 
@@ -259,13 +248,12 @@ def declared_keys(definition: source.Definition, attribute: str, method: str) ->
 
 def own_declaration(definition: source.Definition, attribute: str) -> tuple[str, ...]:
     """The literal ``reads`` or ``writes`` of the class itself; empty where there is none to see."""
-    declaration = member(definition, attribute)
-    value = declaration[0].value if declaration and isinstance(declaration[0], ast.Assign | ast.AnnAssign) else None
-    try:
-        keys = ast.literal_eval(value) if value and declaration and declaration[1] == definition else ()
-    except (ValueError, TypeError, SyntaxError, RecursionError):
-        return ()
-    return tuple(map(str, keys)) if isinstance(keys, tuple | list) else ()
+    statement, home = member(definition, attribute) or (None, None)
+    value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) and home == definition else None
+    with suppress(ValueError, TypeError, SyntaxError, RecursionError):
+        keys = ast.literal_eval(value) if value else ()
+        return tuple(map(str, keys)) if isinstance(keys, tuple | list) else ()
+    return ()
 
 
 _KINDS = ("property", "staticmethod", "classmethod")
@@ -297,14 +285,11 @@ def abstract_methods(definition: source.Definition) -> list[str]:
     above, complete = ancestry(definition)
     if not complete:
         return []
-    abstract: list[str] = []
+    last: dict[str, source.FunctionNode | None] = {}
     for cls in reversed(above):
-        own = own_names(cls)
-        abstract = [name for name in abstract if name not in own]
-        for name, node in methods(cls).items():
-            if any("abstractmethod" in ast.unparse(decorator) for decorator in node.decorator_list):
-                abstract.append(name)
-    return abstract
+        last |= methods(cls) | dict.fromkeys(own_names(cls) - methods(cls).keys())
+    marks = {name: map(ast.unparse, node.decorator_list) for name, node in last.items() if node}
+    return [name for name, texts in marks.items() if any("abstractmethod" in text for text in texts)]
 
 
 def undefined_methods(definition: source.Definition, names: Sequence[str], base: str = "") -> list[str]:

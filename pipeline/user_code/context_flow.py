@@ -122,11 +122,8 @@ def _missing_key(stage: PipelineStage, method: str, attribute: str, context: Con
         if attribute in vars(owner):
             written = list(context)
             return next((key for key in vars(owner)[attribute] if key not in written), None)
-        if method in vars(owner) and not _calls_super(owner, method):
-            break
+        if method in vars(owner):
+            definition = source.class_definition(owner) if isinstance(owner, type) else None
+            if not (definition and calls_super(definition, method)):
+                break
     return None
-
-
-def _calls_super(cls: object, method: str) -> bool:
-    definition = source.class_definition(cls) if isinstance(cls, type) else None
-    return definition is not None and calls_super(definition, method)

@@ -365,10 +365,8 @@ class ContextVisitor(ast.NodeVisitor):
 
     def is_counted(self, node: ast.expr) -> bool:
         """Whether a loop goes over a ``range`` whose ends are written out, or stand in the config."""
-        match node:
-            case ast.Call(func=ast.Name("range"), args=ends):
-                return all(isinstance(self.visit(end), Const | Ref) for end in ends)
-        return False
+        ends = node.args if isinstance(node, ast.Call) and ast.unparse(node.func) == "range" else []
+        return bool(ends) and all(isinstance(self.visit(end), Const | Ref) for end in ends)
 
     def rounds(self, node: ast.expr) -> Sequence[ast.expr]:
         """The elements over which a loop goes, where they are written out."""
@@ -399,9 +397,8 @@ class ContextVisitor(ast.NodeVisitor):
         counting, self.counting = self.counting, self.counting or self.is_counted(first.iter)
         for element in rounds or [ast.Constant(...)]:
             self.assign(first.target, element)
-            self.escape(node, *map(self.visit, (*first.ifs, *others)))
             parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-            self.escape(node, *map(self.visit, parts))
+            self.escape(node, *map(self.visit, (*first.ifs, *others, *parts)))
         self.frame.names, self.sure, self.counting = outer, before, counting
 
     def visit_comprehension(self, node: ast.comprehension) -> None:
@@ -693,8 +690,7 @@ class ContextVisitor(ast.NodeVisitor):
     def parameters(self, signature: ast.arguments, arguments: Arguments, node: ast.AST) -> dict[str, Value]:
         """What each parameter holds; what goes into ``*args`` or ``**kwargs`` is not followed."""
         positional = [parameter.arg for parameter in (*signature.posonlyargs, *signature.args)]
-        parameters = (node for node in ast.walk(signature) if isinstance(node, ast.arg))
-        values: dict[str, Value] = {parameter.arg: None for parameter in parameters}
+        values: dict[str, Value] = {part.arg: None for part in ast.walk(signature) if isinstance(part, ast.arg)}
         for name, default in defaults(signature).items():
             if isinstance(default, ast.Constant):
                 values[name] = self.visit(default)

@@ -261,6 +261,7 @@ def class_definition(cls: type) -> Definition | None:
     return Definition(node, module) if isinstance(node, ast.ClassDef) else None
 
 
+@once
 def find(module: Module, name: str) -> Definition | None:
     """The same; None also where the module certainly has no such name."""
     with suppress(NotDefinedError):
