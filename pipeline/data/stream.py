@@ -100,107 +100,6 @@ def state_of(dataset: Any, where: str) -> Any:
     return copy.deepcopy(state)
 
 
-class Shard:
-    """The part of a stream that one process reads.
-
-    Args:
-        stream: the whole.
-        number: which part.
-        count: of how many.
-        seed: of the random generators; None leaves them to chance.
-    """
-
-    def __init__(self, stream: Stream, number: int, count: int, seed: int | None) -> None:
-        states = stream.start["states"] if stream.start else [None] * count
-        self.stream, self.number, self.count = stream, number, count
-        # A shard without a state yet is shuffled as the others were.
-        self.seed = next((state["seed"] for state in states if state), seed)
-        self.state = states[number]
-        self.dataset: Any = stream.dataset
-
-    def batches(self) -> Iterator[Any]:
-        """The batches of the shard, or the rest of them."""
-        if self.state and self.state["ended"]:
-            # A dataset that has come to its end may begin again.
-            return
-        stream, size = self.stream, self.stream.batch_size or 1
-        rng = RngStream(self.seed, stream.epoch, "stream", self.number if has_shard(stream.dataset) else 0)
-        if self.state and self.state["draws"]:
-            with rng.drawing():
-                restore_cpu_random_state(self.state["draws"])
-        samples = self._samples()
-        for number in numbers(self.state["batches"] if self.state else 0):
-            try:
-                fetched, state = self._fetch(samples, rng, number)
-                if len(fetched) < (size if stream.drop_last else 1):
-                    return
-                items = fetched if stream.batch_size else fetched[0]
-                with seeding(self.seed, stream.epoch, "collate", self.number, number):
-                    batch = collate_samples(stream.collate, items, stream.where, self._describe(number))
-            except Exception as error:
-                yield WorkerFailure.or_raise(error)
-                return
-            if stream.start:
-                counts = {"batches": number + 1, "ended": len(fetched) < size, "seed": self.seed}
-                batch = BatchWithState(batch, self.number, {**counts, **state} if state else None)
-            yield batch
-
-    def _fetch(self, samples: Iterator[Any], rng: RngStream, number: int) -> tuple[list[Any], dict[str, Any] | None]:
-        """The samples of a batch, and the states of dataset and generators after them; None: the dataset has none."""
-        stream, info = self.stream, get_worker_info()
-        if stream.progress and info:
-            samples = stream.progress.track(samples, number, info.id, fetched=True)
-        try:
-            with rng.drawing(), only_worker():
-                batch = list(islice(samples, stream.batch_size or 1))
-                if not (stream.start and has_state(self.dataset)):
-                    return batch, None
-                state = state_of(self.dataset, stream.where)
-                return batch, {"dataset": state, "draws": None if self.seed is None else cpu_random_state()}
-        except Exception as error:
-            error.add_note(f"{stream.where}: raised for {self._describe(number)}{in_worker()}")
-            raise
-
-    def _samples(self) -> Iterator[Any]:
-        """The samples of the shard; a generator, so that the dataset draws nothing before the first sample."""
-        stream, number, count = self.stream, self.number, self.count
-        has_own = count > 1 and has_shard(self.dataset)
-        if has_own:
-            with seeding(self.seed, stream.epoch, "shard"):
-                self.dataset = self.dataset.shard(rank=number, count=count)
-            if self.dataset is None:
-                what = f"{type(stream.dataset).__name__}.shard(rank={number}, count={count}) returned None"
-                remedy = "return the dataset to iterate, self if it has changed itself"
-                raise DataError(f"{stream.where}: {what}; {remedy}")
-        if self.state:
-            self.dataset.load_state_dict(self.state["dataset"])
-        elif stream.initial_state is not None:
-            # A worker has a copy of its own in each epoch. Here it is the same object in all, and each would begin where
-            # the one before has ended.
-            self.dataset.load_state_dict(copy.deepcopy(stream.initial_state))
-            if hasattr(self.dataset, "set_epoch"):
-                self.dataset.set_epoch(stream.epoch)
-        if count == 1 or has_own:
-            yield from self._iterate()
-        else:
-            # Of a dataset that goes on, the samples of the other workers come first.
-            yield from islice(self._iterate(), count - 1 if self.state else number, None, count)
-
-    def _iterate(self) -> Iterator[Any]:
-        try:
-            return iter(self.dataset)
-        except TypeError as error:
-            if error.__traceback__ and error.__traceback__.tb_next:
-                # __iter__ itself has raised it.
-                raise
-            what = f"{type(self.dataset).__name__}.__iter__ gives no iterator ({error})"
-            raise DataError(f"{self.stream.where}: {what}; yield the samples in it, or return iter(…)") from error
-
-    def _describe(self, number: int) -> str:
-        worker = f" of the worker that reads share {self.number}" if self.count > 1 else ""
-        return f"batch {number}{worker} in epoch {self.stream.epoch}"
-
-
 def has_shard(dataset: Any) -> bool:
     """Whether a dataset has a method ``shard(rank, count)``; a shard with other parameters means something else."""
     with suppress(AttributeError, TypeError):
@@ -238,7 +137,7 @@ class Stream(IterableDataset[Any]):
     batch. So its state has to hold whatever it drew before its first sample, such as an order that it has shuffled.
 
     Attributes:
-        dataset: gives the samples.
+        dataset: gives the samples; in a worker, what ``shard`` has returned.
         collate: makes a batch of them.
         batch_size: None for samples as they are.
         drop_last: whether each worker leaves out its last batch if it is short.
@@ -248,9 +147,10 @@ class Stream(IterableDataset[Any]):
         start: the position where the pass begins; then it gives each batch as a ``BatchWithState``. None: it has no state.
         initial_state: with which the dataset begins each epoch in the process that trains, where it keeps its place itself.
         progress: of the workers.
+        number, count, state: of the shard of this process: which one, of how many, and its state after its last batch.
     """
 
-    dataset: IterableDataset[Any]
+    dataset: Any
     collate: Callable[[Any], Any]
     batch_size: int | None
     drop_last: bool
@@ -260,14 +160,95 @@ class Stream(IterableDataset[Any]):
     start: Mapping[str, Any] | None = None
     initial_state: Any = None
     progress: Progress | None = None
+    number: int = 0
+    count: int = 1
+    state: Any = None
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of one epoch, or the rest of them, of the shard of this process."""
-        info, number, count, seed = get_worker_info(), 0, 1, self.seed
-        if info:
+        if info := get_worker_info():
             # In a pass that goes on, the first worker has the shard whose turn it is.
             first = self.start["last"] + 1 if self.start else 0
-            number, count = (info.id + first) % info.num_workers, info.num_workers
+            self.number, self.count = (info.id + first) % info.num_workers, info.num_workers
             # By chance, but by the same in all workers: torch gives each the sum of one number and its own.
-            seed = info.seed - info.id if seed is None else seed
-        return Shard(self, number, count, seed).batches()
+            self.seed = info.seed - info.id if self.seed is None else self.seed
+        states = self.start["states"] if self.start else [None] * self.count
+        # A shard without a state yet is shuffled as the others were.
+        self.seed = next((state["seed"] for state in states if state), self.seed)
+        self.state = states[self.number]
+        # A dataset that has come to its end may begin again.
+        return iter(()) if self.state and self.state["ended"] else self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        size, divides = self.batch_size or 1, self.count > 1 and has_shard(self.dataset)
+        rng = RngStream(self.seed, self.epoch, "stream", self.number if divides else 0)
+        if self.state and self.state["draws"]:
+            with rng.drawing():
+                restore_cpu_random_state(self.state["draws"])
+        samples = self._samples(divides)
+        for number in numbers(self.state["batches"] if self.state else 0):
+            try:
+                fetched, state = self._fetch(samples, rng, number)
+                if len(fetched) < (size if self.drop_last else 1):
+                    return
+                items = fetched if self.batch_size else fetched[0]
+                with seeding(self.seed, self.epoch, "collate", self.number, number):
+                    batch = collate_samples(self.collate, items, self.where, self._describe(number))
+            except Exception as error:
+                yield WorkerFailure.or_raise(error)
+                return
+            if self.start:
+                counts = {"batches": number + 1, "ended": len(fetched) < size, "seed": self.seed}
+                batch = BatchWithState(batch, self.number, {**counts, **state} if state else None)
+            yield batch
+
+    def _fetch(self, samples: Iterator[Any], rng: RngStream, number: int) -> tuple[list[Any], dict[str, Any] | None]:
+        """The samples of a batch, and the states of dataset and generators after them; None: the dataset has none."""
+        if self.progress and (info := get_worker_info()):
+            samples = self.progress.track(samples, number, info.id, fetched=True)
+        try:
+            with rng.drawing(), only_worker():
+                batch = list(islice(samples, self.batch_size or 1))
+                if not (self.start and has_state(self.dataset)):
+                    return batch, None
+                state = state_of(self.dataset, self.where)
+                return batch, {"dataset": state, "draws": None if self.seed is None else cpu_random_state()}
+        except Exception as error:
+            error.add_note(f"{self.where}: raised for {self._describe(number)}{in_worker()}")
+            raise
+
+    def _samples(self, divides: bool) -> Iterator[Any]:
+        """The samples of the shard; a generator, so that the dataset draws nothing before the first sample."""
+        if divides:
+            kind, number, count = type(self.dataset).__name__, self.number, self.count
+            with seeding(self.seed, self.epoch, "shard"):
+                self.dataset = self.dataset.shard(rank=number, count=count)
+            if self.dataset is None:
+                what = f"{kind}.shard(rank={number}, count={count}) returned None"
+                raise DataError(f"{self.where}: {what}; return the dataset to iterate, self if it has changed itself")
+        if self.state:
+            self.dataset.load_state_dict(self.state["dataset"])
+        elif self.initial_state is not None:
+            # A worker has a copy of its own in each epoch. Here it is the same object in all, and each would begin where
+            # the one before has ended.
+            self.dataset.load_state_dict(copy.deepcopy(self.initial_state))
+            if hasattr(self.dataset, "set_epoch"):
+                self.dataset.set_epoch(self.epoch)
+        step = 1 if divides else self.count
+        # Of a dataset that goes on, the samples of the other workers come first.
+        first = step - 1 if self.state or divides else self.number
+        yield from islice(self._iterate(), first, None, step)
+
+    def _iterate(self) -> Iterator[Any]:
+        try:
+            return iter(self.dataset)
+        except TypeError as error:
+            if error.__traceback__ and error.__traceback__.tb_next:
+                # __iter__ itself has raised it.
+                raise
+            what = f"{type(self.dataset).__name__}.__iter__ gives no iterator ({error})"
+            raise DataError(f"{self.where}: {what}; yield the samples in it, or return iter(…)") from error
+
+    def _describe(self, number: int) -> str:
+        worker = f" of the worker that reads share {self.number}" if self.count > 1 else ""
+        return f"batch {number}{worker} in epoch {self.epoch}"
