@@ -14,7 +14,7 @@ from pipeline.run.directory import RunDirectory
 from pipeline.run.session import Run, RunnerSession
 from pipeline.signals import SHUTDOWN, StoppedError
 from pipeline.user_code.plugin_calls import failing_plugin
-from pipeline.user_code.tracebacks import failing_method, user_traceback
+from pipeline.user_code.tracebacks import failing_method, user_traceback, with_traceback
 
 
 def exit_code(error: BaseException) -> ExitCode:
@@ -105,7 +105,7 @@ def log_error(error: BaseException, headline: str) -> None:
     whole = user_error.__traceback__
     in_worker = isinstance(user_error.__cause__, WorkerTracebackError)
     trace = user_traceback(whole, only=in_worker) or (None if in_worker else whole)
-    logger.opt(exception=user_error.with_traceback(trace)).error(headline)
+    logger.error(with_traceback(headline, user_error.with_traceback(trace)))
     user_error.with_traceback(whole)
 
 
@@ -121,4 +121,4 @@ def _best_effort(what: str, act: Callable[..., object], *arguments: Any, level: 
     except PipelineError as second:
         logger.log(level, f"{what} failed as well: {second}")
     except BaseException as second:  # the first error is the one that counts, also before a second Ctrl-C
-        logger.opt(exception=second).error(f"{what} failed as well: {type(second).__name__}: {second}")
+        logger.error(with_traceback(f"{what} failed as well: {type(second).__name__}: {second}", second))

@@ -15,6 +15,7 @@ from typing import Any
 from loguru import logger
 
 from pipeline.checkpoint.storage import no_link, storing
+from pipeline.user_code.tracebacks import with_traceback
 
 _STDERR_FORMAT = "<green>{time:HH:mm:ss}</green> <level>{level: <7}</level> {message}"
 
@@ -28,7 +29,8 @@ class _ToLoguru(logging.Handler):
         """Log it under its own level and logger name."""
         known = record.levelname in {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}
         level = record.levelname if known else record.levelno
-        logger.opt(exception=record.exc_info).log(level, f"{record.name}: {record.getMessage()}")
+        error, message = record.exc_info and record.exc_info[1], f"{record.name}: {record.getMessage()}"
+        logger.log(level, with_traceback(message, error) if error else message)
 
 
 class StandardLogger:

@@ -14,7 +14,7 @@ from loguru import logger
 from pipeline.config.schema import WARN
 from pipeline.errors import PluginError
 from pipeline.user_code.plugins import HOOKS, STATE, Plugin
-from pipeline.user_code.tracebacks import user_traceback
+from pipeline.user_code.tracebacks import user_traceback, with_traceback
 
 
 class Current:
@@ -93,7 +93,7 @@ class HookCall:
             times = f" for the {self.errors}th time" if self.errors > 1 else ""
             what = f"{self.where} failed{times}: {type(error).__name__}: {error}"
             trace = error.with_traceback(user_traceback(error.__traceback__))
-            logger.opt(exception=trace).warning(f"{what}; on_error is '{WARN}', so the run goes on")
+            logger.warning(with_traceback(f"{what}; on_error is '{WARN}', so the run goes on", trace))
 
 
 def hook_or_none(hooks: pluggy.HookRelay, name: str) -> Callable[..., Any] | None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from traceback import extract_tb, walk_tb
+from traceback import extract_tb, format_exception, walk_tb
 from types import CodeType, TracebackType
 
 from pipeline import workspaces
@@ -18,6 +18,11 @@ from pipeline.user_code.source import find_spec
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 
 _LOADING = ("<frozen importlib", str(workspaces.__file__))
+
+
+def with_traceback(message: str, error: BaseException) -> str:
+    """A message and the traceback of an error; loguru's own would show the values of variables, which may be secret."""
+    return "\n".join([message, "".join(format_exception(error)).rstrip()])
 
 
 def no_module(text: str, module: str) -> str:

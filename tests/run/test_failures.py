@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loguru import logger
 
 from pipeline import Context, GeneralTrainer, hookimpl
 from pipeline.errors import ClassPathError, DataError, ExitCode, PipelineError, StorageError
@@ -423,3 +424,20 @@ def test_what_the_storage_refuses_after_it_has_refused_something_is_said_once(lo
         trainer.run()
     assert trainer.outcome is ExitCode.STORAGE
     assert len([line for line in log_lines if line.startswith("ERROR")]) == 1
+
+
+def test_no_value_of_a_variable_is_logged_whatever_takes_the_lines(linear: Path) -> None:
+    lines: list[str] = []
+    # As loguru's own sink is, which a run from Python has.
+    sink = logger.add(lambda line: lines.append(str(line)), diagnose=True, backtrace=True)
+    secret = "a password"
+    (linear.parent / "own.py").write_text(
+        f"from pipeline import stages\nclass Runner(stages.Runner):\n    def run(self, context):\n"
+        f"        password = '{secret}'.upper()\n        raise ValueError(len(password))\n"
+    )
+    with pytest.raises(ValueError, match=str(len(secret))):
+        GeneralTrainer(linear, ["runner.train_runner.runner_class_path={workspace}/own.py"]).run()
+    logger.remove(sink)
+    text = "".join(lines)
+    assert "raise ValueError(len(password))" in text
+    assert secret.upper() not in text
