@@ -65,8 +65,8 @@ def keys_of(value: Any, keys: Place = ()) -> Iterator[Place]:
     """The ways to everything in a tree but what only its owner knows."""
     if matches(place_of(keys), OWN):
         return
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in list(items)[:9]:
+    items = value.items() if isinstance(value, dict) else enumerate(value[:9]) if isinstance(value, list) else ()
+    for key, item in items:
         yield (*keys, key)
         yield from keys_of(item, (*keys, key))
 
@@ -179,6 +179,10 @@ OPTIONAL = {"loop", "metrics", "recoverables", "parts", "frozen", "buffers"}
 LATER = ["seconds", "loop.asked_updates", "*.state.metrics", "fit.running.state.metrics"]
 
 
+# What earlier versions lack.
+LATER = ["loop.asked_updates", "*state.metrics", "stopped", "requested", "seconds"]
+
+
 def has_to_be_there(keys: Place, kind: str) -> bool:
     """Whether a state without this key is damaged."""
     if (
@@ -197,6 +201,13 @@ def test_a_key_that_is_missing_is_named(checkpoints: dict[str, LoadedCheckpoint]
     for keys in keys_of(checkpoint.training):
         if has_to_be_there(keys, kind):
             assert f"{keys[-1]} is missing" in problem(checkpoint, damaged(checkpoint.training, keys, True))
+
+
+def test_a_key_that_earlier_versions_lack_may_be_missing(checkpoints: dict[str, LoadedCheckpoint]) -> None:
+    checkpoint = checkpoints["run"]
+    later = [keys for keys in keys_of(checkpoint.training) if matches(place_of(keys), LATER)]
+    assert len(later) == len(LATER)
+    assert {problem(checkpoint, damaged(checkpoint.training, keys, True)) for keys in later} == {""}
 
 
 @pytest.mark.parametrize("kind", KINDS)
