@@ -269,7 +269,7 @@ class Checkpointer:
         contents: dict[str, Callable[[], list[Buffer]]] = {STATE: lambda: [state]}
         for file, (values, texts) in tensors.items():
             buffer = partial(self._buffer, file) if self._asynchronous else None
-            contents[file] = safetensors_io.pack(values, texts, buffer).parts
+            contents[file] = safetensors_io.pack(values, texts, buffer)
         return contents
 
     def _buffer(self, file: str, size: int) -> Tensor:

@@ -62,15 +62,12 @@ def differences(one: Any, other: Any, place: str = "") -> Iterator[Difference]:
 
 
 def _of_mappings(one: Mapping[Any, Any], other: Mapping[Any, Any], place: str) -> Iterator[Difference]:
-    for key, value in one.items():
-        where = below(place, key)
-        if key in other:
-            yield from differences(value, other[key], where)
+    for key in {**one, **other}:
+        if key in one and key in other:
+            yield from differences(one[key], other[key], below(place, key))
         else:
-            yield Difference(where, f"{brief(value)} and nothing")
-    for key, value in other.items():
-        if key not in one:
-            yield Difference(below(place, key), f"nothing and {brief(value)}")
+            sides = [brief(side[key]) if key in side else "nothing" for side in (one, other)]
+            yield Difference(below(place, key), " and ".join(sides))
 
 
 def _of_sequences(one: Sequence[Any], other: Sequence[Any], place: str) -> Iterator[Difference]:

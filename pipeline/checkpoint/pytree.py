@@ -100,19 +100,6 @@ def unflatten(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Any:
     Raises:
         CheckpointError: these are damaged, or something else made them.
     """
-    unused = dict(tensors)
-    structure = _structure(metadata)
-    try:
-        state = _restore(structure, unused)
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
-        raise CheckpointError(f"is damaged: its structure makes no sense ({error}); use another") from error
-    if unused:
-        raise CheckpointError(f"is damaged: nothing in it uses the tensor {min(unused)}; use another")
-    return state
-
-
-def _structure(metadata: dict[str, str]) -> Any:
-    """The JSON of the state."""
     if "state" not in metadata:
         raise CheckpointError("holds tensors, but no state that save_state wrote; load it as weights, or use another")
     if metadata.get("state_format") != FORMAT:
@@ -120,10 +107,14 @@ def _structure(metadata: dict[str, str]) -> Any:
         raise CheckpointError(f"{what}; use the version that wrote it")
     if _count(metadata["state"]) > MAX_VALUES:
         raise CheckpointError(f"is damaged: its structure has more than {MAX_VALUES} values; use another")
+    unused = dict(tensors)
     try:
-        return json.loads(metadata["state"])
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"is damaged: its structure is no JSON ({error}); use another") from error
+        state = _restore(json.loads(metadata["state"]), unused)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        raise CheckpointError(f"is damaged: its structure makes no sense ({error}); use another") from error
+    if unused:
+        raise CheckpointError(f"is damaged: nothing in it uses the tensor {min(unused)}; use another")
+    return state
 
 
 def _count(structure: str) -> int:

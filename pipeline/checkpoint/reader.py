@@ -124,9 +124,7 @@ def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:
         StorageError: the storage refuses for a reason that may pass.
     """
     files = layout.listed_files(path)
-    if STATE not in files:
-        raise CheckpointError(_without_state(path))
-    state = _state(path, files[STATE])
+    state = _state(path, files)
     names = [name for name in files if name.endswith(SUFFIX) and (with_training or name != TRAINING)]
     # Reading and hashing both let other threads run.
     with ThreadPoolExecutor(_READERS) as pool:
@@ -155,25 +153,21 @@ def problems_of(path: Path) -> list[str]:
         files = layout.read_manifest(path)
     except CheckpointError as error:
         return [str(error)]
-    problems = [] if STATE in files else [_without_state(path)]
-    for name, entry in files.items():
+    problems = []
+    for name in {**files, STATE: None}:
         try:
-            layout.check_size(path / name, entry)
             if name == STATE:
-                _state(path, entry)
+                _state(path, files)
             else:
-                _verify(path / name, entry)
+                _verify(path / name, files[name])
         except CheckpointError as error:
             problems.append(str(error))
     return problems
 
 
-def _without_state(path: Path) -> str:
-    return f"{path / layout.MANIFEST}: is damaged (it lists no {STATE}); use another checkpoint"
-
-
 def _verify(path: Path, entry: layout.FileEntry) -> None:
-    """Raise unless a file is as it was written; its header is checked first, which is quick."""
+    """Raise unless a file is as it was written; its size and header are checked first, which is quick."""
+    layout.check_size(path, entry)
     read_header(path)
     with storage.open_regular(path) as file:
         _compare_hash(path, hashlib.file_digest(file, "sha256").hexdigest(), entry)
@@ -193,11 +187,14 @@ def _read_verified(path: Path, entry: layout.FileEntry) -> TensorFile:
     return safetensors_io.read_tensors(path)
 
 
-def _state(path: Path, entry: layout.FileEntry) -> Mapping[str, Any]:
+def _state(path: Path, files: Mapping[str, layout.FileEntry]) -> Mapping[str, Any]:
     """The counters and numbers; they must be of the step in the folder's name."""
     file = path / STATE
+    if STATE not in files:
+        raise CheckpointError(f"{path / layout.MANIFEST}: is damaged (it lists no {STATE}); use another checkpoint")
+    layout.check_size(file, files[STATE])
     content = storage.read_small(file, MAX_STATE)
-    _compare_hash(file, hashlib.sha256(content).hexdigest(), entry)
+    _compare_hash(file, hashlib.sha256(content).hexdigest(), files[STATE])
     state = layout.parse_state(content, file)
     iteration, step = state["train_state"]["iteration"], layout.step_of(path)
     if step is not None and iteration != step:

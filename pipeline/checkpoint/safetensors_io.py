@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pipeline.checkpoint.header import DTYPES, MAX_HEADER, MAX_TENSORS, METADATA, read_header
-from pipeline.checkpoint.storage import at_path
+from pipeline.checkpoint.storage import Buffer, at_path
 from pipeline.errors import CheckpointError
 
 _NAMES: dict[torch.dtype, str] = {getattr(torch, dtype): name for name, dtype in DTYPES.items()}
@@ -23,30 +24,9 @@ _NAMES: dict[torch.dtype, str] = {getattr(torch, dtype): name for name, dtype in
 COMPLEX = "complex128"
 
 
-class Packed(NamedTuple):
-    """A file of tensors in memory: its header, and the numbers in the order in which they are written."""
-
-    header: dict[str, dict[str, Any]]
-    data: list[bytes | memoryview]
-
-    def parts(self) -> list[bytes | memoryview]:
-        """The content of the file.
-
-        Raises:
-            CheckpointError: the header is larger than what is read again.
-        """
-        text = json.dumps(self.header).encode()
-        # The numbers begin at a multiple of 64 bytes, where the fastest instructions want them.
-        text += b" " * (-(8 + len(text)) % 64)
-        if len(text) > MAX_HEADER:
-            what = f"the names and plain values of a state take {len(text)} bytes, more than {MAX_HEADER}"
-            raise CheckpointError(f"{what}; keep long lists in tensors")
-        return [len(text).to_bytes(8, "little"), text, *self.data]
-
-
 def pack(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None, buffer: Callable[[int], Tensor] | None = None
-) -> Packed:
+) -> Callable[[], list[Buffer]]:
     """Order tensors as the format requires; tensors that share memory are each written.
 
     Args:
@@ -54,6 +34,9 @@ def pack(
         metadata: texts that the header keeps, if there are any.
         buffer: a size in bytes -> a tensor of so many bytes, or more, into which all are copied; None: those that lie
             in the memory of the CPU as they are written are used where they are, and must not change meanwhile.
+
+    Returns:
+        What makes the content of the file.
 
     Raises:
         CheckpointError: it is no dense tensor, its type has no name in the format, or there are too many.
@@ -77,9 +60,21 @@ def pack(
         header[name]["data_offsets"] = [start, end]
     values = list(ordered.values())
     if buffer:
-        return Packed(header, [_copied(values, buffer(end))[:end]])
+        return partial(_content, header, [_copied(values, buffer(end))[:end]])
     # Lazy conjugates and negatives are computed.
-    return Packed(header, [bytes_of(value.cpu().resolve_conj().resolve_neg().contiguous()) for value in values])
+    data = [bytes_of(value.cpu().resolve_conj().resolve_neg().contiguous()) for value in values]
+    return partial(_content, header, data)
+
+
+def _content(header: dict[str, dict[str, Any]], data: list[Buffer]) -> list[Buffer]:
+    """The content of a file; the header must not be larger than what is read again."""
+    text = json.dumps(header).encode()
+    # The numbers begin at a multiple of 64 bytes, where the fastest instructions want them.
+    text += b" " * (-(8 + len(text)) % 64)
+    if len(text) > MAX_HEADER:
+        what = f"the names and plain values of a state take {len(text)} bytes, more than {MAX_HEADER}"
+        raise CheckpointError(f"{what}; keep long lists in tensors")
+    return [len(text).to_bytes(8, "little"), text, *data]
 
 
 def _copied(values: Sequence[Tensor], memory: Tensor) -> memoryview:
@@ -109,7 +104,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 def encode_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """The bytes of a safetensors file; arguments and errors are those of ``pack``."""
-    return b"".join(pack(tensors, metadata).parts())
+    return b"".join(pack(tensors, metadata)())
 
 
 def _plain(name: str, value: Any) -> Tensor:

@@ -159,15 +159,11 @@ class Retention:
 
     def _is_valid(self, path: Path) -> bool:
         """Whether a checkpoint is valid; it is read once, its sizes are checked every time."""
-        try:
-            if path.name in self._verified:
-                layout.listed_files(path)
-            elif reader.problems_of(path):
-                return False
-        except (CheckpointError, StorageError):
-            return False
-        self._verified.add(path.name)
-        return True
+        with suppress(CheckpointError, StorageError):
+            if layout.listed_files(path) and (path.name in self._verified or not reader.problems_of(path)):
+                self._verified.add(path.name)
+                return True
+        return False
 
     def _remove(self, path: Path) -> None:
         """Remove a checkpoint; it is renamed first, so that a half-removed one is never seen."""
@@ -309,11 +305,8 @@ class CheckpointWriter:
 
 def _same(path: Path, parts: Mapping[str, list[Buffer]]) -> bool:
     """Whether a checkpoint exists with this content."""
-    if not os.path.lexists(path):
-        return False
-    try:
+    with suppress(CheckpointError):
         return layout.listed_files(path) == {
             name: FileEntry(storage.DISK.sha256(content), sum(map(len, content))) for name, content in parts.items()
         }
-    except CheckpointError:
-        return False
+    return False

@@ -220,7 +220,8 @@ def _compared(names: list[str], saved: Mapping[str, Tensor], own: Mapping[str, T
         elif name not in own:
             report[IN_NO_MODEL].append(name)
         elif not _fits(name, saved[name], own[name]):
-            report[RESHAPED].append(f"{name} is {_shape(saved[name])} there and {_shape(own[name])} here")
+            shapes = f"'{name}' has shape {_shape(saved[name])}, the model's has {_shape(own[name])}"
+            report[RESHAPED].append(shapes)
         else:
             report[LOADED].append(name)
     return report
@@ -242,14 +243,10 @@ def _by_phase(weights: Weights, modules: Mapping[str, nn.Module]) -> Weights:
 
 def _check(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
     own, room = module.state_dict(), _room(module)
-    missing = [f"has no '{name}'" for name in own if name not in weights and name not in room]
-    others = [f"has '{name}', which the model does not" for name in weights if name not in own and name not in room]
-    reshaped = [
-        f"'{name}' has shape {_shape(weights[name])}, the model's has {_shape(own[name])}"
-        for name in own.keys() & weights.keys() - room
-        if not _fits(name, weights[name], own[name])
-    ]
-    if faults := [abbreviate(sorted(names), "; ") for names in (others, missing, reshaped) if names]:
+    report = _compared(sorted((own.keys() | weights.keys()) - room), weights, own)
+    missing = [f"has no '{name}'" for name in report[NOT_SAVED]]
+    others = [f"has '{name}', which the model does not" for name in report[IN_NO_MODEL]]
+    if faults := [abbreviate(names, "; ") for names in (others, missing, report[RESHAPED]) if names]:
         remedy = ", or `rename` the prefixes of its names" if missing and others else ""
         what = f"{where}: does not fit the model: {'; '.join(faults)}"
         raise CheckpointError(f"{what}; load it into the model that it was saved from{remedy}")

@@ -71,10 +71,10 @@ def test_what_was_not_loaded_is_reported_with_the_reason(path: Path) -> None:
     assert set(report["loaded"]) == ENCODER
     assert report["not saved"] == ["extra.weight", "extra.bias"]
     assert report["of another shape"] == [
-        "head.weight is (2, 3) there and (5, 3) here",
-        "head.bias is (2,) there and (5,) here",
+        "'head.weight' has shape (2, 3), the model's has (5, 3)",
+        "'head.bias' has shape (2,), the model's has (5,)",
     ]
-    assert "; 2 not saved (extra.weight, extra.bias); 2 of another shape (head.weight is (2, 3) there" in summary(
+    assert "; 2 not saved (extra.weight, extra.bias); 2 of another shape ('head.weight' has shape (2, 3)" in summary(
         report
     )
 

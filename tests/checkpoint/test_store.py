@@ -215,7 +215,7 @@ class Kill:
 
 def config(path: Path | None, **runner: Any) -> dict[str, Any]:
     """A linear model, 3 iterations an epoch for 3 epochs, and an infer runner after it."""
-    keys = {"class": "train", "device": "cpu", "epochs": 3, "save_interval": 2, **runner}
+    keys = {"class": "train", "device": "cpu", "epochs": 3, "save_interval": 2, "keep_last": None, **runner}
     data = TensorDataset(torch.arange(12.0).view(12, 1), torch.zeros(12, 1))
     phase = {"name": "main", "model": lambda: nn.Linear(1, 1), "loss": nn.functional.mse_loss, "dataset_name": "data"}
     return {

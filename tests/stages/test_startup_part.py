@@ -151,7 +151,7 @@ def test_what_has_another_shape_is_told_and_left_as_it_was(
 ) -> None:
     run(config, init_model_path=str(file), init_modules="*")
     assert any(
-        "6 loaded" not in line and "2 of another shape (3.weight is (2, 4) there and" in line for line in log_lines
+        "6 loaded" not in line and "2 of another shape ('3.weight' has shape (2, 4), the" in line for line in log_lines
     )
 
 
