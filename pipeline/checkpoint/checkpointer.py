@@ -22,7 +22,7 @@ from pipeline.checkpoint.reader import Iterations, LoadedCheckpoint
 from pipeline.checkpoint.restore import restore_recoverable, restore_training
 from pipeline.checkpoint.state import Recoverable, TrainingState
 from pipeline.checkpoint.storage import DISK, Buffer, Disk, finite
-from pipeline.checkpoint.store import FEWEST, CheckpointWriter, Contents, Retention, newest_valid
+from pipeline.checkpoint.store import FEWEST, CheckpointWriter, Contents, newest_valid
 from pipeline.checkpoint.weights import Models
 from pipeline.context import Context
 from pipeline.errors import CheckpointError, ConfigError
@@ -88,16 +88,14 @@ class Checkpointer:
         self, folder: str | Path, *, keep_last: int | None = None, asynchronous: bool = False, disk: Disk = DISK
     ) -> None:
         if keep_last is not None and keep_last < FEWEST:
-            remedy = f"use {FEWEST} at least, so that there is another where one is damaged"
-            raise ConfigError(f"keep_last is {keep_last}; {remedy}")
+            raise ConfigError(f"keep_last is {keep_last}; use {FEWEST} at least, since one may be damaged")
         self._folder = Path(folder)
         # The checkpoint from which the run goes on, and the models as they were before anything was restored.
         self._resumed: LoadedCheckpoint | None = None
         self._initial: InitialModels | None = None
         self._recoverables: dict[str, Recoverable] = {}
         self._asynchronous = asynchronous
-        self._saver = CheckpointWriter(self._folder, disk)
-        self._retention = Retention(keep_last, disk)
+        self._saver = CheckpointWriter(self._folder, disk, keep_last)
         self._background = BackgroundWriter()
         self._buffers: dict[str, Tensor] = {}
         self._committed: deque[Path] = deque()
@@ -281,7 +279,6 @@ class Checkpointer:
 
     def _write(self, final: Path, contents: Contents) -> None:
         """Save, then report the checkpoint and remove old ones."""
-        if not self._saver.save(final.name, contents):
-            return
-        self._committed.append(final)
-        self._retention.apply(final, self._protected)
+        if self._saver.save(final.name, contents):
+            self._committed.append(final)
+            self._saver.remove_old(final, self._protected)

@@ -57,12 +57,12 @@ class TrainRunner:
         if self.keep_best is None:
             what = f"runner.{self.name}: has no keep_best, so none of its checkpoints is the best"
             raise CheckpointError(f"{what}; add it, or name `{LAST}`")
-        metric, mode = self.keep_best.metric, self.keep_best.mode
+        metric = self.keep_best.metric
         state = self.newest(with_training=True).state
         if record := state and state.loop and state.loop.validation.best:
             paths = [self.folder / layout.checkpoint_name(iteration) for _, iteration in record.kept]
         else:
-            path = reader.best_by_metric(layout.committed_checkpoints(self.folder), metric, mode)
+            path = reader.best_by_metric(layout.committed_checkpoints(self.folder), metric, self.keep_best.mode)
             paths = [path] if path else []
         if not paths:
             raise CheckpointError(f"{self.folder}: '{metric}' was never a number, so none is the best; name `last`")
@@ -143,12 +143,11 @@ def first_valid(paths: Sequence[Path], with_training: bool = False) -> LoadedChe
     Raises:
         NoCheckpointError: none is.
     """
-    read = (read_or_skip(path, with_training) for path in paths)
-    newest = next((checkpoint for checkpoint in read if checkpoint), None)
-    if newest is None:
-        where = f"{paths[0].parent}: none of {', '.join(path.name for path in paths[:5])}{', …' if paths[5:] else ''} is valid"
-        raise NoCheckpointError(f"{where}; bring one back from a copy, or name another in init_model_path")
-    return newest
+    for path in paths:
+        if checkpoint := read_or_skip(path, with_training):
+            return checkpoint
+    where = f"{paths[0].parent}: none of {weights.abbreviate([path.name for path in paths])} is valid"
+    raise NoCheckpointError(f"{where}; bring one back from a copy, or name another in init_model_path")
 
 
 def resolve(path: Path) -> list[Path]:
@@ -164,8 +163,9 @@ def resolve(path: Path) -> list[Path]:
     folders = [folder for folder in (path, path / FOLDER) if layout.committed_checkpoints(folder)][:1]
     folders = folders or sorted(folder for folder in path.glob(f"*/{FOLDER}") if layout.committed_checkpoints(folder))
     if not folders:
-        remedy = "name a step-… folder, a folder of them, or a file of weights"
-        raise CheckpointError(f"{path}: holds no checkpoint; {remedy}")
+        raise CheckpointError(
+            f"{path}: holds no checkpoint; name a step-… folder, a folder of them or a file of weights"
+        )
     if len(folders) > 1:
         which = ", ".join(folder.parent.name for folder in folders)
         raise CheckpointError(f"{path}: holds checkpoints of several runners ({which}); name the folder of one of them")
@@ -230,11 +230,9 @@ def load_next(path: Path, models: Models) -> dict[str, int] | None:
     Raises:
         CheckpointError: it does not fit.
     """
-    checkpoint = read_or_skip(path)
-    if checkpoint is None:
-        return None
-    _fit(checkpoint, models)
-    return checkpoint.train_state
+    if checkpoint := read_or_skip(path):
+        _fit(checkpoint, models)
+    return checkpoint.train_state if checkpoint else None
 
 
 def _is_needless(runner: RunnerSchema, initial: str | RunSettings, run_dir: Path) -> bool:
@@ -262,19 +260,17 @@ def _find(
     """The checkpoints that ``init_model_path`` names, and the first one that is loaded."""
     if isinstance(path, RunSettings):
         checkpoint = _runner_of_run(Path(path.run), path.runner).at(path.which)
-        return [checkpoint.path], checkpoint
-    if path in (BEST, LAST):
+    elif path in (BEST, LAST):
         before = _runner_before(config, runner, run_dir, "name a checkpoint in init_model_path")
         checkpoint = before.best() if path == BEST else before.newest()
-        return [checkpoint.path], checkpoint
-    paths = resolve(Path(path))
-    if paths == [Path(path)]:
-        return paths, foreign.read_weights(Path(path))
-    if runner.kind == "train":
+    elif (paths := resolve(Path(path))) == [Path(path)]:
+        checkpoint = foreign.read_weights(Path(path))
+    elif runner.kind == "train":
         checkpoint = first_valid(paths[::-1])
-        return [checkpoint.path], checkpoint
-    checkpoint = first_valid(paths)
-    return paths[paths.index(checkpoint.path) :], checkpoint
+    else:
+        checkpoint = first_valid(paths)
+        return paths[paths.index(checkpoint.path) :], checkpoint
+    return [checkpoint.path], checkpoint
 
 
 def _give(runner: RunnerSchema, paths: list[Path], checkpoint: LoadedCheckpoint, models: Models) -> Initial:
@@ -283,10 +279,8 @@ def _give(runner: RunnerSchema, paths: list[Path], checkpoint: LoadedCheckpoint,
     if len(paths) > 1 and (only or runner.rename):
         what = f"runner.{runner.name}.{'init_modules' if only else 'rename'}: is for one checkpoint, and there are {len(paths)}"
         raise ConfigError(f"{what}, each of which would be evaluated; name one in init_model_path")
-    if runner.rename:
-        checkpoint = replace(
-            checkpoint, weights=weights.rename(checkpoint.weights, runner.rename, str(checkpoint.path))
-        )
+    renamed = weights.rename(checkpoint.weights, runner.rename or {}, str(checkpoint.path))
+    checkpoint = replace(checkpoint, weights=renamed)
     if only is None:
         _fit(checkpoint, models)
     else:

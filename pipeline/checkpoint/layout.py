@@ -64,7 +64,7 @@ def _entries(folder: Path) -> list[Path]:
     except FileNotFoundError:
         if folder.is_symlink():
             what = f"{folder}: leads to {os.readlink(folder)}, which is not there"
-            raise StorageError(f"{what}; mount its disk or bring it back") from None
+            raise StorageError(f"{what}; mount its disk or bring it back, or begin a new run") from None
         return []
     except OSError as error:
         raise StorageError(f"{folder}: cannot be listed: {error.strerror}; free or repair the storage") from error
@@ -134,8 +134,7 @@ def check_size(path: Path, entry: FileEntry) -> None:
     if size is None:
         raise CheckpointError(f"{path}: is missing or no regular file, but {MANIFEST} lists it; use another checkpoint")
     if size != entry.size:
-        what = f"has {size} bytes, not the {entry.size} that were written"
-        raise CheckpointError(f"{path}: {what}; use another checkpoint")
+        raise CheckpointError(f"{path}: has {size} bytes, not the {entry.size} written; use another checkpoint")
 
 
 def read_manifest(folder: Path) -> dict[str, FileEntry]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pipeline.checkpoint import safetensors_io, storage
 from pipeline.checkpoint.header import METADATA
+from pipeline.checkpoint.safetensors_io import TensorFile
 from pipeline.errors import CheckpointError
 
 FORMAT = "1"
@@ -27,12 +28,10 @@ MAX_VALUES = 2_000_000
 
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 
-_KINDS = {kind: name for name, kind in _MAPPINGS.items()}
-
 _PLAIN = "numbers, strings, lists, tuples, dicts and tensors"
 
 
-def flatten(state: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
+def flatten(state: Any) -> TensorFile:
     """The tensors of a state by their place in it, and the rest as the texts of a header.
 
     Raises:
@@ -42,7 +41,7 @@ def flatten(state: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
     structure = json.dumps(_flatten(state, "state", tensors), allow_nan=False, separators=(",", ":"))
     if _count(structure) > MAX_VALUES:
         raise CheckpointError(f"state: has more than {MAX_VALUES} plain values; keep long lists in tensors")
-    return tensors, {"state_format": FORMAT, "state": structure}
+    return TensorFile(tensors, {"state_format": FORMAT, "state": structure})
 
 
 def check(state: Any, where: str) -> None:
@@ -54,9 +53,7 @@ def check(state: Any, where: str) -> None:
     _flatten(state, where, {})
 
 
-def split(
-    state: Mapping[str, Any], metadata: Mapping[str, str] | None = None
-) -> tuple[dict[str, Tensor], dict[str, str]]:
+def split(state: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> TensorFile:
     """The tensors of a module's state by name, and everything else in it as texts of the header.
 
     That is what ``get_extra_state`` returned, a sparse buffer, and one with the name of the header's own texts.
@@ -70,9 +67,9 @@ def split(
     """
     plain = {name: value for name, value in state.items() if _is_plain(value) and name != METADATA}
     if len(plain) == len(state):
-        return plain, dict(metadata or {})
+        return TensorFile(plain, dict(metadata or {}))
     tensors, texts = flatten({name: value for name, value in state.items() if name not in plain})
-    return {**plain, **tensors}, {**(metadata or {}), **texts}
+    return TensorFile({**plain, **tensors}, {**(metadata or {}), **texts})
 
 
 def _is_plain(value: Any) -> bool:
@@ -103,8 +100,8 @@ def unflatten(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Any:
     if "state" not in metadata:
         raise CheckpointError("holds tensors, but no state that save_state wrote; load it as weights, or use another")
     if metadata.get("state_format") != FORMAT:
-        what = f"its format {metadata.get('state_format')!r} is not {FORMAT}"
-        raise CheckpointError(f"{what}; use the version that wrote it")
+        form = metadata.get("state_format")
+        raise CheckpointError(f"its format {form!r} is not {FORMAT}; use the version that wrote it")
     if _count(metadata["state"]) > MAX_VALUES:
         raise CheckpointError(f"is damaged: its structure has more than {MAX_VALUES} values; use another")
     unused = dict(tensors)
@@ -146,7 +143,7 @@ def _flatten(value: Any, where: str, tensors: dict[str, Tensor], depth: int = 0)
     if kind in {list, tuple}:
         items = [_flatten(item, f"{where}[{index}]", tensors, depth + 1) for index, item in enumerate(value)]
         return items if kind is list else {"tuple": items}
-    if kind in _KINDS:
+    if kind in _MAPPINGS.values():
         return _flatten_mapping(value, where, tensors, depth)
     raise CheckpointError(f"{where}: is {_named(kind)}, which cannot be saved; keep the state in {_PLAIN}")
 
@@ -162,7 +159,7 @@ def _flatten_mapping(value: dict[Any, Any], where: str, tensors: dict[str, Tenso
     ]
     attributes = getattr(value, "__dict__", {})
     if not attributes:
-        return {_KINDS[type(value)]: items}
+        return {type(value).__name__: items}
     if attributes.keys() != {"_metadata"}:
         raise CheckpointError(f"{where}: has attributes ({', '.join(attributes)}), which cannot be saved; use a dict")
     return {"state_dict": [items, _flatten(attributes["_metadata"], f"{where}._metadata", tensors, depth + 1)]}

@@ -49,10 +49,14 @@ def best_by_metric(paths: Iterable[Path], metric: str, mode: str) -> Path | None
     before: Any = None
     path = None
     for path in paths:
-        metrics, own = _of(path, before)
+        state = layout.parse_state(storage.read_small(path / STATE, MAX_STATE), path / STATE)
+        metrics, iteration = state["metrics"], state["train_state"]["iteration"]
+        iterations = state.get("iterations", {} if metrics == before else iterations_at(metrics, iteration))
+        phases = [phase for phase in metrics if iterations.get(phase, {}).get(metric) == iteration]
+        value = metrics[phases[-1]].get(metric) if phases else None
         names.update(name for numbers in metrics.values() for name in numbers)
-        if isinstance(own.get(metric), int | float):
-            known[path] = own[metric]
+        if isinstance(value, int | float):
+            known[path] = value
         before = metrics
     if path and not known:
         if metric in names:
@@ -61,20 +65,6 @@ def best_by_metric(paths: Iterable[Path], metric: str, mode: str) -> Path | None
         raise CheckpointError(f"{path.parent}: no checkpoint knows '{metric}'{one_of(metric, names)}")
     sign = 1 if mode == "max" else -1
     return max(known, key=lambda path: (sign * known[path], path.name), default=None)
-
-
-def _of(path: Path, before: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The numbers of a checkpoint that are of its own iteration; ``before``: the numbers of the checkpoint before it."""
-    state = layout.parse_state(storage.read_small(path / STATE, MAX_STATE), path / STATE)
-    metrics, iteration = state["metrics"], state["train_state"]["iteration"]
-    iterations = state.get("iterations", {} if metrics == before else iterations_at(metrics, iteration))
-    own = {
-        name: value
-        for phase, numbers in metrics.items()
-        for name, value in numbers.items()
-        if iterations.get(phase, {}).get(name) == iteration
-    }
-    return metrics, own
 
 
 _READERS = 4
@@ -175,8 +165,7 @@ def _verify(path: Path, entry: layout.FileEntry) -> None:
 
 def _compare_hash(path: Path, sha256: str, entry: layout.FileEntry) -> None:
     if sha256 != entry.sha256:
-        what = "is damaged: its SHA-256 is not the one that was written"
-        raise CheckpointError(f"{path}: {what}; use another checkpoint")
+        raise CheckpointError(f"{path}: is damaged: its SHA-256 is not that of the manifest; use another checkpoint")
 
 
 def _read_verified(path: Path, entry: layout.FileEntry) -> TensorFile:

@@ -66,14 +66,13 @@ def pack(
     return partial(_content, header, data)
 
 
-def _content(header: dict[str, dict[str, Any]], data: list[Buffer]) -> list[Buffer]:
+def _content(header: dict[str, dict[str, Any]], data: Sequence[Buffer]) -> list[Buffer]:
     """The content of a file; the header must not be larger than what is read again."""
     text = json.dumps(header).encode()
     # The numbers begin at a multiple of 64 bytes, where the fastest instructions want them.
     text += b" " * (-(8 + len(text)) % 64)
     if len(text) > MAX_HEADER:
-        what = f"the names and plain values of a state take {len(text)} bytes, more than {MAX_HEADER}"
-        raise CheckpointError(f"{what}; keep long lists in tensors")
+        raise CheckpointError(f"its header has {len(text)} bytes, more than {MAX_HEADER}; keep long lists in tensors")
     return [len(text).to_bytes(8, "little"), text, *data]
 
 
@@ -111,8 +110,7 @@ def _plain(name: str, value: Any) -> Tensor:
     """The tensor without gradient; complex128 as pairs of numbers."""
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
         what = "a tensor that is sparse or has no data" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        remedy = "keep what is saved in dense tensors, e.g. with register_buffer"
-        raise CheckpointError(f"'{name}' is {what}, which cannot be saved; {remedy}")
+        raise CheckpointError(f"'{name}' is {what}, which cannot be saved; use dense tensors, e.g. register_buffer")
     if value.dtype == torch.complex128:
         return torch.view_as_real(value.detach().resolve_conj())
     if value.dtype not in _NAMES:
@@ -146,8 +144,7 @@ def read_tensors(path: Path) -> TensorFile:
             raise CheckpointError(f"cannot be read ({error}); use another") from error
         for name in complex_names(header.metadata):
             if name not in tensors or tensors[name].dtype != torch.float64 or tensors[name].shape[-1:] != (2,):
-                what = f"'{name[:60]}' are no pairs of numbers, but said to be complex"
-                raise CheckpointError(f"is damaged: {what}; use another")
+                raise CheckpointError(f"is damaged: '{name[:60]}' is said to be complex, and is none; use another")
             tensors[name] = torch.view_as_complex(tensors[name])
     return TensorFile(tensors, header.metadata)
 

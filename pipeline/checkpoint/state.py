@@ -216,9 +216,7 @@ class LoopState1(StateModel):
     validation: ValidationState
     iterations: dict[str, dict[str, int]]
 
-    def upgrade(
-        self, epoch: int, index: int, phases: Sequence[str], metrics: Mapping[str, Mapping[str, Any]]
-    ) -> LoopState:
+    def upgrade(self, epoch: int, index: int, phases: Sequence[str], metrics: Mapping[str, Numbers]) -> LoopState:
         """The same as it is now.
 
         Args:
@@ -228,9 +226,7 @@ class LoopState1(StateModel):
             metrics: phase -> the numbers of the running epoch.
         """
         inner = [
-            EntryState.new(
-                "pass", phase, epoch, over=True, validated=number < index, numbers={**metrics.get(phase, {})}
-            )
+            EntryState.new("pass", phase, epoch, over=True, validated=number < index, numbers=metrics.get(phase, {}))
             for number, phase in enumerate(phases[: index + self.trained])
         ]
         if self.running:
@@ -417,19 +413,18 @@ class TrainingState(StateModel):
             CheckpointError: something has a state from which no run could go on.
         """
         trained = {phase: entry for phase, entry in models.items() if "updater" in entry}
-        brains, updaters = unique_brains(trained), {phase: entry["updater"] for phase, entry in trained.items()}
+        brains, owners = unique_brains(trained), {phase: entry["updater"] for phase, entry in trained.items()}
+        updaters = {phase: mapping_of(owner, owner.state_dict(), phase) for phase, owner in owners.items()}
         gradients = {phase: gradients_of(entry["brain"].modules) for phase, entry in brains.items()}
         own: dict[str, Any] = {
             "version": VERSION,
-            "updaters": {
-                phase: mapping_of(updater, updater.state_dict(), phase) for phase, updater in updaters.items()
-            },
+            "updaters": updaters,
             "optim_schedulers": {phase: _schedulers(entry, phase) for phase, entry in brains.items()},
             "gradients": gradients | more.pop("gradients", {}),
             "random": random_state(),
             "recoverables": {name: _state_of(name, recoverable) for name, recoverable in recoverables.items()},
         }
-        changes = initial.changes(models, own["updaters"]) if initial else {}
+        changes = initial.changes(models, updaters) if initial else {}
         return super().from_tree({**_OPTIONAL, **own, **changes, **more}, "the training state")
 
     @classmethod
@@ -484,8 +479,7 @@ def _loop_of_version_1(loop: Any, state: TrainingState, where: str, counters: Co
     old, own = LoopState1.from_tree(loop, where), state.recoverables.get(MID_EPOCH)
     phases = MidEpochState.from_tree(own, f"{where}: {MID_EPOCH}").phases if own else [*state.updaters]
     if counters.phase_index not in range(len(phases)):
-        what = f"phase_index is {counters.phase_index}, of {len(phases)} phases"
-        raise CheckpointError(f"{where}: {what}; use another checkpoint")
+        raise CheckpointError(f"{where}: phase_index {counters.phase_index} is of no phase; use another checkpoint")
     return old.upgrade(counters.epoch, counters.phase_index, phases, state.metrics)
 
 

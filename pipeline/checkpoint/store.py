@@ -71,13 +71,11 @@ def refuse_copy(run_dir: Path, original: Path, runner_name: str) -> None:
 
 def _go_on(link: Path, wanted: Path | None, run: str) -> None:
     target = Path(os.readlink(link))
-    if not link.is_dir():
-        what = f"{link}: leads to {target}, which is not there"
-        raise StorageError(f"{what}; mount its disk or bring it back, or begin a new run")
+    # Raises if it is not there.
+    layout.committed_checkpoints(link)
     if target.parent.name != run:
         what = f"{link}: leads to {target}, the folder of the run {target.parent.name}"
-        remedy = "give the run directory that name again, or put a copy of the folder in the place of the link"
-        raise StorageError(f"{what}; {remedy}")
+        raise StorageError(f"{what}; give the run directory that name again, or put a copy in the place of the link")
     if target != wanted:
         logger.warning(f"save_checkpoint_path has changed, and the run goes on where it began: in {target}")
 
@@ -125,56 +123,6 @@ def _set_aside(path: Path, reason: CheckpointError, disk: Disk) -> None:
 FEWEST = 2
 
 
-class Retention:
-    """Removes old checkpoints.
-
-    Args:
-        keep_last: how many of the newest stay, ``FEWEST`` at least; None: all.
-        disk: what removes.
-    """
-
-    def __init__(self, keep_last: int | None, disk: Disk) -> None:
-        self.keep_last, self.disk = keep_last, disk
-        self._verified: set[str] = set()
-
-    def apply(self, saved_now: Path, protected: frozenset[Path]) -> None:
-        """Remove what is older than the newest valid ones; invalid ones neither count nor are removed.
-
-        Args:
-            saved_now: the checkpoint that was just committed, which stays.
-            protected: those that stay besides.
-        """
-        if self.keep_last is None:
-            return
-        self._verified.add(saved_now.name)
-        try:
-            valid = [path for path in reversed(layout.committed_checkpoints(saved_now.parent)) if self._is_valid(path)]
-        except StorageError as error:
-            # The save is done: that nothing can be removed now is no failure of it.
-            logger.warning(f"{error}; no checkpoint is removed this time")
-            return
-        for path in valid[self.keep_last :]:
-            if path != saved_now and path not in protected:
-                self._remove(path)
-
-    def _is_valid(self, path: Path) -> bool:
-        """Whether a checkpoint is valid; it is read once, its sizes are checked every time."""
-        with suppress(CheckpointError, StorageError):
-            if layout.listed_files(path) and (path.name in self._verified or not reader.problems_of(path)):
-                self._verified.add(path.name)
-                return True
-        return False
-
-    def _remove(self, path: Path) -> None:
-        """Remove a checkpoint; it is renamed first, so that a half-removed one is never seen."""
-        apart = layout.temporary_name(path, "del")
-        try:
-            storage.move_into_place(path, apart, self.disk)
-            self.disk.remove(apart)
-        except OSError as error:
-            logger.warning(f"{path}: cannot be removed ({error.strerror}); what is left of it goes with a later start")
-
-
 def verify(path: Path) -> None:
     """Raise unless a checkpoint is as it was written.
 
@@ -212,16 +160,18 @@ Contents = Mapping[str, Callable[[], list[Buffer]]]
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one folder.
+    """Writes the checkpoints of one folder, and removes old ones.
 
     Args:
         folder: where they are; made with the first.
         disk: what writes.
+        keep_last: how many of the newest stay, ``FEWEST`` at least; None: all.
     """
 
-    def __init__(self, folder: Path, disk: Disk = DISK) -> None:
-        self.folder, self.disk = folder, disk
+    def __init__(self, folder: Path, disk: Disk = DISK, keep_last: int | None = None) -> None:
+        self.folder, self.disk, self.keep_last = folder, disk, keep_last
         self._tidy = False
+        self._verified: set[str] = set()
 
     def save(self, name: str, contents: Contents) -> bool:
         """Write a checkpoint durably.
@@ -260,6 +210,43 @@ class CheckpointWriter:
         for path in layout.leftovers(self.folder):
             self.disk.remove(path)
         self._tidy = True
+
+    def remove_old(self, saved_now: Path, protected: frozenset[Path]) -> None:
+        """Remove what is older than the newest valid ones; invalid ones neither count nor are removed.
+
+        Args:
+            saved_now: the checkpoint that was just committed, which stays.
+            protected: those that stay besides.
+        """
+        if self.keep_last is None:
+            return
+        self._verified.add(saved_now.name)
+        try:
+            valid = [path for path in reversed(layout.committed_checkpoints(self.folder)) if self._is_valid(path)]
+        except StorageError as error:
+            # The save is done: that nothing can be removed now is no failure of it.
+            logger.warning(f"{error}; no checkpoint is removed this time")
+            return
+        for path in valid[self.keep_last :]:
+            if path != saved_now and path not in protected:
+                self._remove(path)
+
+    def _is_valid(self, path: Path) -> bool:
+        """Whether a checkpoint is valid; it is read once, its sizes are checked every time."""
+        with suppress(CheckpointError, StorageError):
+            if layout.listed_files(path) and (path.name in self._verified or not reader.problems_of(path)):
+                self._verified.add(path.name)
+                return True
+        return False
+
+    def _remove(self, path: Path) -> None:
+        """Remove a checkpoint; it is renamed first, so that a half-removed one is never seen."""
+        apart = layout.temporary_name(path, "del")
+        try:
+            storage.move_into_place(path, apart, self.disk)
+            self.disk.remove(apart)
+        except OSError as error:
+            logger.warning(f"{path}: cannot be removed ({error.strerror}); what is left of it goes with a later start")
 
     def _write(self, final: Path, parts: Mapping[str, list[Buffer]]) -> None:
         temporary = layout.temporary_name(final, "tmp")

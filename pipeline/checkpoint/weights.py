@@ -131,10 +131,9 @@ def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] 
         raise CheckpointError(f"{where}: '{wrong}' names nothing in it or in the models{suggest_names(wrong, known)}")
     report = _compared(match_names(only, known), saved, own)
     if wrong := unmatched_pattern(only, report[LOADED]):
-        what = (
-            f"{where}: nothing that '{wrong}' names can be loaded ({summary(report)}); it holds {abbreviate([*saved])}"
-        )
-        raise CheckpointError(f"{what}; name modules that both sides have, or `rename` those of the file")
+        what = f"{where}: nothing that '{wrong}' names can be loaded ({summary(report)})"
+        remedy = "name modules that both sides have, or `rename` those of the file"
+        raise CheckpointError(f"{what}; it holds {abbreviate([*saved])}; {remedy}")
     loaded = set(report[LOADED])
     with torch.no_grad():
         for phase, module in modules.items():

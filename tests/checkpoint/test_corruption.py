@@ -123,7 +123,7 @@ def test_all_that_is_wrong_with_a_checkpoint_is_told(folder: Path) -> None:
     damage(path)
     (path / "state.json").unlink()
     weights, state = problems_of(path)
-    assert weights.startswith(f"{path}/main.safetensors: is damaged: its SHA-256 is not the one that was written")
+    assert weights.startswith(f"{path}/main.safetensors: is damaged: its SHA-256 is not that of the manifest")
     assert state.startswith(f"{path}/state.json: is missing or no regular file")
     assert problems_of(folder / "step-000000000001") == []
 

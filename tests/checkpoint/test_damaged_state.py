@@ -176,10 +176,6 @@ KINDS = ["run", "version 1", "experiment", "fit"]
 OPTIONAL = {"loop", "metrics", "recoverables", "parts", "frozen", "buffers"}
 
 # What earlier states of version 2 did not have.
-LATER = ["seconds", "loop.asked_updates", "*.state.metrics", "fit.running.state.metrics"]
-
-
-# What earlier versions lack.
 LATER = ["loop.asked_updates", "*state.metrics", "stopped", "requested", "seconds"]
 
 

@@ -315,7 +315,7 @@ def test_a_run_of_several_trained_runners_is_refused_with_their_names(run: Path)
 
 
 def test_a_folder_without_checkpoints_is_refused(run: Path) -> None:
-    with pytest.raises(CheckpointError, match="infer: holds no checkpoint; name a step-… folder, a folder of them, or"):
+    with pytest.raises(CheckpointError, match="infer: holds no checkpoint; name a step-… folder, a folder of them or"):
         resolve(run / "infer")
 
 

@@ -51,8 +51,8 @@ def replace_by_link(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), r"has \d+ bytes, not the \d+ that were written"),
-        (lambda path: path.write_bytes(path.read_bytes() + b" "), r"has \d+ bytes, not the \d+ that were written"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), r"has \d+ bytes, not the \d+ written"),
+        (lambda path: path.write_bytes(path.read_bytes() + b" "), r"has \d+ bytes, not the \d+ written"),
         (lambda path: path.write_bytes(b""), "has 0 bytes, not the"),
         (lambda path: path.unlink(), "is missing or no regular file"),
         (replace_by_link, "is missing or no regular file"),

@@ -117,7 +117,7 @@ def test_the_header_lies_as_the_format_says() -> None:
         (torch.zeros(2, dtype=torch.float8_e4m3fnuz), r"'value' has dtype torch.float8_e4m3fnuz, .*; convert it"),
         (torch.eye(3).to_sparse(), "'value' is a tensor that is sparse or has no data, .* dense tensors"),
         (torch.empty(3, device="meta"), "'value' is a tensor that is sparse or has no data, .* dense tensors"),
-        ({"a": 1}, "'value' is a dict, which cannot be saved; keep what is saved in dense tensors"),
+        ({"a": 1}, "'value' is a dict, which cannot be saved; use dense tensors"),
     ],
 )
 def test_what_the_format_cannot_hold_is_refused_with_its_name_and_what_to_do(value: Any, message: str) -> None:
@@ -217,7 +217,7 @@ def test_more_tensors_or_names_than_can_be_read_again_are_not_written() -> None:
     one = torch.empty(0)
     with pytest.raises(CheckpointError, match="100001 tensors are more than 100000; join small ones"):
         safetensors_io.encode_tensors({str(index): one for index in range(100_001)})
-    with pytest.raises(CheckpointError, match=r"take \d+ bytes, more than 16777216; keep long lists in tensors"):
+    with pytest.raises(CheckpointError, match=r"has \d+ bytes, more than 16777216; keep long lists in tensors"):
         safetensors_io.encode_tensors({"x" * 2**24: one})
 
 

@@ -348,7 +348,7 @@ def test_the_newest_are_kept(tmp_path: Path, keep_last: int | None, kept: list[i
 
 @pytest.mark.parametrize("keep_last", [1, 0, -1])
 def test_fewer_than_two_are_refused(tmp_path: Path, keep_last: int) -> None:
-    with pytest.raises(ConfigError, match=f"keep_last is {keep_last}; use 2 at least, so that there is another"):
+    with pytest.raises(ConfigError, match=f"keep_last is {keep_last}; use 2 at least, since one may be damaged"):
         Checkpointer(tmp_path, keep_last=keep_last)
 
 
