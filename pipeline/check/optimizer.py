@@ -28,9 +28,8 @@ def check_short_form(runner: Setting, *, needed: bool, stepped: bool) -> None:
             message = "would be ignored: every phase of this runner has optim_schedulers; remove one or the other"
             optimizer.fault(message, of_key=True)
     elif optimizer["class"].node is None:
-        remedy = "add `optimizer: {class: Adam, learning_rate: 0.001}` to hyper_parameters"
         place = optimizer if optimizer.node else replace(optimizer, parent_origin=runner.origin)
-        place.fault(f"training needs an optimizer; {remedy}")
+        place.fault("training needs an optimizer; add `optimizer: {class: Adam, lr: 0.001}` to hyper_parameters")
     else:
         check_optimizer(optimizer, optimizer["class"], optimizer, stepped=stepped)
 

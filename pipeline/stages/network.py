@@ -277,8 +277,7 @@ def with_fused(
     fits = all(parameter.is_floating_point() for parameter in module.parameters())
     fits = fits and not any(getattr(part, "sparse", False) for part in module.modules())
     if (asked or device.type == "cuda") and fits and "fused" in inspect.signature(maker).parameters:
-        others_are = "`fused: false` or `foreach: true` is another"
-        logger.info(f"{maker.__name__} is torch's fused one on {device.type}; {others_are}")
+        logger.info(f"{maker.__name__} is torch's fused one on {device}; `fused: false` or `foreach: true` is another")
         others["fused"] = True
     return others
 

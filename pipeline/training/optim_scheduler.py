@@ -23,7 +23,6 @@ from pipeline.data.batch import shape_of
 from pipeline.errors import CheckpointError, ConfigError, DataError, one_of
 from pipeline.training.nonfinite import NonFiniteGuard
 from pipeline.user_code import class_path
-from pipeline.user_code.class_path import OPTIMIZERS, optimizer_name
 from pipeline.user_code.plugin_calls import hook_or_none
 
 # What torch.compile puts before the names in a module that it wraps.
@@ -180,8 +179,7 @@ def losses_by_name(returned: Any, where: str) -> Losses:
         raise DataError(f"{where} returned {shape_of(returned)}; {remedy}, 'loss' by default")
     for name, loss in losses.items():
         if loss.ndim and loss.shape != (1,):
-            what = f"the loss '{name}' has shape {tuple(loss.shape)}"
-            raise DataError(f"{where}: {what}; return a scalar, e.g. its mean()")
+            raise DataError(f"{where}: the loss '{name}' has shape {tuple(loss.shape)}; return a scalar, e.g. mean()")
     return {name: loss.squeeze() if loss.ndim else loss for name, loss in losses.items()}
 
 
@@ -293,8 +291,6 @@ class OptimScheduler(ABC):
         self.parameters: list[Tensor] = [own for group in self.optimizer.param_groups for own in group["params"]]
         self.guard = NonFiniteGuard(self.optimizer, names)
         self._take_rates()
-        if not self.constant or ft_factor != 1.0:
-            _refuse_ratio_to_zero(self.base_lr, self._base_rates)
         self.sche_init(**sche_conf)
         if self.constant and ft_factor != 1.0:
             self.set_rate(ft_factor * self.base_lr)
@@ -310,6 +306,10 @@ class OptimScheduler(ABC):
         """Remember the rates with which the groups begin: that of ``optim_conf`` is the base."""
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.base_lr = float(self.optimizer.defaults["lr"]) if self._base else self._base_rates[0]
+        if self.base_lr == 0 and any(self._base_rates) and not (self.constant and self.ft_factor == 1.0):
+            rates = ", ".join(f"{rate:g}" for rate in self._base_rates)
+            what = f"the base rate is 0, and the rates of the groups are {rates}"
+            raise ConfigError(f"OptimScheduler: {what}; make it above 0, as the groups keep their ratio to it")
 
     @abstractmethod
     def sche_init(self, *args: Any, **sche_conf: Any) -> None:
@@ -545,18 +545,12 @@ def _above_zero(**numbers: float | None) -> None:
             raise ConfigError(f"OptimScheduler: {name} is {value}; it must be above 0{remedy}")
 
 
-def _refuse_ratio_to_zero(base: float, rates: Sequence[float]) -> None:
-    if base == 0 and any(rates):
-        what = f"the base rate is 0, and the rates of the groups are {', '.join(f'{rate:g}' for rate in rates)}"
-        raise ConfigError(f"OptimScheduler: {what}; make it above 0, as the groups keep their ratio to it")
-
-
 def maker_of(optim_type: Maker) -> Callable[..., Any]:
     """The class of an optimizer, or the function that makes it of the parameters."""
-    kind = optimizer_name(optim_type)
+    kind = class_path.optimizer_name(optim_type)
     if callable(kind) and not isinstance(kind, type):
         return cast("Callable[..., Any]", kind)
-    path = class_path.parse(kind, module=OPTIMIZERS) if isinstance(kind, str) else kind
+    path = class_path.parse(kind, module=class_path.OPTIMIZERS) if isinstance(kind, str) else kind
     return class_path.load_class(path, Optimizer)
 
 

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeAlias
 
 import torch
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -183,22 +183,21 @@ def compile_modules(modules: nn.ModuleDict, options: RunOptions, computes: Calla
         ConfigError: a key of the options names no module.
     """
     for name in options.modules_to("compile", modules):
-        if modules[name]._compiled_call_impl is None:
-            modules[name].compile(
-                mode=options.compile_mode,
-                fullgraph=options.compile_using_fullgraph,
-                dynamic=options.compile_using_dynamic_shape_tracing,
-            )
-            compiled: Any = modules[name]._compiled_call_impl
-            modules[name]._compiled_call_impl = partial(_call, computes, modules[name]._call_impl, compiled)
+        module, whole = modules[name], options.compile_using_fullgraph
+        if module._compiled_call_impl is None:
+            dynamic = options.compile_using_dynamic_shape_tracing
+            module.compile(mode=options.compile_mode, fullgraph=whole, dynamic=dynamic)
+            compiled: Any = module._compiled_call_impl
+            module._compiled_call_impl = partial(_call, computes, module._call_impl, compiled)
     for name in options.modules_to("jit", modules):
         if not isinstance(modules[name], torch.jit.ScriptModule):
             modules[name] = torch.jit.script(modules[name])
 
 
-def _call(
-    computes: Callable[[], bool], eager: Callable[..., Any], compiled: Callable[..., Any], /, *args: Any, **kwargs: Any
-) -> Any:
+_Call: TypeAlias = Callable[..., Any]
+
+
+def _call(computes: Callable[[], bool], eager: _Call, compiled: _Call, /, *args: Any, **kwargs: Any) -> Any:
     return (compiled if computes() else eager)(*args, **kwargs)
 
 
@@ -267,11 +266,13 @@ class RunOptions(OptionValues):
         refuse_several_processes()
         if isinstance(run_opts, RunOptions):
             run_opts = {name: getattr(run_opts, name) for name in run_opts.model_fields_set}
-        known = {*NAMES, *NOT_TAKEN}
-        below = check_options({name: value for name, value in (hparams or {}).items() if name in known}, "hparams")
-        options = below | check_options(run_opts or {}, "run_opts")
+        known = {name: value for name, value in (hparams or {}).items() if name in (*NAMES, *NOT_TAKEN)}
+        options = check_options(known, "hparams") | check_options(run_opts or {}, "run_opts")
+        # A launcher numbers the GPU of this process.
+        numbered = "LOCAL_RANK" in os.environ and torch.cuda.is_available()
+        own = f"cuda:{os.environ['LOCAL_RANK']}" if numbered else "auto"
         try:
-            options["device"] = str(resolve_device(options.get("device") or _own_device()))
+            options["device"] = str(resolve_device(options.get("device") or own))
         except ConfigError as error:
             raise ConfigError(f"run options: device {error}") from error
         return cls(**options)
@@ -287,10 +288,3 @@ class RunOptions(OptionValues):
             if key not in everything:
                 raise ConfigError(f"{how}_module_keys: there is no module '{key}'{one_of(key, everything)}")
         return [name for name in everything if getattr(self, how) and (keys is None or name in keys)]
-
-
-def _own_device() -> str:
-    """The GPU of this process, which a launcher numbers; else the CPU."""
-    if not torch.cuda.is_available():
-        return "cpu"
-    return f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else "cuda"

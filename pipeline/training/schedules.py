@@ -17,7 +17,6 @@ from pipeline.checkpoint.parts import options_of
 from pipeline.errors import ConfigError, no_loss
 from pipeline.training.optim_scheduler import OptimScheduler
 from pipeline.user_code import class_path
-from pipeline.user_code.class_path import LR_SCHEDULERS
 
 
 class Constant(OptimScheduler):
@@ -185,8 +184,7 @@ class Plateau(OptimScheduler):
     ) -> None:
         """Take what to watch, and how to react."""
         if mode not in {"min", "max"} or not 0 < factor < 1:
-            what = f"mode is {mode!r} and factor {factor}"
-            raise ConfigError(f"Plateau: {what}; write min or max, and one between 0 and 1")
+            raise ConfigError(f"Plateau: mode is {mode!r}, factor {factor}; write min or max, and one between 0 and 1")
         self.metric, self.mode, self.factor, self.patience, self.min_lr = metric, mode, factor, patience, min_lr
         self.best = math.inf if mode == "min" else -math.inf
         self.bad, self.scale = 0, 1.0
@@ -238,7 +236,7 @@ class TorchSchedule(PlannedSchedule):
         """Build it with an optimizer of its own, so that its rate and ours do not multiply."""
         if per not in {"step", "epoch"}:
             raise ConfigError(f"TorchSchedule: per is {per!r}; write step or epoch")
-        path = class_path.parse(schedule, module=LR_SCHEDULERS) if isinstance(schedule, str) else schedule
+        path = class_path.parse(schedule, module=class_path.LR_SCHEDULERS) if isinstance(schedule, str) else schedule
         schedule_class: Any = class_path.load_class(path, lr_scheduler.LRScheduler)
         if issubclass(schedule_class, lr_scheduler.ReduceLROnPlateau):
             raise ConfigError("TorchSchedule: ReduceLROnPlateau needs a metric; use Plateau")

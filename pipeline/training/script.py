@@ -64,8 +64,7 @@ def create_experiment_directory(
     if hyperparams_to_save is not None:
         contents["hyperparams.yaml"] = _resolved(Path(hyperparams_to_save), overrides).encode()
     elif overrides:
-        what = "overrides without hyperparams_to_save"
-        raise ConfigError(f"create_experiment_directory: {what}; name the file that they are for")
+        raise ConfigError("create_experiment_directory: overrides without hyperparams_to_save; name their file")
     if save_env_desc:
         contents["env.log"] = _environment().encode()
     folder = Path(experiment_directory)
@@ -113,20 +112,14 @@ def _resolved(path: Path, overrides: Mapping[str, Any] | str | None) -> str:
     except (OSError, UnicodeDecodeError) as error:
         what = error.strerror if isinstance(error, OSError) else error.reason
         raise ConfigError(f"{path}: cannot be read: {what}; name a YAML file") from error
-    base, over = _mapping(text, str(path)), _mapping(_text(overrides), "overrides")
-    if not over.value:
-        return text
-    resolved: str = yaml.serialize(_merged(base, over), Dumper=yaml.SafeDumper, allow_unicode=True)
-    return resolved
-
-
-def _text(overrides: Mapping[str, Any] | str | None) -> str:
-    if overrides is None or isinstance(overrides, str):
-        return overrides or ""
     try:
-        return yaml_tree.dump(dict(overrides))
+        replaced = overrides if isinstance(overrides, str) else yaml_tree.dump(dict(overrides or {}))
     except yaml.YAMLError as error:
         raise ConfigError(f"overrides: hold what YAML cannot: {error}; keep them plain") from error
+    base, over = _mapping(text, str(path)), _mapping(replaced, "overrides")
+    if not over.value:
+        return text
+    return yaml.serialize(_merged(base, over), Dumper=yaml.SafeDumper, allow_unicode=True)
 
 
 def _mapping(text: str, where: str) -> yaml.MappingNode:
@@ -239,11 +232,10 @@ def _plain(text: str) -> Any:
         if text.startswith(("[", "{")):
             raise
         return text
+    is_yaml = text.startswith(("'", '"')) or not (isinstance(value, str) or "#" in text)
     if isinstance(value, list | dict):
-        return value if text.startswith(("[", "{")) else text
-    if text.startswith(("'", '"')):
-        return value
-    return text if isinstance(value, str) or "#" in text else value
+        is_yaml = text.startswith(("[", "{"))
+    return value if is_yaml else text
 
 
 def _yaml_of(name: str, text: str) -> str:

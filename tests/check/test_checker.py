@@ -233,7 +233,7 @@ PHASES: list[tuple[list[str], list[str]]] = [
     (["hyper_parameters.optimizer={class: SGD, learning_rate: 0.1, lr: 0.2}"],
      ["hyper_parameters.optimizer.lr: means the same as 'learning_rate', which is set too; keep one"]),
     (["hyper_parameters={}"],
-     ["hyper_parameters.optimizer: training needs an optimizer; add `optimizer: {class: Adam, learning_rate: 0.001}` to hyper_parameters"]),
+     ["hyper_parameters.optimizer: training needs an optimizer; add `optimizer: {class: Adam, lr: 0.001}` to hyper_parameters"]),
 ]  # fmt: skip
 
 

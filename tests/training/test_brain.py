@@ -222,7 +222,7 @@ def test_a_brain_may_count_the_samples_itself() -> None:
         ({}, "compute_objectives returned a dict of 0; return a scalar tensor"),
         ({"loss": 1.5}, "compute_objectives returned a dict of 1; return a scalar tensor"),
         ((torch.tensor(1.0), 2), "compute_objectives returned a tuple of 2; return a scalar tensor"),
-        (torch.zeros(4), r"compute_objectives: the loss 'loss' has shape \(4,\); return a scalar, e.g. its mean\(\)"),
+        (torch.zeros(4), r"compute_objectives: the loss 'loss' has shape \(4,\); return a scalar, e.g. mean\(\)"),
         ({"loss": torch.zeros(4, 1)}, r"compute_objectives: the loss 'loss' has shape \(4, 1\); return a scalar"),
     ],
 )
@@ -366,7 +366,7 @@ def test_a_loss_of_shape_1_is_a_scalar_in_training_and_in_evaluation(several: bo
         ((ONE_BATCH, TWO), "Mine.update returned a tuple of 2; return a scalar tensor"),
         ({}, "Mine.update returned a dict of 0; return a scalar tensor"),
         ({"a": ONE_BATCH, "b": 2.0}, "Mine.update returned a dict of 2; return a scalar tensor"),
-        (torch.ones(3), r"Mine.update: the loss 'loss' has shape \(3,\); return a scalar, e.g. its mean\(\)"),
+        (torch.ones(3), r"Mine.update: the loss 'loss' has shape \(3,\); return a scalar, e.g. mean\(\)"),
         ({"a": ONE_BATCH, "b": torch.ones(1, 1)}, r"Mine.update: the loss 'b' has shape \(1, 1\); return a scalar"),
     ],
 )

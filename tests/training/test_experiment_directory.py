@@ -192,7 +192,7 @@ def test_hyperparameters_that_are_not_there_are_told(tmp_path: Path) -> None:
 
 
 def test_overrides_of_nothing_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"overrides without hyperparams_to_save; name the file that they are for"):
+    with pytest.raises(ConfigError, match=r"overrides without hyperparams_to_save; name their file"):
         create_experiment_directory(tmp_path / "results", overrides="seed: 1")
 
 

@@ -243,7 +243,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (Noam, {"warmup_steps": 0}, "Noam: warmup_steps is 0; it must be 1 or more"),
     (ExponentialDecay, {"decay_factor": 1.5}, "decay_factor is 1.5; write one above 0, and at most 1"),
     (WarmupLinear, {"total_steps": 3, "warmup_steps": 3}, "warmup_steps is 3 and total_steps 3; the rise must end before the total"),
-    (Plateau, {"mode": "lower"}, "Plateau: mode is 'lower' and factor 0.1; write min or max, and one between 0 and 1"),
+    (Plateau, {"mode": "lower"}, "Plateau: mode is 'lower', factor 0.1; write min or max, and one between 0 and 1"),
     (TorchSchedule, {"schedule": "ReduceLROnPlateau"}, "ReduceLROnPlateau needs a metric; use Plateau"),
     (WarmupLinear, {"total_steps": 3, "warmup_steps": -1}, "WarmupLinear: warmup_steps is -1; it must be 0 or more"),
     (Noam, {"warmup_steps": 1.5}, "Noam: warmup_steps is 1.5; write a whole number of steps, or a share of them"),

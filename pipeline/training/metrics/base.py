@@ -13,7 +13,6 @@ from torch import Tensor
 from pipeline.data.batch import shape_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.user_code import class_path
-from pipeline.user_code.class_path import METRICS
 
 
 def tensor(metric: object, value: Any) -> Tensor:
@@ -94,7 +93,7 @@ def build_metrics(settings: Mapping[str, Mapping[str, Any]], workspace: Path | N
     for name, metric in settings.items():
         path = metric["class"]
         if isinstance(path, str):
-            path = class_path.parse(path, name="Metric", workspace=workspace, module=METRICS)
+            path = class_path.parse(path, name="Metric", workspace=workspace, module=class_path.METRICS)
         metrics[name] = class_path.load_class(path, object)(**metric.get("args", {}))
     return metrics
 

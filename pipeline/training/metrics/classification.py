@@ -89,8 +89,7 @@ class Confusion(SumMetric):
         scores, classes = flat_classes(self, predictions, target, "classes", "return one score per class")
         size = scores.shape[-1]
         if self.average == "binary" and size != 2:
-            what = f"average is binary, and there are {size} classes"
-            raise DataError(f"{type(self).__name__}: {what}; write macro or micro")
+            raise DataError(f"{type(self).__name__}: average is binary, of {size} classes; write macro or micro")
         self.add(strangers=outside(classes, 0, size - 1))
         # An index that is no class would end a process that uses a GPU.
         self._count(scores.argmax(-1), classes.clamp(0, size - 1), size, scores.isnan())

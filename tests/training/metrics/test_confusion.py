@@ -154,7 +154,7 @@ def test_values_that_it_cannot_take_are_told_when_it_is_computed(
 
 
 def test_binary_of_three_classes_is_refused() -> None:
-    with pytest.raises(DataError, match=r"^Recall: average is binary, and there are 3 classes; write macro or micro$"):
+    with pytest.raises(DataError, match=r"^Recall: average is binary, of 3 classes; write macro or micro$"):
         Recall("binary").update(torch.rand(4, 3), torch.zeros(4, dtype=torch.int64))
 
 
