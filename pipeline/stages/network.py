@@ -24,6 +24,7 @@ from pipeline.training.phase import phase_errors
 from pipeline.training.schedules import Constant
 from pipeline.training.updater import Updater, UpdaterBase
 from pipeline.user_code.class_path import MODULES, SCHEDULES, load_named, schedule_name
+from pipeline.user_code.plugin_calls import each_answer
 from pipeline.user_code.tracebacks import error_context
 
 _T = TypeVar("_T")
@@ -247,14 +248,14 @@ def wrap_model(model: nn.Module | Brain, brain: Brain, phase: str, context: Cont
     """
     kind = nn.Module if isinstance(brain, ModuleBrain) else nn.ModuleDict
     wrapped: Any = brain.module if isinstance(brain, ModuleBrain) else brain.modules
+    values = {"context": context, "phase": phase, "model": wrapped}
     # pluggy would call each with the same model; it keeps the one that is called first at the end.
-    for plugin in reversed(context["hooks"].wrap_model.get_hookimpls()):
-        values = {"context": context, "phase": phase, "model": wrapped}
-        returned = plugin.function(*(values[name] for name in plugin.argnames))
+    for plugin, returned in each_answer(context["hooks"], "wrap_model", values):
         if not isinstance(returned, kind | None):
-            what = f"plugin '{plugin.plugin_name}', hook wrap_model returned a {type(returned).__name__}"
+            what = f"plugin '{plugin}', hook wrap_model returned a {type(returned).__name__}"
             raise PluginError(f"{what} for phase '{phase}'; return an nn.{kind.__name__}, or None to leave it as it is")
-        wrapped = wrapped if returned is None else returned
+        if returned is not None:
+            values["model"] = wrapped = returned
     if not isinstance(brain, ModuleBrain):
         brain.modules = wrapped
         return model

@@ -13,7 +13,7 @@ from pipeline.config.schema import PredictionSettings
 from pipeline.context import Context, Phase
 from pipeline.stages.base import RunnerBase
 from pipeline.training.brain import Brain, Stage
-from pipeline.training.evaluation import evaluate_each, evaluate_loader, report_evaluation
+from pipeline.training.evaluation import batches_of, evaluate, evaluate_each, report_evaluation
 from pipeline.training.loop import loop_of
 from pipeline.training.metrics.base import build_metrics
 from pipeline.training.phase import pass_loader, phase_errors, phase_of, plan_schedules, run_options_for
@@ -142,14 +142,14 @@ class Runner(RunnerBase):
             readable = load_named(settings.source, address, "readable", context["config"])
 
         def evaluate_one(dataset: str) -> dict[str, float]:
-            loader, device = pass_loader(dataset, runner, context), context["device"]
-            if settings is None:
-                return evaluate_loader(brain, loader, device, Stage.TEST, metrics)
-            # A name of a phase or dataset has no dot.
-            name = phase.name if len(datasets) == 1 else f"{phase.name}.{dataset}"
-            path = self._predictions_path(context, settings, name)
-            with prediction_formats()[settings.format].load()(path) as write:
-                numbers = evaluate_loader(brain, loader, device, Stage.TEST, metrics, write, readable=readable)
+            with batches_of(pass_loader(dataset, runner, context), context["device"]) as batches:
+                if settings is None:
+                    return evaluate(brain, batches, Stage.TEST, metrics)
+                # A name of a phase or dataset has no dot.
+                name = phase.name if len(datasets) == 1 else f"{phase.name}.{dataset}"
+                path = self._predictions_path(context, settings, name)
+                with prediction_formats()[settings.format].load()(path) as write:
+                    numbers = evaluate(brain, batches, Stage.TEST, metrics, write, readable=readable)
             logger.info(f"predictions of phase '{phase.name}' are in {path}")
             return numbers
 

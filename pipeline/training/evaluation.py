@@ -24,6 +24,7 @@ from pipeline.training.brain import Brain, Stage
 from pipeline.training.meters import Meters
 from pipeline.training.metrics.base import Mean, Metric, build_metrics
 from pipeline.training.optim_scheduler import Losses
+from pipeline.user_code.plugin_calls import each_answer
 from pipeline.user_code.tracebacks import error_context
 
 # Called with (predictions, target, batch) of each evaluated batch; a target of None: it has none.
@@ -85,7 +86,7 @@ def evaluate(
     if (metrics or observe) and not brain._gives_predictions:
         message = f"{type(brain).__name__} has its own evaluate_batch, which gives no predictions to judge or write"
         raise DataError(f"{message}; leave out metrics and predictions, or use self.log in it")
-    loss, samples = Mean(), 0
+    loss, samples, make_readable = Mean(), 0, readable or partial(type(brain).readable, brain)
     for metric in metrics.values():
         metric.reset()
     with evaluating(brain):
@@ -98,10 +99,9 @@ def evaluate(
             predictions, losses = _outputs(brain, batch, stage, optional=observe is not None)
             if losses:
                 loss.add_mean(brain._reported_loss(losses), samples)
-            target = _target(brain, batch, needed=bool(metrics)) if metrics or observe else None
             if metrics or observe:
-                make = readable or partial(type(brain).readable, brain)
-                predictions = make(predictions, batch)
+                target = _target(brain, batch, needed=bool(metrics))
+                predictions = make_readable(predictions, batch)
             for metric in metrics.values():
                 metric.update(predictions, target)
             if observe:
@@ -158,35 +158,31 @@ def predict(brain: Brain, batches: Iterable[Any], device: torch.device) -> Itera
         yield predictions
 
 
-def _number(value: Any, name: str, metric: Metric) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        what = f"metric '{name}': {type(metric).__name__}.compute returned {shape_of(value)}"
-        raise DataError(f"{what}; return a number, or a tensor with one element") from error
-
-
-def evaluate_loader(
-    brain: Brain,
-    loader: Any,
-    device: torch.device,
-    stage: Stage,
-    metrics: Mapping[str, Metric],
-    observe: Observer | None = None,
-    epoch: int | None = None,
-    readable: Readable | None = None,
-) -> dict[str, float]:
-    """Evaluate on the batches of a loader; a signal ends it."""
+@contextmanager
+def batches_of(loader: Any, device: torch.device) -> Iterator[Iterable[Any]]:
+    """The batches of a loader, to evaluate on in the block; a signal ends it."""
     batches: Iterable[Any] = on_device(without_state(loader), device)
     if getattr(loader, "num_workers", 0):
         batches = SHUTDOWN.interruptible(batches)
     with supervise_workers(batches):
-        return evaluate(brain, batches, stage, metrics, observe, epoch, readable)
+        yield batches
 
 
 def computed(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """The numbers of metrics."""
-    return {name: _number(metric.compute(), name, metric) for name, metric in metrics.items()}
+    """The numbers of metrics.
+
+    Raises:
+        DataError: one has computed something else.
+    """
+    numbers = {}
+    for name, metric in metrics.items():
+        value = metric.compute()
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            what = f"metric '{name}': {type(metric).__name__}.compute returned {shape_of(value)}"
+            raise DataError(f"{what}; return a number, or a tensor with one element") from error
+    return numbers
 
 
 # Evaluates a phase: a verb of the runner stage.
@@ -232,13 +228,9 @@ def extend_metrics(context: Context, phase: str, metrics: dict[str, Any]) -> Non
         DataError: a plugin returned something else than numbers by name, or a name that another has returned.
     """
     values = {"context": context, "phase": phase, "metrics": metrics}
-    # Nothing is added before all were asked, so their order does not matter.
-    answers = [
-        (plugin.plugin_name, plugin.function(*(values[name] for name in plugin.argnames)))
-        for plugin in reversed(context["hooks"].extend_metrics.get_hookimpls())
-    ]
     owners: dict[str, str] = {}
-    for plugin, added in answers:
+    # Nothing is added before all were asked, so their order does not matter.
+    for plugin, added in list(each_answer(context["hooks"], "extend_metrics", values)):
         where = f"plugin '{plugin}', hook extend_metrics"
         if not isinstance(added, Mapping | None):
             raise DataError(f"{where} returned a {type(added).__name__}; return a dict of numbers by name")

@@ -20,7 +20,7 @@ from pipeline.errors import CheckpointError, ConfigError, ContextError, StageErr
 from pipeline.signals import SHUTDOWN, ExitError, StoppedError, exit_requested
 from pipeline.training.brain import Brain, Stage
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.evaluation import Validation, Verb, evaluate_each, evaluate_loader, extend_metrics
+from pipeline.training.evaluation import Validation, Verb, batches_of, evaluate, evaluate_each, extend_metrics
 from pipeline.training.export import WeightExporter
 from pipeline.training.journal import Journal
 from pipeline.training.metrics.base import build_train_metrics
@@ -63,8 +63,8 @@ class TrainLoop(PassLoop):
         self.metrics: dict[str, dict[str, Any]] = {}
         self.iterations: dict[str, dict[str, int]] = {}
         self.resources = ExitStack()
-        # The open passes.
-        self._reports: dict[TrainPass, IntervalReport] = {}
+        # The open passes, with the time and the samples at which their numbers were last printed.
+        self._open: dict[TrainPass, tuple[float, int]] = {}
         # The pass that leads, while what is due is done; a checkpoint that is saved then goes on with it.
         self._leader: TrainPass | None = None
         # The one that led before, to which belongs what becomes due where none leads.
@@ -256,7 +256,7 @@ class TrainLoop(PassLoop):
     def _close(self, *error: Any) -> bool | None:
         """Leave the blocks around all passes that are open, with the error that ends them, if there is one."""
         stack = ExitStack()
-        for resources in (self.resources, *(training.resources for training in self._reports)):
+        for resources in (self.resources, *(training.resources for training in self._open)):
             stack.push(resources)
         return stack.__exit__(*error)
 
@@ -307,7 +307,7 @@ class TrainLoop(PassLoop):
         if not self.in_use:
             return
         self._settle()
-        for training in list(self._reports):
+        for training in list(self._open):
             self.close(training)
         self.journal.require_arrival("the runner stage ended")
         self._validate_last()
@@ -349,7 +349,7 @@ class TrainLoop(PassLoop):
     def start(self, training: TrainPass, batches: int) -> None:
         """Prepare the Brain of a pass."""
         brain, own = training.brain, self.phases[training.phase]
-        for other in self._reports:
+        for other in self._open:
             if other.brain is brain:
                 what = f"phase.{training.phase}: a pass begins while one of phase '{other.phase}' is open"
                 raise StageError(f"{what}, and both train the same Brain; end that one first")
@@ -360,7 +360,7 @@ class TrainLoop(PassLoop):
         if checkpoint and training.state and len(training.state.discarded) != count:
             where = f"{checkpoint.path}: loop: the pass over '{training.phase}'"
             raise CheckpointError(f"{where} is not of {count} optim_schedulers; use another checkpoint")
-        self._reports[training] = IntervalReport(self.context, training.phase, brain, own.optim_schedulers)
+        self._open[training] = time.perf_counter(), self.counters["samples"]
         epoch = training.updater.state.epoch = self.counters["epoch"]
         if training.state is None:
             if self.journal.inner is not None and not self._is_trained(training.phase):
@@ -392,19 +392,20 @@ class TrainLoop(PassLoop):
         return True
 
     def _do_due(self, training: TrainPass) -> bool:
-        self._leader, self._due_since = training if training.in_work else None, 0
+        self._leader, self._due_since = training if training in self.work else None, 0
         self.checkpoints.notify_saved()
         printing, validating, saving, exporting = self.schedule.due(self.counters)
         # A validation that a signal has interrupted is made again, and then saved what was to be saved after it.
         validating, saving = validating or self.validation.running, saving or self.validation.running
         if printing or validating or saving or exporting or self.context.requests:
-            for other in self._reports:
+            for other in self._open:
                 # On a GPU this waits for the work so far, as what follows does anyway.
                 other.brain._check_divergence()
-        # In the order of the config, in whatever order they were begun, or begun again.
-        for name in self.phases if printing else ():
-            for report in (report for report in self._reports.values() if report.phase == name):
-                report.print()
+        if printing:
+            # In the order of the config, in whatever order they were begun, or begun again.
+            places = list(self.phases)
+            for other in sorted(self._open, key=lambda own: places.index(own.phase)):
+                self._print(other)
         if exporting:
             self.exporter.save()
         self._validate_on_request()
@@ -417,16 +418,32 @@ class TrainLoop(PassLoop):
         self._leader = None
         return not over
 
+    def _print(self, training: TrainPass) -> None:
+        """Tell the plugins how a pass goes since the last time: on a GPU this waits for the work so far."""
+        phase, brain = training.phase, training.brain
+        numbers, optim_schedulers = {"loss": brain._pass_loss.recent()}, self.phases[phase].optim_schedulers
+        for name, scheduler in optim_schedulers.items():
+            suffix = f".{name}" if len(optim_schedulers) > 1 else ""
+            # As long as none was made, there is no number of the last update.
+            for what, value in (("learning_rate", scheduler.rate), ("gradient_norm", scheduler.gradient_norm)):
+                if value is not None:
+                    numbers[f"{what}{suffix}"] = float(value)
+        numbers |= brain._pass_numbers.recent()
+        (began, before), now, samples = self._open[training], time.perf_counter(), self.counters["samples"]
+        numbers["samples_per_second"] = (samples - before) / (now - began)
+        self._open[training] = now, samples
+        extend_metrics(self.context, phase, numbers)
+        self.hooks.on_print_interval(context=self.context, phase=phase, metrics=numbers)
+
     def unwind(self, training: TrainPass) -> None:
         """A pass is asked for its next batch: what was begun in the body of the one before is done."""
-        self._unwind(self.work.index(training) + 1 if training.in_work else len(self.work))
-        if not training.in_work:
+        self._unwind(self.work.index(training) + 1 if training in self.work else len(self.work))
+        if training not in self.work:
             self.work.append(training)
-            training.in_work = True
 
     def close(self, training: TrainPass) -> None:
         """A pass is over."""
-        if training.in_work and self.work[-1] is not training:
+        if training in self.work[:-1]:
             self.unwind(training)
         self._end(training)
 
@@ -440,7 +457,6 @@ class TrainLoop(PassLoop):
         for training in reversed(others):
             if training.in_batch:
                 training.count_batch()
-            training.in_work = False
         for training in others:
             if training.dropped:
                 self._end(training)
@@ -481,10 +497,9 @@ class TrainLoop(PassLoop):
         training.over = True
         if training in self.work:
             self.work.remove(training)
-            training.in_work = False
         # Its last update, of a window that its end has closed, may have come after the last iteration.
         self.due = min(self.due, self.next_check())
-        del self._reports[training]
+        del self._open[training]
         self.validation.outdate(training.brain)
         training.updater.state.epoch = self.context["current_epoch"] + 1
         extend_metrics(self.context, training.phase, training.numbers)
@@ -575,8 +590,8 @@ class TrainLoop(PassLoop):
 
         def evaluate_one(dataset: str) -> dict[str, float]:
             name = schema.dataset_name or "" if self.runner.overfit_batches else dataset
-            loader, epoch = pass_loader(name, self.runner, context), context["current_epoch"]
-            return evaluate_loader(phase["brain"], loader, context["device"], Stage.VALID, metrics, epoch=epoch)
+            with batches_of(pass_loader(name, self.runner, context), context["device"]) as batches:
+                return evaluate(phase["brain"], batches, Stage.VALID, metrics, epoch=context["current_epoch"])
 
         return evaluate_each(schema.valid_datasets, evaluate_one)
 
@@ -585,7 +600,7 @@ class TrainLoop(PassLoop):
     @property
     def resumable(self) -> bool:
         """Whether a run could go on from here; in a pass whose order was drawn by chance it could not."""
-        return not any(training.order_is_drawn for training in self._reports)
+        return not any(training.order_is_drawn for training in self._open)
 
     def _save(self) -> None:
         """Save a checkpoint, while training continues."""
@@ -615,7 +630,7 @@ class TrainLoop(PassLoop):
 
     def iterations_of_weights(self) -> Iterations:
         """``iterations``, but the current one for validations of weights that have not been trained since."""
-        trained = [training.brain for training in self._reports]
+        trained = [training.brain for training in self._open]
         unchanged = {name for name, phase in self.phases.items() if phase.brain not in trained}
         unchanged &= self.validation.validated.keys()
         iterations = {phase: dict(own) for phase, own in self.iterations.items()}
@@ -698,41 +713,3 @@ def loop_of(context: Context) -> TrainLoop:
         raise StageError("the loop is there in the runner stage alone; call this there")
     context.loop.begin()
     return context.loop
-
-
-class IntervalReport:
-    """Tells the plugins how training goes, every ``print_interval``.
-
-    Args:
-        context: the run's.
-        phase: the phase that is trained.
-        brain: its Brain, which collects the numbers.
-        optim_schedulers: its optimizers by name.
-    """
-
-    def __init__(
-        self, context: Context, phase: str, brain: Brain, optim_schedulers: Mapping[str, OptimScheduler]
-    ) -> None:
-        self.context, self.phase, self.brain = context, phase, brain
-        several = len(optim_schedulers) > 1
-        self.optim_schedulers = {f".{name}" if several else "": own for name, own in optim_schedulers.items()}
-        self.counters: dict[str, int] = context["train_state"]
-        self.started, self.samples = time.perf_counter(), self.counters["samples"]
-        self.extends = hook_or_none(context["hooks"], "extend_metrics") is not None
-
-    def print(self) -> None:
-        """Read the numbers since the last time: on a GPU this waits for the work so far."""
-        numbers = {"loss": self.brain._pass_loss.recent()}
-        for suffix, scheduler in self.optim_schedulers.items():
-            # As long as none was made, there is no number of the last update.
-            if scheduler.rate is not None:
-                numbers[f"learning_rate{suffix}"] = float(scheduler.rate)
-            if scheduler.gradient_norm is not None:
-                numbers[f"gradient_norm{suffix}"] = float(scheduler.gradient_norm)
-        numbers |= self.brain._pass_numbers.recent()
-        now, samples = time.perf_counter(), self.counters["samples"]
-        numbers["samples_per_second"] = (samples - self.samples) / (now - self.started)
-        self.started, self.samples = now, samples
-        if self.extends:
-            extend_metrics(self.context, self.phase, numbers)
-        self.context["hooks"].on_print_interval(context=self.context, phase=self.phase, metrics=numbers)

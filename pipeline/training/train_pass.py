@@ -109,7 +109,7 @@ class TrainPass:
         numbers: ``loss`` and what was logged, means over samples; empty until it is over.
         open, over: whether it has begun; whether it is done.
         dropped: whether the loop has left it before its end.
-        in_work, in_batch: whether it is in ``loop.work``; whether its batch is not counted yet.
+        in_batch: whether its batch is not counted yet.
         metrics: what judges the predictions of its batches, by name.
         after_batch: is called after each batch: the plugins, or the metrics, which call the plugins.
         validated: whether its phase had the validation that is due after it.
@@ -128,7 +128,7 @@ class TrainPass:
         self.count: int | None = None
         self.number = self.done = 0
         self.numbers: dict[str, float] = {}
-        self.repeat = self.open = self.over = self.dropped = self.in_work = self.in_batch = self.validated = False
+        self.repeat = self.open = self.over = self.dropped = self.in_batch = self.validated = False
         self.nested = self.order_is_drawn = False
         self.state: PassState | None = None
         self.resources = ExitStack()
@@ -257,8 +257,7 @@ class TrainPass:
         if random:
             # The start of a pass and of an iteration over a loader draws numbers, as it did when the pass began.
             restore_random_state(random)
-        if not self.in_work:
-            self.in_work = True
+        if self not in loop.work:
             loop.work.append(self)
         return batches
 
@@ -297,8 +296,7 @@ class TrainPass:
     def _expect(self, batch: Any) -> None:
         """A batch is given out, on which anything may train."""
         brain, loop = self.brain, self.loop
-        if not self.in_work:
-            self.in_work = True
+        if self not in loop.work:
             loop.work.append(self)
         self._batch, self.in_batch, self._fits, self._updates, self._steps = batch, True, brain._fits, 0, 0
         numbers, epoch = brain._pass_numbers, loop.counters["epoch"]

@@ -29,9 +29,6 @@ NEVER = 1 << 62
 # Iterations that may pass between two checks of the clock.
 LONGEST_STRIDE = 100
 
-# The units that a training counts with each iteration.
-_COUNTED = ("iteration", "update")
-
 
 class Clock:
     """An interval of time, checked less often the faster iterations are.
@@ -90,16 +87,19 @@ class IntervalTrigger:
 
     Args:
         intervals: the intervals; without any it is never due.
-        counters: ``iteration`` and ``update``, from which it counts.
+        counters: from which it counts.
+        units: those of the counters that ``fires`` looks at.
 
     Attributes:
         asked: the counters when it was last asked.
         starts: whether it is due before the first step, too.
     """
 
-    def __init__(self, intervals: Sequence[Interval], counters: Mapping[str, int]) -> None:
-        self.intervals, self.asked = intervals, {unit: counters[unit] for unit in _COUNTED}
-        self.counted = [interval for interval in intervals if interval.unit in _COUNTED]
+    def __init__(
+        self, intervals: Sequence[Interval], counters: Mapping[str, int], units: Sequence[str] = ("iteration", "update")
+    ) -> None:
+        self.intervals, self.asked = intervals, {unit: counters[unit] for unit in units}
+        self.counted = [interval for interval in intervals if interval.unit in units]
         self.epochs = [length for length, unit in intervals if unit == "epoch"]
         self.starts = any(unit == START for _, unit in intervals)
         seconds = [length * SECONDS[unit] for length, unit in intervals if unit in SECONDS]
@@ -113,11 +113,11 @@ class IntervalTrigger:
         return min([*counted, *(clock.iteration + clock.stride for clock in self.clocks)], default=NEVER)
 
     def fires(self, counters: Mapping[str, int]) -> bool:
-        """Whether it is due after an iteration; intervals of epochs never are."""
+        """Whether it is due after an iteration; of epochs only with ``epoch`` among its units."""
         due = [counters[unit] // length > self.asked[unit] // length for length, unit in self.counted]
         # All clocks are asked, since each keeps its own time.
         due += [clock.fires(counters["iteration"]) for clock in self.clocks]
-        self.asked = {unit: counters[unit] for unit in _COUNTED}
+        self.asked = {unit: counters[unit] for unit in self.asked}
         return any(due)
 
     def fires_after(self, epochs: int) -> bool:
@@ -161,9 +161,8 @@ class Trigger:
         except ValueError as error:
             raise ConfigError(f"Trigger: {error}") from error
         self.improves, self.mode = improves, mode
-        self._lengths = [interval for interval in parsed if interval.unit not in SECONDS]
-        self._clocks = [Clock(length * SECONDS[unit], 0) for length, unit in parsed if unit in SECONDS]
-        self._counters = {"iteration": 0, "update": 0, "epoch": 0}
+        zeros = {"iteration": 0, "update": 0, "epoch": 0}
+        self._every = IntervalTrigger(parsed, zeros, tuple(zeros))
         # The best number, negative where the highest is the best.
         self._least = math.inf
 
@@ -173,14 +172,8 @@ class Trigger:
         Raises:
             DataError: several phases report the number, or none does.
         """
-        before, now = self._counters, context.peek("train_state")
-        self._counters = {unit: now[unit] for unit in before}
-        due = [now[unit] // length > before[unit] // length for length, unit in self._lengths]
-        # All clocks are asked, since each keeps its own time.
-        due += [clock.fires(now["iteration"]) for clock in self._clocks]
-        if self.improves is not None:
-            due.append(self._improved(self.improves, context))
-        return any(due)
+        improved = self.improves is not None and self._improved(self.improves, context)
+        return self._every.fires(context.peek("train_state")) or improved
 
     def _improved(self, metric: str, context: Context) -> bool:
         metrics: Mapping[str, Mapping[str, float]] = context.peek("metrics", {})
@@ -202,13 +195,13 @@ class Trigger:
 
     def state_dict(self) -> dict[str, Any]:
         """What it has counted, and the best number so far."""
-        seconds = [time.monotonic() - clock.fired_at for clock in self._clocks]
-        return {**self._counters, "seconds": seconds, "best": {f"{self.mode} {self.improves}": self._least}}
+        seconds = [time.monotonic() - clock.fired_at for clock in self._every.clocks]
+        return {**self._every.asked, "seconds": seconds, "best": {f"{self.mode} {self.improves}": self._least}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a ``state_dict``."""
-        self._counters = {unit: state[unit] for unit in self._counters}
-        for clock, seconds in zip(self._clocks, state["seconds"], strict=False):
+        self._every.asked = {unit: state[unit] for unit in self._every.asked}
+        for clock, seconds in zip(self._every.clocks, state["seconds"], strict=False):
             clock.fired_at = time.monotonic() - seconds
         self._least = state["best"].get(f"{self.mode} {self.improves}", math.inf)
 
