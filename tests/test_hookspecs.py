@@ -493,7 +493,7 @@ def test_the_numbers_of_a_validation_are_those_of_the_trained_model(recorded: Re
 def test_each_checkpoint_is_announced_and_is_complete_by_then(
     recorded: Recorded, interval: str, steps: list[int]
 ) -> None:
-    context = recorded(f"runner.train_runner.save_interval={interval}")
+    context = recorded(f"runner.train_runner.save_interval={interval}", "runner.train_runner.keep_last=null")
     paths = [moment["path"] for moment in moments(context, "after_checkpoint_saved")]
     folder = context["run_dir"] / "train_runner" / "checkpoints"
     assert paths == [folder / f"step-{step:012d}" for step in steps]

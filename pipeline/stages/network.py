@@ -250,7 +250,7 @@ def wrap_model(model: nn.Module | Brain, brain: Brain, phase: str, context: Cont
     wrapped: Any = brain.module if isinstance(brain, ModuleBrain) else brain.modules
     values = {"context": context, "phase": phase, "model": wrapped}
     # pluggy would call each with the same model; it keeps the one that is called first at the end.
-    for plugin, returned in each_answer(context["hooks"], "wrap_model", values):
+    for plugin, returned in each_answer(context["hooks"].wrap_model, values):
         if not isinstance(returned, kind | None):
             what = f"plugin '{plugin}', hook wrap_model returned a {type(returned).__name__}"
             raise PluginError(f"{what} for phase '{phase}'; return an nn.{kind.__name__}, or None to leave it as it is")

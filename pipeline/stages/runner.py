@@ -12,7 +12,7 @@ from pipeline.checkpoint.initial_weights import load_next
 from pipeline.config.schema import PredictionSettings
 from pipeline.context import Context, Phase
 from pipeline.stages.base import RunnerBase
-from pipeline.training.brain import Brain, Stage
+from pipeline.training.brain import Brain, Stage, overridden
 from pipeline.training.evaluation import batches_of, evaluate, evaluate_each, report_evaluation
 from pipeline.training.loop import loop_of
 from pipeline.training.metrics.base import build_metrics
@@ -45,9 +45,7 @@ class Runner(RunnerBase):
             self._infer(context)
             return
         loop = loop_of(context)
-        own = [
-            verb for verb in ("train_epoch", "train_phase") if getattr(type(self), verb) is not getattr(Runner, verb)
-        ]
+        own = overridden(self, Runner, "train_epoch", "train_phase")
         why = f"{type(self).__name__}.{own[0]} is of its own" if own else ""
         plan_schedules(loop.runner, list(loop.schemas.values()), context, why)
         for epoch in context.epochs():
@@ -69,7 +67,7 @@ class Runner(RunnerBase):
     def train_phase(self, context: Context, phase: Phase) -> dict[str, float]:
         """One pass over the data of a phase: ``train_batch`` on each batch; ``loss`` and what was logged."""
         training = loop_of(context).train_pass(phase)
-        if type(self).train_batch is not Runner.train_batch:
+        if overridden(self, Runner, "train_batch"):
             name = f"{type(self).__name__}.train_batch"
             training.run(training.custom(partial(self.train_batch, context, phase), name))
         elif is_plain(training.brain, training.updater):

@@ -66,6 +66,11 @@ NAME = "brain"
 FIT, TEST = "pipeline.training.fit:Fit", "pipeline.training.fit:test"
 
 
+def overridden(instance: object, base: type, *methods: str) -> list[str]:
+    """Those of a base's methods that the class of an instance has overridden."""
+    return [name for name in methods if getattr(type(instance), name) is not getattr(base, name)]
+
+
 class ConstructorError(ConfigError, AttributeError):
     """A Brain lacks an attribute, since its constructor was not called; ``hasattr`` still says no."""
 
@@ -124,12 +129,10 @@ class Brain:
         self._outputs: tuple[Any, Losses] = (None, {})
         self._optim_schedulers: list[OptimScheduler] = []
         # The function itself costs one call less than the method.
-        overridden = type(self).count_samples is not Brain.count_samples
-        self._sample_counter = self._checked_samples if overridden else count_samples
-        self._overrides_batch_hooks = (
-            type(self).on_fit_batch_start is not Brain.on_fit_batch_start
-            or type(self).on_fit_batch_end is not Brain.on_fit_batch_end
-        )
+        self._sample_counter = self._checked_samples if overridden(self, Brain, "count_samples") else count_samples
+        self._overrides_batch_hooks = bool(overridden(self, Brain, "on_fit_batch_start", "on_fit_batch_end"))
+        # Whether an evaluated batch has predictions.
+        self._gives_predictions = not overridden(self, Brain, "evaluate_batch")
         self._apply_run_options(RunOptions.resolve(hparams, run_opts))
 
     if not TYPE_CHECKING:  # it would accept any misspelt attribute
@@ -183,8 +186,7 @@ class Brain:
         self._debug_folder = self._new_debug_folder()
         with self._checkpoints_in(self._debug_folder):
             self.on_fit_start()
-            show_progress = False if self._run_options.noprogressbar and progressbar is None else progressbar
-            class_path.load(class_path.parse(FIT))(self, train, valid, show_progress).run(epoch_counter)
+            class_path.load(class_path.parse(FIT))(self, train, valid, progressbar).run(epoch_counter)
 
     def evaluate(
         self,
@@ -208,13 +210,10 @@ class Brain:
         """
         self._refuse_uncalled()
         loader = self._loader_of(test_set, Stage.TEST, test_loader_kwargs)
-        if self._run_options.debug:
-            loader = LimitedLoader(loader, self._run_options.debug_batches)
         self._place_modules()
         with self._checkpoints_in(self._debug_folder):
             self.on_evaluate_start(max_key, min_key)
-        show_progress = False if self._run_options.noprogressbar and progressbar is None else progressbar
-        loss: float = class_path.load(class_path.parse(TEST))(self, loader, show_progress)
+        loss: float = class_path.load(class_path.parse(TEST))(self, loader, progressbar)
         return loss
 
     def make_dataloader(self, dataset: Any, stage: Stage, **loader_kwargs: Any) -> Iterable[Any]:
@@ -344,7 +343,7 @@ class Brain:
 
     def evaluate_batch(self, batch: Any, stage: Stage) -> Tensor:
         """The loss of one batch, without training."""
-        losses = self._compute_batch(batch, stage)[1]
+        losses = self._losses(self._predictions(batch, stage), batch, stage)
         return self._reported_loss(losses_by_name(losses, f"{self._where}compute_objectives"))
 
     def count_samples(self, batch: Any) -> int:
@@ -417,9 +416,7 @@ class Brain:
         """Move the modules to their device, and compile or script them if the options say so; only once."""
         self.modules.to(self.device)
         compile_modules(self.modules, self._run_options, lambda: self._computes)
-        own = [
-            name for name in ("fit_batch", "evaluate_batch") if getattr(type(self), name) is not getattr(Brain, name)
-        ]
+        own = overridden(self, Brain, "fit_batch", "evaluate_batch")
         for name in ("compute_forward", "compute_objectives", *own) if self._run_options.compile else ():
             vars(self)[name] = self._compiled(getattr(type(self), name).__get__(self))
 
@@ -463,9 +460,6 @@ class Brain:
             with autocast(self._run_options.eval_precision, self.device) or nullcontext():
                 returned = self.evaluate_batch(batch, stage)
             return None, losses_by_name(returned, f"{self._where}evaluate_batch")
-        return self._compute_batch(batch, stage)
-
-    def _compute_batch(self, batch: Any, stage: Stage) -> tuple[Any, Losses]:
         predictions = self._predictions(batch, stage)
         return predictions, self._losses(predictions, batch, stage)
 
@@ -481,11 +475,6 @@ class Brain:
         """The predictions for a batch, in the precision of an evaluation."""
         with self._eval_autocast or nullcontext():
             return self.compute_forward(batch, stage)
-
-    @property
-    def _gives_predictions(self) -> bool:
-        """Whether an evaluated batch has predictions; not if a subclass overrides ``evaluate_batch``."""
-        return type(self).evaluate_batch is Brain.evaluate_batch
 
     def _samples_of_batch(self, batch: Any) -> int:
         """How many samples a batch holds.
@@ -584,13 +573,14 @@ class Brain:
                 checkpointer._recoverables = recoverables
 
     def _loader_of(self, data: Any, stage: Stage, keywords: Mapping[str, Any] | None) -> Any:
-        """The loader itself, or a loader made of a dataset."""
+        """The loader itself, or a loader made of a dataset; of a debug run, some batches of it."""
+        loader, options = data, self._run_options
         if hasattr(data, "__getitem__") or isinstance(data, Dataset):
-            return self.make_dataloader(data, stage, **(keywords or {}))
-        if keywords:
+            loader = self.make_dataloader(data, stage, **(keywords or {}))
+        elif keywords:
             what = f"{stage.name.lower()}_loader_kwargs would be ignored: {type(data).__name__} is a loader already"
             raise ConfigError(f"{what}; give fit the dataset, or leave it out")
-        return data
+        return LimitedLoader(loader, options.debug_batches) if options.debug else loader
 
 
 def _compute(brain: Brain, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -230,7 +230,7 @@ def extend_metrics(context: Context, phase: str, metrics: dict[str, Any]) -> Non
     values = {"context": context, "phase": phase, "metrics": metrics}
     owners: dict[str, str] = {}
     # Nothing is added before all were asked, so their order does not matter.
-    for plugin, added in list(each_answer(context["hooks"], "extend_metrics", values)):
+    for plugin, added in list(each_answer(context["hooks"].extend_metrics, values)):
         where = f"plugin '{plugin}', hook extend_metrics"
         if not isinstance(added, Mapping | None):
             raise DataError(f"{where} returned a {type(added).__name__}; return a dict of numbers by name")

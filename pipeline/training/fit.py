@@ -18,7 +18,7 @@ from pipeline.checkpoint.state import EntryState, FitState
 from pipeline.config.schema import Interval
 from pipeline.context import Context
 from pipeline.data.batch import on_device
-from pipeline.data.loader import LimitedLoader, length, without_state
+from pipeline.data.loader import length, without_state
 from pipeline.errors import CheckpointError
 from pipeline.run.log import on_terminal
 from pipeline.signals import SHUTDOWN
@@ -36,24 +36,25 @@ EVERY = 50
 
 
 @contextmanager
-def pass_progress(title: str, batches: int | None, show: bool | None) -> Iterator[Progress]:
+def pass_progress(brain: Brain, title: str, batches: int | None, show: bool | None) -> Iterator[Progress]:
     """A progress bar on stderr until the block ends; ``disable`` says that it is not show.
 
     Args:
+        brain: whose pass it is.
         title: what stands before it.
         batches: how many there will be; None: that isn't known.
-        show: whether it is; None: where stderr is a terminal.
+        show: whether it is; None: where stderr is a terminal, unless the Brain has ``noprogressbar``.
     """
     columns = *Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}")
-    hidden = not (on_terminal() if show is None else show)
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as bar:
+    shown = on_terminal() and not brain._run_options.noprogressbar if show is None else show
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as bar:
         bar.add_task(title, total=batches, loss="")
         yield bar
 
 
 def test(brain: Brain, loader: Any, show: bool | None) -> float:
     """The mean loss over the samples of a test set, nan where none is computed; ``show``: as in ``pass_progress``."""
-    with pass_progress("test", length(loader), show) as bar:
+    with pass_progress(brain, "test", length(loader), show) as bar:
         batches: Iterable[Any] = on_device(without_state(loader), brain.device)
         if not bar.disable:
             batches = bar.track(batches, task_id=bar.task_ids[0])
@@ -80,10 +81,7 @@ class Fit(PassLoop):
 
     def __init__(self, brain: Brain, train: Iterable[Any], valid: Iterable[Any] | None, show: bool | None) -> None:
         options = brain._run_options
-        self.brain, self.options, self.show = brain, options, show
-        max_batches = options.debug_batches if options.debug else None
-        self.train = LimitedLoader(train, max_batches) if max_batches else train
-        self.valid = LimitedLoader(valid, max_batches) if max_batches and valid is not None else valid
+        self.brain, self.options, self.train, self.valid, self.show = brain, options, train, valid, show
         seconds = round(options.ckpt_interval_minutes * 60)
         intervals = [Interval(options.ckpt_interval_steps, "iteration"), Interval(seconds, "second")]
         self.updater = Updater(brain)
@@ -159,7 +157,7 @@ class Fit(PassLoop):
             what = f"the checkpoint was saved in the middle of epoch {training.number}, and epoch {epoch} would be next"
             raise CheckpointError(f"fit: {what}; give it the epochs that it had then")
         update = brain.fit_batch if is_plain(brain, self.updater) else training.custom(brain.fit_batch, "fit_batch")
-        progress = pass_progress(f"epoch {epoch}", length(self.train), self.show)
+        progress = pass_progress(brain, f"epoch {epoch}", length(self.train), self.show)
         with progress as self.bar, SHUTDOWN.defer(self.wake), training.resources:
             training.run(update)
         self.metrics = training.numbers

@@ -147,11 +147,10 @@ def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Con
 
 def _plan(scheduler: PlannedSchedule, needed: int | str, *, debug: bool) -> None:
     """Say to a schedule how many steps the training needs; a text is why nobody knows."""
-    if scheduler.is_open and isinstance(needed, str):
-        raise ConfigError(f"nobody knows how many steps it has: {needed}; {_WRITE_STEPS}")
     if isinstance(needed, str):
-        return
-    if scheduler.is_open:
+        if scheduler.is_open:
+            raise ConfigError(f"nobody knows how many steps it has: {needed}; {_WRITE_STEPS}")
+    elif scheduler.is_open:
         try:
             scheduler.take_length(needed)
         except ConfigError:
@@ -178,19 +177,17 @@ def _steps_needed(
         # One of the user's own makes as many steps as it likes.
         if not is_plain(models[name]["brain"], models[name]["updater"]):
             return f"phase '{name}' has an updater or a fit_batch of its own"
-    unknown = [phase for phase in phases if batches[phase.name] is None]
+    unknown = [f"dataset.{phase.dataset_name} has no length" for phase in phases if batches[phase.name] is None]
     if unknown and len(phases) > 1:
-        return f"dataset.{unknown[0].dataset_name} has no length"
+        return unknown[0]
     # A single phase without a length is one pass that does not end.
     counts = {name: NEVER if count is None else count for name, count in batches.items()}
     windows = {phase.name: _window_of(models[phase.name]["optim_schedulers"].values()) for phase in phases}
     if runner.optimizer_step_limit and not all(windows.values()):
         return "the optimizers of a phase act after different numbers of batches"
     iterations = _iterations(runner, counts, windows, context)
-    if iterations >= NEVER and unknown:
-        return f"dataset.{unknown[0].dataset_name} has no length"
     if iterations >= NEVER:
-        return "nothing that counts steps ends the training"
+        return unknown[0] if unknown else "nothing that counts steps ends the training"
     whole, remaining = divmod(iterations, sum(counts.values()))
     passes, closed = {}, {}
     for name, count in counts.items():

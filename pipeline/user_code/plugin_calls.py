@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -125,15 +125,14 @@ def hook_or_none(hooks: pluggy.HookRelay, name: str) -> Callable[..., Any] | Non
     return call_plugins if calls else None
 
 
-def each_answer(hooks: pluggy.HookRelay, name: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def each_answer(hook: pluggy.HookCaller, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Call the plugins of a hook one after another, the first in the config first: name of the plugin -> what it returned.
 
     Args:
-        hooks: the hooks.
-        name: that of the hook.
+        hook: the hook.
         values: its arguments by name; what is changed between two calls, the next plugin gets.
     """
-    for each in reversed(getattr(hooks, name).get_hookimpls()):
+    for each in reversed(hook.get_hookimpls()):
         yield each.plugin_name, each.function(*(values[argument] for argument in each.argnames))
 
 

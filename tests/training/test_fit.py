@@ -506,14 +506,14 @@ DATA = [torch.ones(1)] * 3
 
 
 def test_nothing_is_shown_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with pass_progress("epoch 1", 100, None) as progress:
+    with pass_progress(Brain(), "epoch 1", 100, None) as progress:
         progress.update(progress.task_ids[0], completed=50, loss="loss 0.5")
     assert capsys.readouterr().err == ""
 
 
 def test_where_stderr_is_a_terminal_it_is_shown_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with pass_progress("epoch 1", 100, None) as shown, pass_progress("epoch 1", 100, False) as hidden:
+    with pass_progress(Brain(), "epoch 1", 100, None) as shown, pass_progress(Brain(), "epoch 1", 100, False) as hidden:
         assert (shown.disable, hidden.disable) == (False, True)
 
 
