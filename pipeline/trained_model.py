@@ -73,9 +73,8 @@ class TrainedModel:
     def _phase(self) -> Phase:
         first, *others = self.phases
         if others:
-            raise ConfigError(
-                f"{self.checkpoint}: is of the phases {', '.join(self.phases)}; choose one: […]['{first}']"
-            )
+            what = f"{self.checkpoint}: is of the phases {', '.join(self.phases)}"
+            raise ConfigError(f"{what}; choose one: […]['{first}']")
         return self.phases[first]
 
 
@@ -161,9 +160,8 @@ def _run_stages(config: Config, runner: RunnerSchema, folder: Path) -> Context:
     """The context after the instance and the network stage of a runner; the default network builds no data."""
     device = resolve_device(runner.device) if torch.cuda.is_available() else torch.device("cpu")
     classes, devices = {runner.name: load_stages(config, runner)}, {runner.name: device}
-    session = open_runner(
-        runner.name, Run(config, RunDirectory(folder), {}, classes, devices, resumed=False), begin_fit
-    )
+    run = Run(config, RunDirectory(folder), {}, classes, devices, resumed=False)
+    session = open_runner(runner.name, run, begin_fit)
     is_default = runner.network_class_path == RunnerSchema.model_fields["network_class_path"].default
     methods = {"instance": STAGES["instance"], "network": "build_models" if is_default else STAGES["network"]}
     with session.resources:

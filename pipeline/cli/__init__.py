@@ -41,7 +41,6 @@ from pipeline.errors import ClassPathError, ConfigError, ExitCode, PipelineError
 # Command -> what it does; each is in the module of its name, with ``_`` for ``-``.
 COMMANDS = {
     "check": "Name every mistake of a config, without running anything.",
-    "resume": "Resume a run that was interrupted.",
     "run": "Run a config.",
 }
 # The entry-point group in which installed packages offer theirs.

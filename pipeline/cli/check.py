@@ -25,12 +25,8 @@ _PROPERTY = f"{_DATA}:,"
 
 @click.command("check", help=COMMANDS["check"])
 @config_and_overrides
-@click.option(
-    "--build", is_flag=True, help="Also import every class, and build models and optimizers without memory; no data."
-)
-@click.option(
-    "--steps", type=click.IntRange(min=1), metavar="N", help="Also run N steps of each phase; nothing is kept of them."
-)
+@click.option("--build", is_flag=True, help="Also import classes, build models and optimizers without memory or data.")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Also run N steps of each phase; none is kept.")
 @click.option(
     "--format",
     "form",

@@ -22,9 +22,7 @@ from pipeline.trainer import GeneralTrainer
 
 @click.command("run", help=COMMANDS["run"])
 @config_and_overrides
-@click.option(
-    "--nproc", type=click.IntRange(min=1), default=1, help="Processes to start; more than 1 is not yet possible."
-)
+@click.option("--nproc", type=click.IntRange(min=1), default=1, help="Processes to start; 2 are not yet possible.")
 @click.option("--debug", is_flag=True, help="Set debug: true for every runner: a few batches and epochs, nothing kept.")
 @click.option(
     "--resume",

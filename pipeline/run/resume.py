@@ -71,30 +71,25 @@ def train_on(previous: PreviousRun, config: Config) -> PreviousRun:
     """A run from the last checkpoint of the first runner that was done and is to train for longer now; else as it is."""
     directory = previous.directory
     with suppress(*_UNREADABLE):
-        runners_before = {
-            runner["name"]: runner for runner in _split_plugins(_read(directory.path / "config.yaml"))[0]["runner"]
-        }
+        config_before, _ = _split_plugins(_read(directory.path / "config.yaml"))
+        before = {runner["name"]: runner for runner in config_before["runner"]}
         for runner in config.runners if previous.checkpoint is None else ():
             checkpoints = layout.committed_checkpoints(directory.path / runner.name / "checkpoints")
-            before, why = runners_before.get(runner.name, {}), directory.stop_reasons([runner.name])
-            if not (checkpoints and directory.is_done(runner.name)):
-                continue
-            timed = before.get("max_time")
-            if _has_more_time(runner, timed) if why == time_is_over(timed) else not why and _is_longer(runner, before):
+            why = directory.stop_reasons([runner.name])
+            is_done = bool(checkpoints) and directory.is_done(runner.name)
+            if is_done and _is_longer(runner, before.get(runner.name, {}), why):
                 logger.info(f"{runner.name} was finished, and is to train for longer now")
                 return PreviousRun(directory, checkpoints[-1])
     return previous
 
 
-def _is_longer(runner: RunnerSchema, before: dict[str, Any]) -> bool:
-    """Whether one of the limits of a runner lies further than it did."""
+def _is_longer(runner: RunnerSchema, before: dict[str, Any], why: str) -> bool:
+    """Whether what has ended a runner lies further than it did: its ``max_time``, or one of the limits without a reason."""
+    if why:
+        now, timed = runner.max_time, before.get("max_time", "")
+        return why == time_is_over(timed) and (now is None or seconds_of(now) > seconds_of(timed))
     limits = [(getattr(runner, key), before.get(key)) for key in ("epochs", "max_steps", "optimizer_step_limit")]
     return any(old is not None and (new is None or new > old) for new, old in limits)
-
-
-def _has_more_time(runner: RunnerSchema, before: str) -> bool:
-    """Whether the ``max_time`` of a runner is longer than it was."""
-    return runner.max_time is None or seconds_of(runner.max_time) > seconds_of(before)
 
 
 def split_path(path: Path) -> tuple[Path, Path | None]:
@@ -125,11 +120,9 @@ def refuse_strangers(run_dir: Path) -> None:
             # What is not there is told of when it is read.
             continue
         if about.st_uid != os.getuid():
-            what = f"belongs to user {about.st_uid}, and names code to run; run the config yourself"
-            raise ConfigError(f"{path}: {what}")
+            raise ConfigError(f"{path}: belongs to user {about.st_uid}, and names code to run; run the config yourself")
         if about.st_mode & 0o022 and not stat.S_ISLNK(about.st_mode):
-            what = "others may write to it, and it names code to run; chmod go-w it if it is yours"
-            raise ConfigError(f"{path}: {what}")
+            raise ConfigError(f"{path}: others may write to it, and it names code to run; chmod go-w it if it is yours")
 
 
 def changed_copies(directory: RunDirectory, workspace: Path | None) -> list[str]:
@@ -187,11 +180,10 @@ def _owner(run_dir: Path) -> str:
 
 def with_original_links(config: Config, previous: PreviousRun) -> Config:
     """The config with its links as they were when the run started; the log says which lead elsewhere now."""
-    try:
+    original = dict[str, str]()
+    with suppress(*_UNREADABLE):
         links = json.loads(read_command(previous.directory.path).get("links", "{}"))
-    except (ValueError, RecursionError):
-        links = {}
-    original = {path: led for path, led in links.items() if isinstance(led, str)} if isinstance(links, dict) else {}
+        original = {path: led for path, led in links.items() if isinstance(led, str)}
     for path, leads in config.link_targets().items():
         if leads != original.get(path, leads):
             logger.info(f"{path} leads to {leads} now; the run goes on with {original[path]}, to which it led")
@@ -354,8 +346,7 @@ class Changes:
         """Report lines that differ, if any do."""
         if lines:
             more = [f"… and {len(lines) - MAX_LINES} more lines"] if len(lines) > MAX_LINES else []
-            self.messages.append(printable("\n  ".join([what, *lines[:MAX_LINES], *more]), keep="\t\n"))
-            self.files.add(file)
+            self._report(file, "\n  ".join([what, *lines[:MAX_LINES], *more]))
 
     @contextmanager
     def comparing(self, file: Path) -> Iterator[None]:
@@ -363,8 +354,11 @@ class Changes:
         try:
             yield
         except _UNREADABLE as error:
-            self.messages.append(printable(f"{file} of the run directory cannot be compared: {error}", keep="\t\n"))
-            self.files.add(file)
+            self._report(file, f"{file} of the run directory cannot be compared: {error}")
+
+    def _report(self, file: Path, message: str) -> None:
+        self.messages.append(printable(message, keep="\t\n"))
+        self.files.add(file)
 
 
 def compare(directory: RunDirectory, now: Provenance) -> Changes:

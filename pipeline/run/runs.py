@@ -13,23 +13,14 @@ from typing import Any
 
 from pipeline.checkpoint import storage
 from pipeline.config.schema import ABOUT
-from pipeline.errors import CheckpointError, ConfigError, StorageError
+from pipeline.errors import ConfigError, PipelineError
 from pipeline.run.directory import DONE, STAMP, has_ended, is_run_directory, parse_command
 
 # Levels of folders in which runs are looked for.
 _DEPTH = 3
 # Bytes of a file, and so many of the end of a ``metrics.jsonl``.
 _MOST, _TAIL = 2**20, 2**16
-_UNREADABLE = (
-    CheckpointError,
-    StorageError,
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    RecursionError,
-)
+_UNREADABLE = (PipelineError, OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 # Phase -> name -> number.
 Numbers = dict[str, dict[str, Any]]
 
@@ -158,8 +149,7 @@ def _text(file: Path) -> str:
 
 
 def _mapping(file: Path) -> dict[str, Any]:
-    content = json.loads(_text(file))
-    return dict(content)
+    return dict(json.loads(_text(file)))
 
 
 def _results(file: Path) -> tuple[dict[str, Any], Numbers]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli import COMMANDS
 from pipeline.cli.options import log_level
 from pipeline.cli.run import run
 from pipeline.run import log
@@ -17,15 +16,16 @@ from pipeline.run.directory import parse_command
 from pipeline.run.resume import refuse_strangers, split_path
 
 
-@click.command("resume", help=COMMANDS["resume"])
+@click.command("resume")
 @click.argument("path", metavar="RUN_DIR|CHECKPOINT", type=click.Path(path_type=Path))
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]…")
 @log_level
 def command(path: Path, words: tuple[str, ...], level: str | None) -> None:
-    """Resume the run in RUN_DIR, or from a CHECKPOINT in one, with the config, overrides and code that it was started with.
+    """Resume a run that was interrupted.
 
-    KEY=VALUE are further overrides. With more epochs, or a higher max_steps, a run that was finished goes on. A relative
-    path in them belongs to the folder in which the run was begun.
+    The run in RUN_DIR goes on, or from a CHECKPOINT in one, with the config, overrides and code that it was started with.
+    KEY=VALUE are further overrides, in which a relative path belongs to the folder in which the run was begun. With more
+    epochs, or a higher max_steps, a run that was finished goes on.
     """
     log.to_stderr(level or "INFO")
     run_dir, checkpoint = split_path(path)

@@ -1,0 +1,1 @@
+"""``pipeline resume``: a run that was interrupted goes on."""
