@@ -7,7 +7,7 @@ import traceback
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import suppress
 from ctypes import c_int64
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -40,23 +40,25 @@ class Progress:
     def __init__(self, workers: int) -> None:
         self._at = RawArray(c_int64, [-1] * (2 * workers))
 
-    def track(self, samples: Iterable[_T], batch: int, worker: int, *, fetched: bool = False) -> Iterator[_T]:
-        """The samples of a batch, while it is noted which one a worker is at.
+    def track(self, samples: Iterable[_T], batch: int, *, fetched: bool = False) -> Iterator[_T]:
+        """The samples of a batch, while it is noted which one this worker is at.
 
         Args:
             samples: the samples, or their indices.
             batch: of which they are.
-            worker: asks for them one by one.
             fetched: whether they are the samples, so that it is at the next one when it has one.
         """
-        self.begin(batch, worker)
+        place = self.begin(batch)
         for number, sample in enumerate(samples):
-            self._at[2 * worker + 1] = number + fetched
+            self._at[place] = number + fetched
             yield sample
 
-    def begin(self, batch: int, worker: int) -> None:
-        """Note that a worker is at the first sample of a batch."""
-        self._at[2 * worker], self._at[2 * worker + 1] = batch, 0
+    def begin(self, batch: int) -> int:
+        """Note that this worker is at the first sample of a batch; where that is noted."""
+        info = get_worker_info()
+        place = 2 * info.id if info else 0
+        self._at[place], self._at[place + 1] = batch, 0
+        return place + 1
 
     def last(self, worker: int) -> tuple[int, int]:
         """The last batch of a worker, -1 where it had none yet; and which sample in it, from 0."""
@@ -94,23 +96,17 @@ class WorkerFailure:
         Raises:
             Exception: the error, in the process that trains, or where it cannot be pickled: then torch reports it.
         """
-        if get_worker_info() is None or not _can_be_pickled(error):
-            raise error
-        return cls(error)
+        if get_worker_info():
+            with suppress(Exception):  # whatever the class of a user's exception does
+                pickle.loads(pickle.dumps(error))
+                return cls(error)
+        raise error
 
     def exception(self) -> Exception:
         """The error, in the process that trains."""
         if not isinstance(self.error, DataError):
             self.error.__cause__ = WorkerTracebackError(self.trace)
         return self.error
-
-
-def _can_be_pickled(error: Exception) -> bool:
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # whatever the class of a user's exception does
-        return False
-    return True
 
 
 def in_worker() -> str:
@@ -291,13 +287,14 @@ class FetchedDataset:
 
     def __getitem__(self, request: BatchRequest) -> Any:
         """The batch, or a WorkerFailure; the generators of this process are afterwards as they were."""
-        if self.progress and (info := get_worker_info()):
-            self.progress.begin(request.position, info.id)
+        if self.progress:
+            self.progress.begin(request.position)
         try:
             if self._at_once and (batch := slice_batch(self.dataset, request.indices)) is not None:
                 return batch
-            seed = self.seed
-            with nullcontext() if seed is None else seeding(seed, request.epoch, "batch", request.position):
+            if self.seed is None:
+                return collate_samples(self.collate, self._samples(request), self.where, request)
+            with seeding(self.seed, request.epoch, "batch", request.position):
                 return collate_samples(self.collate, self._samples(request), self.where, request)
         except Exception as error:
             return WorkerFailure.or_raise(error)
@@ -306,14 +303,12 @@ class FetchedDataset:
     __getitems__ = __getitem__
 
     def _samples(self, request: BatchRequest) -> Any:
-        indices = tracked = failing = request.indices
-        getitems = getattr(self.dataset, "__getitems__", None) if self.batched else None
-        if self.progress and (info := get_worker_info()):
-            tracked = self.progress.track(indices, request.position, info.id)
+        indices = failing = request.indices
         try:
             if not self.batched:
                 return self.dataset[indices]
-            if not getitems:
+            if not (getitems := getattr(self.dataset, "__getitems__", None)):
+                tracked = self.progress.track(indices, request.position) if self.progress else indices
                 return [self.dataset[failing := index] for index in tracked]
             samples = getitems(indices)
         except StopIteration as error:

@@ -54,9 +54,8 @@ def make_loader(
         ConfigError: the DataLoader has no such keyword, or one would be ignored, or cannot be.
         DataError: the dataset is empty, has no length, or cannot be shuffled.
     """
-    for name in keywords:
-        if name not in KEYWORDS:
-            raise ConfigError(f"{where}: a DataLoader has no argument '{name}'{one_of(name, KEYWORDS)}")
+    for name in keywords.keys() - KEYWORDS:
+        raise ConfigError(f"{where}: a DataLoader has no argument '{name}'{one_of(name, KEYWORDS)}")
     if whole_batches:
         asks = batch_size is not None or keywords.get("batch_sampler") is not None
         if not asks or keywords.get("collate_fn") is not None or not callable(getattr(dataset, "__getitems__", None)):
@@ -86,17 +85,15 @@ def refuse_without_samples(dataset: Any, where: str) -> None:
         DataError: it has none, or nobody knows how many.
     """
     name = type(dataset).__name__
-    if not isinstance(dataset, Sized):
-        raise DataError(f"{where}: {name} has no length; give it __len__, or make it an IterableDataset")
     try:
-        length = len(dataset)
+        if not len(dataset):
+            raise DataError(f"{where}: {name} has no samples; check its arguments")
     except (TypeError, ValueError, OverflowError) as error:
         if error.__traceback__ and error.__traceback__.tb_next:
             # __len__ itself has raised it.
             raise
-        raise DataError(f"{where}: {name}.__len__ gives no length ({error}); return an int of 0 or more") from error
-    if not length:
-        raise DataError(f"{where}: {name} has no samples; check its arguments")
+        remedy = "give it a __len__ that returns an int of 0 or more, or make it an IterableDataset"
+        raise DataError(f"{where}: {name} has no length ({error}); {remedy}") from error
 
 
 class EpochSampler(Sampler[int]):
@@ -475,16 +472,14 @@ def overfit_batches(loader: Any, count: int) -> OverfitLoader:
     order = order_of(loader)
     if isinstance(loader, SeededLoader) and isinstance(order, EpochSampler):
         ordered, batches = EpochSampler(order, shuffle=False, seed=order.seed), loader.batch_sampler
-        parts: dict[str, Any] = {"sampler": ordered}
         if isinstance(batches, BatchSampler):
-            parts["batch_sampler"] = BatchSampler(ordered, batches.batch_size, batches.drop_last)
-        return OverfitLoader(loader.with_parts(epoch=0, **parts), count)
+            batches = BatchSampler(ordered, batches.batch_size, batches.drop_last)
+        return OverfitLoader(loader.with_parts(epoch=0, sampler=ordered, batch_sampler=batches), count)
     stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
     if stream or isinstance(order, SequentialSampler) or isinstance(loader, list | tuple):
         return OverfitLoader(loader, count)
     what = f"{count} cannot be had of a {type(loader).__name__} whose order a {type(order).__name__} decides"
-    remedy = "make it without a sampler of its own, e.g. with make_loader, or use limit_batches"
-    raise DataError(f"overfit_batches: {what}; {remedy}")
+    raise DataError(f"overfit_batches: {what}; make it without a sampler of its own, or use limit_batches")
 
 
 def remaining_batches(loader: Any, done: int, position: Mapping[str, Any] | None = None) -> Any:
@@ -539,12 +534,10 @@ class FastForward(_PartOfLoader):
         if sampler := random_sampler_of(self.loader):
             other = f"its {sampler} draws another order than the one that was left"
             logger.warning(f"{type(self.loader).__name__}: {other}; make it with make_loader to go on exactly")
-        remedy = "; state_dict and load_state_dict in its dataset would spare that, and resume: reread this warning"
         what = f"{self.count} batches of the epoch are read again, to go on after them: a stream has no index"
-        if getattr(self.loader, "resume", None):
-            logger.info(what)
-        else:
-            logger.warning(what + (remedy if isinstance(self.loader, SeededLoader) else ""))
+        if isinstance(self.loader, SeededLoader) and not self.loader.resume:
+            what += "; state_dict and load_state_dict in its dataset would spare that, and resume: reread this warning"
+        logger.log("INFO" if getattr(self.loader, "resume", None) else "WARNING", what)
         batches: Iterator[Any] = iter(self.loader)
         interruptible = SHUTDOWN.interruptible(batches) if getattr(self.loader, "num_workers", 0) else batches
         count = 0

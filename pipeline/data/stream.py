@@ -204,8 +204,8 @@ class Stream(IterableDataset[Any]):
 
     def _fetch(self, samples: Iterator[Any], rng: RngStream, number: int) -> tuple[list[Any], dict[str, Any] | None]:
         """The samples of a batch, and the states of dataset and generators after them; None: the dataset has none."""
-        if self.progress and (info := get_worker_info()):
-            samples = self.progress.track(samples, number, info.id, fetched=True)
+        if self.progress:
+            samples = self.progress.track(samples, number, fetched=True)
         try:
             with rng.drawing(), only_worker():
                 batch = list(islice(samples, self.batch_size or 1))
