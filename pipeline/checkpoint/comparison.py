@@ -51,13 +51,11 @@ def differences(one: Any, other: Any, place: str = "") -> Iterator[Difference]:
     """
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         yield from _of_tensors(one, other, place)
-    elif type(one) is not type(other):
-        yield Difference(place, f"{brief(one)} and {brief(other)}")
-    elif isinstance(one, Mapping):
+    elif isinstance(one, Mapping) and type(one) is type(other):
         yield from _of_mappings(one, other, place)
-    elif isinstance(one, list | tuple):
+    elif isinstance(one, list | tuple) and type(one) is type(other):
         yield from _of_sequences(one, other, place)
-    elif not _same(one, other):
+    elif type(one) is not type(other) or not _same(one, other):
         yield Difference(place, f"{brief(one)} and {brief(other)}")
 
 

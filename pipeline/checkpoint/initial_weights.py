@@ -163,9 +163,7 @@ def resolve(path: Path) -> list[Path]:
     folders = [folder for folder in (path, path / FOLDER) if layout.committed_checkpoints(folder)][:1]
     folders = folders or sorted(folder for folder in path.glob(f"*/{FOLDER}") if layout.committed_checkpoints(folder))
     if not folders:
-        raise CheckpointError(
-            f"{path}: holds no checkpoint; name a step-… folder, a folder of them or a file of weights"
-        )
+        raise CheckpointError(f"{path}: holds no checkpoint; name a step-… folder, a folder of them or a weights file")
     if len(folders) > 1:
         which = ", ".join(folder.parent.name for folder in folders)
         raise CheckpointError(f"{path}: holds checkpoints of several runners ({which}); name the folder of one of them")

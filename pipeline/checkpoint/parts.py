@@ -122,6 +122,9 @@ _OTHERS = {*sys.stdlib_module_names, "torch", "pipeline", "pipeline_plugins", "l
 # Items of a list or dict that is looked through.
 _MOST = 100
 
+# Place -> an object with a state.
+Parts = Mapping[str, Any]
+
 
 def parts_of(models: Models) -> dict[str, Any]:
     """The parts by their place, such as ``phase.line.updater.optimizer``; without weights and schedulers, which are saved elsewhere."""
@@ -137,9 +140,7 @@ def parts_of(models: Models) -> dict[str, Any]:
     return parts
 
 
-def part_states(
-    parts: Mapping[str, Any], updaters: Mapping[str, Any], configured: Mapping[str, Options]
-) -> dict[str, Any]:
+def part_states(parts: Parts, updaters: Mapping[str, Any], configured: Mapping[str, Options]) -> dict[str, Any]:
     """The states of the parts; None for one without a state, or that is in the state of an updater."""
     saved = {_memory(tensor) for tensor in _tensors(updaters)}
     states: dict[str, Any] = {}
@@ -153,9 +154,7 @@ def part_states(
     return states
 
 
-def restore_parts(
-    parts: Mapping[str, Any], states: Mapping[str, Any], configured: Mapping[str, Options], where: str
-) -> None:
+def restore_parts(parts: Parts, states: Mapping[str, Any], configured: Mapping[str, Options], where: str) -> None:
     """Restore the states of the parts.
 
     Raises:
@@ -289,11 +288,8 @@ class InitialModels:
             if sizes != self._groups.get(place, sizes):
                 was = f"had parameter groups of {self._groups[place]} when the training began, and has of {sizes}"
                 raise CheckpointError(_unlike(place, was))
-        return {
-            "parts": states,
-            "frozen": {"begun": self.frozen, "now": _frozen(models)},
-            "buffers": {phase: self._changed(phase, module) for phase, module in unique_modules(models).items()},
-        }
+        buffers = {phase: self._changed(phase, module) for phase, module in unique_modules(models).items()}
+        return {"parts": states, "frozen": {"begun": self.frozen, "now": _frozen(models)}, "buffers": buffers}
 
     def _changed(self, phase: str, module: nn.Module) -> list[str]:
         """The buffers that have another size or type than before, or were None."""
@@ -323,9 +319,9 @@ def restore_frozen(models: Models, saved: Mapping[str, Frozen], initial: Frozen)
 
 
 def _frozen(models: Models) -> Frozen:
+    modules = unique_modules(models).items()
     return {
-        phase: [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
-        for phase, module in unique_modules(models).items()
+        phase: [name for name, own in module.named_parameters() if not own.requires_grad] for phase, module in modules
     }
 
 

@@ -149,14 +149,12 @@ def _flatten(value: Any, where: str, tensors: dict[str, Tensor], depth: int = 0)
 
 
 def _flatten_mapping(value: dict[Any, Any], where: str, tensors: dict[str, Tensor], depth: int) -> dict[str, Any]:
-    for key in value:
+    items = []
+    for key, item in value.items():
         if type(key) not in {str, int}:
             what = f"has the key {key!r}, {_named(type(key))}, which cannot be saved"
             raise CheckpointError(f"{where}: {what}; use strings and integers as keys")
-    items = [
-        [_flatten(key, where, tensors), _flatten(item, f"{where}[{key!r}]", tensors, depth + 1)]
-        for key, item in value.items()
-    ]
+        items.append([_flatten(key, where, tensors), _flatten(item, f"{where}[{key!r}]", tensors, depth + 1)])
     attributes = getattr(value, "__dict__", {})
     if not attributes:
         return {type(value).__name__: items}
@@ -212,8 +210,7 @@ def save_state(path: str | Path, state: Any) -> None:
         StorageError: the storage refuses; what was there is there still.
     """
     content = safetensors_io.encode_tensors(*flatten(state))
-    with storage.storing(Path(path), "use another path"):
-        storage.replace_durably(Path(path), content)
+    storage.replace_durably(Path(path), content, "use another path")
 
 
 def load_state(path: str | Path) -> Any:
@@ -224,4 +221,4 @@ def load_state(path: str | Path) -> Any:
     """
     file = safetensors_io.read_tensors(Path(path).resolve())
     with storage.at_path(path):
-        return unflatten(file.tensors, file.metadata)
+        return unflatten(*file)

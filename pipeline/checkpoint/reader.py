@@ -25,9 +25,7 @@ Iterations = Mapping[str, Mapping[str, int]]
 
 def iterations_at(metrics: Mapping[str, Any], iteration: int) -> Iterations:
     """All numbers are of one iteration."""
-    return {
-        phase: dict.fromkeys(numbers, iteration) for phase, numbers in metrics.items() if isinstance(numbers, Mapping)
-    }
+    return {phase: dict.fromkeys(own, iteration) for phase, own in metrics.items() if isinstance(own, Mapping)}
 
 
 def best_by_metric(paths: Iterable[Path], metric: str, mode: str) -> Path | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -44,20 +45,16 @@ def pack(
     plain = {name: _plain(name, value) for name, value in tensors.items()}
     if len(plain) > MAX_TENSORS:
         raise CheckpointError(f"{len(plain)} tensors are more than {MAX_TENSORS}; join small ones")
-    header: dict[str, dict[str, Any]] = {
-        name: {"dtype": _NAMES[value.dtype], "shape": list(value.shape)} for name, value in plain.items()
-    }
     texts = dict(metadata or {})
     if pairs := [name for name, value in tensors.items() if value.dtype == torch.complex128]:
         texts[COMPLEX] = json.dumps(pairs)
-    if texts:
-        header[METADATA] = texts
+    header: dict[str, dict[str, Any]] = {METADATA: texts} if texts else {}
     # Wide types come first, so that every tensor lies at a multiple of the width of its numbers.
     ordered = dict(sorted(plain.items(), key=lambda item: -item[1].element_size()))
     end = 0
     for name, value in ordered.items():
         start, end = end, end + value.nbytes
-        header[name]["data_offsets"] = [start, end]
+        header[name] = {"dtype": _NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
     values = list(ordered.values())
     if buffer:
         return partial(_content, header, [_copied(values, buffer(end))[:end]])
@@ -167,9 +164,6 @@ def complex_names(metadata: dict[str, str]) -> list[str]:
         CheckpointError: the list of them is damaged.
     """
     try:
-        names = json.loads(metadata.get(COMPLEX, "[]"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"is damaged: its list of complex tensors is no JSON ({error}); use another") from error
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError("is damaged: its list of complex tensors is none; use another")
-    return list(dict.fromkeys(names))
+        return list(dict.fromkeys(TypeAdapter(list[str]).validate_json(metadata.get(COMPLEX, "[]"))))
+    except ValueError as error:
+        raise CheckpointError("is damaged: its list of complex tensors is none; use another") from error

@@ -210,13 +210,18 @@ def sync_folders(path: Path, disk: Disk = DISK) -> None:
             disk.fsync_folder(parent)
 
 
-def replace_durably(path: Path, content: bytes) -> None:
-    """Replace a file durably, and make its parents: at any moment there is the old one or the new one."""
-    if not path.parent.is_dir():
-        make_folder(path.parent)
-    with replacing(path) as temporary:
-        DISK.fsync(DISK.write(temporary, [content]))
-    DISK.fsync_folder(path.parent)
+def replace_durably(path: Path, content: bytes, otherwise: str = "set output_dir") -> None:
+    """Replace a file durably, and make its parents: at any moment there is the old one or the new one.
+
+    Raises:
+        StorageError: the storage refuses; for ``otherwise`` see ``storing``.
+    """
+    with storing(path, otherwise):
+        if not path.parent.is_dir():
+            make_folder(path.parent)
+        with replacing(path) as temporary:
+            DISK.fsync(DISK.write(temporary, [content]))
+        DISK.fsync_folder(path.parent)
 
 
 @contextmanager

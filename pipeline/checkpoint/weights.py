@@ -228,11 +228,7 @@ def _compared(names: list[str], saved: Mapping[str, Tensor], own: Mapping[str, T
 
 def _joined(tensors: Weights, several: bool) -> dict[str, Tensor]:
     """The tensors of all phases by name; with several phases, ``phase.name``."""
-    return {
-        f"{phase}.{name}" if several else name: value
-        for phase, named_tensors in tensors.items()
-        for name, value in named_tensors.items()
-    }
+    return {f"{phase}.{name}" if several else name: own[name] for phase, own in tensors.items() for name in own}
 
 
 def _by_phase(weights: Weights, modules: Mapping[str, nn.Module]) -> Weights:

@@ -271,9 +271,8 @@ class RunDirectory:
         """
         self.check_exists()
         path = self.path / runner / DONE
-        with storing(path):
-            mark = dict(train_state) if why is None else {**train_state, "stopped": why}
-            storage.replace_durably(path, json.dumps(mark, indent=2).encode() + b"\n")
+        mark = dict(train_state) if why is None else {**train_state, "stopped": why}
+        storage.replace_durably(path, json.dumps(mark, indent=2).encode() + b"\n")
 
     def begins_anew(self, runner: str) -> bool:
         """Whether a runner starts from the beginning: it is not done, and has no checkpoint."""
@@ -295,12 +294,11 @@ class RunDirectory:
 
     def is_resumable(self) -> bool:
         """Whether there is something to resume from: a finished runner, or a checkpoint whose files have the right sizes."""
-        try:
+        with suppress(OSError, StorageError):
             runners = [path for path in self.path.iterdir() if path.is_dir()]
             checkpoints = (path for runner in runners for path in layout.committed_checkpoints(runner / "checkpoints"))
             return any((runner / DONE).is_file() for runner in runners) or any(map(_is_complete, checkpoints))
-        except (OSError, StorageError):
-            return False
+        return False
 
 
 def is_run_directory(path: Path) -> bool:

@@ -105,7 +105,8 @@ class WeightExporter:
         try:
             for phase, module in self.modules.items():
                 file = self.folder / f"{phase}-{state['iteration']:012d}.safetensors"
-                _put(file, safetensors_io.encode_tensors(*pytree.split(module.state_dict(), about)))
+                content = safetensors_io.encode_tensors(*pytree.split(module.state_dict(), about))
+                storage.replace_durably(file, content, "")
             for name, call in self.calls.items():
                 self._export(call, self.folder / f"{name}-{state['iteration']:012d}.pt2")
         finally:
@@ -120,7 +121,7 @@ class WeightExporter:
             # Nothing is gained by ending the training for it: the weights are saved.
             logger.warning(f"{file}: cannot be exported any more ({_first_lines(error)}); training goes on")
         else:
-            _put(file, content)
+            storage.replace_durably(file, content, "")
 
     def _try(self, phase: str, entry: Mapping[str, Any]) -> dict[str, ExampleInputs]:
         """What each module is called with for one batch of its phase, once it could be exported with that."""
@@ -139,11 +140,6 @@ class WeightExporter:
                 what = f"{type(call.module).__name__} of phase '{name}' cannot be exported: {_first_lines(error)}"
                 raise ConfigError(f"{where}: {what}; mend its forward, or set this to false") from error
         return calls
-
-
-def _put(file: Path, content: bytes) -> None:
-    with storage.storing(file, ""):
-        storage.replace_durably(file, content)
 
 
 def _first_lines(error: Exception) -> str:

@@ -95,7 +95,7 @@ def _put(path: Path, content: bytes) -> None:
         if path.read_bytes() == content:
             return
         path.rename(path.with_name(f"{path.name}.{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"))
-    storage.replace_durably(path, content)
+    storage.replace_durably(path, content, "choose another folder")
 
 
 def _environment() -> str:

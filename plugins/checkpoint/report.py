@@ -118,8 +118,7 @@ def export(checkpoint: Path, target: Path, phase: str | None = None, *, force: b
     # "format" is what others ask for; the step tells whence the weights are.
     metadata = {"format": "pt", "step": str(loaded.train_state["iteration"])}
     content = safetensors_io.encode_tensors(*pytree.split(tensors, metadata))
-    with storage.storing(target, "use another path"):
-        storage.replace_durably(target, content)
+    storage.replace_durably(target, content, "use another path")
     return list(tensors)
 
 

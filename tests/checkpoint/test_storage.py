@@ -161,7 +161,7 @@ def test_a_replaced_file_is_whole_and_alone_in_a_folder_that_is_made_for_it(tmp_
 
 def test_a_file_that_cannot_be_replaced_is_as_it_was_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
     (tmp_path / "folder" / "there").mkdir(parents=True)
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(StorageError, match="there: cannot be written: Is a directory; free or repair the storage"):
         storage.replace_durably(tmp_path / "folder" / "there", b"content")
     assert [path.name for path in (tmp_path / "folder").rglob("*")] == ["there"]
 
