@@ -40,7 +40,7 @@ class Interval(NamedTuple):
         """
         if starts and value == START:
             return cls(0, START)
-        match = re.fullmatch(r"(\d+)(?: (\w+?)s?)?", str(value))
+        match = re.fullmatch(r"([0-9]+)(?: (\w+?)s?)?", str(value))
         if not match or int(match[1]) < 1 or (match[2] or "iteration") not in UNITS:
             forms = "a positive number of iterations, or '5 update', '2 epoch', '30 second', '10 minute', '1 hour'"
             raise ValueError(f"is {value!r}; write {forms}; null for never")
@@ -57,16 +57,6 @@ def multiple_of(rate: Any) -> float | None:
     """The factor of ``0.1x``, a multiple of the base rate; None: it is none."""
     match = re.fullmatch(r"(\d+\.?\d*(?:e-?\d+)?)x", rate) if isinstance(rate, str) else None
     return float(match[1]) if match else None
-
-
-def _intervals(value: Any) -> Any:
-    parse_intervals(value)
-    return value
-
-
-def _valid_intervals(value: Any) -> Any:
-    parse_intervals(value, starts=True)
-    return value
 
 
 def _steps(value: Any) -> Any:
@@ -88,13 +78,9 @@ def _class_path(value: Any) -> Any:
 
 
 def _device(value: Any) -> Any:
-    if isinstance(value, str) and re.fullmatch(r"auto|cpu|gpu|cuda(:\d+)?", value):
+    if isinstance(value, str) and re.fullmatch("auto|cpu|gpu|cuda(:[0-9]+)?", value):
         return value
     raise ValueError(f"is {value!r}; write auto, cpu, gpu, cuda or cuda:N")
-
-
-def _runner_class(value: Any) -> Any:
-    return value.lower().removeprefix("single_") if isinstance(value, str) else value
 
 
 def _folder_name(value: Any) -> Any:
@@ -109,8 +95,15 @@ def _file_name(value: Any) -> Any:
     return value
 
 
-def _names(value: Any) -> Any:
-    names = [value] if isinstance(value, str) else value
+def _runner_class(value: Any) -> Any:
+    return value.lower().removeprefix("single_") if isinstance(value, str) else value
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _each_once(names: Any) -> Any:
     if names == []:
         raise ValueError("is empty; name at least one, or leave it out")
     if isinstance(names, list) and (repeated := sorted({str(name) for name in names if names.count(name) > 1})):
@@ -118,29 +111,16 @@ def _names(value: Any) -> Any:
     return names
 
 
-def _tags(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+def _intervals(value: Any, *, starts: bool = False) -> Any:
+    parse_intervals(value, starts=starts)
+    return value
 
 
 _STRING = {"type": "string"}
 
-_INTERVAL = {"anyOf": [
-    {"type": "integer", "exclusiveMinimum": 0},
-    {"type": "string", "pattern": rf"^[0-9]+( ({'|'.join(UNITS)})s?)?$"},
-]}  # fmt: skip
-
 _DURATION = rf"0*[1-9][0-9]* ({'|'.join(SECONDS)})s?"
 
 _STEPS = {"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"type": "string", "pattern": "^[0-9]+ updates?$"}]}
-
-
-def _list_of(interval: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema of one or several intervals, or none."""
-    forms = [interval, {"type": "array", "items": interval}, {"type": "null"}]
-    return {"title": "interval, list of intervals or null", "anyOf": forms}
-
-
-_CLASS_PATH = {"title": "class path", "type": "string", "minLength": 1}
 
 _NAMES = {"title": "name or list of names", "anyOf": [_STRING, {"type": "array", "items": _STRING, "minItems": 1}]}
 
@@ -148,61 +128,69 @@ _TAGS = {"title": "word or list of words", "anyOf": [_STRING, {"type": "array", 
 
 _KIND = {"enum": ["train", "infer", "single_train", "single_infer"]}
 
-_DEVICE = {"anyOf": [{"enum": ["auto", "cpu", "gpu", "cuda"]}, {"type": "string", "pattern": "^cuda:[0-9]+$"}]}
-
 _PRECISION = {"title": "fp32, fp16 or bf16", "enum": ["fp32", "fp16", "bf16", "32", "16-mixed", "bf16-mixed", 32]}
 
-_CLASS = {
-    "type": "object",
-    "properties": {"class": _STRING, "args": {"type": "object"}},
-    "required": ["class"],
-    "additionalProperties": False,
-}
+_CLASS_PATH = {"title": "class path", "type": "string", "minLength": 1}
 
-_GROUPS = {
-    "type": "array",
-    "items": {"type": "object", "properties": {"params": _NAMES}, "required": ["params"]},
-    "description": "parameter groups by patterns of names; the first that matches a parameter has it",
-}
+_MAPPING = {"type": "object"}
+
+_CLASS = {**_MAPPING, "properties": {"class": _STRING, "args": _MAPPING}, "required": ["class"]}
+
+_CLASSES = {**_MAPPING, "additionalProperties": {**_CLASS, "additionalProperties": False}}
+
+_GROUP = {**_MAPPING, "properties": {"params": _NAMES}, "required": ["params"]}
 
 _OPTIMIZER = {
-    "type": "object",
-    "description": "the optimizer's class, and its arguments",
-    "properties": {
-        "class": {**_STRING, "description": "a class of torch.optim, or a class path"},
-        "learning_rate": {"type": "number"},
-        "lr": {"type": "number", "description": "the same as learning_rate"},
-        "groups": _GROUPS,
-        "remove_vector_weight_decay": {"type": "boolean", "description": "no weight decay of biases and norms"},
+    "class": {**_STRING, "description": "a class of torch.optim, or a class path"},
+    "learning_rate": {"type": "number"},
+    "lr": {"type": "number", "description": "the same as learning_rate"},
+    "groups": {
+        "type": "array",
+        "items": _GROUP,
+        "description": "parameter groups by patterns; the first match counts",
     },
+    "remove_vector_weight_decay": {"type": "boolean", "description": "no weight decay of biases and norms"},
 }
 
+_OPTIMIZERS = {**_MAPPING, "description": "the optimizer's class, and its arguments", "properties": _OPTIMIZER}
+
+Count = Annotated[int, Field(gt=0)]
+
+Patience = Annotated[int, Field(ge=0)]
+
+Norm = Annotated[float, Field(gt=0)]
+
+Arguments = dict[str, Any]
 
 ClassPathValue = Annotated[Any, BeforeValidator(_class_path), WithJsonSchema(_CLASS_PATH)]
 
-Names = Annotated[list[str], BeforeValidator(_names), WithJsonSchema(_NAMES)]
+Names = Annotated[list[str], BeforeValidator(_each_once), BeforeValidator(_as_list), WithJsonSchema(_NAMES)]
 
-Tags = Annotated[list[str], BeforeValidator(_tags), WithJsonSchema(_TAGS)]
+Tags = Annotated[list[str], BeforeValidator(_as_list), WithJsonSchema(_TAGS)]
 
-Intervals = Annotated[
-    int | str | list[int | str] | None, BeforeValidator(_intervals), WithJsonSchema(_list_of(_INTERVAL))
-]
+_Interval = Count | Annotated[str, Field(pattern=rf"^[0-9]+( ({'|'.join(UNITS)})s?)?$")]
+
+_OrStart = _Interval | Literal["start"]
+
+_OF_INTERVALS = Field(title="interval, list of intervals or null")
+
+Intervals = Annotated[_Interval | list[_Interval] | None, BeforeValidator(_intervals), _OF_INTERVALS]
 
 ValidIntervals = Annotated[
-    int | str | list[int | str] | None,
-    BeforeValidator(_valid_intervals),
-    WithJsonSchema(_list_of({"anyOf": [*_INTERVAL["anyOf"], {"const": START}]})),
+    _OrStart | list[_OrStart] | None, BeforeValidator(lambda value: _intervals(value, starts=True)), _OF_INTERVALS
 ]
 
-Duration = Annotated[str, BeforeValidator(_duration), WithJsonSchema({"type": "string", "pattern": f"^{_DURATION}$"})]
+Duration = Annotated[str, Field(pattern=f"^{_DURATION}$"), BeforeValidator(_duration)]
 
-Steps = Annotated[int, Field(gt=0), BeforeValidator(_steps), WithJsonSchema(_STEPS)]
+Steps = Annotated[Count, BeforeValidator(_steps), WithJsonSchema(_STEPS)]
 
 # A file or folder is called so: file systems take 255 bytes, and more is added to it.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=200)]
 
 Device = Annotated[
-    str, BeforeValidator(_device), WithJsonSchema({"title": "auto, cpu, gpu, cuda or cuda:N", **_DEVICE})
+    Literal["auto", "cpu", "gpu", "cuda"] | Annotated[str, Field(pattern="^cuda:[0-9]+$")],
+    BeforeValidator(_device),
+    Field(title="auto, cpu, gpu, cuda or cuda:N"),
 ]
 
 RunnerKind = Annotated[Literal["train", "infer"], BeforeValidator(_runner_class), WithJsonSchema(_KIND)]
@@ -213,18 +201,10 @@ StartMethod = Literal["fork", "spawn", "forkserver"]
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
-Count = Annotated[int, Field(gt=0)]
-
-Patience = Annotated[int, Field(ge=0)]
-
-Norm = Annotated[float, Field(gt=0)]
-
-Arguments = dict[str, Any]
-
 # Name -> ``{class, args}``.
-NamedClasses = Annotated[dict[str, dict[str, Any]], WithJsonSchema({"type": "object", "additionalProperties": _CLASS})]
+NamedClasses = Annotated[dict[str, dict[str, Any]], WithJsonSchema(_CLASSES)]
 
-HyperParameters = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "properties": {"optimizer": _OPTIMIZER}})]
+HyperParameters = Annotated[dict[str, Any], WithJsonSchema({**_MAPPING, "properties": {"optimizer": _OPTIMIZERS}})]
 
 # What is not known here is told by the check, which knows where each key was written.
 _INNER = ConfigDict(extra="allow", strict=True, title="mapping", json_schema_extra={"additionalProperties": False})
@@ -234,9 +214,7 @@ class BestSettings(BaseModel):
     """Which checkpoint is the best: the one whose ``metric`` is the smallest or the largest."""
 
     model_config = _INNER
-    metric: str = Field(
-        description="`valid_loss`, or `valid_` and a metric of the phase; `test/loss` of one of several datasets"
-    )
+    metric: str = Field(description="`valid_loss` or `valid_<metric>`; `test/loss` of one of several datasets")
     mode: Literal["min", "max"] = Field(description="whether the smallest or the largest is the best")
     count: int = Field(1, gt=0, description="how many are kept")
 
@@ -246,9 +224,7 @@ class RunSettings(BaseModel):
 
     model_config = _INNER
     run: str = Field(description="its run directory")
-    which: Literal["best", "last"] | Patience = Field(
-        "best", description="best, last, or the iteration of a checkpoint"
-    )
+    which: Literal["best", "last"] | Patience = Field("best", description="best, last, or the checkpoint's iteration")
     runner: str | None = Field(None, description="which of its train runners; null is the last one that has saved")
 
 
@@ -299,21 +275,12 @@ _PLUGIN = {"title": "plugin", "anyOf": [_STRING, PluginSettings.model_json_schem
 # What the long form has is validated where the plugins are looked up.
 PluginValue = Annotated[str | type | dict[str, Any], WithJsonSchema(_PLUGIN)]
 
-# Written out in the schema of their section.
-Best = Annotated[BestSettings, WithJsonSchema(BestSettings.model_json_schema())]
-
 # A tag names what an error is of; pydantic would report those of both.
 InitialWeights = Annotated[
     Annotated[str, Tag("path")] | Annotated[RunSettings, Tag("mapping")],
     Discriminator(lambda value: "mapping" if isinstance(value, dict) else "path"),
     WithJsonSchema({"title": "string or mapping", "anyOf": [_STRING, RunSettings.model_json_schema()]}),
 ]
-
-Predictions = Annotated[PredictionSettings, WithJsonSchema(PredictionSettings.model_json_schema())]
-
-UpdaterValue = Annotated[UpdaterSettings, WithJsonSchema(UpdaterSettings.model_json_schema())]
-
-SamplerValue = Annotated[SamplerSettings, WithJsonSchema(SamplerSettings.model_json_schema())]
 
 
 def _stage(name: str) -> Any:
@@ -358,8 +325,8 @@ class DatasetSchema(_Section):
     drop_last: bool = Field(False, description="leave out the last batch if it is short")
     whole_batches: bool = Field(False, description="the dataset's `__getitems__` returns a batch; nothing collates it")
     resume: Literal["reread"] | None = Field(None, description="reread: a stream is read again up to the place")
-    sampler: SamplerValue | None = Field(None, description="{class_path, args}: decides the order of the samples")
-    batch_sampler: SamplerValue | None = Field(None, description="{class_path, args}: decides the batches")
+    sampler: SamplerSettings | None = Field(None, description="{class_path, args}: decides the order of the samples")
+    batch_sampler: SamplerSettings | None = Field(None, description="{class_path, args}: decides the batches")
     num_workers: int = Field(0, ge=0, description="processes that load data; 0 loads in this one")
     multiprocessing_context: StartMethod | None = Field(None, description="how workers start; null leaves it to Python")
     timeout: float | None = Field(None, ge=0, description="seconds to wait for a worker's batch; null or 0: forever")
@@ -380,16 +347,11 @@ class PhaseSchema(_Section):
     model_args: Arguments = Field({}, description="keyword arguments of the model, over those from hyper_parameters")
     modules: NamedClasses = Field({}, description="name -> {class, args}, built and given to the Brain as `modules`")
     model_of: str | None = Field(None, description="a phase whose model and optimizers this trains; no `model` then")
-    loss: ClassPathValue | None = Field(
-        None, description="(predictions, target) -> scalar; or `model`: the one that it returns; a Brain brings its own"
-    )
+    loss: ClassPathValue | None = Field(None, description="(predictions, target) -> scalar; `model`: what it returns")
     metrics: NamedClasses = Field({}, description="name -> {class, args}")
     train_metrics: NamedClasses = Field({}, description="name -> {class, args}: of the training batches of an epoch")
-    optim_schedulers: NamedClasses = Field(
-        default_factory=dict,
-        description="name -> {class, args}; without them, hyper_parameters.optimizer at a constant rate",
-    )
-    updater: UpdaterValue | None = Field(None, description="{class_path, args}: trains on one batch; null is the Brain")
+    optim_schedulers: NamedClasses = Field({}, description="name -> {class, args}; {}: hyper_parameters.optimizer")
+    updater: UpdaterSettings | None = Field(None, description="{class_path, args}: trains on a batch; null: the Brain")
     dataset_name: str | None = Field(None, description="the data that is trained on")
     valid_dataset_name: Names | None = Field(None, description="evaluated each `valid_interval`, and by infer runners")
 
@@ -413,26 +375,18 @@ class RunnerSchema(_Section):
     precision: Precision = Field("fp32", description="for training: fp32, bf16, or fp16 on a GPU; weights stay fp32")
     eval_precision: Precision = Field("fp32", description="precision of validation and evaluation")
     epochs: int | None = Field(None, gt=0, description="passes over all phases; with max_steps, whichever comes first")
-    max_steps: Steps | None = Field(
-        None, description="iterations over all phases; `100 update` is `optimizer_step_limit: 100`"
-    )
+    max_steps: Steps | None = Field(None, description="iterations over all phases, or updates as in `100 update`")
     optimizer_step_limit: Count | None = Field(None, description="updates after which training ends")
-    max_time: Duration | None = Field(
-        None,
-        description="time in the runner stage, such as `2 hour`, after which training ends; over all resumed parts",
-    )
+    max_time: Duration | None = Field(None, description="`2 hour`: training ends after it, resumed parts included")
     print_interval: int | None = Field(50, gt=0, description="iterations between two reports; null for none")
     valid_interval: ValidIntervals = Field(
         "1 epoch", description="how often to validate, at the end too; `start`: before the first step; null never"
     )
     save_interval: Intervals = Field("1 epoch", description="how often to save, at the end too; null only at the end")
     keep_last: int | None = Field(
-        3,
-        ge=2,
-        description="newest checkpoints kept, beside the best; null keeps all, as does the default where an infer runner "
-        "evaluates each, by `init_model_path: {run_dir}/<runner>`",
+        3, ge=2, description="newest kept, beside the best; null is all, the default if an infer runner evaluates all"
     )
-    keep_best: Best | None = Field(None, description="the best to keep: {metric: valid_loss, mode: min, count: 1}")
+    keep_best: BestSettings | None = Field(None, description="the best: {metric: valid_loss, mode: min, count: 1}")
     on_save_error: Literal["error", "warn"] = Field(
         "error", description="if the storage refuses a save: error ends the run, warn continues, except at the end"
     )
@@ -442,22 +396,15 @@ class RunnerSchema(_Section):
     save_inference_interval: Intervals = Field(
         None, description="how often to save the weights alone, at the end too; a bare number means epochs; null never"
     )
-    save_inference_path: str | None = Field(
-        None, description="where these weights go, likewise; null is `inference` in the runner's folder"
-    )
+    save_inference_path: str | None = Field(None, description="where these go, likewise; null is `<runner>/inference`")
     save_inference_export: bool = Field(False, description="and the model, or a Brain's modules, by torch.export")
     init_model_path: InitialWeights | None = Field(
-        None,
-        description="first weights: checkpoint, folder, run, file, {run, which}, or `best` or `last` of the runner before",
+        None, description="first weights: checkpoint, run, file, {run, which}; `best` or `last` of the runner before"
     )
-    init_modules: Names | None = Field(
-        None, description="its modules to load, or patterns such as `*.bias`; null is all, which then have to fit"
-    )
-    rename: dict[str, str] | None = Field(
-        None, description="prefixes of the names in that file -> what takes their place: {'module.': ''}, in this order"
-    )
+    init_modules: Names | None = Field(None, description="modules to load, or patterns; null is all, which have to fit")
+    rename: dict[str, str] | None = Field(None, description="prefix in that file -> another, in order: {'module.': ''}")
     freeze: Names | None = Field(None, description="modules, or patterns, that are not trained")
-    predictions: Predictions | None = Field(None, description="what an infer runner writes: {format, path, from}")
+    predictions: PredictionSettings | None = Field(None, description="of an infer runner: {format, path, from}")
     seed: int | None = Field(0, ge=0, lt=2**32, description="seed of weights and order of data; null is chance")
     deterministic: bool = Field(False, description="use only deterministic operations; any other is an error")
     threads: int | None = Field(None, gt=0, le=1024, description="torch's threads on the CPU; null leaves it to torch")
@@ -470,9 +417,7 @@ class RunnerSchema(_Section):
     compile_module_keys: Names | None = Field(None, description="names of the modules to compile; null is all")
     compile_mode: CompileMode = Field("default", description="torch.compile's mode")
     compile_using_fullgraph: bool = Field(False, description="torch.compile's fullgraph: a graph break is an error")
-    compile_using_dynamic_shape_tracing: bool | None = Field(
-        None, description="torch.compile's dynamic; null leaves it to torch"
-    )
+    compile_using_dynamic_shape_tracing: bool | None = Field(None, description="torch.compile's dynamic; null: its own")
     jit: bool = Field(False, description="torch.jit.script the modules")
     jit_module_keys: Names | None = Field(None, description="names of the modules to script; null is all")
     limit_batches: int | None = Field(None, gt=0, description="batches after which each pass ends")

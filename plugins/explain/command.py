@@ -128,7 +128,7 @@ def _in_words(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return " or ".join(", ".join(schema["enum"]).rsplit(", ", 1))
     kind = {"object": "mapping", "array": "list", "boolean": "true or false"}.get(schema["type"], schema["type"])
-    if "items" in schema and "$ref" not in schema["items"]:
+    if "items" in schema and "properties" not in schema["items"]:
         kind += f" of {_in_words(schema['items'])}s"
     words = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "below"}
     return " ".join([kind, *(f"{word} {schema[bound]}" for bound, word in words.items() if bound in schema)])

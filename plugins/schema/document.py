@@ -78,7 +78,9 @@ def _or_reference(schema: dict[str, Any]) -> dict[str, Any]:
     """The same, but for a value, and each within it, a reference may stand."""
     notes = {key: value for key, value in schema.items() if key in {"description", "default"}}
     choices = [_open(choice) for choice in _choices(schema)]
-    if not any(choice.get("type") == "string" and not {"pattern", "enum"} & choice.keys() for choice in choices):
+    if not any(
+        choice.get("type") == "string" and not {"pattern", "enum", "const"} & choice.keys() for choice in choices
+    ):
         choices.append(_REFERENCE)
     return {**notes, **choices[0]} if len(choices) == 1 else {**notes, "anyOf": choices}
 

@@ -16,6 +16,17 @@ class _Untitled(GenerateJsonSchema):
 
 
 def properties(model: type[BaseModel]) -> dict[str, Any]:
-    """Key -> its JSON Schema, for a section."""
-    known: dict[str, Any] = model.model_json_schema(schema_generator=_Untitled)["properties"]
+    """Key -> its JSON Schema, for a section; what a key holds is written out in it."""
+    whole = model.model_json_schema(schema_generator=_Untitled)
+    known: dict[str, Any] = _written_out(whole["properties"], whole.get("$defs", {}))
     return known
+
+
+def _written_out(schema: Any, definitions: dict[str, Any]) -> Any:
+    if isinstance(schema, list):
+        return [_written_out(part, definitions) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    name = schema.get("$ref", "").rpartition("/")[2]
+    whole = {**definitions[name], **schema} if name else schema
+    return {key: _written_out(part, definitions) for key, part in whole.items() if key != "$ref"}

@@ -43,7 +43,7 @@ def test_a_key_is_explained_whole(pipeline: Call, linear: Path, monkeypatch: pyt
         "runner.train_runner.max_steps",
         "  type     integer above 0, or string, or null",
         "  default  null",
-        "  means    iterations over all phases; `100 update` is `optimizer_step_limit: 100`",
+        "  means    iterations over all phases, or updates as in `100 update`",
         "  same as  max_iteration",
         "  value    null",
         "  set by   default",
