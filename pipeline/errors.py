@@ -172,8 +172,7 @@ class StorageError(PipelineError):
 
 def printable(text: object, keep: str = "") -> str:
     """A text with its control characters escaped, but for some: a name in a file of others must not write to a terminal."""
-    shown = (part if part.isprintable() or part in keep else ascii(part)[1:-1] for part in str(text))
-    return "".join(shown)
+    return "".join(part if part.isprintable() or part in keep else ascii(part)[1:-1] for part in str(text))
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:

@@ -67,8 +67,7 @@ def parse(
     last, colon, attribute = last.partition(":")
     path = folders + slash + last
     if path.endswith(".py") or slash:
-        class_path = _parse_file(text, path, attribute if colon else name, folder, workspace)
-        return class_path if colon else replace(class_path, implied=True)
+        return replace(_parse_file(text, path, attribute if colon else name, folder, workspace), implied=not colon)
     if not colon:
         path, _, attribute = path.rpartition(".")
     path = path or module
@@ -140,12 +139,11 @@ def define(path: ClassPath) -> source.Definition | None:
         raise ClassPathError(no_module(path.text, path.module))
     try:
         module = source.read(path.module)
+        definition = source.define(module, path.name) if module else None
     except SyntaxError as error:
         raise ClassPathError(f"'{path.text}': {no_python(error, str(path.file or path.module))}", error) from error
     except OSError as error:
         raise ClassPathError(f"'{path.text}': {error.filename}: {error.strerror}; make it readable") from error
-    try:
-        definition = source.define(module, path.name) if module else None
     except source.NotDefinedError as error:
         raise ClassPathError(_no_name(path, module, error.args[0])) from error
     if module and path.implied and (heirs := source.heirs(module, path.name)):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pipeline.errors import one_of
 from pipeline.user_code import source
@@ -24,11 +24,8 @@ _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
 }
 # Type -> how it is described, and of what types its values may be in a config.
 
-_TYPING = {"List": "list", "Dict": "dict"}
 
-
-@dataclass(frozen=True)
-class Annotation:
+class Annotation(NamedTuple):
     """The annotation of a parameter.
 
     Attributes:
@@ -109,7 +106,7 @@ def _name(node: ast.expr, module: source.Module) -> str:
     name = ast.unparse(node).removeprefix("typing.")
     binding = module.bindings.get(name)
     known = not module.stars if binding is None else isinstance(binding, ast.ImportFrom) and binding.module == "typing"
-    return _TYPING.get(name, name) if known else ""
+    return {"List": "list", "Dict": "dict"}.get(name, name) if known else ""
 
 
 @dataclass(frozen=True)
@@ -166,10 +163,8 @@ def ancestry(definition: source.Definition, below: Sequence[source.Definition] =
         return [definition], False
     orders = list[list[source.Definition]]()
     complete = not (node.decorator_list or node.keywords)
-    for base in node.bases:
-        name = source.base_name(base)
-        if _adds_nothing(definition.module, name):
-            continue
+    names = [name for name in map(source.base_name, node.bases) if not _adds_nothing(definition.module, name)]
+    for name in names:
         parent = source.find(definition.module, name)
         if parent is None or not isinstance(parent.node, ast.ClassDef) or parent in (*below, definition):
             complete = False
@@ -177,8 +172,7 @@ def ancestry(definition: source.Definition, below: Sequence[source.Definition] =
         above, whole = ancestry(parent, (*below, definition))
         complete = complete and whole
         orders.append(above)
-    parents = [order[0] for order in orders]
-    return [definition, *_merge_orders([*orders, parents])], complete
+    return [definition, *_merge_orders([*orders, [order[0] for order in orders]])], complete
 
 
 # The bases of a class, and whether all of them are known.
@@ -206,9 +200,8 @@ def _adds_nothing(module: source.Module, name: str) -> bool:
 def is_subclass(definition: source.Definition, base: str) -> bool | None:
     """Whether a class derives from ``module:Name``; None: unknown, as for a function."""
     above, complete = ancestry(definition)
-    if any(f"{cls.module.name}:{cls.name}" == base for cls in above):
-        return True
-    return False if complete else None
+    derives = any(f"{cls.module.name}:{cls.name}" == base for cls in above)
+    return derives or (False if complete else None)
 
 
 def methods(definition: source.Definition) -> dict[str, source.FunctionNode]:
@@ -256,8 +249,6 @@ def own_declaration(definition: source.Definition, attribute: str) -> tuple[str,
     return ()
 
 
-_KINDS = ("property", "staticmethod", "classmethod")
-
 # Decorators that leave a method as it is.
 _MARKS = {"abstractmethod", "wraps", "override", "final", "hookimpl", "no_grad", "inference_mode", "enable_grad"}
 
@@ -267,7 +258,7 @@ def decoration(node: source.FunctionNode) -> str:
     names = [ast.unparse(decorator).partition("(")[0].rpartition(".")[2] for decorator in node.decorator_list]
     kinds = ["property" if name == "cached_property" else name for name in names if name not in _MARKS]
     is_plain = bool(kinds) and "." not in ast.unparse(node.decorator_list[-1]).replace("functools.", "")
-    if len(kinds) == 1 and kinds[0] in _KINDS and is_plain:
+    if len(kinds) == 1 and kinds[0] in {"property", "staticmethod", "classmethod"} and is_plain:
         return kinds[0]
     return "?" if kinds else ""
 
@@ -316,10 +307,8 @@ def count_positional(arguments: ast.arguments) -> int:
 def takes(arguments: ast.arguments, count: int) -> bool:
     """Whether a function can be called with so many arguments, by position."""
     positional = count_positional(arguments)
-    required = positional - len(arguments.defaults)
-    if any(default is None for default in arguments.kw_defaults):
-        return False
-    return required <= count and (positional >= count or arguments.vararg is not None)
+    fits = positional - len(arguments.defaults) <= count and (positional >= count or arguments.vararg is not None)
+    return fits and None not in arguments.kw_defaults
 
 
 def parameters(definition: source.Definition) -> Parameters | None:

@@ -120,8 +120,7 @@ def _missing_key(stage: PipelineStage, method: str, attribute: str, context: Con
     """The first key that is missing of those that the stage declares, or a base whose method it certainly calls."""
     for owner in (stage, *type(stage).__mro__):
         if attribute in vars(owner):
-            written = list(context)
-            return next((key for key in vars(owner)[attribute] if key not in written), None)
+            return next((key for key in vars(owner)[attribute] if key not in list(context)), None)
         if method in vars(owner):
             definition = source.class_definition(owner) if isinstance(owner, type) else None
             if not (definition and calls_super(definition, method)):

@@ -703,11 +703,9 @@ class ContextVisitor(ast.NodeVisitor):
         """The statements of a function; the value is what it returns, one of several."""
         if isinstance(body, ast.Lambda):
             return self.visit(body.body)
-        lazy = source.is_generator(body) or isinstance(body, ast.AsyncFunctionDef)
-        self.sure = self.sure and not lazy
+        self.sure = self.sure and not (source.is_generator(body) or isinstance(body, ast.AsyncFunctionDef))
         if source.is_ours(self.frame.module) and body.name != "__init__":
-            certain = self.sure and not self.flow.unknown
-            self.flow.ours[body.name] = certain or self.flow.ours.get(body.name, False)
+            self.flow.ours[body.name] = (self.sure and not self.flow.unknown) or self.flow.ours.get(body.name, False)
         if self.frame.home and body.name == self.method:
             self.note_declaration(self.frame.home)
         self.block(body.body)

@@ -132,8 +132,7 @@ class _Trial:
         self.root = workspaces.folder_of(self.package)
         self.findings: list[str] = []
         self.modules: dict[str, source.Module | None] = {}
-        self._depth = 0
-        self._called = False
+        self._depth, self._called = 0, False
 
     def _note(self, message: str, unless: re.Pattern[str] | None = None) -> None:
         """Note why it fails; that isn't certain where something stands in a file that would be run, or in the workspace."""
@@ -206,16 +205,14 @@ class _Trial:
 
     def _name(self, place: str, written: str, home: str, name: str) -> None:
         target = self.modules.get(home)
-        if (target is None or target.is_package) and find_spec(f"{home}.{name}"):
+        if find_spec(f"{home}.{name}"):
             if target is None or name not in target.bindings:
                 self.enter(f"{home}.{name}")
-        elif target is None:
-            spec = find_spec(home)
+        elif target is None and (spec := find_spec(home)) and spec.origin is None:
             # A folder; what is compiled cannot be told.
-            if spec and spec.origin is None:
-                dotted = f"{written}{name}" if written.endswith(".") else f"{written}.{name}"
-                self._note(_missing_module(place, dotted, f"{home}.{name}"), _MOVES)
-        elif not _has(target, name):
+            dotted = f"{written}{name}" if written.endswith(".") else f"{written}.{name}"
+            self._note(_missing_module(place, dotted, f"{home}.{name}"), _MOVES)
+        elif target and not _has(target, name):
             # Another module may give it the name.
             outside = re.compile(rf"\.{name}\b\s*[:=]|setattr\(|__dict__|sys\.modules")
             self._note(_undefined_name(place, name, str(target.file), source.names(target)), outside)

@@ -96,8 +96,6 @@ def _faults(methods: Sequence[_Method], who: str, names: Collection[str], rank: 
     return messages
 
 
-GROUP = "pipeline.plugins"
-
 SIDES = ("before", "after")
 
 
@@ -137,7 +135,7 @@ class Plugin:
 @cache
 def installed_plugins() -> dict[str, str]:
     """Plugin name -> class path, for the plugins that installed packages offer (entry-point group ``pipeline.plugins``)."""
-    return {point.name: point.value for point in entry_points(group=GROUP)}
+    return {point.name: point.value for point in entry_points(group="pipeline.plugins")}
 
 
 def prediction_formats() -> dict[str, EntryPoint]:

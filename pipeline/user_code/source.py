@@ -95,7 +95,6 @@ class Module:
     Attributes:
         name: its dotted name.
         file: where it is.
-        is_package: whether it is an ``__init__.py``.
         body: its statements.
         bindings: what each top-level name is bound to; ``ast.Pass`` where that depends on a condition.
         stars: the modules of which it imports every name.
@@ -104,7 +103,6 @@ class Module:
 
     name: str
     file: Path
-    is_package: bool
     body: tuple[ast.stmt, ...] = field(repr=False)
     bindings: dict[str, ast.AST] = field(default_factory=dict, repr=False)
     stars: tuple[str, ...] = field(default=(), repr=False)
@@ -119,7 +117,7 @@ class Module:
         if not node.level:
             return node.module or ""
         package = self.name.split(".")
-        drop = node.level - (1 if self.is_package else 0)
+        drop = node.level - (1 if self.file.stem == "__init__" else 0)
         return ".".join(package[: max(len(package) - drop, 0)] + ([node.module] if node.module else []))
 
 
@@ -142,7 +140,7 @@ class Definition:
 
 
 @lru_cache(maxsize=1024)
-def _parse(name: str, file: Path, is_package: bool, _modified: int) -> Module:
+def _parse(name: str, file: Path, _modified: int) -> Module:
     try:
         with tokenize.open(file) as source:
             text = source.read()
@@ -151,7 +149,7 @@ def _parse(name: str, file: Path, is_package: bool, _modified: int) -> Module:
         raise SyntaxError(str(error)) from error
     except (MemoryError, RecursionError) as error:  # how Python's parser answers to thousands of brackets
         raise SyntaxError("is nested too deeply") from error
-    module, stars = Module(name, file, is_package, tuple(tree.body)), list[str]()
+    module, stars = Module(name, file, tuple(tree.body)), list[str]()
     for statement, sometimes in top_level(tree.body):
         if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
             stars.append(module.absolute(statement))
@@ -195,9 +193,8 @@ def read(name: str) -> Module | None:
     """
     spec = find_spec(name)
     file = Path(spec.origin or "") if spec else Path()
-    if spec is None or file.suffix != ".py" or not file.is_file():  # such as one in a zip file
-        return None
-    return _parse(name, file, spec.submodule_search_locations is not None, file.stat().st_mtime_ns)
+    is_source = file.suffix == ".py" and file.is_file()  # unlike one in a zip file
+    return _parse(name, file, file.stat().st_mtime_ns) if is_source else None
 
 
 def definitions(module: Module) -> list[str]:
@@ -208,10 +205,8 @@ def definitions(module: Module) -> list[str]:
 
 def heirs(module: Module, name: str) -> list[str]:
     """The classes of the file that derive from a name which the file imports."""
-    if not isinstance(module.bindings.get(name), ast.ImportFrom):
-        return []
-    classes = [(own, node) for own, node in module.bindings.items() if isinstance(node, ast.ClassDef)]
-    return [own for own, node in classes if name in map(base_name, node.bases)]
+    own = module.bindings.items() if isinstance(module.bindings.get(name), ast.ImportFrom) else ()
+    return [heir for heir, node in own if isinstance(node, ast.ClassDef) and name in map(base_name, node.bases)]
 
 
 def outer_class(module: Module, name: str) -> str | None:
@@ -254,7 +249,7 @@ def class_definition(cls: type) -> Definition | None:
     """The source of a class at hand, whose module may be a script; None where there is none to read."""
     try:
         file = Path(inspect.getfile(cls))
-        module = _parse(cls.__module__, file, file.stem == "__init__", file.stat().st_mtime_ns)
+        module = _parse(cls.__module__, file, file.stat().st_mtime_ns)
     except (TypeError, OSError, SyntaxError):  # such as a class in a notebook
         return None
     node = module.bindings.get(cls.__qualname__)
@@ -286,7 +281,7 @@ def _find_in_stars(module: Module, name: str, depth: int) -> Definition | None:
         with suppress(NotDefinedError):
             return define(origin, name, depth + 1)
     certain = module.complete and all(origins)
-    if certain and not (module.is_package and find_spec(f"{module.name}.{name.partition('.')[0]}")):
+    if certain and not find_spec(f"{module.name}.{name.partition('.')[0]}"):
         raise NotDefinedError(module)
     return None
 
@@ -350,7 +345,7 @@ def package(name: str) -> str:
 
 def neighbours(module: Module) -> Iterator[Module]:
     """The module and the files from which it imports relatively, as a script does those beside it; and theirs."""
-    files, waiting = {module.file}, [module]
+    waiting = [module]
     for current in waiting:  # which grows
         yield current
         for statement in current.bindings.values():
@@ -359,6 +354,5 @@ def neighbours(module: Module) -> Iterator[Module]:
             if isinstance(statement, ast.ImportFrom) and (statement.level or beside.is_file()):
                 for name in [home, *(f"{home}.{alias.name}" for alias in statement.names)]:
                     neighbour = quiet_read(name)
-                    if neighbour and neighbour.file not in files:
-                        files.add(neighbour.file)
+                    if neighbour and neighbour.file not in [known.file for known in waiting]:
                         waiting.append(neighbour)

@@ -138,10 +138,8 @@ def error_context(address: str) -> Iterator[None]:
     """Add a note to errors of user code in the block: which part of the config they belong to."""
     try:
         yield
-    except PipelineError:
-        raise
     except Exception as error:
         # The blocks of a pass and of its beginning may be of one phase.
-        if address not in getattr(error, "__notes__", ()):
+        if not isinstance(error, PipelineError) and address not in getattr(error, "__notes__", ()):
             error.add_note(address)
         raise

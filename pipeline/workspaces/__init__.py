@@ -40,8 +40,7 @@ def renew() -> list[Path]:
     All modules of such a workspace, as each may hold what it took from another.
     """
     changed = {".".join(name.split(".")[:3]) for name, (file, text) in _IMPORTED.items() if _read(file) != text}
-    folders = map(folder_of, changed)
-    current = [folder for folder in folders if folder and package_name(folder) in changed]
+    current = [folder for folder in map(folder_of, changed) if folder and package_name(folder) in changed]
     for folder in current:
         _COUNTS[folder] = _COUNTS.get(folder, 0) + 1
     return current
