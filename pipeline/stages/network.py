@@ -170,8 +170,7 @@ class Network(NetworkBase):
         what = f"{address}.model: {type(brain).__name__}"
         if ignored := brain._ignored_arguments():
             why = "which would be ignored: in a config the runner and the phase say this"
-            remedy = "remove it from the call of super().__init__"
-            raise ConfigError(f"{what} is made with {', '.join(ignored)}, {why}; {remedy}")
+            raise ConfigError(f"{what} is made with {', '.join(ignored)}, {why}; remove it from super().__init__()")
         if outside := brain._unregistered_modules():
             remedy = f"register it: super().__init__({{'{outside[0]}': …}})"
             why = "outside its modules, where nothing is trained or saved"

@@ -77,11 +77,6 @@ class NonFiniteGuard:
         # Reads one number a window: the price of an optimizer that cannot skip a step on the device.
         return not bad.item()
 
-    def mark_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """Make a gradient infinite if a loss was: a scaler checks gradients alone, which may well be finite."""
-        if self.loss is not None and gradients:
-            gradients[0].div_((1 - self.loss).to(gradients[0].device))
-
     def close(self) -> None:
         """Close the window."""
         if self.loss is not None:

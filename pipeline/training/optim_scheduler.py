@@ -159,7 +159,7 @@ def make_scaler(precision: str, device: torch.device) -> GradScaler | None:
     return GradScaler(device.type) if precision == "fp16" and device.type != "cpu" else None
 
 
-Watcher: TypeAlias = Callable[..., Any]
+Watcher: TypeAlias = Callable[..., Any] | None
 Losses: TypeAlias = dict[str, Tensor]
 
 
@@ -275,10 +275,7 @@ class OptimScheduler(ABC):
         self.losses: Losses | None = None
         self.rate: float | Tensor | None = None
         self.gradient_norm: float | Tensor | None = None
-        self.before_backward: Watcher | None = None
-        self.after_backward: Watcher | None = None
-        self.before_update: Watcher | None = None
-        self.after_update: Watcher | None = None
+        self.before_backward = self.after_backward = self.before_update = self.after_update = cast("Watcher", None)
         names = trainable_parameters(model, updated_modules)
         parameters: list[Any] = list(names.values())
         if groups or remove_vector_weight_decay:
@@ -429,7 +426,9 @@ class OptimScheduler(ABC):
         parameters = [parameter for parameter in self.parameters if parameter.grad is not None]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if self.scaler:
-            self.guard.mark_gradients(gradients)
+            # It checks gradients alone, which may well be finite where a loss is not.
+            if self.guard.loss is not None and gradients:
+                gradients[0].div_((1 - self.guard.loss).to(gradients[0].device))
             self.scaler.unscale_(self.optimizer)
         if gradients and (self.weighted or self.accum_grad > 1):
             torch._foreach_div_(gradients, float(self.samples))
@@ -475,20 +474,16 @@ class OptimScheduler(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer, scaler and the position in the schedule. The caller keeps the gradients of an open window."""
+        counts = {"real_step": self.real_step, "batches": self.batches, "samples": self.samples}
+        numbers = {"rate": self.rate, "gradient_norm": self.gradient_norm}
+        read = {name: None if number is None else float(number) for name, number in numbers.items()}
         return {
             "optimizer": optimizer_state_of(self.optimizer, self.configured),
             "groups": self._names_of_groups(),
             "scaler": self.scaler.state_dict() if self.scaler else None,
             "accum_grad": self.accum_grad,
             "configured_accum_grad": self.configured_accum_grad,
-            "window": {
-                "real_step": self.real_step,
-                "batches": self.batches,
-                "samples": self.samples,
-                "discards": self.discards or bool(self.guard.loss),
-                "rate": None if self.rate is None else float(self.rate),
-                "gradient_norm": None if self.gradient_norm is None else float(self.gradient_norm),
-            },
+            "window": {**counts, "discards": self.discards or bool(self.guard.loss), **read},
             "schedule": self.schedule_state(),
         }
 
@@ -502,8 +497,7 @@ class OptimScheduler(ABC):
         if [*map(list, state_dict.get("groups", names))] != names:
             # Torch would give the moments to other parameters: it keeps them by number.
             what = "the parameter groups of the optimizer hold other parameters than those of the checkpoint"
-            remedy = "set groups and modules back, or begin a run from its weights with init_model_path"
-            raise CheckpointError(f"{what}; {remedy}")
+            raise CheckpointError(f"{what}; set groups and modules back, or begin anew with init_model_path")
         load_optimizer(self.optimizer, state_dict["optimizer"], self.configured, scheduled=not self.constant)
         if self.scaler and state_dict["scaler"]:
             self.scaler.load_state_dict(state_dict["scaler"])
@@ -515,8 +509,7 @@ class OptimScheduler(ABC):
             self.accum_grad = length
         elif self.batches and length != self.accum_grad:
             what = f"accum_grad: {length} -> {self.accum_grad}: has changed, and a window of accumulation is open"
-            remedy = "set it back until the epoch is over, or resume from a checkpoint between two epochs"
-            raise CheckpointError(f"{what}; {remedy}")
+            raise CheckpointError(f"{what}; set it back until the epoch is over, or resume one between two epochs")
         self.load_schedule_state(state_dict["schedule"])
 
     def schedule_state(self) -> dict[str, Any]:
@@ -677,8 +670,7 @@ def attach_optimizer_hooks(optim_schedulers: Mapping[str, OptimScheduler], conte
 def close_windows(optim_schedulers: Sequence[OptimScheduler], epoch: int) -> bool:
     """Close the windows that are open at the end of a pass; whether a scheduler acted."""
     acted = [scheduler.apply(epoch) for scheduler in optim_schedulers if scheduler.batches]
-    if acted:
-        _update_scalers(optim_schedulers)
+    _update_scalers(optim_schedulers)
     return any(acted)
 
 

@@ -207,20 +207,17 @@ def _name_and_value(word: str, words: list[str]) -> tuple[str, Any]:
     if name in NOT_TAKEN or (name not in NAMES and name.replace("-", "_") in NAMES):
         refuse_unknown(name, _WHERE)
     kind = kind_of(name) if name in NAMES else None
-    if kind is bool and not equals:
+    if not equals and kind is bool:
         return name, True
-    if kind is list and not equals:
+    if not equals and kind is list:
         values = list(takewhile(lambda word: not word.startswith("--"), words))
         del words[: len(values)]
         return name, values
-    if not equals:
-        if not words or words[0].startswith("--"):
-            remedy = f"write --{name} VALUE" if kind else f"write --{name} VALUE, or --{name}=true for a truth value"
-            raise ConfigError(f"{_WHERE}: --{name} has no value; {remedy}")
-        text = words.pop(0)
-    if kind is None:
-        return name, text
-    value = _plain(text)
+    if not equals and (not words or words[0].startswith("--")):
+        remedy = f"write --{name} VALUE" if kind else f"write --{name} VALUE, or --{name}=true for a truth value"
+        raise ConfigError(f"{_WHERE}: --{name} has no value; {remedy}")
+    text = text if equals else words.pop(0)
+    value = _plain(text) if kind else text
     return name, [value] if kind is list and isinstance(value, str) else value
 
 

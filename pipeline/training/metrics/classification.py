@@ -10,23 +10,12 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError, one_of
-from pipeline.training.metrics.base import (
-    CLASSES,
-    LABELS,
-    MeanMetric,
-    SumMetric,
-    flat_classes,
-    flat_pairs,
-    no_labels,
-    outside,
-    tensor,
-    wide,
-)
+from pipeline.training.metrics import base
 
 Average = Literal["macro", "micro", "binary"]
 
 
-class Confusion(SumMetric):
+class Confusion(base.SumMetric):
     """Counts for each class, and a mean of what a subclass makes of them; nan where a score is nan.
 
     A class that is neither predicted nor in the target is left out of a mean; a number that is 0 / 0 otherwise is 0.
@@ -45,8 +34,8 @@ class Confusion(SumMetric):
     shares: ClassVar[tuple[float, float]]
     mistakes: ClassVar[Mapping[str, str]] = {
         "improbable": "scores outside [0, 1] are no probabilities; for logits write args: {threshold: 0}",
-        "unlabelled": LABELS,
-        "strangers": CLASSES,
+        "unlabelled": base.LABELS,
+        "strangers": base.CLASSES,
     }
 
     def __init__(self, average: Average | None = None, threshold: float | None = None) -> None:
@@ -61,11 +50,11 @@ class Confusion(SumMetric):
         if not isinstance(predictions, Tensor) or predictions.shape[1:].numel() != 1:
             self._update_classes(predictions, target)
             return
-        pairs = "scores [batch] with labels [batch]"
-        scores, labels = flat_pairs(self, predictions, target, pairs, "return one score per sample, or one per class")
-        self.add(unlabelled=no_labels(labels))
+        pairs, remedy = "scores [batch] with labels [batch]", "return one score per sample, or one per class"
+        scores, labels = base.flat_pairs(self, predictions, target, pairs, remedy)
+        self.add(unlabelled=base.no_labels(labels))
         if self.threshold is None:
-            self.add(improbable=outside(scores, 0, 1))
+            self.add(improbable=base.outside(scores, 0, 1))
         positive = scores > (0.5 if self.threshold is None else self.threshold)
         self._count(positive.long(), (labels == 1).long(), 2, scores.isnan())
 
@@ -86,11 +75,11 @@ class Confusion(SumMetric):
         return float((both / (of_predicted * predicted + of_actual * actual)).nan_to_num().mean())
 
     def _update_classes(self, predictions: Any, target: Any) -> None:
-        scores, classes = flat_classes(self, predictions, target, "classes", "return one score per class")
+        scores, classes = base.flat_classes(self, predictions, target, "classes", "return one score per class")
         size = scores.shape[-1]
         if self.average == "binary" and size != 2:
             raise DataError(f"{type(self).__name__}: average is binary, of {size} classes; write macro or micro")
-        self.add(strangers=outside(classes, 0, size - 1))
+        self.add(strangers=base.outside(classes, 0, size - 1))
         # An index that is no class would end a process that uses a GPU.
         self._count(scores.argmax(-1), classes.clamp(0, size - 1), size, scores.isnan())
 
@@ -126,7 +115,7 @@ class F1(Confusion):
     shares = (0.5, 0.5)
 
 
-class RecallAtK(MeanMetric):
+class RecallAtK(base.MeanMetric):
     """The share of a sample's relevant items that are among its k best scored; the mean over samples, from 0 to 1.
 
     Items of the same score share the places among the k that are left for them: a model that scores all items alike has
@@ -136,7 +125,7 @@ class RecallAtK(MeanMetric):
         k: how many items are looked at.
     """
 
-    mistakes: ClassVar[Mapping[str, str]] = {"strangers": CLASSES, "unlabelled": LABELS}
+    mistakes: ClassVar[Mapping[str, str]] = {"strangers": base.CLASSES, "unlabelled": base.LABELS}
 
     def __init__(self, k: int) -> None:
         super().__init__()
@@ -146,12 +135,12 @@ class RecallAtK(MeanMetric):
 
     def update(self, predictions: Tensor, target: Tensor) -> None:
         """Scores [batch, items] of any scale; the relevant item [batch], from 0, or labels [batch, items], 1 for relevant."""
-        scores, relevant = self._read(tensor(self, predictions), tensor(self, target))
+        scores, relevant = self._read(base.tensor(self, predictions), base.tensor(self, target))
         if self.k > scores.shape[-1]:
             raise DataError(f"RecallAtK: k is {self.k}, and a sample has {scores.shape[-1]} scores; lower k")
         last = scores.topk(self.k).values[:, -1:]
         above, level = scores > last, scores == last
-        remaining = (self.k - above.sum(-1)).to(wide(scores.device))
+        remaining = (self.k - above.sum(-1)).to(base.wide(scores.device))
         hits = (above & relevant).sum(-1) + (level & relevant).sum(-1) * remaining / level.sum(-1)
         count = relevant.sum(-1)
         recall = (hits / count.clamp(min=1)).masked_fill(scores.isnan().any(-1), math.nan)
@@ -160,9 +149,9 @@ class RecallAtK(MeanMetric):
     def _read(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Scores, and whether each is of a relevant item, both [samples, items]."""
         if scores.dim() > 1 and scores.shape == target.shape:
-            self.add(unlabelled=no_labels(target))
+            self.add(unlabelled=base.no_labels(target))
             return scores.flatten(0, -2), target.flatten(0, -2) == 1
         remedy = "return one score per item, and the item or a label for each of them"
-        scores, items = flat_classes(self, scores, target, "items", remedy)
-        self.add(strangers=outside(items, 0, scores.shape[-1] - 1))
+        scores, items = base.flat_classes(self, scores, target, "items", remedy)
+        self.add(strangers=base.outside(items, 0, scores.shape[-1] - 1))
         return scores, items[:, None] == torch.arange(scores.shape[-1], device=items.device)
