@@ -14,9 +14,9 @@ from pathlib import Path
 from pipeline.check.data_flow import DataFlow, FlowCheck, default_path, flow_of_plugin, is_untouched, runs_in_order
 from pipeline.check.hooks import definition_of, faults_of_hooks
 from pipeline.check.hyper_parameters import HyperParameterCheck
-from pipeline.check.inspection import Inspection, Setting
+from pipeline.check.inspection import Inspection, Setting, kind
 from pipeline.check.phase import PhaseCheck
-from pipeline.check.runner import check_runner, experiment_of, kind, missing_checkpoint
+from pipeline.check.runner import check_runner, experiment_of, missing_checkpoint
 from pipeline.check.stage import check_arguments, method_faults, stage_faults, stage_notes, swap_report
 from pipeline.config.load import Config, ConfigBuilder, Source
 from pipeline.config.yaml_tree import DEFAULT, Node, refusal, resolve_path
@@ -85,17 +85,17 @@ def inspect(
     runners = _runners(inspection)
     _check_folders(inspection, runners)
     flows: dict[str, DataFlow] = {}
-    is_open = False
+    is_open = not in_order
     # Another class than infer is a misspelt one.
     train_runners: dict[str, Setting] = {}
     for name, runner in runners.items():
         flows[name], open_here = _check_runner(runner, [flow for _, flow in plugins], train_runners, in_order=in_order)
-        is_open = is_open or open_here
+        is_open |= open_here
         if kind(runner) != "infer":
             train_runners[name] = runner
         if runner.node and not resumes and (message := missing_checkpoint(runner.node)):
             runner.fault_at("init_model_path", message)
-    if in_order and not is_open:
+    if not is_open:
         inspection.faults += faults_of_hooks(plugins, list(flows.values()))
     certain = sound and in_order and not isinstance(config, Mapping)
     suspects = HyperParameterCheck(inspection, builder.used).all(certain=certain)
@@ -147,11 +147,9 @@ def _wrong_folder(text: str) -> str:
         if error.errno in {errno.EINVAL, errno.ENAMETOOLONG}:
             return f"'{text}' can be no folder: {error.strerror}; check the path"
     path = os.path.abspath(text.replace("{run_dir}", ""))
-    if refused := refusal(path):
-        return refused
     file = next((str(above) for above in (Path(path), *Path(path).parents) if os.path.isfile(above)), None)
     where = "is a file" if file == path else f"lies below {file}, which is a file"
-    return f"'{text}' {where}; name a folder" if file else ""
+    return refusal(path) or (f"'{text}' {where}; name a folder" if file else "")
 
 
 def _check_runner(
@@ -175,14 +173,13 @@ def _check_runner(
     trainer_class = trainer.find_class("Trainer", uncalled.TRAINER) if trainer.is_written else None
     for message in uncalled.uncalled_faults(trainer_class, uncalled.TRAINER, uncalled.TRAINER_REMEDIES):
         trainer.fault(message)
-    classes_of = [(stage, definition) for stage, definition in definitions.items() if definition]
-    default = {stage for stage, cls in classes_of if classes.is_subclass(cls, default_path(stage))}
+    default = {stage for stage, cls in definitions.items() if cls and classes.is_subclass(cls, default_path(stage))}
     names, phases = runner["phases"], runner.inspection.settings("phase")
     if names.value is not None:
         phases = {name: phases[name] for name in names.references("phase")}
     check_runner(runner, phases, train_runners, default, experiment_of(runner, definitions["runner"]))
     if "network" in default:
-        PhaseCheck(runner, phases, trains=kind(runner) == "train").all()
+        PhaseCheck(runner, phases).all()
     flow_check = FlowCheck(runner, phases)
     facts = {"is_infer": kind(runner) == "infer", "is_fleet": False} if kind(runner) in {"train", "infer"} else {}
     flow = flow_check.flow(definitions, plugins, facts)
@@ -193,8 +190,8 @@ def _check_runner(
         for message in stage_notes(stage_flow) if stage_flow and (stage != "runner" or kind(runner) == "train") else ():
             runner[f"{stage}_class_path"].note(message)
     files = runner.inspection.modules.values() if in_order else None
-    for stage, definition in classes_of:
-        for message in method_faults(definition, stage, files) if not is_untouched(runner.node, stage) else ():
+    for stage, cls in definitions.items():
+        for message in method_faults(cls, stage, files) if cls and not is_untouched(runner.node, stage) else ():
             runner.fault_at(f"{stage}_class_path", message)
     return flow, not in_order or flow_check.is_reached(flow)
 

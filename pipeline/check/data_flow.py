@@ -33,9 +33,6 @@ _TRAINER_ITEMS = {
     "runner": [f".{name}" for name in (*RunnerSchema.model_fields, *dir(RunnerSchema))],
 }
 
-# What the default network writes for each phase.
-_ENTRY = ("model", "brain", "optim_schedulers", "updater")
-
 # Key of the context -> its value, where that is known before anything runs.
 Facts: TypeAlias = Mapping[str, bool]
 
@@ -313,16 +310,15 @@ class DataFlow:
         """The stages that leave an unknown status, or call a misspelt method of the context, each with the message."""
         if any(plugin is None or _steers(plugin) for plugin in self.plugins):
             return
-        for stage in self.stages.values():
-            flow = stage.flow if stage else Flow()
-            for place, name in flow.misnamed.items() if stage else ():
-                if stage and (hint := nearest(name, dir(Context))):
+        for stage in filter(None, self.stages.values()):
+            flow = stage.flow
+            for place, name in flow.misnamed.items():
+                if hint := nearest(name, dir(Context)):
                     yield stage, f"{stage.stage} ({place}) calls context.{name}, which the context does not have{hint}"
-            wrong = sorted(flow.statuses - {*STATUSES, ANY})
-            if stage and wrong and not flow.unknown:
+            for wrong in sorted(flow.statuses - {*STATUSES, ANY})[: 0 if flow.unknown else 1]:
                 places = dict.fromkeys(use.place for use in flow.uses if use.key == "status" and use.action == "write")
-                writes = f"{stage.stage} ({', '.join(places)}) writes context['status'] = '{wrong[0]}'"
-                yield stage, f"{writes}, which is no status{one_of(wrong[0], STATUSES)}"
+                writes = f"{stage.stage} ({', '.join(places)}) writes context['status'] = '{wrong}'"
+                yield stage, f"{writes}, which is no status{one_of(wrong, STATUSES)}"
 
     def _next_stage(self, stage: str, flow: Flow) -> str | None:
         """The stage that certainly comes after one; None if unknown or if there is none."""
@@ -339,8 +335,7 @@ class DataFlow:
         reads = f"{reader.stage} ({use.place}) reads context['{use.key}']"
         for stage in reversed(earlier_stages):
             if use.key in stage.flow.removed_keys():
-                why = f"which {stage.location} removes; leave it there, or write it again"
-                return MissingKey(reader, use, f"{reads}, {why}")
+                return MissingKey(reader, use, f"{reads}, which {stage.location} removes; leave it, or write it again")
         stage_keys = sorted(keys - set(TRAINER_KEYS))
         cause, owner = self._cause(reader, use, stage_keys, earlier_stages)
         written = ", ".join(stage_keys) or "nothing but what the trainer writes"
@@ -360,17 +355,15 @@ class DataFlow:
             return nearest(use.key, [similar]), next(owners, None)
         for stage in self.stages.values():
             if stage and stage is not reader and stage not in earlier_stages and use.key in stage.flow.writes():
-                late = "comes later or not at all: write it before, or read it there"
-                return f". {stage.location} writes it, but {late}", None
+                return f". {stage.location} writes it, but later or not at all: write it before, or read it there", None
         custom_stages = [stage for stage in earlier_stages if stage.custom]
-        for stage in custom_stages:
-            if use.key in stage.default_flow.writes():
-                remedy = stage.super_call(use.key) or "write it there too"
-                return f". {_describe_default(stage)} writes it: {remedy}", stage
-        for stage in custom_stages:
-            if near := _nearest_write(use.key, stage.default_flow.writes()):
-                remedy = f"write context['{use.key}'] in {stage.definition.module.file.name}, or read what there is"
-                return f". {_describe_default(stage)} writes {near}: {remedy}", stage
+        for stage in sorted(custom_stages, key=lambda stage: use.key not in stage.default_flow.writes()):
+            file, near = stage.definition.module.file.name, _nearest_write(use.key, stage.default_flow.writes())
+            remedy = f"{near}: write context['{use.key}'] in {file}, or read what there is"
+            if near == use.key:
+                remedy = f"it: {stage.super_call(use.key) or 'write it there too'}"
+            if near:
+                return f". The default {stage.stage}, which {file} replaces, writes {remedy}", stage
         return "", None
 
     def _missing_item(
@@ -420,12 +413,10 @@ def _is_slip(wrong: str, right: str) -> bool:
     return not one.isdisjoint(other)
 
 
-def _describe_default(stage: StageFlow) -> str:
-    return f"The default {stage.stage}, which {stage.definition.module.file.name} replaces,"
-
-
 def _nearest_write(key: str, keys: Collection[str]) -> str:
-    names = {name: f"model[…]['{name}']" for name in _ENTRY if "model" in keys} | {name: name for name in sorted(keys)}
+    # What the default network writes for each phase.
+    entry = ("model", "brain", "optim_schedulers", "updater") if "model" in keys else ()
+    names = {name: f"model[…]['{name}']" for name in entry} | {name: name for name in sorted(keys)}
     matches = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     return names[matches[0]] if matches else ""
 
@@ -453,14 +444,10 @@ class FlowCheck:
         flows = [*plugins, *(stage.flow for stage in stages.values() if stage)]
         if facts and any(flow is None or set(facts) & set(flow.writes()) for flow in flows):
             return self.flow(definitions, plugins, {})
-        return DataFlow(stages, plugins, self.names(definitions["network"]))
-
-    def names(self, network: source.Definition | None) -> Names:
-        """The names of phases and datasets, where a network stage derives from the default."""
-        if network is None or not classes.is_subclass(network, default_path("network")):
-            return {}
-        phases, datasets = (self.runner.inspection.tree.section(section) for section in ("phase", "dataset"))
-        return {"model": phases, "metrics": phases, "dataset": datasets}
+        tree, network = self.runner.inspection.tree, definitions["network"]
+        names = {"model": tree.section("phase"), "metrics": tree.section("phase"), "dataset": tree.section("dataset")}
+        derives = network is not None and classes.is_subclass(network, default_path("network"))
+        return DataFlow(stages, plugins, names if derives else {})
 
     def stage(self, stage: str, definition: source.Definition | None, facts: Facts) -> StageFlow | None:
         """What a stage does with the context."""
@@ -506,12 +493,10 @@ class FlowCheck:
 
     def is_reached(self, flow: DataFlow) -> bool:
         """Whether a Brain of the workspace may use the context, which the runner stage passes to it."""
-        modules = [stage.definition.module for stage in flow.stages.values() if stage]
-        users = [module for module in modules if not source.is_ours(module)]
-        users += self.runner.inspection.modules.values()
-        files = {near.file for user in users for near in source.neighbours(user)}
-        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
-        return any(re.search(r"\bdef bind\b", text) for text in texts)
+        stages = [stage.definition.module for stage in flow.stages.values() if stage]
+        modules = [*stages, *self.runner.inspection.modules.values()]
+        files = {near.file for user in modules if not source.is_ours(user) for near in source.neighbours(user)}
+        return any(re.search(r"\bdef bind\b", file.read_text("utf-8", "replace")) for file in files)
 
 
 def is_untouched(runner: Node | None, stage: str) -> bool:

@@ -20,12 +20,11 @@ def faults_of_hooks(plugins: Sequence[tuple[Plugin, Flow | None]], flows: Sequen
         plugins: each with what it may do with the context; None where that cannot be told.
         flows: what the stages of each runner do with it.
     """
-    all_flows = [stage and stage.flow for flow in flows for stage in flow.stages.values()]
+    all_flows = [stage.flow if stage else None for flow in flows for stage in flow.stages.values()]
     all_flows += [flow for _, flow in plugins]
-    known_flows = [flow for flow in all_flows if flow and not flow.unknown]
-    if len(known_flows) < len(all_flows):
+    if any(flow is None or flow.unknown for flow in all_flows):
         return []
-    written_keys = {*(key.name for key in KEYS), *(key for flow in known_flows for key in flow.writes())}
+    written_keys = {*(key.name for key in KEYS), *(key for flow in all_flows if flow for key in flow.writes())}
     configured_plugins = [plugin for plugin, _ in plugins if plugin.origin is not DEFAULT]
     return [fault for plugin in configured_plugins for fault in _missing(plugin, written_keys)]
 

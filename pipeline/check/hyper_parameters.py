@@ -53,18 +53,16 @@ class HyperParameterCheck:
         section = self.inspection.tree.child("hyper_parameters")
         names = {name for parameters in self.parameters if parameters for name in parameters.names} | {"optimizer"}
         children = section.children() if section and isinstance(section.value, dict) else ()
-        unread = {name: node for name, node in children if node.origin is not DEFAULT and name not in names}
-        unread = {name: node for name, node in unread.items() if not is_within(f"hyper_parameters.{name}", self.used)}
+        written = {name: node for name, node in children if node.origin is not DEFAULT and name not in names}
+        unread = {name: node for name, node in written.items() if not is_within(f"hyper_parameters.{name}", self.used)}
         files = _user_files(self.inspection.tree, self.inspection.workspace) if unread else []
         words = _words(files)
         unread = {name: node for name, node in unread.items() if name not in words}
         if unread and certain and self.is_default(files):
             words |= _words(_programs(self.inspection))
-            for name, node in unread.items():
-                if self.is_own(node) and name not in words and not words & _WHOLE:
-                    message = f"nobody reads it: no model takes it, and nothing refers to it{self.hint(name)}"
-                    fault = (node.key or node.origin).fault(f"hyper_parameters.{name}", message)
-                    self.inspection.faults.append(fault)
+            for name in (name for name, node in unread.items() if self.is_own(node) and not words & {name, *_WHOLE}):
+                message = f"nobody reads it: no model takes it, and nothing refers to it{self.hint(name)}"
+                self.inspection.setting("hyper_parameters")[name].fault(message, of_key=True)
         return set(unread)
 
     def is_own(self, node: Node) -> bool:
@@ -90,11 +88,10 @@ class HyperParameterCheck:
         """The nearest parameter of a model or of the optimizer; else all of the models'."""
         optimizer = self.quiet.setting("hyper_parameters")["optimizer"]["class"].with_spelling(optimizer_name)
         definition = optimizer.find_class("Optimizer", module=OPTIMIZERS)
-        rates = classes.parameters(definition) if definition else None
-        own = [*(rates.names[1:] if rates else ()), "learning_rate"]
+        own = classes.parameters(definition) if definition else None
         model_parameters = {name: name for parameters in self.parameters if parameters for name in parameters.names}
-        optimizer_parameters = {parameter: f"optimizer.{parameter}" for parameter in own}
-        known = {"optimizer": "optimizer", **optimizer_parameters, **model_parameters}
+        known = {key: f"optimizer.{key}" for key in (*(own.names[1:] if own else ()), "learning_rate")}
+        known |= {"optimizer": "optimizer", **model_parameters}
         matches = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
         return f"; did you mean '{known[matches[0]]}'?" if matches else one_of(name, model_parameters)
 
@@ -102,10 +99,9 @@ class HyperParameterCheck:
 def _is_looked_at(definition: source.Definition, files: Collection[Path]) -> bool:
     """Whether a class cannot use the context, or all its code is in known files."""
     is_class = isinstance(definition.node, source.ClassNode)
-    if is_class and classes.is_subclass(definition, BRAIN) is False and classes.is_subclass(definition, MODULE):
-        return True
     ancestry, complete = classes.ancestry(definition) if is_class else ([definition], True)
-    return complete and all(source.is_ours(base.module) or base.module.file in files for base in ancestry)
+    known = complete and all(source.is_ours(base.module) or base.module.file in files for base in ancestry)
+    return known or (classes.is_subclass(definition, BRAIN) is False and bool(classes.is_subclass(definition, MODULE)))
 
 
 def _is_known(plugin: class_path.ClassPath) -> bool:
@@ -139,9 +135,8 @@ def _words(files: Iterable[Path]) -> set[str]:
 def _user_files(tree: Node, workspace: Path | None) -> list[Path]:
     """The files of user code that the config names, and those that they import relatively."""
     plugins, inspection = tree.child("plugins"), Inspection(tree, workspace, [])
-    values = [node.value for _, node in tree.walk()]
-    values += [name for _, item in (plugins.children() if plugins else ()) for name, _ in item.children()]
-    for value in values:
+    names = (name for _, item in (plugins.children() if plugins else ()) for name, _ in item.children())
+    for value in (*(node.value for _, node in tree.walk()), *names):
         if isinstance(value, str) and re.search(r"\.py(:\w+)?$", value):
             Setting(inspection, "", Node(value, tree.origin), tree.origin).find_class("Any")
     return inspection.files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -228,6 +229,16 @@ def _wrong_class(text: str, definition: source.Definition, base: str) -> str | N
         hint = nearest(abstract_names[0], classes.methods(definition))
         return class_path.missing_methods(text, definition.name, abstract_names) + hint
     return None
+
+
+def kind(runner: Setting) -> str:
+    """``train`` or ``infer``; the schema reports anything else."""
+    return str(runner["class"].value).lower().removeprefix("single_")
+
+
+def place_of(definition: source.Definition, method: str, node: ast.stmt | ast.expr) -> str:
+    """``Runner.run (your_runner.py:14)``."""
+    return f"{definition.name}.{method} ({definition.module.file.name}:{node.lineno})"
 
 
 def names_in(setting: Setting) -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import replace
 
 from pipeline.check.data_flow import is_untouched
-from pipeline.check.inspection import Setting, names_in
+from pipeline.check.inspection import Inspection, Setting, kind, names_in, place_of
 from pipeline.check.optimizer import Metrics, check_optim_scheduler, check_short_form
 from pipeline.config.schema import DEFAULT_PLUGINS, MODEL_LOSS, TARGETS, SamplerSettings, UpdaterSettings
 from pipeline.config.yaml_tree import Node
@@ -46,8 +46,7 @@ def check_model(runner: Setting, phase: Setting) -> None:
 def _check_module(name: str, module: Setting) -> None:
     """One of the modules that the config names, with its arguments."""
     if not name.isidentifier():
-        remedy = "use letters, digits and '_', as in self.modules.encoder"
-        module.fault(f"'{name}' is no name of a module; {remedy}", of_key=True)
+        module.fault(f"'{name}' is no name of a module; use letters, digits and '_', as in 'encoder'", of_key=True)
     path = module.class_of("{class: Linear, args: {in_features: 8, out_features: 1}}")
     definition = path.find_class("Module", module=MODULES)
     if definition and classes.is_subclass(definition, MODULE) is False:
@@ -62,7 +61,7 @@ def _check_uncalled(runner: Setting, phase: Setting, definition: source.Definiti
     callers = [updater.find_class("Updater"), own_runner.find_class("Runner")]
     if any(path.node and not caller for path, caller in zip((updater, own_runner), callers, strict=True)):
         return
-    model, infers = phase["model"], str(runner["class"].value).lower().endswith("infer")
+    model, infers = phase["model"], kind(runner) == "infer"
     remedies = uncalled.BRAIN_REMEDIES if infers else uncalled.CONFIG_REMEDIES
     modules = [*phase.inspection.modules.values(), *(caller.module for caller in callers if caller)]
     definition = source.class_definition(model.value) if isinstance(model.value, type) else definition
@@ -95,8 +94,7 @@ def _check_modules(
     """Check that modules of the config go to a Brain whose constructor takes ``modules``."""
     name, modules = definition.name, phase["modules"]
     if classes.is_subclass(definition, BRAIN) is False:
-        remedy = f"write `class {name}(Brain)`, or remove them"
-        modules.fault(f"are given to a Brain, and {name} is none; {remedy}", of_key=True)
+        modules.fault(f"are for a Brain, and {name} is none; write `class {name}(Brain)`, or remove them", of_key=True)
     elif "modules" not in parameters.names and not parameters.any_name:
         remedy = f"write `def __init__(self, modules)` in {definition.module.file.name}, or remove them"
         modules.fault(f"are given to {name} as `modules`, which it does not take; {remedy}", of_key=True)
@@ -124,12 +122,8 @@ def _check_loss(phase: Setting, definition: source.Definition) -> None:
 
 def _takes_target(definition: source.Definition) -> bool:
     """Whether the forward of a class takes a target, or its source does not say."""
-    member = classes.member(definition, "forward")
-    if not member or not isinstance(member[0], source.FunctionNode):
-        return True
-    arguments = member[0].args
-    names = {own.arg for own in (*arguments.args, *arguments.kwonlyargs)}
-    return bool(arguments.kwarg or names & {*TARGETS})
+    parameters = classes.method_parameters(definition, "forward")
+    return parameters is None or parameters.any_name or not {*TARGETS}.isdisjoint(parameters.names)
 
 
 def _check_brain(runner: Setting, model: Setting, definition: source.Definition) -> None:
@@ -144,9 +138,8 @@ def _check_brain(runner: Setting, model: Setting, definition: source.Definition)
             return
         if constructor and "super" not in text:
             if ".__init__" not in text:
-                place = f"{base.name}.__init__ ({base.module.file.name}:{constructor.lineno})"
                 remedy = "call it first, with the modules: super().__init__({'net': net})"
-                model.fault(f"{place} does not call super().__init__(); {remedy}")
+                model.fault(f"{place_of(base, '__init__', constructor)} does not call super().__init__(); {remedy}")
             return
 
 
@@ -192,21 +185,17 @@ def _returned_keys(function: source.FunctionNode) -> set[str] | None:
     return names if names and all(isinstance(key, ast.Constant) for key in keys) else None
 
 
-def may_report(phases: Collection[Setting]) -> bool:
+def may_report(inspection: Inspection, phases: Iterable[Setting]) -> bool:
     """Whether a validation of these phases may report other numbers than their losses and metrics.
 
     A Brain or a plugin of the user's may, and so may a loss of the user's that gives several.
     """
-    for phase in phases:
-        owner = phase.inspection.settings("phase").get(str(phase["model_of"].value), phase)
-        if is_brain(owner) is not False or not _is_single(owner["loss"]):
-            return True
-        plugins = phase.inspection.setting("plugins").value
-        items = plugins if isinstance(plugins, list) else []
-        names = [name for item in items for name in (item if isinstance(item, dict) else [item])]
-        if any(name not in DEFAULT_PLUGINS for name in names):
-            return True
-    return False
+    plugins, known = inspection.setting("plugins").value, inspection.settings("phase")
+    items = plugins if isinstance(plugins, list) else []
+    names = [name for item in items for name in (item if isinstance(item, dict) else [item])]
+    owners = [known.get(str(phase["model_of"].value), phase) for phase in phases]
+    own = any(is_brain(owner) is not False or not _is_single(owner["loss"]) for owner in owners)
+    return own or any(name not in DEFAULT_PLUGINS for name in names)
 
 
 def _is_single(loss: Setting) -> bool:
@@ -235,15 +224,13 @@ def check_updater(updater: Setting) -> None:
     updater["args"].check_mapping()
     definition = path.find_class("Updater", UPDATER)
     arguments = updater["args"].or_empty(path.origin)
-    if path.node is None or not arguments.is_mapping:  # the schema says so
-        return
-    own_arguments = {}
-    for name, argument in arguments.entries():
-        if name in UPDATER_ARGUMENTS:
-            argument.fault(f"an updater is given '{name}' where its constructor names it; take it out", of_key=True)
-        else:
-            own_arguments[name] = argument.node
-    arguments.with_keys(own_arguments).check_call(definition, path.origin, UPDATER_ARGUMENTS)
+    for name in UPDATER_ARGUMENTS:
+        if path.node and arguments[name].node:
+            message = f"an updater is given '{name}' where its constructor names it; take it out"
+            arguments[name].fault(message, of_key=True)
+    own = {name: argument.node for name, argument in arguments.entries() if name not in UPDATER_ARGUMENTS}
+    if arguments.is_mapping:
+        arguments.with_keys(own).check_call(definition, path.origin, UPDATER_ARGUMENTS)
 
 
 # What the runner calls on a metric.
@@ -276,11 +263,10 @@ class PhaseCheck:
     Args:
         runner: the runner that it is built for.
         phases: name -> phase, those that it runs.
-        trains: whether it is a train runner.
     """
 
-    def __init__(self, runner: Setting, phases: dict[str, Setting], *, trains: bool) -> None:
-        self.runner, self.phases, self.trains = runner, phases, trains
+    def __init__(self, runner: Setting, phases: dict[str, Setting]) -> None:
+        self.runner, self.phases, self.trains = runner, phases, kind(runner) == "train"
 
     def all(self) -> None:
         """Check the phases of the runner, and the optimizer if it trains."""
@@ -320,10 +306,9 @@ class PhaseCheck:
         for key, methods in (("metrics", METRIC), ("train_metrics", TRAIN_METRIC)):
             for name, metric in phase[key].entries():
                 self.metric(name, metric, methods)
-
         runners = phase.inspection.settings("runner").values()
         own = [each for each in runners if each["phases"].value is None or phase.name in names_in(each["phases"])]
-        kinds = {str(runner["class"].value).lower().removeprefix("single_") for runner in own}
+        kinds = {kind(runner) for runner in own}
         if not kinds <= {"train", "infer"} or not all(is_untouched(runner.node, "runner") for runner in own):
             return
         if phase["metrics"].value and "infer" not in kinds and not names_in(phase["valid_dataset_name"]):
@@ -334,15 +319,13 @@ class PhaseCheck:
 
     def sharing(self, phase: Setting) -> None:
         """Check a phase with ``model_of``."""
-        model_of, name = phase["model_of"], phase.name
-        other = model_of.value
+        model_of, other = phase["model_of"], phase["model_of"].value
         if not isinstance(other, str):  # the schema says so
             return
-        if other == name:
+        if other == phase.name:
             model_of.fault(f"'{other}' is this phase itself; name another, or a `model`")
         elif other not in phase.inspection.tree.section("phase"):
-            others = [candidate for candidate in self.phases if candidate != name]
-            model_of.fault(f"there is no phase '{other}'{one_of(other, others)}")
+            model_of.fault(f"there is no phase '{other}'{one_of(other, self.phases.keys() - {phase.name})}")
         elif other not in self.phases:
             remedy = "add it to the runner's `phases`, or name one of those"
             model_of.fault(f"phase '{other}' is not run by runner '{self.runner.name}'; {remedy}")
@@ -350,8 +333,8 @@ class PhaseCheck:
             model_of.fault(f"'{other}' has the model of '{first}'; name '{first}' itself")
         for key in MODEL_KEYS:
             if phase[key].is_written and phase[key].value not in (None, {}):
-                message = f"would be ignored: the model is that of phase '{other}'; remove it, or model_of"
-                phase[key].fault(message, of_key=True)
+                why = f"the model is that of phase '{other}'"
+                phase[key].fault(f"would be ignored: {why}; remove it, or model_of", of_key=True)
 
     def optim_schedulers(self, phase: Setting) -> None:
         """Check the optimizers of a phase; they receive validation numbers from each phase that shares the model."""
@@ -369,7 +352,7 @@ class PhaseCheck:
             return "add valid_dataset_name to the phase"
         if interval.node and interval.value in (None, []):
             return "give the runner a valid_interval"
-        if not is_untouched(self.runner.node, "runner") or may_report(validated):
+        if not is_untouched(self.runner.node, "runner") or may_report(phase.inspection, validated):
             return None
         return set.intersection(*map(reported_names, validated))
 
@@ -418,19 +401,16 @@ def check_dataset(dataset: Setting) -> None:
 def _check_kind(dataset: Setting, definition: source.Definition) -> None:
     """Report keys that the class of a dataset leaves no use for."""
     name, is_stream, whole = definition.name, classes.is_subclass(definition, STREAM), dataset["whole_batches"]
+    bare = any(classes.undefined_methods(definition, ["__getitems__"], base) for base in (DATASET, TABLE))
     if whole.value and is_stream:
         whole.fault("would be ignored: an IterableDataset gives its samples one by one; remove it")
-    elif whole.value and any(
-        classes.undefined_methods(definition, ["__getitems__"], base) for base in (DATASET, TABLE)
-    ):
-        remedy = "define __getitems__(self, indices) to return a batch, or remove it"
-        whole.fault(f"{name} has no __getitems__; {remedy}")
+    elif whole.value and bare:
+        whole.fault(f"{name} has no __getitems__; define __getitems__(self, indices) to return a batch, or remove it")
     if dataset["resume"].value and is_stream is False:
         dataset["resume"].fault("would be ignored: what has indices goes on exactly; remove it")
     for key in ("shuffle", *_ORDER_KEYS) if is_stream else ():
         if dataset[key].value:
-            remedy = "shuffle in the dataset itself"
-            dataset[key].fault(f"needs indices, and {name} is an IterableDataset; {remedy}", of_key=True)
+            dataset[key].fault(f"needs indices, and {name} is an IterableDataset; shuffle in the class", of_key=True)
     if dataset["persistent_workers"].value and (is_stream or classes.member(definition, "set_epoch")):
         why = f"the workers of {name} have to be told the epoch"
         dataset["persistent_workers"].fault(f"is true, but {why}; remove it, so that they are started anew in each")

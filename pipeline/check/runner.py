@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from pipeline.check.data_flow import EXPERIMENT, is_untouched
-from pipeline.check.inspection import Setting, Settings, names_in, plain
+from pipeline.check.inspection import Setting, Settings, kind, names_in, plain
 from pipeline.check.phase import may_report, reported_names
-from pipeline.check.stage import is_experiment
 from pipeline.config.keys import fields
 from pipeline.config.load import BEST, LAST
 from pipeline.config.schema import TRAINING_KEYS, BestSettings, PredictionSettings, RunnerSchema, RunSettings
@@ -71,48 +70,40 @@ def check_runner(
 def _check_debug(runner: Setting) -> None:
     """Check that all runners agree on ``debug``: they share one run directory."""
     if runner["debug"].value is not True:
-        idle = {"debug_persistently": "debug is off; remove it, or set debug: true"}
-        _refuse_idle(runner, idle, runner["debug"])
+        _refuse_idle(runner, ["debug_persistently"], "debug is off; remove it, or set debug: true", runner["debug"])
         return
     runners = runners_of_mode(runner.inspection.tree)
     for key in ("debug", "debug_persistently"):
         off = [name for name, node in runners.items() if plain(node, key) is not True]
         if off and is_set(runner, key):
-            both = "both" if len(runners) == 2 else "all"
             why = "all runners share one run directory, and that of a debug run is temporary"
-            runner[key].fault(f"is on here, and off for {', '.join(off)}; set it for {both}: {why}")
+            runner[key].fault(f"is on here, and off for {', '.join(off)}; set it for all: {why}")
 
 
 def _check_keys(runner: Setting, phases: Settings) -> None:
     """Report keys that the default runner stage would ignore, or cannot obey."""
     trains = kind(runner) == "train"
-    # Only of the defaults themselves it is known what they report and export.
-    whole = all(is_untouched(runner.node, stage) for stage in ("network", "runner"))
-    idle = {"predictions": "a train runner writes no predictions; remove it"}
-    if not trains:
-        idle = dict.fromkeys(TRAINING, "an infer runner makes one pass; remove it")
-        idle["precision"] = "an infer runner computes in eval_precision; set that"
-    _refuse_idle(runner, idle, runner["class"])
+    if trains:
+        _refuse_idle(runner, ["predictions"], "a train runner writes no predictions; remove it", runner["class"])
+    else:
+        _refuse_idle(runner, TRAINING[1:], "an infer runner makes one pass; remove it", runner["class"])
+        _refuse_idle(runner, ["precision"], "an infer runner computes in eval_precision; set that", runner["class"])
     for switch in (switch for switch in SWITCHES if not runner[switch].value):
-        reason = f"{switch} is off; remove it, or set {switch}: true"
-        keys = [key for key in fields(RunnerSchema) if key.startswith(f"{switch}_") and key not in idle]
-        _refuse_idle(runner, dict.fromkeys(keys, reason), runner[switch])
+        keys = [key for key in fields(RunnerSchema) if key.startswith(f"{switch}_") and (trains or key not in TRAINING)]
+        _refuse_idle(runner, keys, f"{switch} is off; remove it, or set {switch}: true", runner[switch])
     _check_contradictions(runner)
     for key in ("precision", "eval_precision") if trains else ("eval_precision",):
         if runner[key].value == "fp16" and runner["device"].value == "cpu":
             runner.fault_at(key, "is 'fp16', and device is 'cpu': fp16 needs a GPU; use bf16 or fp32")
     if trains:
-        validated = [phase for phase in phases.values() if phase["valid_dataset_name"].value is not None]
-        _check_validation(runner, phases, validated, whole=whole)
-        if runner["save_inference_interval"].value in (None, []):
-            why = "save_inference_interval is null; set it, or remove this"
-            _refuse_idle(runner, dict.fromkeys(_EXPORT_KEYS[1:], why), runner["save_inference_interval"])
+        _check_validation(runner, phases)
+        if (interval := runner["save_inference_interval"]).value in (None, []):
+            _refuse_idle(runner, _EXPORT_KEYS[1:], f"{interval.name} is null; set it, or remove this", interval)
         # A loop of one's own, or an ``is_over``, may end without any of them.
         definition = runner["runner_class_path"].find_class("Runner")
-        ancestry = classes.ancestry(definition)[0] if definition else []
-        methods = [(cls, name) for cls in ancestry if not source.is_ours(cls.module) for name in classes.methods(cls)]
-        new = {name for cls, name in methods if name == "is_over" or not classes.calls_super(cls, name)}
-        if new.isdisjoint({"is_over", "run"}):
+        users = [cls for cls in classes.ancestry(definition)[0] if not source.is_ours(cls.module)] if definition else []
+        looping = (cls for cls in users if "run" in classes.methods(cls) and not classes.calls_super(cls, "run"))
+        if not any("is_over" in classes.methods(cls) for cls in users) and not any(looping):
             _check_length(runner)
     else:
         _check_predictions(runner, phases)
@@ -127,8 +118,7 @@ def _check_predictions(runner: Setting, phases: Settings) -> None:
     chosen, formats = predictions["format"], prediction_formats()
     if isinstance(chosen.value, str) and chosen.value not in formats:
         chosen.fault(f"there is no format '{chosen.value}'{one_of(chosen.value, formats)}")
-    data = [phase["valid_dataset_name"].value for phase in phases.values()]
-    count = sum(len(names) if isinstance(names, list) else 1 for names in data)
+    count = sum(len(names_in(phase["valid_dataset_name"])) or 1 for phase in phases.values())
     if predictions["path"].value and count > 1:
         what = f"is one file, and there are {count} datasets to predict, with a file each"
         predictions["path"].fault(f"{what}; remove it, or name one phase in `phases`, and one dataset in it")
@@ -139,11 +129,10 @@ def _check_length(runner: Setting) -> None:
         runner.fault("does not say how long to train; add `epochs:` or `max_steps:`")
 
 
-def _refuse_idle(runner: Setting, idle: dict[str, str], *causes: Setting) -> None:
-    """Report keys without an effect: key -> why, and what to do; ``causes``: what makes them so."""
-    for key, reason in idle.items():
-        if is_set(runner, key):
-            runner[key].refuse_idle(reason, *causes)
+def _refuse_idle(runner: Setting, keys: Iterable[str], reason: str, *causes: Setting) -> None:
+    """Report keys without an effect: why, and what to do; ``causes``: what makes them so."""
+    for key in (key for key in keys if is_set(runner, key)):
+        runner[key].refuse_idle(reason, *causes)
 
 
 def _check_contradictions(runner: Setting) -> None:
@@ -153,25 +142,26 @@ def _check_contradictions(runner: Setting) -> None:
         runner["overfit_batches"].fault(f"contradicts limit_batches: {limit}; keep one of the two")
     if runner["compile"].value is True and runner["jit"].value is True:
         compile_names, jit_names = (set(names_in(runner[f"{way}_module_keys"])) for way in ("compile", "jit"))
-        both = compile_names & jit_names
-        if overlap := both if compile_names and jit_names else compile_names or jit_names or {"all modules"}:
+        some = compile_names or jit_names or {"all modules"}
+        if overlap := compile_names & jit_names if compile_names and jit_names else some:
             remedy = "name others in jit_module_keys than in compile_module_keys, or turn one of them off"
             runner.fault_at("jit", f"is on for {', '.join(sorted(overlap))}, and so is compile; {remedy}")
 
 
-def _check_validation(runner: Setting, phases: Settings, validated: list[Setting], *, whole: bool) -> None:
-    """Check that whatever needs validation numbers gets them; ``validated``: the phases that are validated."""
+def _check_validation(runner: Setting, phases: Settings) -> None:
+    """Check that whatever needs validation numbers gets them."""
     interval, metric = runner["valid_interval"], runner["keep_best"]["metric"]
+    validated = [phase for phase in phases.values() if phase["valid_dataset_name"].value is not None]
+    # Only of the defaults themselves it is known what they report.
+    known = isinstance(metric.value, str) and all(is_untouched(runner.node, stage) for stage in ("network", "runner"))
     if not validated:
         reason = "no phase of this runner has valid_dataset_name; add one, or remove this"
-        causes = [phase["valid_dataset_name"] for phase in phases.values()]
-        _refuse_idle(runner, dict.fromkeys(VALIDATION_KEYS, reason), *causes)
+        _refuse_idle(runner, VALIDATION_KEYS, reason, *(phase["valid_dataset_name"] for phase in phases.values()))
     elif interval.node and interval.value in (None, []):
-        reason = "valid_interval is null; set it, or remove this"
-        _refuse_idle(runner, dict.fromkeys(VALIDATION_KEYS[1:], reason), interval)
-    elif whole and isinstance(metric.value, str):
+        _refuse_idle(runner, VALIDATION_KEYS[1:], "valid_interval is null; set it, or remove this", interval)
+    elif known:
         metric_names = set().union(*map(reported_names, validated))
-        if metric.value not in metric_names and not may_report(validated):
+        if metric.value not in metric_names and not may_report(runner.inspection, validated):
             metric.fault(f"nothing reports '{metric.value}'{one_of(metric.value, metric_names)}")
 
 
@@ -187,7 +177,7 @@ def experiment_of(runner: Setting, definition: source.Definition | None) -> str 
         definition: what can be read of the class.
     """
     if definition:
-        return definition.name if is_experiment(definition) else ""
+        return definition.name if classes.is_subclass(definition, EXPERIMENT) else ""
     runner_class = runner["runner_class_path"].value
     if not isinstance(runner_class, type):
         return None
@@ -201,8 +191,7 @@ def _check_experiment(name: str, runner: Setting) -> None:
         runner.fault_at("class", f"is infer, and {name} is an experiment, which trains; write train")
     elif kind(runner) == "train":
         _check_length(runner)
-    reason = f"{name} is an experiment, which saves its weights itself; remove it"
-    _refuse_idle(runner, dict.fromkeys(_EXPORT_KEYS, reason))
+    _refuse_idle(runner, _EXPORT_KEYS, f"{name} is an experiment, which saves its weights itself; remove it")
     training = runner.inspection.setting("hyper_parameters")["training"]
     for key, ours in TRAINING_KEYS.items():
         if training[key].node:
@@ -211,34 +200,29 @@ def _check_experiment(name: str, runner: Setting) -> None:
 
 def _check_init(runner: Setting, train_runners: Settings, experiment: str | None, *, builds: bool) -> None:
     """What a runner says of its first weights; ``builds``: its network stage is the default."""
-    path = runner["init_model_path"].value
+    setting = runner["init_model_path"]
+    path = setting.value
     if experiment:
         # An experiment makes its model, and loads its weights, when the startup stage is over.
         why = f"{experiment} is an experiment, which loads all weights itself; remove it"
-        _refuse_idle(runner, {"init_modules": why, "rename": why, "freeze": why})
+        _refuse_idle(runner, ["init_modules", "rename", "freeze"], why)
         if path in (BEST, LAST) or isinstance(path, dict):
             words = f"'{path}'" if isinstance(path, str) else "of another run"
-            message = f"is {words}, and {experiment} is an experiment; name a checkpoint or a file"
-            runner.fault_at("init_model_path", message)
+            setting.fault(f"is {words}, and {experiment} is an experiment; name a checkpoint or a file")
     elif path in (BEST, LAST):
-        name, previous = list(train_runners.items())[-1] if train_runners else ("", None)
+        previous = list(train_runners.values())[-1] if train_runners else None
         if previous is None:
             remedy = "name a checkpoint, or a train runner before it in `mode`"
-            runner["init_model_path"].fault(f"is '{path}', and no train runner comes before this one; {remedy}")
+            setting.fault(f"is '{path}', and no train runner comes before this one; {remedy}")
         elif path == BEST and None in (previous["keep_best"].value, previous["valid_interval"].value):
-            remedy = f"add `keep_best: {{metric: valid_loss, mode: min}}` to {name}, or name `{LAST}`"
-            runner["init_model_path"].fault(f"is '{BEST}', and {name} keeps no best checkpoint; {remedy}")
+            remedy = f"add `keep_best: {{metric: valid_loss, mode: min}}` to {previous.name}, or name `{LAST}`"
+            setting.fault(f"is '{BEST}', and {previous.name} keeps no best checkpoint; {remedy}")
     elif builds and not train_runners and not path and kind(runner) == "infer":
         runner.fault("has no weights to evaluate; add `init_model_path:`, or name a train runner before it in `mode`")
-    runner["init_model_path"].check_keys(list(RunSettings.model_fields))
+    setting.check_keys(list(RunSettings.model_fields))
     if not path:
-        idle = dict.fromkeys(("init_modules", "rename"), "there is no init_model_path; add it, or remove this")
-        _refuse_idle(runner, idle, runner["init_model_path"])
-
-
-def kind(runner: Setting) -> str:
-    """``train`` or ``infer``; the schema reports anything else."""
-    return str(runner["class"].value).lower().removeprefix("single_")
+        reason = "there is no init_model_path; add it, or remove this"
+        _refuse_idle(runner, ["init_modules", "rename"], reason, setting)
 
 
 def missing_checkpoint(runner: Node) -> str:

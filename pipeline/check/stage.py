@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from pipeline.check.data_flow import EXPERIMENT, TRAINER_KEYS, DataFlow, StageFlow, default_definition, own_verbs
-from pipeline.check.inspection import Setting
+from pipeline.check.inspection import Setting, place_of
 from pipeline.context import STAGES, STATUSES
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import classes, source
@@ -25,14 +25,9 @@ STEPS = ("train_batch", "valid", "setup_dataloader", "setup_model")
 _OPTIONAL: Mapping[str, Mapping[str, tuple[str, ...]]] = {"terminal": {"abort": ("context", "error")}}
 
 
-def is_experiment(definition: source.Definition) -> bool:
-    """Whether a class certainly is an experiment, which is not built as other stages are."""
-    return classes.is_subclass(definition, EXPERIMENT) is True
-
-
 def positional_arguments(definition: source.Definition) -> tuple[str, ...]:
-    """The positional arguments of a stage's constructor."""
-    return ("config", "args") if is_experiment(definition) else ("context",)
+    """The positional arguments of a stage's constructor; an experiment is not built as other stages are."""
+    return ("config", "args") if classes.is_subclass(definition, EXPERIMENT) else ("context",)
 
 
 def positional_parameters(definition: source.Definition) -> dict[str, str]:
@@ -46,9 +41,8 @@ def check_arguments(definition: source.Definition, arguments: Setting) -> None:
     parameters = positional_parameters(definition)
     for name, argument in parameters.items():
         if name != argument and arguments[name].node:
-            message = f"{definition.name}'s parameter '{name}' is given the {argument}"
             remedy = f"write `def __init__(self, {', '.join(parameters.values())}, {name}, …)`"
-            arguments[name].fault(f"{message}; {remedy}")
+            arguments[name].fault(f"{definition.name}'s parameter '{name}' is given the {argument}; {remedy}")
             return
     arguments.check_call(definition, arguments.origin, list(parameters))
 
@@ -56,22 +50,22 @@ def check_arguments(definition: source.Definition, arguments: Setting) -> None:
 def stage_faults(definition: source.Definition, stage: str) -> Iterator[str]:
     """What makes a class unfit, each as a message."""
     arguments_of = {STAGES[stage]: ("context",), **_OPTIONAL.get(stage, {})}
-    arguments_of |= dict.fromkeys(STEPS, ()) if is_experiment(definition) else {}
+    arguments_of |= dict.fromkeys(STEPS, ()) if classes.is_subclass(definition, EXPERIMENT) else {}
     arguments_of |= {verb: parameters for verb, (parameters, called) in own_verbs(definition, stage).items() if called}
     for base in classes.ancestry(definition)[0]:
-        place = f"{base.name} ({base.module.file.name}"
         for node in base.node.body:
             match node:
                 # ``reads = ("model")`` is no tuple: its comma is missing.
                 case ast.Assign(targets=[ast.Name(id="reads" | "writes" as key)], value=ast.Constant(value=str(text))):
-                    yield f"{place}:{node.lineno}): `{key}` is '{text}', a string; write {key} = (\"{text}\",)"
+                    what = f"`{key}` is '{text}', a string; write {key} = (\"{text}\",)"
+                    yield f"{base.name} ({base.module.file.name}:{node.lineno}): {what}"
         if not source.is_ours(base.module):
             yield from _paddle_uses(base)
     yield from _constructor(definition)
     for name, arguments in arguments_of.items():
         method, owner = classes.member(definition, name) or (None, definition)
         if isinstance(method, source.FunctionNode):
-            yield from _method(method, f"{owner.name}.{name} ({owner.module.file.name}:{method.lineno})", arguments)
+            yield from _method(method, place_of(owner, name, method), arguments)
 
 
 def _paddle_uses(definition: source.Definition) -> Iterator[str]:
@@ -91,7 +85,7 @@ def _paddle_uses(definition: source.Definition) -> Iterator[str]:
                 case _:
                     continue
             if root not in own and _is_missing(root, definition.module):
-                yield f"{definition.name}.{name} ({definition.module.file.name}:{node.lineno}) {what}"
+                yield f"{place_of(definition, name, node)} {what}"
 
 
 def _is_missing(name: str, module: source.Module) -> bool:
@@ -110,9 +104,8 @@ def _constructor(definition: source.Definition) -> Iterator[str]:
     if not isinstance(node, source.FunctionNode) or node.decorator_list or node.args.vararg:
         return
     if classes.count_positional(node.args) <= len(arguments):
-        place = f"{base.name}.__init__ ({base.module.file.name}:{node.lineno})"
         takes = f"takes ({ast.unparse(node.args)}), and is called with {' and '.join(arguments)}"
-        yield f"{place} {takes}; write `def __init__(self, {', '.join(arguments)}, …)`"
+        yield f"{place_of(base, '__init__', node)} {takes}; write `def __init__(self, {', '.join(arguments)}, …)`"
 
 
 def _method(node: source.FunctionNode, place: str, arguments: tuple[str, ...]) -> Iterator[str]:
@@ -169,10 +162,10 @@ def _wrong_supers(ancestry: Classes, users: Classes) -> Iterator[str]:
                 continue
             for call in supers(method, base):
                 if call.attr not in inherited_names:
-                    place = f"{base.name}.{name} ({base.module.file.name}:{call.lineno})"
                     method_names = {name for other in ancestry[index + 1 :] for name in classes.methods(other)}
                     hint = one_of(call.attr, (name for name in method_names if not name.startswith("_")))
-                    yield f"{place} calls super().{call.attr}, which no class after {base.name} has{hint}"
+                    what = f"calls super().{call.attr}, which no class after {base.name} has{hint}"
+                    yield f"{place_of(base, name, call)} {what}"
 
 
 # Names with which an object gets attributes that its source does not show, or is asked for those that it may not have.
@@ -190,8 +183,7 @@ def _misspelt_attributes(ancestry: Classes, users: Classes) -> Iterator[str]:
                 match node:
                     case ast.Attribute(ast.Name("self"), attr) if attr not in names:
                         if hint := nearest(attr, own) or nearest(attr, names):
-                            place = f"{base.name}.{name} ({base.module.file.name}:{node.end_lineno})"
-                            yield f"{place} uses self.{attr}, which {ancestry[0].name} does not have{hint}"
+                            yield f"{place_of(base, name, node)} uses self.{attr}, which {ancestry[0].name} does not have{hint}"
 
 
 def _uncalled_methods(ancestry: Classes, users: Classes, stage: str, files: Iterable[source.Module]) -> Iterator[str]:
@@ -199,17 +191,15 @@ def _uncalled_methods(ancestry: Classes, users: Classes, stage: str, files: Iter
     modules = {near for module in (*files, *(base.module for base in users)) for near in source.neighbours(module)}
     known_names = {name for base in ancestry if base not in users for name in classes.methods(base)}
     known_names.update(_OPTIONAL.get(stage, {}))
-    own_names = {name for base in users for name in classes.methods(base)}
-    public = [name for name in known_names - own_names if not name.startswith("_")]
+    public = [name for name in known_names.difference(*map(classes.methods, users)) if not name.startswith("_")]
     words = {name for module in modules for name in _words(module)}
-    for base in users:
-        if base.module.file.parent != ancestry[0].module.file.parent:  # code elsewhere may have other users
-            continue
+    # Code elsewhere may have other users.
+    for base in (base for base in users if base.module.file.parent == ancestry[0].module.file.parent):
         for name, method in classes.methods(base).items():
             hint = nearest(name, public) or (_REMEDIES[stage] if nearest(name, _FOREIGN_METHODS.get(stage, ())) else "")
             plain = not name.startswith("_") and not method.decorator_list and name not in known_names
             if hint and plain and not words & {name, "*"}:
-                yield f"{base.name}.{name} ({base.module.file.name}:{method.lineno}) is called by nobody{hint}"
+                yield f"{place_of(base, name, method)} is called by nobody{hint}"
 
 
 @once
@@ -228,7 +218,7 @@ def stage_notes(stage: StageFlow) -> Iterator[str]:
     method, home = classes.member(stage.definition, name) or (None, stage.definition)
     followed = source.is_ours(home.module) or stage.flow.ours or stage.flow.unknown
     if method and stage.derives and not followed:
-        what = f"{home.name}.{name} ({home.module.file.name}:{method.lineno}) does not call super().{name}(context)"
+        what = f"{place_of(home, name, method)} does not call super().{name}(context)"
         yield f"{what}, and nothing of stages.{base[:-4]} runs; call it, or derive from {base} if that is meant"
 
 
@@ -269,20 +259,18 @@ def _changes(stage: StageFlow, flow: DataFlow) -> Iterator[str]:
     known_keys = {*TRAINER_KEYS, *default.reads(), *own.writes()}
     if new_reads := [key for key in own.reads() if key not in known_keys]:
         yield f"also reads: {', '.join(new_reads)}"
-    if new := [key for key in own.writes() if key not in default.writes()]:
-        yield f"also writes: {_with_readers(new, stage, flow)}"
-    if lost := [key for key in default.writes() if key not in own.writes()]:
-        uncertain = ", as far as can be told" if own.unknown else ""
-        yield f"no longer writes{uncertain}: {_with_readers(lost, stage, flow)}"
-    perhaps = [key for key in own.writes() if key in default.certain_writes() - own.certain_writes()]
-    if perhaps and not own.unknown:
-        yield f"may no longer write: {_with_readers(perhaps, stage, flow)}"
+    uncertain = ", as far as can be told" if own.unknown else ""
+    perhaps = set() if own.unknown else default.certain_writes() - own.certain_writes()
+    changes = {
+        "also writes": [key for key in own.writes() if key not in default.writes()],
+        f"no longer writes{uncertain}": [key for key in default.writes() if key not in own.writes()],
+        "may no longer write": [key for key in own.writes() if key in perhaps],
+    }
+    for change, keys in changes.items():
+        if keys:
+            yield f"{change}: {', '.join(f'{key} ({_readers(key, stage, flow)})' for key in keys)}"
     if own.unknown:
         yield f"may do more to the context: {own.unknown} cannot be followed"
-
-
-def _with_readers(keys: Iterable[str], stage: StageFlow, flow: DataFlow) -> str:
-    return ", ".join(f"{key} ({_readers(key, stage, flow)})" for key in keys)
 
 
 def _readers(key: str, stage: StageFlow, flow: DataFlow) -> str:

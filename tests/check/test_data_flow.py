@@ -75,12 +75,12 @@ MESSAGES: list[tuple[dict[str, str], str]] = [
     # It is written too late, or on a way that is not taken, or taken away.
     ({"startup": "context['weights']", "terminal": "context['weights'] = 1"},
      ("startup (your_startup.py:5) reads context['weights']; no earlier stage writes it. "
-     "terminal (your_terminal.py:3) writes it, but comes later or not at all: write it before, or read it there")),
+     "terminal (your_terminal.py:3) writes it, but later or not at all: write it before, or read it there")),
     ({"network": f"{WHOLE}; context['status'] = 'train_pass'", "startup": "context['weights'] = 1", "runner": "context['weights']"},
      ("runner (your_runner.py:5) reads context['weights']; no earlier stage writes it. "
-     "startup (your_startup.py:3) writes it, but comes later or not at all: write it before, or read it there")),
+     "startup (your_startup.py:3) writes it, but later or not at all: write it before, or read it there")),
     ({"startup": "del context['model']", "runner": "context['model']"},
-     "runner (your_runner.py:5) reads context['model'], which startup (your_startup.py:3) removes; leave it there, or write it again"),
+     "runner (your_runner.py:5) reads context['model'], which startup (your_startup.py:3) removes; leave it, or write it again"),
     # The config names no such phase or dataset.
     ({"startup": "context['model']['lien']"},
      f"startup (your_startup.py:5) reads context['model']['lien']; network ({DEFAULT}) writes context['model'] without it; did you mean 'line'?"),

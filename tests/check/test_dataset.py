@@ -60,8 +60,8 @@ FAULTS: list[tuple[list[str], list[str]]] = [
      ["batch_sampler: contradicts sampler, which says the order too; keep one of the two"]),
     (["batch_size=null", "drop_last=true"], ["drop_last: would be ignored: batch_size is null, and no batch is short; remove it"]),
     (["class_path=own.py:Rows", "sampler={class_path: own.py:Order}"],
-     ["sampler: needs indices, and Rows is an IterableDataset; shuffle in the dataset itself"]),
-    (["class_path=own.py:Rows", "shuffle=true"], ["shuffle: needs indices, and Rows is an IterableDataset; shuffle in the dataset itself"]),
+     ["sampler: needs indices, and Rows is an IterableDataset; shuffle in the class"]),
+    (["class_path=own.py:Rows", "shuffle=true"], ["shuffle: needs indices, and Rows is an IterableDataset; shuffle in the class"]),
     *(
         ([f"class_path=own.py:{name}", "num_workers=1", "persistent_workers=true"],
          [f"persistent_workers: is true, but the workers of {name} have to be told the epoch; remove it, so that they are started anew in each"])

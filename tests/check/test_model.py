@@ -111,7 +111,7 @@ IN_MODULES = "config.yaml:9:{}: phase.line.modules.encoder"
          f"{IN_MODULES.format(55)}.args.out_featurs: Linear has no argument 'out_featurs'; did you mean 'out_features'?"),
         ("{in_features: 1, out_features: 2}", "[1, 2]", f"{IN_MODULES.format(38)}.args: is [1, 2], a list; write a mapping"),
         ("encoder:", "en-coder:", "config.yaml:9:7: phase.line.modules.en-coder: 'en-coder' is no name of a module; "
-         "use letters, digits and '_', as in self.modules.encoder"),
+         "use letters, digits and '_', as in 'encoder'"),
         ("{width: 2}", "{width: two}",
          "config.yaml:10:55: phase.line.modules.head.args.width: Head's argument width is 'two', a string; write an integer (own.py:8: width: int)"),
         ("own.py:Head", "own.py:Points", "config.yaml:10:21: phase.line.modules.head.class: "
@@ -133,7 +133,7 @@ def test_an_argument_that_a_module_needs_is_told_where_its_arguments_stand(fault
     [
         ("Alone", "config.yaml:8:5: phase.line.modules: are given to Alone as `modules`, which it does not take; "
          "write `def __init__(self, modules)` in own.py, or remove them"),
-        ("Plain", "config.yaml:9:5: phase.line.modules: are given to a Brain, and Plain is none; "
+        ("Plain", "config.yaml:9:5: phase.line.modules: are for a Brain, and Plain is none; "
          "write `class Plain(Brain)`, or remove them"),
     ],
 )  # fmt: skip

@@ -215,7 +215,7 @@ def test_an_infer_runner_has_a_precision_of_its_own(faults: Faults) -> None:
 def test_runners_that_share_a_run_directory_are_debugged_together(
     faults: Faults, keys: str, other: str, fault: str
 ) -> None:
-    why = "set it for both: all runners share one run directory, and that of a debug run is temporary"
+    why = "set it for all: all runners share one run directory, and that of a debug run is temporary"
     assert faults(keys, other=other) == [f"{fault}; {why}"]
 
 

@@ -162,7 +162,7 @@ def test_a_key_that_a_stage_removes_is_named_with_that_stage(linear: Path) -> No
         "        del context['dataset']\n"
     )
     (fault,) = check(linear, [f"{RUNNER}.startup_class_path={{workspace}}/own.py"])
-    removed = r"which startup \(own.py:2\) removes; leave it there, or write it again"
+    removed = r"which startup \(own.py:2\) removes; leave it, or write it again"
     assert re.fullmatch(rf"runner \(runner.py:\d+\) reads context\['dataset'\], {removed}", fault.message)
 
 

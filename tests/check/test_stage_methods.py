@@ -61,7 +61,7 @@ UNCALLED = [
     ("runner", "trian(self, context)", "the trainer calls run(context)"),
     ("runner", "evalaute(self, phase, runner, context)", "did you mean 'evaluate'?"),
     ("network", "buidl_network(self, context)", "did you mean 'build_network'?"),
-    ("network", "build_loader(self, settings)", "did you mean 'build_model'?"),
+    ("network", "buidl_model(self, settings)", "did you mean 'build_model'?"),
     ("startup", "start_up(self, context)", "did you mean 'startup'?"),
     ("startup", "lod(self, context)", "did you mean 'load'?"),
     ("terminal", "abrot(self, context, error)", "did you mean 'abort'?"),
