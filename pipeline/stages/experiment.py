@@ -498,8 +498,7 @@ class ExperimentBase(ExperimentSetup):
         self._refuse_overwriting(self.iteration + 1)
         self._plan()
         if not self.alone:
-            max_time = self.context["runner"].max_time
-            self._schedule.limit_time(max_time, self.context, self.checkpointer._resumed)
+            self._schedule.limit_time(self.context, self.checkpointer._resumed)
         self._ended = 0
         limit = self._schedule.max_steps
         if self.alone and self.iteration >= limit:

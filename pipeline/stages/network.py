@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -20,7 +19,7 @@ from pipeline.errors import ConfigError, PluginError, StageError
 from pipeline.stages.base import NetworkBase
 from pipeline.training.brain import Brain, ModuleBrain
 from pipeline.training.optim_scheduler import OptimScheduler, maker_of
-from pipeline.training.phase import phase_errors
+from pipeline.training.phase import faults_at, phase_errors
 from pipeline.training.schedules import Constant
 from pipeline.training.updater import Updater, UpdaterBase
 from pipeline.user_code.class_path import MODULES, SCHEDULES, load_named, schedule_name
@@ -280,18 +279,6 @@ def with_fused(
         logger.info(f"{maker.__name__} is torch's fused one on {device}; `fused: false` or `foreach: true` is another")
         others["fused"] = True
     return others
-
-
-@contextmanager
-def faults_at(address: str, config: ConfigView, arguments: str = "") -> Iterator[None]:
-    """Say where in the config is what an OptimScheduler refuses; one of ``groups`` is among its ``arguments``."""
-    try:
-        yield
-    except ConfigError as error:
-        inside, _, message = str(error).partition(": ")
-        is_group = inside.startswith("groups.")
-        address, message = (f"{address}{arguments}.{inside}", message) if is_group else (address, str(error))
-        raise ConfigError(f"{config.origin(address)}: {address}: {message}") from error
 
 
 def load_optimizer(kind: Any, address: str, config: ConfigView) -> Any:

@@ -253,10 +253,9 @@ class Brain:
         self.init_optimizers()
         options, schedulers = self._run_options, dict[str, OptimScheduler]()
         accum, clip = options.grad_accumulation_factor, options.max_grad_norm
+        make = partial(Constant, optim_conf={}, model=self.modules, accum_grad=accum, grad_clip=clip)
         for name, optimizer in self.optimizers_dict.items():
-            schedulers[name] = Constant(
-                lambda _, own=optimizer: own, {}, self.modules, accum_grad=accum, grad_clip=clip
-            )
+            schedulers[name] = make(lambda _, own=optimizer: own)
             schedulers[name].check_gradients = options.skip_nonfinite_grads
         type(self).bind(self, "", schedulers, patience=options.nonfinite_patience)
 
@@ -295,8 +294,9 @@ class Brain:
 
         Outside of TRAIN it may be None: then the metrics and what is logged are reported alone.
         """
-        kind = type(self).__name__
-        raise NotImplementedError(f"{kind} does not define compute_objectives(predictions, batch, stage)")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define compute_objectives(predictions, batch, stage)"
+        )
 
     def fit_batch(self, batch: Any) -> Tensor:
         """One training step.
@@ -436,14 +436,10 @@ class Brain:
 
     def _pass_state(self) -> dict[str, Any]:
         """The batches of the pass that are done, and its numbers so far; on a GPU this waits."""
-        return {
-            "step": self.step,
-            "taken": self._batches_taken,
-            "began": self._pass_began,
-            "train_loss": self._pass_loss.state_dict(),
-            "logged": self._pass_numbers.state_dict(),
-            "discarded": [(scheduler.guard.read(), scheduler.guard.parameter) for scheduler in self._optim_schedulers],
-        }
+        numbers = {"train_loss": self._pass_loss.state_dict(), "logged": self._pass_numbers.state_dict()}
+        discarded = [(scheduler.guard.read(), scheduler.guard.parameter) for scheduler in self._optim_schedulers]
+        counters = {"step": self.step, "taken": self._batches_taken, "began": self._pass_began}
+        return {**counters, **numbers, "discarded": discarded}
 
     def _load_pass_state(self, state: Mapping[str, Any]) -> None:
         """Go on in the middle of a pass, after ``_begin_pass``."""

@@ -27,12 +27,6 @@ from pipeline.training.optim_scheduler import Losses
 from pipeline.user_code.plugin_calls import each_answer
 from pipeline.user_code.tracebacks import error_context
 
-# Called with (predictions, target, batch) of each evaluated batch; a target of None: it has none.
-Observer = Callable[[Any, Any, Any], None]
-
-# Called with (predictions, batch): what metrics get, and what is written.
-Readable = Callable[[Any, Any], Any]
-
 
 @contextmanager
 def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
@@ -64,9 +58,9 @@ def evaluate(
     batches: Iterable[Any],
     stage: Stage,
     metrics: Mapping[str, Metric],
-    observe: Observer | None = None,
+    observe: Callable[[Any, Any, Any], None] | None = None,
     epoch: int | None = None,
-    readable: Readable | None = None,
+    readable: Callable[[Any, Any], Any] | None = None,
 ) -> dict[str, float]:
     """One pass without training.
 
@@ -75,10 +69,10 @@ def evaluate(
         batches: on their device.
         stage: VALID or TEST.
         metrics: name -> metric; reset first.
-        observe: called with every batch's predictions and target. Only where it is, data may have no labels: then there is
-            no loss.
+        observe: called with (predictions, target, batch) of every batch. Only where it is, data may have no labels: then
+            there is no loss, and the target may be None.
         epoch: the one that is validated; None in a test.
-        readable: makes what metrics and ``observe`` get of the predictions, in place of the Brain's ``readable``.
+        readable: makes of (predictions, batch) what metrics and ``observe`` get, in place of the Brain's ``readable``.
 
     Returns:
         ``loss``, if one was computed, the metrics by name, and what the Brain has logged.

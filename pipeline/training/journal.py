@@ -58,21 +58,21 @@ class Journal:
         self._random: Mapping[str, Any] = {}
 
     def load(
-        self, state: LoopState, random: Mapping[str, Any], make_pass: Callable[[EntryState], TrainPass]
+        self, state: LoopState, random: Mapping[str, Any], make_pass: Callable[[str], TrainPass]
     ) -> list[TrainPass]:
         """Take the calls of the checkpoint.
 
         Args:
             state: has them.
             random: the random generators of that moment.
-            make_pass: makes a pass in that state.
+            make_pass: makes a pass of a phase.
 
         Returns:
             The open passes, but the leader: that one is opened when it is asked for.
         """
         self._random, self._saved_in_epoch = random, state.inner is not None
         for states, rest in ((state.outer, self._rest_of_outer), (state.inner or [], self._rest_of_inner)):
-            rest.extend(make_pass(own) if own.kind == "pass" else own for own in states)
+            rest.extend(make_pass(own.phase).load(own) if own.kind == "pass" else own for own in states)
         entries = [*self._rest_of_outer, *self._rest_of_inner]
         leader = None if state.leader is None else entries[state.leader]
         self.leader = leader if isinstance(leader, TrainPass) else None

@@ -226,8 +226,8 @@ class TrainLoop(PassLoop):
             # What was saved stands.
             SHUTDOWN.raise_if_requested()
             return
-        due = due or CHECKPOINT in self.context.requests
-        due = due or (best is not None and best.deserves_checkpoint(self.counters["iteration"]))
+        is_best = best is not None and best.deserves_checkpoint(self.counters["iteration"])
+        due = due or is_best or CHECKPOINT in self.context.requests
         if not (due or ending or self._save_postponed):
             return
         if not self.resumable:
@@ -267,11 +267,9 @@ class TrainLoop(PassLoop):
         context = self.context
         if context["is_infer"]:
             raise StageError(f"runner.{context['runner_name']}.class: is infer, which trains nothing; write train")
-        models = context["model"]
-        if not isinstance(models, Mapping):
-            what = f"context['model'] is a {type(models).__name__}, and what trains and saves here is a phase's"
-            remedy = "write {phase: {model, brain, optim_schedulers, updater}} in the network stage"
-            raise ContextError(f"{what}; {remedy}")
+        if not isinstance(models := context["model"], Mapping):
+            kind, keys = type(models).__name__, "{phase: {model, brain, optim_schedulers, updater}}"
+            raise ContextError(f"context['model'] is a {kind}, no dict of phases; write {keys} in the network stage")
         self.in_use = True
         self.runner = context["runner"]
         self.hooks = context["hooks"]
@@ -288,7 +286,7 @@ class TrainLoop(PassLoop):
         self.checkpoints = Checkpoints(self.checkpointer, context, self.validation.best, self.runner.on_save_error)
         self.exporter = WeightExporter(self.runner, context)
         self._resume()
-        self.schedule.limit_time(self.runner.max_time, context, self.journal.checkpoint)
+        self.schedule.limit_time(context, self.journal.checkpoint)
         context["metrics"] = self.metrics
         self.resources.enter_context(SHUTDOWN.defer(self.wake))
         warn_of_unresumable_orders(self.runner, schemas, context)
@@ -465,8 +463,7 @@ class TrainLoop(PassLoop):
 
     def _settle(self) -> None:
         """A call that gives no batch: those in work are done, and what was dropped is over."""
-        if any(training.dropped for training in self.work):
-            self._unwind(len(self.work))
+        self._unwind(len(self.work))
         for training in reversed(self.work):
             if training.in_batch:
                 training.count_batch()
@@ -627,13 +624,12 @@ class TrainLoop(PassLoop):
     def iterations_of_weights(self) -> Iterations:
         """``iterations``, but the current one for validations of weights that have not been trained since."""
         trained = [training.brain for training in self._open]
-        unchanged = {name for name, phase in self.phases.items() if phase.brain not in trained}
-        unchanged &= self.validation.validated.keys()
         iterations = {phase: dict(own) for phase, own in self.iterations.items()}
-        for phase in unchanged & iterations.keys():
-            reported_as = self.schemas[phase].valid_name
-            valid = [name for name in iterations[phase] if name.startswith("valid_") or reported_as(name) == name]
-            iterations[phase] |= dict.fromkeys(valid, self.counters["iteration"])
+        for phase in self.phases.keys() & self.validation.validated.keys() & iterations.keys():
+            if self.phases[phase].brain not in trained:
+                reported_as = self.schemas[phase].valid_name
+                valid = [name for name in iterations[phase] if name.startswith("valid_") or reported_as(name) == name]
+                iterations[phase] |= dict.fromkeys(valid, self.counters["iteration"])
         return iterations
 
     def _resume(self) -> None:
@@ -650,16 +646,11 @@ class TrainLoop(PassLoop):
         if state.asked_updates is not None:
             # An update that ended a pass came after its last iteration: what is due with it is yet to be done.
             self.schedule = Schedule.of_runner(self.runner, {**self.counters, "update": state.asked_updates})
-        for training in self.journal.load(state, dict(checkpoint.state.random), self._resumed_pass):
+        for training in self.journal.load(state, dict(checkpoint.state.random), self._new_pass):
             self.start(training, 0)
 
-    def _resumed_pass(self, state: EntryState) -> TrainPass:
-        training = self._new_pass(self._name(state.phase))
-        training.load(state)
-        return training
-
     def _new_pass(self, name: str) -> TrainPass:
-        phase = self.phases[name]
+        phase = self.phases[self._name(name)]
         metrics = build_train_metrics(name, self.schemas[name].train_metrics, self.context["config"].workspace)
         return TrainPass(self, name, phase["brain"], phase["updater"], metrics)
 
@@ -682,12 +673,11 @@ def begin_fit(context: Context, phases: Sequence[PhaseSchema], runner: RunnerSch
     Raises:
         ConfigError: the runner's options contradict each other, or the device cannot do them.
     """
-    models = context.peek("model")
-    entries = {phase.name: models.get(phase.name) for phase in phases} if isinstance(models, Mapping) else {}
-    started = set[int]()
-    for name, entry in entries.items():
+    models, started = context.peek("model"), set[int]()
+    for name in (phase.name for phase in phases) if isinstance(models, Mapping) else ():
+        entry = models.get(name)
         brain = entry.get("brain") if isinstance(entry, Mapping) else None
-        if isinstance(entry, Mapping) and isinstance(brain, Brain) and id(brain) not in started:
+        if isinstance(brain, Brain) and id(brain) not in started:
             started.add(id(brain))
             brain._apply_run_options(run_options_for(runner, context.peek("device")))
             optim_schedulers = entry.get("optim_schedulers") or {}

@@ -10,7 +10,7 @@ import torch
 from loguru import logger
 
 from pipeline.config.schema import PhaseSchema, RunnerSchema, too_short
-from pipeline.context import Context, Phase, RunnerSettings
+from pipeline.context import ConfigView, Context, Phase, RunnerSettings
 from pipeline.data.loader import LimitedLoader, length, overfit_batches, random_sampler_of
 from pipeline.errors import ConfigError, ContextError, DataError, one_of
 from pipeline.training.optim_scheduler import OptimScheduler
@@ -63,6 +63,18 @@ def phase_errors(name: str) -> Iterator[None]:
             if str(error).startswith("phase."):
                 raise
             raise type(error)(f"{address}: {error}") from error
+
+
+@contextmanager
+def faults_at(address: str, config: ConfigView, arguments: str = "") -> Iterator[None]:
+    """Say where in the config is what an OptimScheduler refuses; one of ``groups`` is among its ``arguments``."""
+    try:
+        yield
+    except ConfigError as error:
+        inside, _, message = str(error).partition(": ")
+        is_group = inside.startswith("groups.")
+        address, message = (f"{address}{arguments}.{inside}", message) if is_group else (address, str(error))
+        raise ConfigError(f"{config.origin(address)}: {address}: {message}") from error
 
 
 # SpeechBrain's name of an option -> the runner's key, where they differ.
@@ -139,10 +151,8 @@ def plan_schedules(runner: RunnerSchema, phases: list[PhaseSchema], context: Con
                 continue
             needed = own or _steps_needed(scheduler, phase, runner, phases, context)
             address = f"phase.{phase.name}.optim_schedulers.{name}"
-            try:
+            with faults_at(address, context["config"]):
                 _plan(scheduler, needed, debug=runner.debug)
-            except ConfigError as error:
-                raise ConfigError(f"{context['config'].origin(address)}: {address}: {error}") from error
 
 
 def _plan(scheduler: PlannedSchedule, needed: int | str, *, debug: bool) -> None:

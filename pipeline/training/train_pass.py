@@ -226,9 +226,8 @@ class TrainPass:
             for name in self.metrics.keys() & self.state.metrics:
                 self.metrics[name].load_state_dict(self.state.metrics[name])
         brain._keeps_outputs |= bool(self.metrics)
-        numbers = brain._pass_numbers
+        numbers = self.updater.logged = brain._pass_numbers
         numbers.count_samples = brain._samples_of_batch
-        self.updater.logged = numbers
         brain.on_stage_start(Stage.TRAIN, epoch)
 
     def read(self, loader: Any, *, interruptible: bool) -> Iterator[Any]:
@@ -288,10 +287,11 @@ class TrainPass:
         own = {"over": self.over, "repeat": self.repeat, "numbers": self.numbers, "validated": self.validated}
         return EntryState.new("pass", self.phase, self.number, **own, done=self.done, state=state)
 
-    def load(self, state: EntryState) -> None:
-        """Go on from that state, once it is asked for."""
+    def load(self, state: EntryState) -> TrainPass:
+        """Go on from that state, once it is asked for; the pass itself."""
         self.over, self.validated, self.number, self.done = state.over, state.validated, state.number, state.done
         self.numbers, self.state = state.numbers, state.state
+        return self
 
     def _expect(self, batch: Any) -> None:
         """A batch is given out, on which anything may train."""

@@ -267,8 +267,8 @@ class Schedule:
         clock = self.time_limit.iteration + self.time_limit.stride if self.time_limit else NEVER
         return min(*(trigger.next_check(counters) for trigger in self._active), self.max_steps, limit, clock)
 
-    def limit_time(self, max_time: str | None, context: Context, resumed: LoadedCheckpoint | None) -> None:
-        """Heed a runner's ``max_time`` from now on; ``resumed``: the checkpoint with which the run goes on."""
-        if max_time is not None:
+    def limit_time(self, context: Context, resumed: LoadedCheckpoint | None) -> None:
+        """Heed the ``max_time`` of the runner from now on; ``resumed``: the checkpoint with which the run goes on."""
+        if (max_time := context["runner"].max_time) is not None:
             spent = resumed.state.seconds if resumed and resumed.state else None
             self.time_limit = TimeLimit(max_time, spent or 0.0, context)

@@ -35,7 +35,7 @@ class Network(stages.Network):
         ("context['model']['line'] = 3", "context['model']['line'] is a int, not a dict; write {model, brain, optim_schedulers, updater} there"),
         ("context['model']['lime'] = context['model'].pop('line')",
          "context['model'] has no entry for phase 'line'; did you mean 'lime'?; the network stage has to write it"),
-        ("context['model'] = [3]", "context['model'] is a list, and what trains and saves here is a phase's; write {phase: {model, brain, optim_schedulers, updater}}"),
+        ("context['model'] = [3]", "context['model'] is a list, no dict of phases; write {phase: {model, brain, optim_schedulers, updater}} in the network stage"),
         ("context['dataset'] = {}", "context['dataset'] has no loader 'train_data'; there are none; the network stage has to write it"),
         ("context['dataset'] = 3", "context['dataset'] has no loader 'train_data'; it is a int; the network stage has to write it"),
     ],
