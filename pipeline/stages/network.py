@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -18,7 +18,7 @@ from pipeline.data.loader import make_loader
 from pipeline.errors import ConfigError, PluginError, StageError
 from pipeline.stages.base import NetworkBase
 from pipeline.training.brain import Brain, ModuleBrain
-from pipeline.training.optim_scheduler import OptimScheduler, maker_of
+from pipeline.training.optim_scheduler import Group, Groups, OptimScheduler, maker_of
 from pipeline.training.phase import faults_at, phase_errors
 from pipeline.training.schedules import Constant
 from pipeline.training.updater import Updater, UpdaterBase
@@ -261,9 +261,7 @@ def wrap_model(model: nn.Module | Brain, brain: Brain, phase: str, context: Cont
     return brain.module
 
 
-def with_fused(
-    kind: Any, options: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], module: nn.Module, device: torch.device
-) -> dict[str, Any]:
+def with_fused(kind: Any, options: Mapping[str, Any], groups: Groups, module: nn.Module, device: torch.device) -> Group:
     """The options of an optimizer; with torch's fused implementation, if it has one, for ``fused: auto``.
 
     On a GPU that is the default, where the config names neither ``fused`` nor ``foreach``: of a fused optimizer nobody

@@ -64,6 +64,7 @@ def _part(model: nn.Module, name: str) -> nn.Module:
 
 # Options of a parameter group, and its parameters as ``params``.
 Group: TypeAlias = dict[str, Any]
+Groups: TypeAlias = Sequence[Mapping[str, Any]]
 
 # A name or a class path, or the class itself, or a function.
 Maker: TypeAlias = str | Callable[..., Optimizer]
@@ -77,9 +78,7 @@ def without_decay(parameters: Iterable[Tensor], options: Mapping[str, Any] | Non
     return [{**options, "params": vectors, "weight_decay": 0.0}, {**options, "params": others}]
 
 
-def parameter_groups(
-    names: Mapping[str, nn.Parameter], groups: Sequence[Mapping[str, Any]], root: str, *, spare_vectors: bool
-) -> list[Group]:
+def parameter_groups(names: Mapping[str, Tensor], groups: Groups, root: str, *, spare_vectors: bool) -> list[Group]:
     """Divide parameters by the patterns of ``groups``; those that none matches are the last group.
 
     Args:
@@ -257,7 +256,7 @@ class OptimScheduler(ABC):
         grad_clip: float | None = 1.0,
         grad_norm_type: float = 2.0,
         grad_clip_value: float | None = None,
-        groups: Sequence[Mapping[str, Any]] = (),
+        groups: Groups = (),
         remove_vector_weight_decay: bool = False,
         **sche_conf: Any,
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -87,7 +87,11 @@ class Metric(Protocol):
         """Start again."""
 
 
-def build_metrics(settings: Mapping[str, Mapping[str, Any]], workspace: Path | None) -> dict[str, Metric]:
+# Name -> ``{class, args}``.
+Settings: TypeAlias = Mapping[str, Mapping[str, Any]]
+
+
+def build_metrics(settings: Settings, workspace: Path | None) -> dict[str, Metric]:
     """The metrics of a phase: name -> ``{class, args}`` to name -> metric. A bare class name is one of ours."""
     metrics = {}
     for name, metric in settings.items():
@@ -98,9 +102,7 @@ def build_metrics(settings: Mapping[str, Mapping[str, Any]], workspace: Path | N
     return metrics
 
 
-def build_train_metrics(
-    phase: str, settings: Mapping[str, Mapping[str, Any]], workspace: Path | None
-) -> dict[str, Any]:
+def build_train_metrics(phase: str, settings: Settings, workspace: Path | None) -> dict[str, Any]:
     """The ``train_metrics`` of a phase by name: beside what a metric has, each has a state.
 
     Raises:

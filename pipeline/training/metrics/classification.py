@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
+import pipeline.training.metrics.base as metric
 from pipeline.errors import ConfigError, DataError, one_of
-from pipeline.training.metrics import base
 
 Average = Literal["macro", "micro", "binary"]
 
 
-class Confusion(base.SumMetric):
+class Confusion(metric.SumMetric):
     """Counts for each class, and a mean of what a subclass makes of them; nan where a score is nan.
 
     A class that is neither predicted nor in the target is left out of a mean; a number that is 0 / 0 otherwise is 0.
@@ -34,8 +34,8 @@ class Confusion(base.SumMetric):
     shares: ClassVar[tuple[float, float]]
     mistakes: ClassVar[Mapping[str, str]] = {
         "improbable": "scores outside [0, 1] are no probabilities; for logits write args: {threshold: 0}",
-        "unlabelled": base.LABELS,
-        "strangers": base.CLASSES,
+        "unlabelled": metric.LABELS,
+        "strangers": metric.CLASSES,
     }
 
     def __init__(self, average: Average | None = None, threshold: float | None = None) -> None:
@@ -51,10 +51,10 @@ class Confusion(base.SumMetric):
             self._update_classes(predictions, target)
             return
         pairs, remedy = "scores [batch] with labels [batch]", "return one score per sample, or one per class"
-        scores, labels = base.flat_pairs(self, predictions, target, pairs, remedy)
-        self.add(unlabelled=base.no_labels(labels))
+        scores, labels = metric.flat_pairs(self, predictions, target, pairs, remedy)
+        self.add(unlabelled=metric.no_labels(labels))
         if self.threshold is None:
-            self.add(improbable=base.outside(scores, 0, 1))
+            self.add(improbable=metric.outside(scores, 0, 1))
         positive = scores > (0.5 if self.threshold is None else self.threshold)
         self._count(positive.long(), (labels == 1).long(), 2, scores.isnan())
 
@@ -75,11 +75,11 @@ class Confusion(base.SumMetric):
         return float((both / (of_predicted * predicted + of_actual * actual)).nan_to_num().mean())
 
     def _update_classes(self, predictions: Any, target: Any) -> None:
-        scores, classes = base.flat_classes(self, predictions, target, "classes", "return one score per class")
+        scores, classes = metric.flat_classes(self, predictions, target, "classes", "return one score per class")
         size = scores.shape[-1]
         if self.average == "binary" and size != 2:
             raise DataError(f"{type(self).__name__}: average is binary, of {size} classes; write macro or micro")
-        self.add(strangers=base.outside(classes, 0, size - 1))
+        self.add(strangers=metric.outside(classes, 0, size - 1))
         # An index that is no class would end a process that uses a GPU.
         self._count(scores.argmax(-1), classes.clamp(0, size - 1), size, scores.isnan())
 
@@ -115,7 +115,7 @@ class F1(Confusion):
     shares = (0.5, 0.5)
 
 
-class RecallAtK(base.MeanMetric):
+class RecallAtK(metric.MeanMetric):
     """The share of a sample's relevant items that are among its k best scored; the mean over samples, from 0 to 1.
 
     Items of the same score share the places among the k that are left for them: a model that scores all items alike has
@@ -125,7 +125,7 @@ class RecallAtK(base.MeanMetric):
         k: how many items are looked at.
     """
 
-    mistakes: ClassVar[Mapping[str, str]] = {"strangers": base.CLASSES, "unlabelled": base.LABELS}
+    mistakes: ClassVar[Mapping[str, str]] = {"strangers": metric.CLASSES, "unlabelled": metric.LABELS}
 
     def __init__(self, k: int) -> None:
         super().__init__()
@@ -135,12 +135,12 @@ class RecallAtK(base.MeanMetric):
 
     def update(self, predictions: Tensor, target: Tensor) -> None:
         """Scores [batch, items] of any scale; the relevant item [batch], from 0, or labels [batch, items], 1 for relevant."""
-        scores, relevant = self._read(base.tensor(self, predictions), base.tensor(self, target))
+        scores, relevant = self._read(metric.tensor(self, predictions), metric.tensor(self, target))
         if self.k > scores.shape[-1]:
             raise DataError(f"RecallAtK: k is {self.k}, and a sample has {scores.shape[-1]} scores; lower k")
         last = scores.topk(self.k).values[:, -1:]
         above, level = scores > last, scores == last
-        remaining = (self.k - above.sum(-1)).to(base.wide(scores.device))
+        remaining = (self.k - above.sum(-1)).to(metric.wide(scores.device))
         hits = (above & relevant).sum(-1) + (level & relevant).sum(-1) * remaining / level.sum(-1)
         count = relevant.sum(-1)
         recall = (hits / count.clamp(min=1)).masked_fill(scores.isnan().any(-1), math.nan)
@@ -149,9 +149,9 @@ class RecallAtK(base.MeanMetric):
     def _read(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Scores, and whether each is of a relevant item, both [samples, items]."""
         if scores.dim() > 1 and scores.shape == target.shape:
-            self.add(unlabelled=base.no_labels(target))
+            self.add(unlabelled=metric.no_labels(target))
             return scores.flatten(0, -2), target.flatten(0, -2) == 1
         remedy = "return one score per item, and the item or a label for each of them"
-        scores, items = base.flat_classes(self, scores, target, "items", remedy)
-        self.add(strangers=base.outside(items, 0, scores.shape[-1] - 1))
+        scores, items = metric.flat_classes(self, scores, target, "items", remedy)
+        self.add(strangers=metric.outside(items, 0, scores.shape[-1] - 1))
         return scores, items[:, None] == torch.arange(scores.shape[-1], device=items.device)
