@@ -46,8 +46,7 @@ class Annotation(NamedTuple):
 
 def _takes(name: str, value: Any) -> bool:
     # 1e3 is a float in YAML; who writes it for a size may get away with it.
-    whole = isinstance(value, float) and value.is_integer()
-    return isinstance(value, _TYPES[name][1]) or (name == "int" and whole)
+    return isinstance(value, _TYPES[name][1]) or (name == "int" and isinstance(value, float) and value.is_integer())
 
 
 def describe_value(value: Any) -> str:
@@ -288,8 +287,7 @@ def undefined_methods(definition: source.Definition, names: Sequence[str], base:
     above, complete = ancestry(definition)
     if not complete:
         return []
-    bases = [cls for cls in above if f"{cls.module.name}:{cls.name}" == base]
-    inherited = [cls for base_class in bases for cls in ancestry(base_class)[0]]
+    inherited = [up for cls in above if f"{cls.module.name}:{cls.name}" == base for up in ancestry(cls)[0]]
     own = [cls for cls in above if cls not in inherited]
     text = "".join(cls.module.file.read_text(encoding="utf-8", errors="replace") for cls in own)
     if re.search(r"setattr|__getattr|__dict__|vars\(", text):
@@ -341,8 +339,7 @@ def _parameters(node: source.FunctionNode, module: source.Module, skip: int) -> 
     every, optional = [*positional, *node.args.kwonlyargs], defaults(node.args)
     names = tuple(parameter.arg for parameter in every)
     required = tuple(name for name in names if name not in optional)
-    known = {parameter.arg: annotation(parameter, optional.get(parameter.arg), module) for parameter in every}
-    annotations = {name: hint for name, hint in known.items() if hint}
+    annotations = {part.arg: hint for part in every if (hint := annotation(part, optional.get(part.arg), module))}
     return Parameters(names, required, node.args.kwarg is not None, len(positional), annotations)
 
 
@@ -351,8 +348,6 @@ _PERHAPS = (
     ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
 )  # fmt: skip
 # Nodes whose parts may not be evaluated.
-
-_LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
 def supers(node: ast.AST, home: source.Definition) -> Iterator[ast.Attribute]:
@@ -366,7 +361,7 @@ def supers(node: ast.AST, home: source.Definition) -> Iterator[ast.Attribute]:
         swallowed = isinstance(child, ast.With) and "suppress" in ast.unparse(child)
         if not isinstance(child, _PERHAPS) and not swallowed:
             yield from supers(child, home)
-        if any(isinstance(below, _LEAVING) for below in ast.walk(child)):
+        if any(isinstance(below, ast.Return | ast.Raise | ast.Break | ast.Continue) for below in ast.walk(child)):
             return
 
 

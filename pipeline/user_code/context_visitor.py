@@ -252,9 +252,8 @@ class ContextVisitor(ast.NodeVisitor):
 
     def visit_Delete(self, node: ast.Delete) -> None:
         """``del context["a"]``."""
-        for target in node.targets:
-            if isinstance(target, ast.Subscript):
-                self.remove(self.visit(target.value), self.visit(target.slice), node)
+        for target in [target for target in node.targets if isinstance(target, ast.Subscript)]:
+            self.remove(self.visit(target.value), self.visit(target.slice), node)
 
     def assign(self, target: ast.expr, value: ast.expr) -> None:
         """An assignment, pair by pair where both sides are tuples."""

@@ -199,9 +199,8 @@ class _Trial:
             self._note(_missing_module(place, written, home), _MOVES)
         else:
             self.enter(home)
-            for alias in statement.names:
-                if alias.name != "*":
-                    self._name(place, written, home, alias.name)
+            for name in [alias.name for alias in statement.names if alias.name != "*"]:
+                self._name(place, written, home, name)
 
     def _name(self, place: str, written: str, home: str, name: str) -> None:
         target = self.modules.get(home)

@@ -102,10 +102,9 @@ def hook_or_none(hooks: pluggy.HookRelay, name: str) -> Callable[..., Any] | Non
     It makes one call of ours beside those of the plugins. Where one wraps others, it is pluggy's.
     """
     caller: pluggy.HookCaller = getattr(hooks, name)
-    implementations = caller.get_hookimpls()
-    if any(each.wrapper or each.hookwrapper for each in implementations):
+    calls: list[Any] = [each.function for each in reversed(caller.get_hookimpls())]
+    if any(call.wraps for call in calls):
         return caller
-    calls: list[Any] = [each.function for each in reversed(implementations)]
 
     def call_plugins(**arguments: Any) -> None:
         outer = CURRENT.call

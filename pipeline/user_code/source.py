@@ -247,13 +247,12 @@ def define(module: Module, name: str, depth: int = 0) -> Definition | None:
 
 def class_definition(cls: type) -> Definition | None:
     """The source of a class at hand, whose module may be a script; None where there is none to read."""
-    try:
+    with suppress(TypeError, OSError, SyntaxError):  # such as a class in a notebook
         file = Path(inspect.getfile(cls))
         module = _parse(cls.__module__, file, file.stat().st_mtime_ns)
-    except (TypeError, OSError, SyntaxError):  # such as a class in a notebook
-        return None
-    node = module.bindings.get(cls.__qualname__)
-    return Definition(node, module) if isinstance(node, ast.ClassDef) else None
+        node = module.bindings.get(cls.__qualname__)
+        return Definition(node, module) if isinstance(node, ast.ClassDef) else None
+    return None
 
 
 @once
