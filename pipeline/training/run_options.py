@@ -201,9 +201,6 @@ def _call(computes: Callable[[], bool], eager: _Call, compiled: _Call, /, *args:
     return (compiled if computes() else eager)(*args, **kwargs)
 
 
-_ALL = "*"
-
-
 class RunOptions(OptionValues):
     """The options of a Brain, checked when they are made; ``model_fields_set`` names those that were set.
 
@@ -239,12 +236,11 @@ class RunOptions(OptionValues):
             if self.device == "cpu" and getattr(self, name) == "fp16":
                 what = f"{name} is fp16, which needs a GPU, and device is cpu"
                 raise ConfigError(f"run options: {what}; use bf16 or fp32")
-        jit = set(self.jit_module_keys or {_ALL}) if self.jit else set()
-        compiled = set(self.compile_module_keys or {_ALL}) if self.compile else set()
-        both = jit | compiled if _ALL in jit | compiled else jit & compiled
-        if jit and compiled and both:
-            which = ", ".join(sorted(both - {_ALL})) or "all of them"
-            what = f"jit and compile are both asked for, for the same modules ({which})"
+        # Without keys it is all modules.
+        jit, compiled = set(self.jit_module_keys or ()), set(self.compile_module_keys or ())
+        both = jit & compiled if jit and compiled else jit | compiled or {"all of them"}
+        if self.jit and self.compile and both:
+            what = f"jit and compile are both asked for, for the same modules ({', '.join(sorted(both))})"
             raise ConfigError(f"run options: {what}; keep compile, or name others in jit_module_keys")
 
     @classmethod

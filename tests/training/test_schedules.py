@@ -260,7 +260,8 @@ def test_a_wrong_argument_is_refused(cls: type[OptimScheduler], conf: dict[str, 
 
 def test_a_plateau_without_its_metric_says_what_there_is() -> None:
     with pytest.raises(
-        ConfigError, match="watches 'valid_loss', and the validation reports valid_auc; name one of those"
+        ConfigError,
+        match="watches 'valid_loss', and the validation reports valid_auc; compute_objectives returned none",
     ):
         built(Plateau).take_metrics({"valid_auc": 0.7})
 
