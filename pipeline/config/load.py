@@ -318,8 +318,7 @@ class Config:
 
     def plain(self, *, expanded: bool = True) -> dict[str, Any]:
         """The config as a new dict; ``expanded=False`` keeps ``${env:…}`` unexpanded."""
-        values: dict[str, Any] = self.tree.plain(expanded=expanded)
-        return values
+        return dict(self.tree.plain(expanded=expanded))
 
     def in_run(self, run_dir: Path) -> Config:
         """The same config with ``{run_dir}`` replaced."""

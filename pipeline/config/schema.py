@@ -206,57 +206,55 @@ NamedClasses = Annotated[dict[str, dict[str, Any]], WithJsonSchema(_CLASSES)]
 
 HyperParameters = Annotated[dict[str, Any], WithJsonSchema({**_MAPPING, "properties": {"optimizer": _OPTIMIZERS}})]
 
+
 # What is not known here is told by the check, which knows where each key was written.
-_INNER = ConfigDict(extra="allow", strict=True, title="mapping", json_schema_extra={"additionalProperties": False})
+class _Mapping(BaseModel):
+    model_config = ConfigDict(
+        extra="allow", strict=True, title="mapping", json_schema_extra={"additionalProperties": False}
+    )
 
 
-class BestSettings(BaseModel):
+class BestSettings(_Mapping):
     """Which checkpoint is the best: the one whose ``metric`` is the smallest or the largest."""
 
-    model_config = _INNER
     metric: str = Field(description="`valid_loss` or `valid_<metric>`; `test/loss` of one of several datasets")
     mode: Literal["min", "max"] = Field(description="whether the smallest or the largest is the best")
     count: int = Field(1, gt=0, description="how many are kept")
 
 
-class RunSettings(BaseModel):
+class RunSettings(_Mapping):
     """A checkpoint of another run."""
 
-    model_config = _INNER
     run: str = Field(description="its run directory")
     which: Literal["best", "last"] | Patience = Field("best", description="best, last, or the checkpoint's iteration")
     runner: str | None = Field(None, description="which of its train runners; null is the last one that has saved")
 
 
-class PredictionSettings(BaseModel):
+class PredictionSettings(_Mapping):
     """What an infer runner writes of its predictions."""
 
-    model_config = _INNER
     format: str = Field("jsonl", description="jsonl, safetensors or that of another package")
     path: str | None = Field(None, description="the file; null is `<phase>_predictions.<format>` of the runner")
     source: ClassPathValue | None = Field(None, alias="from", description="(predictions, batch) -> what is written")
 
 
-class UpdaterSettings(BaseModel):
+class UpdaterSettings(_Mapping):
     """The class of an updater, and its own arguments."""
 
-    model_config = _INNER
     class_path: ClassPathValue = Field(description="a subclass of UpdaterBase")
     args: Arguments = Field({}, description="beside model, brain, optim_schedulers and loader, which it is given")
 
 
-class SamplerSettings(BaseModel):
+class SamplerSettings(_Mapping):
     """The class of a sampler or batch sampler, and its own arguments."""
 
-    model_config = _INNER
     class_path: ClassPathValue = Field(description="an iterable of indices, or of lists of them")
     args: Arguments = Field({}, description="beside what it names of dataset, batch_size, shuffle, drop_last and seed")
 
 
-class PluginSettings(BaseModel):
+class PluginSettings(_Mapping):
     """A plugin in the long form."""
 
-    model_config = _INNER
     name: Name | None = Field(None, description="key of its state, files and metrics; default: as in the short form")
     class_path: ClassPathValue | None = Field(None, description="its class; default: the installed plugin of that name")
     args: Arguments = Field({}, description="those of its constructor")
