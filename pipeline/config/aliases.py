@@ -108,16 +108,11 @@ def _use_our_words(runner: dict[str, Node], address: str) -> Iterator[Fault]:
         # What it becomes stands where it was written.
         is_new = isinstance(value, dict) and value is not node.value
         node.value = {name: Node(part, node.origin) for name, part in value.items()} if is_new else value
-        present = runner.get(canonical)
-        if present is None:
-            runner[canonical] = node
-        elif canonical in ADDING:
-            both = [*_as_list(present), *_as_list(node)]
-            runner[canonical] = Node(both or None, node.origin, node.key, earlier=(*present.earlier, present))
-        else:
-            message = f"means the same as '{canonical}', which is set too; keep one"
-            yield (node.key or node.origin).fault(f"{address}.{alias}", message)
-    yield from _use_update_limit(runner, address)
+        yield from _put(node, runner, canonical, f"{address}.{alias}")
+    steps = runner.get("max_steps")
+    if steps and (match := re.fullmatch(r"(\d+) updates?", str(steps.value))):
+        runner.pop("max_steps").value = int(match[1])
+        yield from _put(steps, runner, "optimizer_step_limit", f"{address}.max_steps", "in updates ")
     # ``32`` and ``bf16-mixed`` are Lightning's words.
     for node in (runner[key] for key in ("precision", "eval_precision") if key in runner):
         node.value = PRECISIONS.get(str(node.value), node.value)
@@ -127,16 +122,17 @@ def _use_our_words(runner: dict[str, Node], address: str) -> Iterator[Fault]:
         yield kind.origin.fault(f"{address}.class", message)
 
 
-def _use_update_limit(runner: dict[str, Node], address: str) -> Iterator[Fault]:
-    """``max_steps: 100 update`` is ``optimizer_step_limit: 100``."""
-    steps, limit = runner.get("max_steps"), runner.get("optimizer_step_limit")
-    if steps and (match := re.fullmatch(r"(\d+) updates?", str(steps.value))):
-        steps.value = int(match[1])
-        if limit is None:
-            runner["optimizer_step_limit"] = runner.pop("max_steps")
-        else:
-            message = "in updates means the same as 'optimizer_step_limit', which is set too; keep one"
-            yield (steps.key or steps.origin).fault(f"{address}.max_steps", message)
+def _put(node: Node, runner: dict[str, Node], canonical: str, address: str, what: str = "") -> Iterator[Fault]:
+    """Put a value under its canonical key; a fault where that has one already."""
+    present = runner.get(canonical)
+    if present is None:
+        runner[canonical] = node
+    elif canonical in ADDING:
+        both = [*_as_list(present), *_as_list(node)]
+        runner[canonical] = Node(both or None, node.origin, node.key, earlier=(*present.earlier, present))
+    else:
+        message = f"{what}means the same as '{canonical}', which is set too; keep one"
+        yield (node.key or node.origin).fault(address, message)
 
 
 def _as_list(node: Node) -> list[Node]:

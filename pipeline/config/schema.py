@@ -138,22 +138,6 @@ _CLASS = {**_MAPPING, "properties": {"class": _STRING, "args": _MAPPING}, "requi
 
 _CLASSES = {**_MAPPING, "additionalProperties": {**_CLASS, "additionalProperties": False}}
 
-_GROUP = {**_MAPPING, "properties": {"params": _NAMES}, "required": ["params"]}
-
-_OPTIMIZER = {
-    "class": {**_STRING, "description": "a class of torch.optim, or a class path"},
-    "learning_rate": {"type": "number"},
-    "lr": {"type": "number", "description": "the same as learning_rate"},
-    "groups": {
-        "type": "array",
-        "items": _GROUP,
-        "description": "parameter groups by patterns; the first match counts",
-    },
-    "remove_vector_weight_decay": {"type": "boolean", "description": "no weight decay of biases and norms"},
-}
-
-_OPTIMIZERS = {**_MAPPING, "description": "the optimizer's class, and its arguments", "properties": _OPTIMIZER}
-
 Count = Annotated[int, Field(gt=0)]
 
 Patience = Annotated[int, Field(ge=0)]
@@ -203,8 +187,6 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotun
 
 # Name -> ``{class, args}``.
 NamedClasses = Annotated[dict[str, dict[str, Any]], WithJsonSchema(_CLASSES)]
-
-HyperParameters = Annotated[dict[str, Any], WithJsonSchema({**_MAPPING, "properties": {"optimizer": _OPTIMIZERS}})]
 
 
 # What is not known here is told by the check, which knows where each key was written.
@@ -450,7 +432,7 @@ class ConfigSchema(_Section):
     mode: Names | None = Field(None, description="the runners to run, in order; null is all")
     output_dir: str = Field("runs", description="where run directories go, relative to where the command runs")
     plugins: list[PluginValue] = Field([], description="added to the default plugins; {name: false} removes one")
-    hyper_parameters: HyperParameters = Field({}, description="free values, except `optimizer`")
+    hyper_parameters: Arguments = Field({}, description="free values, except `optimizer`")
     dataset: list[DatasetSchema] = Field(default_factory=list, description="the data, each item with a name")
     runner: list[RunnerSchema] = Field(min_length=1, description="the runners, each item with a name")
     phase: list[PhaseSchema] = Field(default_factory=list, description="models with their data, each item with a name")

@@ -136,10 +136,7 @@ class Node:
 
 def unique_nodes(*nodes: Node) -> tuple[Node, ...]:
     """The nodes, without repeated ones: several bases may share a base."""
-    first: dict[Origin, Node] = {}
-    for node in nodes:
-        first.setdefault(node.origin, node)
-    return tuple(first.values())
+    return tuple({node.origin: node for node in nodes}.values())
 
 
 def from_plain(value: Any, origin: Origin, key: Origin | None = None, depth: int = 0) -> Node:
