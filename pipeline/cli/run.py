@@ -13,7 +13,7 @@ from pipeline.check.runner import runners_of_mode
 from pipeline.cli import COMMANDS
 from pipeline.cli.options import config_and_overrides, log_level
 from pipeline.config.load import ConfigBuilder
-from pipeline.errors import ExitCode, PipelineError
+from pipeline.errors import ConfigError, ExitCode, PipelineError
 from pipeline.run import log
 from pipeline.run.resume import NEVER
 from pipeline.signals import StoppedError
@@ -22,7 +22,7 @@ from pipeline.trainer import GeneralTrainer
 
 @click.command("run", help=COMMANDS["run"])
 @config_and_overrides
-@click.option("--nproc", type=click.IntRange(min=1), default=1, help="Processes to start; 2 are not yet possible.")
+@click.option("--nproc", type=click.IntRange(min=1), default=1, help="Processes to start; only 1 is possible yet.")
 @click.option("--debug", is_flag=True, help="Set debug: true for every runner: a few batches and epochs, nothing kept.")
 @click.option(
     "--resume",
@@ -36,24 +36,15 @@ def command(path: str, overrides: Sequence[str], nproc: int, debug: bool, resume
     """Exit codes: see the README."""
     log.to_stderr(level or "INFO")
     if nproc > 1:
-        click.echo(f"--nproc {nproc}: several processes are not yet possible; leave it out", err=True)
-        sys.exit(ExitCode.USAGE)
-    sys.exit(run(path, [*overrides, *_debug(path, overrides)] if debug else overrides, resume))
+        raise ConfigError(f"--nproc {nproc}: several processes are not yet possible; leave it out")
+    overrides = [*overrides, *_debug(path, overrides)] if debug else overrides
+    sys.exit(run_trainer(GeneralTrainer(path, overrides, resume)))
 
 
 def _debug(path: str, overrides: Sequence[str]) -> list[str]:
     """The overrides that make a debug run of every runner of ``mode``."""
     tree = ConfigBuilder(path, overrides).tree
     return [f"runner.{name}.debug=true" for name in runners_of_mode(tree)] if tree else []
-
-
-def run(path: str, overrides: Sequence[str], resume: str) -> ExitCode:
-    """Run a config, and return what it leaves with.
-
-    Raises:
-        PipelineError: nothing was run.
-    """
-    return run_trainer(GeneralTrainer(path, overrides, resume))
 
 
 def run_trainer(trainer: GeneralTrainer) -> ExitCode:

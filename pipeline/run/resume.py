@@ -220,8 +220,8 @@ def reconcile(previous: PreviousRun, provenance: Provenance, runners: Sequence[s
         # It stays as it was run.
         return
     for name in sorted(changes.files):
-        is_source = name in provenance.sources or name.parts[0] == "workspace"
-        backup.move(name) if is_source else backup.copy(name)
+        # What is in the workspace are copies of sources.
+        backup.move(name) if name.parts[0] == "workspace" else backup.copy(name)
     if (changes.messages or checkpoint) and backup.folder:
         logger.info(f"what is replaced is kept in {backup.folder}")
     provenance.write(directory, changes.files)

@@ -10,10 +10,11 @@ from pathlib import Path
 import click
 
 from pipeline.cli.options import log_level
-from pipeline.cli.run import run
+from pipeline.cli.run import run_trainer
 from pipeline.run import log
 from pipeline.run.directory import parse_command
 from pipeline.run.resume import refuse_strangers, split_path
+from pipeline.trainer import GeneralTrainer
 
 
 @click.command("resume")
@@ -36,7 +37,7 @@ def command(path: Path, words: tuple[str, ...], level: str | None) -> None:
         raise click.UsageError(f"{run_dir / 'command.txt'}: the folder {folder} is not there any more")
     # Outputs are relative to where the run was begun.
     os.chdir(folder)
-    sys.exit(run(config, [*overrides, *words], str(checkpoint or run_dir)))
+    sys.exit(run_trainer(GeneralTrainer(config, [*overrides, *words], checkpoint or run_dir)))
 
 
 def _run_origin(run_dir: Path) -> tuple[str, str, str, list[str]]:

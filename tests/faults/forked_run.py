@@ -19,10 +19,11 @@ from pipeline.check.checker import check
 from pipeline.checkpoint import layout, reader
 from pipeline.checkpoint.comparison import differences
 from pipeline.cli import refuse
-from pipeline.cli.run import run
+from pipeline.cli.run import run_trainer
 from pipeline.errors import PipelineError
 from pipeline.run import log
 from pipeline.signals import SHUTDOWN
+from pipeline.trainer import GeneralTrainer
 
 # Of the threads that would share a sum none is left in a process that is forked, and it would wait for them.
 torch.set_num_threads(1)
@@ -83,7 +84,7 @@ class ForkedRun:
             self._become(folder, environment or {}, user)
             SHUTDOWN.grace = grace or SHUTDOWN.grace
             gate()
-            code = run(str(config), list(overrides), resume)
+            code = run_trainer(GeneralTrainer(config, list(overrides), resume))
         except PipelineError as error:
             code = refuse(error)
         except BaseException:
