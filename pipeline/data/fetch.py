@@ -86,8 +86,7 @@ class WorkerFailure:
 
     def __init__(self, error: Exception) -> None:
         self.error = error
-        user_error = error.with_traceback(user_traceback(error.__traceback__))
-        self.trace = "".join(traceback.format_exception(user_error))
+        self.trace = "".join(traceback.format_exception(error.with_traceback(user_traceback(error.__traceback__))))
 
     @classmethod
     def or_raise(cls, error: Exception) -> Self:
@@ -312,9 +311,8 @@ class FetchedDataset:
                 return [self.dataset[failing := index] for index in tracked]
             samples = getitems(indices)
         except StopIteration as error:
-            what = f"{type(self.dataset).__name__} raised StopIteration for {format_indices(failing)}"
-            remedy = "which would end the epoch" + in_worker() + "; raise IndexError, or correct __len__"
-            raise DataError(f"{self.where}: {what}, {remedy}") from error
+            what = f"{type(self.dataset).__name__} raised StopIteration for {format_indices(failing)}{in_worker()}"
+            raise DataError(f"{self.where}: {what}, which ends the epoch; raise IndexError, or fix __len__") from error
         except Exception as error:
             error.add_note(f"{self.where}: raised for {format_indices(failing)}, fetching {request}{in_worker()}")
             raise

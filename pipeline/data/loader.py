@@ -62,12 +62,11 @@ def make_loader(
             needs = "needs a dataset with __getitems__(indices), which returns a batch, a batch_size, and no collate_fn"
             raise ConfigError(f"{where}: whole_batches: true {needs}; change what differs, or remove it")
         keywords["collate_fn"] = uncollated
-    ordered = any(keywords.get(name) is not None for name in ("sampler", "batch_sampler", "generator"))
     if isinstance(dataset, IterableDataset):
         if shuffle:
             kind = f"{type(dataset).__name__} is an IterableDataset"
             raise DataError(f"{where}: shuffle: true needs indices, and {kind}; shuffle in the dataset itself")
-    elif not ordered:
+    elif all(keywords.get(name) is None for name in ("sampler", "batch_sampler", "generator")):
         refuse_without_samples(dataset, where)
         keywords["sampler"] = EpochSampler(dataset, shuffle, seed)
         shuffle = False
@@ -107,8 +106,7 @@ class EpochSampler(Sampler[int]):
 
     def __init__(self, data_source: Sized, shuffle: bool, seed: int | None) -> None:
         self.data_source, self.shuffle, self.epoch = data_source, shuffle, 0
-        draw = seed is None and shuffle
-        self.seed = int(torch.randint(2**31, ()).item()) if draw else seed or 0
+        self.seed = int(torch.randint(2**31, ()).item()) if seed is None and shuffle else seed or 0
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch whose order comes next, from 0."""
@@ -162,11 +160,10 @@ class SeededLoader(DataLoader[Any]):
     ) -> None:
         self.seed, self.resume = seed, resume
         self.where = where or type(dataset).__name__
-        self.epoch = 0
+        self.epoch = self._skip = 0
         self._fetching: tuple[SeededLoader, Progress | None, BatchRequests | None] | None = None
         # Of the pass that began last, until it is over: how many batches may come, what it left out, the stream's place.
         self._to_come: repeat[bool] | None = None
-        self._skip = 0
         self._position: StreamPosition | None = None
         # At which the next pass begins; None: at its beginning.
         self._start: dict[str, Any] | None = None

@@ -170,7 +170,6 @@ def sample_generator(index: int) -> torch.Generator:
     """
     if not _seeds:
         what = f"sample_generator({index}): no loader with a seed is fetching a batch"
-        made = "make the loader with make_loader(dataset, seed=...), or with a runner's `seed` that is not null"
-        raise DataError(f"{what}; call it in the dataset's __getitem__ or __iter__, and {made}")
+        raise DataError(f"{what}; call it in a dataset, and give make_loader(dataset, seed=...) or the runner a seed")
     seed, epoch = _seeds[-1]
     return torch.Generator().manual_seed(mix(seed, epoch, "sample", index))

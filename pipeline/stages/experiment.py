@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from pipeline.checkpoint import layout, parts, reader, restore
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.random_state import random_state, restore_random_state
-from pipeline.checkpoint.reader import LoadedCheckpoint
 from pipeline.checkpoint.state import gradients_of
 from pipeline.checkpoint.storage import storing
 from pipeline.config import yaml_tree
@@ -246,8 +245,7 @@ class ExperimentSetup(RunnerBase):
         if not isinstance(model, nn.Module):
             kind = f"{type(self).__name__}.setup_model: self.model is a {type(model).__name__}, not an nn.Module"
             raise StageError(f"{kind}; set it to one, to an nn.ModuleDict where there are several")
-        models = self.context.peek("model") or {}
-        self.context["model"] = {**models, PHASE: Phase(PHASE, {"model": model})}
+        self.context["model"] = {**(self.context.peek("model") or {}), PHASE: Phase(PHASE, {"model": model})}
         trained = {**self._optimizer(), **self._parts()}
         own = {name.removeprefix("self."): part for name, part in trained.items() if isinstance(part, OptimScheduler)}
         attach_optimizer_hooks(own, self.context, PHASE)
@@ -304,7 +302,7 @@ class ExperimentBase(ExperimentSetup):
 
     def __init__(self, config: Any, args: Any) -> None:
         super().__init__(config, args)
-        self._batches = Batches((), 0)
+        self._batches, self._schedule = Batches((), 0), Schedule(self.train_state)
         self._in_epoch = self._interrupted = self._loaded = False
         self._ended, self._validated = 0, -1
         self._newest: Path | None = None
@@ -440,12 +438,11 @@ class ExperimentBase(ExperimentSetup):
     def load_training_state(self, training_state: Mapping[str, Any]) -> None:
         """Restore a ``training_state``; optimizer options that the config has changed keep their new value."""
         if "optimizer" not in training_state:
-            remedy = "give it what training_state() returned"
-            raise CheckpointError(f"load_training_state: there is no 'optimizer'; {remedy}")
+            raise CheckpointError("load_training_state: there is no 'optimizer'; give it what training_state() returns")
         state = {"self.optimizer": training_state["optimizer"]} if training_state["optimizer"] else {}
         parts.restore_parts(self._optimizer(), state, self._options, "load_training_state")
 
-    def _go_on(self, checkpoint: LoadedCheckpoint) -> None:
+    def _go_on(self, checkpoint: reader.LoadedCheckpoint) -> None:
         """Restore everything from a checkpoint."""
         state = checkpoint.state
         if state is None or state.experiment is None:
@@ -500,9 +497,8 @@ class ExperimentBase(ExperimentSetup):
         if not self.alone:
             self._schedule.limit_time(self.context, self.checkpointer._resumed)
         self._ended = 0
-        limit = self._schedule.max_steps
-        if self.alone and self.iteration >= limit:
-            logger.info(f"nothing is left to train: config.training.max_iteration is {limit}")
+        if self.alone and self.iteration >= self._schedule.max_steps:
+            logger.info(f"nothing is left to train: config.training.max_iteration is {self._schedule.max_steps}")
         if self._in_epoch:
             return
         if self.checkpointer._resumed:
@@ -519,12 +515,11 @@ class ExperimentBase(ExperimentSetup):
 
     def _plan(self) -> None:
         """Take from ``config.training`` what is due when, and where training ends."""
-        limit = experiment_config.max_iteration(self.config)
         every = None if self.alone else self.context["runner"].print_interval
         counters = {**self.train_state, "iteration": self.iteration}
         intervals = {done: experiment_config.intervals(self.config, name) for name, done in INTERVALS.items()}
         self._schedule = Schedule(counters, printing=parse_intervals(every), **intervals)
-        self._schedule.max_steps = limit
+        self._schedule.max_steps = experiment_config.max_iteration(self.config)
         self._due, self._planned = 0, self._in_config()
 
     def _in_config(self) -> tuple[Any, ...]:
@@ -601,8 +596,7 @@ class ExperimentBase(ExperimentSetup):
         newest = self.checkpointer.newest() if self.alone else None
         if newest and newest != self._newest and (layout.step_of(newest) or 0) >= iteration:
             what = f"{newest}: is of another run, and this one is at iteration {self.iteration}, and would overwrite it"
-            remedy = "choose another args.output, or go on from it, by resume_or_load() without a checkpoint_path"
-            raise ConfigError(f"{what}; {remedy}")
+            raise ConfigError(f"{what}; choose another args.output, or go on from it, without an args.checkpoint_path")
 
     def _begin_epoch(self, *, again: bool) -> None:
         """Begin an epoch; ``again``: a run that was resumed goes on with it."""

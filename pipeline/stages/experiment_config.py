@@ -7,7 +7,7 @@ import os
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from pathlib import Path, PurePath
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol, TextIO
 
@@ -99,8 +99,7 @@ class PluginNumbers:
         if step not in (iteration, iteration + 1) and name not in self._misnumbered:
             self._misnumbered.add(name)
             logger.warning(f"visualizer: '{name}' is given for step {step}; the plugins are told iteration {iteration}")
-        numbers = self.training if self.validation is None else self.validation
-        numbers.log(name, value, 1)
+        (self.training if self.validation is None else self.validation).log(name, value, 1)
 
     def begin_epoch(self) -> None:
         """Reset for a new epoch."""
@@ -241,9 +240,8 @@ def intervals(config: Any, name: str) -> list[Interval]:
     Raises:
         ConfigError: it is missing, or no interval.
     """
-    value = setting(config, f"config.training.{name}")
     try:
-        return parse_intervals(value, starts=name == "valid_interval")
+        return parse_intervals(setting(config, f"config.training.{name}"), starts=name == "valid_interval")
     except ValueError as error:
         raise ConfigError(f"config.training.{name}: {error}") from error
 
@@ -268,9 +266,7 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, str | int | float | bool | None):
         return value
-    if isinstance(value, PurePath):
-        return str(value)
-    return plain(vars(value)) if hasattr(value, "__dict__") and not isinstance(value, type) else repr(value)
+    return plain(vars(value)) if hasattr(value, "__dict__") and not isinstance(value, type) else str(value)
 
 
 def training_of(context: Context) -> dict[str, Any]:
@@ -284,14 +280,12 @@ def training_of(context: Context) -> dict[str, Any]:
     settings = context["hyper_parameters"].get("training", {})
     if not isinstance(settings, Mapping):
         raise ConfigError(f"hyper_parameters.training: is {settings!r}; write a mapping, or give it another name")
-    for name, key in TRAINING_KEYS.items():
-        if name in settings:
-            ignored = f"hyper_parameters.training.{name}: would be ignored: the runner's `{key}` says it"
-            raise ConfigError(f"{ignored}; write it there")
+    for name in TRAINING_KEYS.keys() & settings.keys():
+        ignored = f"hyper_parameters.training.{name}: would be ignored: the runner's `{TRAINING_KEYS[name]}` says it"
+        raise ConfigError(f"{ignored}; write it there")
     runner = context["runner"]
     training = {**settings, "valid_interval": runner.valid_interval, "save_interval": runner.save_interval}
-    steps = _steps_of(runner)
-    if runner.epochs is None and steps is not None:
+    if runner.epochs is None and (steps := _steps_of(runner)):
         training["max_iteration"] = steps
     return training
 
@@ -327,14 +321,12 @@ def iterations_of(context: Context, loader: Any) -> int:
     runner, steps = context["runner"], _steps_of(context["runner"])
     epochs = min(runner.epochs or runner.debug_epochs, runner.debug_epochs) if runner.debug else runner.epochs
     if epochs is None:
-        if steps is None and runner.max_time:
-            return NEVER
-        if steps is None:
+        if not (steps or runner.max_time):
             raise ConfigError(f"runner.{runner.name}: does not say how long to train; add `epochs:` or `max_steps:`")
-        return steps
+        return steps or NEVER
     try:
         batches = runner.debug_batches if runner.debug and length(loader) is None else len(loader)
     except TypeError as error:
         unknown = f"is {epochs}, and nobody knows how many batches an epoch of train_loader has ({error})"
         raise ConfigError(f"runner.{runner.name}.epochs: {unknown}; give max_steps instead") from error
-    return min(epochs * batches, steps or epochs * batches)
+    return min(epochs * batches, steps or NEVER)

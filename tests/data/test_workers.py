@@ -217,7 +217,7 @@ def test_a_dataset_that_would_end_the_epoch_without_a_word_is_refused(workers: i
     def stop() -> None:
         raise StopIteration
 
-    message = "Failing raised StopIteration for sample 7, which would end the epoch.*; raise IndexError, or correct"
+    message = "Failing raised StopIteration for sample 7.*, which ends the epoch; raise IndexError, or fix"
     with pytest.raises(DataError, match=f"^dataset.train: {message}"):
         go_through(Failing(stop), workers)
 
