@@ -175,8 +175,8 @@ def _flow_of_stage(definition: source.Definition, stage: str, arguments: Constan
     hidden_writes = set(flow.declared_writes) - {use.key for use in flow.uses if use.action == "write"}
     uses = [replace(use, sure=use.sure and use.key not in hidden_writes) for use in flow.uses]
     visible_reads = {use.key for use in flow.demands()}
-    hidden_reads = [key for key in classes.declared_keys(definition, "reads", method) if key not in visible_reads]
-    flow.uses = dict.fromkeys([*(Use(key, "read", definition.location, sure=True) for key in hidden_reads), *uses])
+    reads = [key for key in classes.declared_keys(definition, "reads", method) if key not in visible_reads]
+    flow.uses = dict.fromkeys([*(Use(key, "read", definition.location, sure=True) for key in reads), *uses])
     return flow
 
 
@@ -262,7 +262,7 @@ class DataFlow:
         if len(plugins) < len(self.plugins):
             return []
         # A plugin may write at any time.
-        plugin_writes = {key for plugin in plugins for key in plugin.writes()}
+        plugin_writes = set[str]().union(*(plugin.writes() for plugin in plugins))
         uncertain_keys = plugin_writes.union(*(plugin.opaque for plugin in plugins))
         keys = {*TRAINER_KEYS, *plugin_writes}
         items: dict[str, Collection[str]] = dict(_TRAINER_ITEMS)
@@ -453,14 +453,13 @@ class FlowCheck:
         """What a stage does with the context."""
         if definition is None:
             return None
-        arguments = self.runner[f"{stage}_args"].value
+        arguments, custom = self.runner[f"{stage}_args"], not is_untouched(self.runner.node, stage)
         if stage == "runner" and classes.is_subclass(definition, EXPERIMENT):
             # It may use any key from any of its methods.
             uses = dict.fromkeys(Use(key, "write", definition.location, sure=False) for key in _EXPERIMENT_WRITES)
             flow = Flow(uses, opaque=set(_EXPERIMENT_WRITES), unknown=definition.location)
         else:
-            flow = flow_of_stage(definition, stage, arguments if isinstance(arguments, dict) else {}, facts)
-        custom = not is_untouched(self.runner.node, stage)
+            flow = flow_of_stage(definition, stage, arguments.value if arguments.is_mapping else {}, facts)
         return StageFlow(stage, definition, flow, custom, {} if custom or stage != "network" else self.items(facts))
 
     def items(self, facts: Facts) -> dict[str, Sequence[str]]:
@@ -486,10 +485,9 @@ class FlowCheck:
             self.runner.fault_at(f"{stage.stage}_class_path", message)
         missing = flow.missing()
         # What else may write is looked for only where it matters.
-        if missing and not self.is_reached(flow):
-            for fault in missing:
-                owner = fault.reader if fault.reader.custom or fault.owner is None else fault.owner
-                self.runner.fault_at(f"{owner.stage}_class_path", fault.message)
+        for fault in missing if missing and not self.is_reached(flow) else ():
+            owner = fault.reader if fault.reader.custom or fault.owner is None else fault.owner
+            self.runner.fault_at(f"{owner.stage}_class_path", fault.message)
 
     def is_reached(self, flow: DataFlow) -> bool:
         """Whether a Brain of the workspace may use the context, which the runner stage passes to it."""

@@ -47,11 +47,8 @@ class Inspection:
 
     def remember(self, path: class_path.ClassPath) -> None:
         """Keep a workspace file for the run directory."""
-        try:
-            module = source.read(path.module) if path.file else None
-        except (SyntaxError, ValueError, OSError):  # a fault of the class path
-            return
-        if module:
+        # One that cannot be read is a fault of the class path.
+        if path.file and (module := source.quiet_read(path.module)):
             self.modules[module.file] = module
 
 

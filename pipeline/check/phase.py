@@ -10,7 +10,6 @@ from pipeline.check.data_flow import is_untouched
 from pipeline.check.inspection import Inspection, Setting, kind, names_in, place_of
 from pipeline.check.optimizer import Metrics, check_optim_scheduler, check_short_form
 from pipeline.config.schema import DEFAULT_PLUGINS, MODEL_LOSS, TARGETS, SamplerSettings, UpdaterSettings
-from pipeline.config.yaml_tree import Node
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import class_path, classes, source, uncalled
 from pipeline.user_code.class_path import METRICS, MODULES
@@ -57,12 +56,11 @@ def _check_module(name: str, module: Setting) -> None:
 
 def _check_uncalled(runner: Setting, phase: Setting, definition: source.Definition | None) -> None:
     """Report methods of SpeechBrain that a Brain defines and nothing calls."""
-    updater, own_runner = phase["updater"]["class_path"], runner["runner_class_path"]
+    model, updater, own_runner = phase["model"], phase["updater"]["class_path"], runner["runner_class_path"]
     callers = [updater.find_class("Updater"), own_runner.find_class("Runner")]
     if any(path.node and not caller for path, caller in zip((updater, own_runner), callers, strict=True)):
         return
-    model, infers = phase["model"], kind(runner) == "infer"
-    remedies = uncalled.BRAIN_REMEDIES if infers else uncalled.CONFIG_REMEDIES
+    remedies = uncalled.BRAIN_REMEDIES if kind(runner) == "infer" else uncalled.CONFIG_REMEDIES
     modules = [*phase.inspection.modules.values(), *(caller.module for caller in callers if caller)]
     definition = source.class_definition(model.value) if isinstance(model.value, type) else definition
     for message in uncalled.uncalled_faults(definition, BRAIN, remedies, modules):
@@ -79,12 +77,11 @@ def _check_arguments(phase: Setting, definition: source.Definition) -> None:
         _check_modules(phase, definition, parameters, arguments)
         parameters = parameters.without(["modules"])
     hyper_parameters = phase.inspection.setting("hyper_parameters")
-    values = {name: setting.node for name, setting in hyper_parameters.entries() if name in parameters.names}
-    fallbacks = {name: node for name, node in values.items() if name not in arguments.value}
+    free = set(parameters.names) - set(arguments.value)
+    filling = hyper_parameters.with_keys({name: own.node for name, own in hyper_parameters.entries() if name in free})
     # What hyper_parameters fill need not be given, but may be.
-    required = parameters.without(list(fallbacks)).required
+    required = parameters.without(list(filling.value)).required
     arguments.check_arguments(replace(parameters, required=required), definition.name)
-    filling = replace(hyper_parameters, node=Node(fallbacks, model.origin))
     filling.check_arguments(replace(parameters, required=()), definition.name)
 
 
@@ -292,9 +289,9 @@ class PhaseCheck:
         else:
             check_model(self.runner, phase)
             self.optim_schedulers(phase)
-        names = ("dataset_name", "valid_dataset_name")
-        for name in (name for key in names for name in phase[key].references("dataset")):
-            check_dataset(phase.inspection.settings("dataset")[name])
+        for key in ("dataset_name", "valid_dataset_name"):
+            for name in phase[key].references("dataset"):
+                check_dataset(phase.inspection.settings("dataset")[name])
         if phase["dataset_name"].value is None and (self.trains or phase["valid_dataset_name"].value is None):
             phase["dataset_name"].fault("required key is missing; add `dataset_name:`, one of `dataset:`")
         if phase["updater"].is_mapping:
@@ -412,8 +409,7 @@ def _check_kind(dataset: Setting, definition: source.Definition) -> None:
         if dataset[key].value:
             dataset[key].fault(f"needs indices, and {name} is an IterableDataset; shuffle in the class", of_key=True)
     if dataset["persistent_workers"].value and (is_stream or classes.member(definition, "set_epoch")):
-        why = f"the workers of {name} have to be told the epoch"
-        dataset["persistent_workers"].fault(f"is true, but {why}; remove it, so that they are started anew in each")
+        dataset["persistent_workers"].fault(f"is true, but the workers of {name} have to know the epoch; remove it")
 
 
 def _check_sampler(dataset: Setting, key: str) -> None:
@@ -441,8 +437,7 @@ def _check_collate(path: Setting, arguments: Setting) -> None:
     definition = path.find_class("collate")
     if path.value is None and arguments.value:
         arguments.fault("would be ignored: torch's own collate takes none; remove it, or add collate_fn", of_key=True)
-    parameters = classes.parameters(definition) if definition else None
-    if definition and parameters:
+    if definition and (parameters := classes.parameters(definition)):
         called = isinstance(definition.node, source.ClassNode) and classes.member(definition, "__call__")
-        own = parameters if called else parameters.without_first()
-        arguments.or_empty(path.origin).check_arguments(own, definition.name)
+        batch = () if called else parameters.names[: min(parameters.positional, 1)]
+        arguments.check_call(definition, path.origin, batch)

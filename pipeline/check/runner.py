@@ -212,8 +212,7 @@ def _check_init(runner: Setting, train_runners: Settings, experiment: str | None
     elif path in (BEST, LAST):
         previous = list(train_runners.values())[-1] if train_runners else None
         if previous is None:
-            remedy = "name a checkpoint, or a train runner before it in `mode`"
-            setting.fault(f"is '{path}', and no train runner comes before this one; {remedy}")
+            setting.fault(f"is '{path}', and no train runner comes before it in `mode`; add one, or name a checkpoint")
         elif path == BEST and None in (previous["keep_best"].value, previous["valid_interval"].value):
             remedy = f"add `keep_best: {{metric: valid_loss, mode: min}}` to {previous.name}, or name `{LAST}`"
             setting.fault(f"is '{BEST}', and {previous.name} keeps no best checkpoint; {remedy}")

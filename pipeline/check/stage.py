@@ -115,8 +115,7 @@ def _method(node: source.FunctionNode, place: str, arguments: tuple[str, ...]) -
     own = () if (static := marks == ["staticmethod"]) else ("self",)
     signature = f"`def {name}({', '.join((*own, *arguments))})`"
     if "property" in marks:
-        caller = "the trainer calls" if arguments else "it is called as"
-        yield f"{place} is a property; take @property away: {caller} {call} on the stage"
+        yield f"{place} is a property, and is called as {call}; take @property away"
     elif isinstance(node, ast.AsyncFunctionDef):
         yield f"{place} is async, and nobody would await it: it would do nothing; write {signature}"
     elif not marks and source.is_generator(node):
@@ -164,8 +163,7 @@ def _wrong_supers(ancestry: Classes, users: Classes) -> Iterator[str]:
                 if call.attr not in inherited_names:
                     method_names = {name for other in ancestry[index + 1 :] for name in classes.methods(other)}
                     hint = one_of(call.attr, (name for name in method_names if not name.startswith("_")))
-                    what = f"calls super().{call.attr}, which no class after {base.name} has{hint}"
-                    yield f"{place_of(base, name, call)} {what}"
+                    yield f"{place_of(base, name, call)} calls super().{call.attr}, which no class after it has{hint}"
 
 
 # Names with which an object gets attributes that its source does not show, or is asked for those that it may not have.
@@ -189,8 +187,7 @@ def _misspelt_attributes(ancestry: Classes, users: Classes) -> Iterator[str]:
 def _uncalled_methods(ancestry: Classes, users: Classes, stage: str, files: Iterable[source.Module]) -> Iterator[str]:
     """The methods with almost the name of one of the stage's methods that certainly nothing calls."""
     modules = {near for module in (*files, *(base.module for base in users)) for near in source.neighbours(module)}
-    known_names = {name for base in ancestry if base not in users for name in classes.methods(base)}
-    known_names.update(_OPTIONAL.get(stage, {}))
+    known_names = {*_OPTIONAL.get(stage, {})}.union(*(classes.methods(base) for base in ancestry if base not in users))
     public = [name for name in known_names.difference(*map(classes.methods, users)) if not name.startswith("_")]
     words = {name for module in modules for name in _words(module)}
     # Code elsewhere may have other users.
@@ -224,10 +221,9 @@ def stage_notes(stage: StageFlow) -> Iterator[str]:
 
 def _runner_notes(stage: StageFlow) -> Iterator[str]:
     """What is no fault of a Runner, but costs it what the default has."""
-    flow = stage.flow
+    flow, cls = stage.flow, stage.definition
     if not (flow.ours or flow.unknown or "checkpointer" in flow.reads()):
-        name = f"{stage.definition.name} ({stage.definition.location})"
-        what = f"{name} heeds no limit, saves nothing, calls no hook: not resumable"
+        what = f"{cls.name} ({cls.location}) heeds no limit, saves nothing, calls no hook: not resumable"
         other = "call super().run(context)" if stage.derives else "override verbs of stages.Runner"
         yield f"{what}; take its batches from context.batches(phase), or {other}"
     for place in flow.inexact:
@@ -305,11 +301,10 @@ def _methods(stage: StageFlow) -> Iterator[str]:
     # A stage that does not derive from the default may make one and call that.
     if inherits is False and ours and default.name not in words:
         yield f"derives from {ours[0].name}: no method of stages.{default.name} runs"
-    inherited = {name for base in ours for name in classes.methods(base)}
-    inherited -= set(classes.abstract_methods(ours[0])) if ours else set()
+    inherited = set().union(*map(classes.methods, ours)).difference(*map(classes.abstract_methods, ours[:1]))
     users = [base for base in ancestry if base not in ours]
     names = dict.fromkeys(name for base in users for name in classes.methods(base))
-    overridden = [name for name in names if name in inherited and not name.startswith("__")]
+    overridden = (name for name in names if name in inherited and not name.startswith("__"))
     overrides = [f"{name} ({_super_use(stage, name, users)})" for name in overridden]
     if overrides or inherits:
         yield f"overrides: {', '.join(overrides) or 'nothing'}"

@@ -64,7 +64,7 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["class_path=own.py:Rows", "shuffle=true"], ["shuffle: needs indices, and Rows is an IterableDataset; shuffle in the class"]),
     *(
         ([f"class_path=own.py:{name}", "num_workers=1", "persistent_workers=true"],
-         [f"persistent_workers: is true, but the workers of {name} have to be told the epoch; remove it, so that they are started anew in each"])
+         [f"persistent_workers: is true, but the workers of {name} have to know the epoch; remove it"])
         for name in ("Rows", "Told")
     ),
     *(

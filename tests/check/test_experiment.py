@@ -99,8 +99,8 @@ def test_what_is_wrong_with_its_config_is_told(faults: Callable[..., list[str]],
         ),
         (
             ("def setup_model(self)", "@property\n        def setup_model(self)"),
-            f"{RUNNER}.runner_class_path: Mine.setup_model (experiment.py:9) is a property; take @property away: it is "
-            "called as setup_model() on the stage",
+            f"{RUNNER}.runner_class_path: Mine.setup_model (experiment.py:9) is a property, and "
+            "is called as setup_model(); take @property away",
         ),
         (
             ("def valid", "def validate"),

@@ -111,11 +111,11 @@ NO_BEST = f"{JUDGE}: is 'best', and learn keeps no best checkpoint; add `{KEEP}`
         ("freeze: encoder", "device: auto",
          "config.yaml:13:13: runner.judge.freeze: would be ignored: an infer runner makes one pass; remove it"),
         ("device: auto", "init_model_path: last",
-         ("config.yaml:10:22: runner.learn.init_model_path: is 'last', and no train runner comes before this one; "
-          "name a checkpoint, or a train runner before it in `mode`")),
+         ("config.yaml:10:22: runner.learn.init_model_path: is 'last', and no train runner comes before it in `mode`; "
+          "add one, or name a checkpoint")),
         ("device: auto", f"{KEEP}; init_model_path: best",
-         ("config.yaml:11:22: runner.learn.init_model_path: is 'best', and no train runner comes before this one; "
-          "name a checkpoint, or a train runner before it in `mode`")),
+         ("config.yaml:11:22: runner.learn.init_model_path: is 'best', and no train runner comes before it in `mode`; "
+          "add one, or name a checkpoint")),
         ("device: auto", "init_modules: encoder",
          "config.yaml:10:19: runner.learn.init_modules: would be ignored: there is no init_model_path; add it, or remove this"),
     ],
@@ -129,9 +129,7 @@ def test_weights_that_cannot_be_there_are_named_with_the_remedy(
 
 def test_the_order_of_mode_says_which_runner_comes_before(faults: Faults) -> None:
     [fault] = faults("init_model_path: last", "mode=[judge, learn]")
-    assert fault.endswith(
-        "is 'last', and no train runner comes before this one; name a checkpoint, or a train runner before it in `mode`"
-    )
+    assert fault.endswith("is 'last', and no train runner comes before it in `mode`; add one, or name a checkpoint")
 
 
 def test_the_nearest_train_runner_has_to_keep_the_best(faults: Faults) -> None:

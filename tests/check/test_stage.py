@@ -33,7 +33,7 @@ METHODS = [
     ("def startup(self, context, extra): pass", "takes (self, context, extra), and is called with the context alone; write"),
     ("def startup(self, *, context): pass", "takes (self, *, context), and is called with the context alone; write"),
     ("@staticmethod\ndef startup(self, context): pass", "takes (self, context), and is called with the context alone; write `def startup(context)`"),
-    ("@property\ndef startup(self): pass", "is a property; take @property away: the trainer calls startup(context) on the stage"),
+    ("@property\ndef startup(self): pass", "is a property, and is called as startup(context); take @property away"),
     ("async def startup(self, context): pass", "is async, and nobody would await it: it would do nothing; write `def startup(self, context)`"),
     ("def startup(self, context):\n    for _ in range(3): yield", "has a yield: called, it would do nothing; take the yield out"),
 ]  # fmt: skip

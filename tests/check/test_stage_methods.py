@@ -27,13 +27,13 @@ def messages(linear: Path, code: str, stage: str, *, run: bool = False) -> list[
 HEAD = "class Runner(stages.Runner):\n    "
 NOWHERE = [
     ("def warm_up(self, phase, context): super().warm_up(phase, context)",
-     "Runner.warm_up (own.py:3) calls super().warm_up, which no class after Runner has; known: evaluate, "),
+     "Runner.warm_up (own.py:3) calls super().warm_up, which no class after it has; known: evaluate, "),
     ("def run(self, context):\n        super().run(context)\n        super().evalute(context)",
-     "Runner.run (own.py:5) calls super().evalute, which no class after Runner has; did you mean 'evaluate'?"),
+     "Runner.run (own.py:5) calls super().evalute, which no class after it has; did you mean 'evaluate'?"),
     ("def run(self, context):\n        for each in range(2):\n            super(Runner, self).rum(context)",
-     "Runner.run (own.py:5) calls super().rum, which no class after Runner has; did you mean 'run'?"),
+     "Runner.run (own.py:5) calls super().rum, which no class after it has; did you mean 'run'?"),
     ("def run(self, context):\n        with open('x') as file:\n            return super().context",
-     "Runner.run (own.py:5) calls super().context, which no class after Runner has; did you mean 'from_context'?"),
+     "Runner.run (own.py:5) calls super().context, which no class after it has; did you mean 'from_context'?"),
 ]  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def test_a_super_is_looked_up_in_the_order_of_the_bases_of_the_stage(linear: Pat
     """
     assert messages(linear, classes.format(last="Last, "), "startup", run=True) == []
     (found,) = messages(linear, classes.format(last=""), "startup")
-    assert found.startswith("Said.say (own.py:3) calls super().say, which no class after Said has; known: from_context")
+    assert found.startswith("Said.say (own.py:3) calls super().say, which no class after it has; known: from_context")
 
 
 UNCALLED = [
