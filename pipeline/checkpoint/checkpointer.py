@@ -16,7 +16,6 @@ from loguru import logger
 from torch import Tensor
 
 from pipeline.checkpoint import foreign, layout, pytree, reader, safetensors_io, weights
-from pipeline.checkpoint.layout import STATE, SUFFIX, TRAINING
 from pipeline.checkpoint.parts import InitialModels
 from pipeline.checkpoint.reader import Iterations, LoadedCheckpoint
 from pipeline.checkpoint.restore import restore_recoverable, restore_training
@@ -200,8 +199,7 @@ class Checkpointer:
         if name in self._recoverables:
             raise ConfigError(f"add_recoverable: '{name}' is taken; give each its own name")
         self._recoverables[name] = recoverable
-        state = self._resumed.state if self._resumed else None
-        if self._resumed and state and name in state.recoverables:
+        if self._resumed and (state := self._resumed.state) and name in state.recoverables:
             restore_recoverable(name, recoverable, state, str(self._resumed.path))
 
     def _begin(self, models: Any) -> None:
@@ -258,13 +256,13 @@ class Checkpointer:
         state = json.dumps(finite(counted), indent=1).encode()
         tensors = {}
         for phase, module in weights.unique_modules(models).items():
-            file = f"{phase}{SUFFIX}"
-            if file == TRAINING or not layout.is_file_name(file):
+            file = f"{phase}{layout.SUFFIX}"
+            if file == layout.TRAINING or not layout.is_file_name(file):
                 raise CheckpointError(f"phase '{phase}': {file} cannot be the file of its weights; rename the phase")
             tensors[file] = pytree.split(module.state_dict())
         if training is not None:
-            tensors[TRAINING] = pytree.flatten(training)
-        contents: dict[str, Callable[[], list[Buffer]]] = {STATE: lambda: [state]}
+            tensors[layout.TRAINING] = pytree.flatten(training)
+        contents: dict[str, Callable[[], list[Buffer]]] = {layout.STATE: lambda: [state]}
         for file, (values, texts) in tensors.items():
             buffer = partial(self._buffer, file) if self._asynchronous else None
             contents[file] = safetensors_io.pack(values, texts, buffer)

@@ -71,37 +71,27 @@ def _of_mappings(one: Mapping[Any, Any], other: Mapping[Any, Any], place: str) -
 def _of_sequences(one: Sequence[Any], other: Sequence[Any], place: str) -> Iterator[Difference]:
     if len(one) != len(other):
         yield Difference(place, f"{len(one)} items and {len(other)} items")
-        return
-    if len(one) > _FEW and all(type(number) in {int, float} for number in (*one, *other)):
-        count = sum(not _same(item, its) for item, its in zip(one, other, strict=True))
-        if count:
+    elif len(one) > _FEW and all(type(number) in {int, float} for number in (*one, *other)):
+        if count := sum(not _same(item, its) for item, its in zip(one, other, strict=True)):
             yield Difference(place, f"{count} of {len(one)} numbers", count, len(one))
-        return
-    for index, (item, its) in enumerate(zip(one, other, strict=True)):
-        yield from differences(item, its, f"{place}[{index}]")
+    else:
+        for index, (item, its) in enumerate(zip(one, other, strict=True)):
+            yield from differences(item, its, f"{place}[{index}]")
 
 
 def _of_tensors(one: Tensor, other: Tensor, place: str) -> Iterator[Difference]:
     if one.dtype != other.dtype or one.shape != other.shape or one.layout != other.layout:
         yield Difference(place, f"{brief(one)} and {brief(other)}")
-        return
-    if one.layout is torch.sparse_coo:
-        yield from _of_sequences(_entries(one), _entries(other), place)
-        return
-    differing = (_bits(one) != _bits(other)).any(dim=1)
-    count, elements = int(differing.sum()), len(differing)
-    if not count:
-        return
-    # Large integers are rounded.
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    largest = float((_elements(one)[differing].to(wide) - _elements(other)[differing].to(wide)).abs().max())
-    what = f"{count} of {elements} elements, largest difference {largest:.3g}"
-    yield Difference(place, what, count, elements, largest)
-
-
-def _entries(tensor: Tensor) -> list[Any]:
-    """The parts of a sparse tensor."""
-    return [tensor._indices(), tensor._values(), tensor.is_coalesced()]
+    elif one.layout is torch.sparse_coo:
+        first, second = ([side._indices(), side._values(), side.is_coalesced()] for side in (one, other))
+        yield from _of_sequences(first, second, place)
+    elif (differing := (_bits(one) != _bits(other)).any(dim=1)).any():
+        count, elements = int(differing.sum()), len(differing)
+        # Large integers are rounded.
+        wide = torch.complex128 if one.is_complex() else torch.float64
+        largest = float((_elements(one)[differing].to(wide) - _elements(other)[differing].to(wide)).abs().max())
+        what = f"{count} of {elements} elements, largest difference {largest:.3g}"
+        yield Difference(place, what, count, elements, largest)
 
 
 def _elements(tensor: Tensor) -> Tensor:

@@ -86,8 +86,7 @@ def _unwrapped(content: object) -> dict[str, Tensor]:
     for name, value in content.items():
         if type(name) is not str or not isinstance(value, Tensor):
             key = repr(name)[:60] if type(name) is str else "a key that is no string"
-            what = f"a {type(value).__name__} under {key}"
-            raise CheckpointError(f"holds {what}, and not only tensors by name; save a state_dict")
+            raise CheckpointError(f"holds a {type(value).__name__} under {key}, not only tensors; save a state_dict")
     return dict(content)
 
 

@@ -13,7 +13,6 @@ from loguru import logger
 from pipeline.checkpoint import foreign, layout, reader, store, weights
 from pipeline.checkpoint.layout import FOLDER
 from pipeline.checkpoint.reader import LoadedCheckpoint
-from pipeline.checkpoint.store import CheckpointWriter
 from pipeline.checkpoint.weights import Models
 from pipeline.config import yaml_tree
 from pipeline.config.load import BEST, LAST, Config
@@ -42,10 +41,9 @@ class TrainRunner:
             NoCheckpointError: it has saved some, and none is valid.
             CheckpointError: it has saved none.
         """
-        checkpoint = store.newest_valid(CheckpointWriter(self.folder), with_training)
+        checkpoint = store.newest_valid(store.CheckpointWriter(self.folder), with_training)
         if checkpoint is None:
-            none = f"{self.folder}: the runner '{self.name}' saved no checkpoint"
-            raise CheckpointError(f"{none}; let its runner stage save one, or set init_model_path")
+            raise CheckpointError(f"{self.folder}: '{self.name}' saved no checkpoint; save one, or set init_model_path")
         return checkpoint
 
     def best(self) -> LoadedCheckpoint:
@@ -215,8 +213,7 @@ def load_last(config: Config, runner_name: str, run_dir: Path, models: Models) -
         CheckpointError: there is none, or it does not fit.
     """
     runner = config.runner(runner_name)
-    checkpoint = _runner_before(config, runner, run_dir, "add init_model_path").newest()
-    return _give(runner, [checkpoint.path], checkpoint, models)
+    return _give(runner, *_find(config, runner, LAST, run_dir), models)
 
 
 def load_next(path: Path, models: Models) -> dict[str, int] | None:
@@ -244,12 +241,12 @@ def _is_needless(runner: RunnerSchema, initial: str | RunSettings, run_dir: Path
     return needless
 
 
-def _runner_before(config: Config, runner: RunnerSchema, run_dir: Path, remedy: str) -> TrainRunner:
+def _runner_before(config: Config, runner: RunnerSchema, run_dir: Path) -> TrainRunner:
     """The train runner that comes before a runner."""
     for before in reversed(config.runners[: config.runners.index(runner)]):
         if before.kind == "train":
             return TrainRunner(before.name, run_dir / before.name / FOLDER, before.keep_best)
-    raise CheckpointError(f"runner.{runner.name}: no train runner before it has weights to take; {remedy}")
+    raise CheckpointError(f"runner.{runner.name}: no train runner before it has weights; name some in init_model_path")
 
 
 def _find(
@@ -259,7 +256,7 @@ def _find(
     if isinstance(path, RunSettings):
         checkpoint = _runner_of_run(Path(path.run), path.runner).at(path.which)
     elif path in (BEST, LAST):
-        before = _runner_before(config, runner, run_dir, "name a checkpoint in init_model_path")
+        before = _runner_before(config, runner, run_dir)
         checkpoint = before.best() if path == BEST else before.newest()
     elif (paths := resolve(Path(path))) == [Path(path)]:
         checkpoint = foreign.read_weights(Path(path))

@@ -148,8 +148,7 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
     try:
         content = storage.read_small(folder / MANIFEST, MAX_SIZE)
     except CheckpointError as error:
-        what = f"{folder}: is no checkpoint: {error}"
-        raise CheckpointError(f"{what}; name a step-… folder or a .safetensors file") from error
+        raise CheckpointError(f"{folder}: is no checkpoint: {error}; name a step-… folder or a weights file") from error
     try:
         manifest = json.loads(content)
         if manifest["format"] != FORMAT:

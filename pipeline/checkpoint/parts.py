@@ -320,9 +320,7 @@ def restore_frozen(models: Models, saved: Mapping[str, Frozen], initial: Frozen)
 
 def _frozen(models: Models) -> Frozen:
     modules = unique_modules(models).items()
-    return {
-        phase: [name for name, own in module.named_parameters() if not own.requires_grad] for phase, module in modules
-    }
+    return {phase: [name for name, own in part.named_parameters() if not own.requires_grad] for phase, part in modules}
 
 
 def _described(module: nn.Module) -> dict[str, str]:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from pipeline.checkpoint import safetensors_io, storage
 from pipeline.checkpoint.header import METADATA
-from pipeline.checkpoint.safetensors_io import TensorFile
 from pipeline.errors import CheckpointError
 
 FORMAT = "1"
@@ -31,7 +30,7 @@ _MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": Order
 _PLAIN = "numbers, strings, lists, tuples, dicts and tensors"
 
 
-def flatten(state: Any) -> TensorFile:
+def flatten(state: Any) -> safetensors_io.TensorFile:
     """The tensors of a state by their place in it, and the rest as the texts of a header.
 
     Raises:
@@ -41,7 +40,7 @@ def flatten(state: Any) -> TensorFile:
     structure = json.dumps(_flatten(state, "state", tensors), allow_nan=False, separators=(",", ":"))
     if _count(structure) > MAX_VALUES:
         raise CheckpointError(f"state: has more than {MAX_VALUES} plain values; keep long lists in tensors")
-    return TensorFile(tensors, {"state_format": FORMAT, "state": structure})
+    return safetensors_io.TensorFile(tensors, {"state_format": FORMAT, "state": structure})
 
 
 def check(state: Any, where: str) -> None:
@@ -53,7 +52,7 @@ def check(state: Any, where: str) -> None:
     _flatten(state, where, {})
 
 
-def split(state: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> TensorFile:
+def split(state: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> safetensors_io.TensorFile:
     """The tensors of a module's state by name, and everything else in it as texts of the header.
 
     That is what ``get_extra_state`` returned, a sparse buffer, and one with the name of the header's own texts.
@@ -67,9 +66,9 @@ def split(state: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -
     """
     plain = {name: value for name, value in state.items() if _is_plain(value) and name != METADATA}
     if len(plain) == len(state):
-        return TensorFile(plain, dict(metadata or {}))
+        return safetensors_io.TensorFile(plain, dict(metadata or {}))
     tensors, texts = flatten({name: value for name, value in state.items() if name not in plain})
-    return TensorFile({**plain, **tensors}, {**(metadata or {}), **texts})
+    return safetensors_io.TensorFile({**plain, **tensors}, {**(metadata or {}), **texts})
 
 
 def _is_plain(value: Any) -> bool:
@@ -99,8 +98,7 @@ def unflatten(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Any:
     """
     if "state" not in metadata:
         raise CheckpointError("holds tensors, but no state that save_state wrote; load it as weights, or use another")
-    if metadata.get("state_format") != FORMAT:
-        form = metadata.get("state_format")
+    if (form := metadata.get("state_format")) != FORMAT:
         raise CheckpointError(f"its format {form!r} is not {FORMAT}; use the version that wrote it")
     if _count(metadata["state"]) > MAX_VALUES:
         raise CheckpointError(f"is damaged: its structure has more than {MAX_VALUES} values; use another")
@@ -209,8 +207,7 @@ def save_state(path: str | Path, state: Any) -> None:
         CheckpointError: something in it is of another type.
         StorageError: the storage refuses; what was there is there still.
     """
-    content = safetensors_io.encode_tensors(*flatten(state))
-    storage.replace_durably(Path(path), content, "use another path")
+    storage.replace_durably(Path(path), safetensors_io.encode_tensors(*flatten(state)), "use another path")
 
 
 def load_state(path: str | Path) -> Any:

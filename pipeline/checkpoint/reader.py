@@ -15,7 +15,6 @@ from torch import Tensor
 from pipeline.checkpoint import layout, pytree, safetensors_io, storage
 from pipeline.checkpoint.header import read_header
 from pipeline.checkpoint.layout import MAX_STATE, STATE, SUFFIX, TRAINING
-from pipeline.checkpoint.safetensors_io import TensorFile
 from pipeline.checkpoint.state import TrainingState
 from pipeline.errors import CheckpointError, one_of
 
@@ -118,17 +117,16 @@ def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:
     with ThreadPoolExecutor(_READERS) as pool:
         contents = pool.map(lambda name: _read_verified(path / name, files[name]), names)
         tensors = dict(zip(names, contents, strict=True))
-    training = tensors.pop(TRAINING, None)
-    weights, restored = {}, None
+    weights, training = {}, None
     for name, file in tensors.items():
         with storage.at_path(path / name):
-            weights[name.removesuffix(SUFFIX)] = pytree.join(*file)
-    if training:
-        with storage.at_path(path / TRAINING):
-            restored = pytree.unflatten(*training)
+            if name == TRAINING:
+                training = pytree.unflatten(*file)
+            else:
+                weights[name.removesuffix(SUFFIX)] = pytree.join(*file)
     counters, metrics = state["train_state"], state["metrics"]
     iterations = state.get("iterations", iterations_at(metrics, counters["iteration"]))
-    return LoadedCheckpoint(path, counters, metrics, weights, restored, iterations)
+    return LoadedCheckpoint(path, counters, metrics, weights, training, iterations)
 
 
 def problems_of(path: Path) -> list[str]:
@@ -166,7 +164,7 @@ def _compare_hash(path: Path, sha256: str, entry: layout.FileEntry) -> None:
         raise CheckpointError(f"{path}: is damaged: its SHA-256 is not that of the manifest; use another checkpoint")
 
 
-def _read_verified(path: Path, entry: layout.FileEntry) -> TensorFile:
+def _read_verified(path: Path, entry: layout.FileEntry) -> safetensors_io.TensorFile:
     # First, since nobody waits for the hash of what cannot be read.
     with storage.at_path(path):
         safetensors_io.check_memory(entry.size)

@@ -191,12 +191,10 @@ def write_file(path: Path, parts: Sequence[Buffer], disk: Disk = DISK) -> tuple[
 def make_folder(path: Path, disk: Disk = DISK) -> None:
     """Make a folder, and those above it, which may be there, and wait until the disk has all of them."""
     for folder in (*reversed(path.parents), path):
-        try:
-            if not folder.is_dir():
+        if not folder.is_dir():
+            # Another process may make it now; if it is no folder, what follows fails.
+            with suppress(FileExistsError):
                 disk.mkdir(folder)
-        except FileExistsError:
-            if not folder.is_dir():
-                raise
     sync_folders(path, disk)
 
 

@@ -17,14 +17,14 @@ from pipeline.config.schema import RunnerSchema
 from pipeline.errors import CheckpointError, NoCheckpointError, StorageError
 
 
-def own_folder(path: str, run_dir: Path, runner: RunnerSchema) -> Path | None:
+def own_folder(path: str | None, run_dir: Path, runner: RunnerSchema) -> Path | None:
     """The folder of one runner of one run, below a folder that several runs may share.
 
     Returns:
-        None for a debug run of which nothing is kept: all of it is in its temporary run directory.
+        None without a path, and for a debug run of which nothing is kept: all of it is in its temporary run directory.
     """
     kept = not runner.debug or runner.debug_persistently
-    return Path(path) / run_dir.name / runner.name if kept else None
+    return Path(path) / run_dir.name / runner.name if path and kept else None
 
 
 def link_checkpoint_dir(run_dir: Path, runner: RunnerSchema) -> None:
@@ -35,8 +35,7 @@ def link_checkpoint_dir(run_dir: Path, runner: RunnerSchema) -> None:
     Raises:
         StorageError: the folder cannot be made, is not there any more, or belongs to another run.
     """
-    path = runner.save_checkpoint_path
-    wanted = own_folder(path, run_dir, runner) if path else None
+    wanted = own_folder(runner.save_checkpoint_path, run_dir, runner)
     link = run_dir / runner.name / FOLDER
     with storage.storing(wanted or link, "choose another save_checkpoint_path"):
         if link.is_symlink():
@@ -111,12 +110,12 @@ def newest_valid(writer: CheckpointWriter, with_training: bool = True) -> Loaded
 
 def _set_aside(path: Path, reason: CheckpointError, disk: Disk) -> None:
     apart = layout.temporary_name(path, "bad")
+    now = f"is now {apart.name}"
     try:
         storage.move_into_place(path, apart, disk)
     except OSError as error:
-        logger.warning(f"{reason}; the one before it is used; it cannot be renamed ({error.strerror})")
-        return
-    logger.warning(f"{reason}; it is now {apart.name}, and the one before it is used")
+        now = f"cannot be renamed ({error.strerror})"
+    logger.warning(f"{reason}; it {now}, and the one before it is used")
 
 
 # So many of the newest are always kept: if one turns out damaged, there is another.

@@ -67,10 +67,9 @@ def module_of(entry: Mapping[str, Any]) -> nn.Module:
 
 def is_entry(entry: Any) -> bool:
     """Whether an entry of the context has a module whose weights are saved."""
-    if not isinstance(entry, Mapping):
-        return False
-    modules = getattr(entry.get("brain"), "modules", None)
-    return isinstance(entry.get("model"), nn.Module) or isinstance(modules, nn.Module)
+    entry = entry if isinstance(entry, Mapping) else {}
+    modules = entry.get("model"), getattr(entry.get("brain"), "modules", None)
+    return any(isinstance(module, nn.Module) for module in modules)
 
 
 def unique_modules(models: Models) -> dict[str, nn.Module]:
@@ -132,8 +131,7 @@ def load_part(weights: Weights, models: Models, where: str, only: Sequence[str] 
     report = _compared(match_names(only, known), saved, own)
     if wrong := unmatched_pattern(only, report[LOADED]):
         what = f"{where}: nothing that '{wrong}' names can be loaded ({summary(report)})"
-        remedy = "name modules that both sides have, or `rename` those of the file"
-        raise CheckpointError(f"{what}; it holds {abbreviate([*saved])}; {remedy}")
+        raise CheckpointError(f"{what}; it holds {abbreviate([*saved])}; name what both have, or `rename` what it has")
     loaded = set(report[LOADED])
     with torch.no_grad():
         for phase, module in modules.items():

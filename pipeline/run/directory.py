@@ -181,10 +181,9 @@ class RunDirectory:
             ConfigError: it is none.
         """
         if not is_run_directory(path):
-            what = "is no run directory, which has a config.yaml and a lock; check the path"
             run = next((parent for parent in path.absolute().parents if (parent / "lock").is_file()), None)
-            remedy = f", or name {run} or {run}/<runner>/checkpoints/step-…" if run else ""
-            raise ConfigError(f"{path}: {what}{remedy}")
+            other = f", or name {run} or {run}/<runner>/checkpoints/step-…" if run else ""
+            raise ConfigError(f"{path}: is no run directory, which has a config.yaml and a lock; check the path{other}")
         return cls(path.resolve())
 
     def add(self, runners: Iterable[str]) -> None:
@@ -338,8 +337,7 @@ def _is_complete(checkpoint: Path) -> bool:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    with suppress(OSError, ValueError, RecursionError):
+        if isinstance(content := json.loads(path.read_bytes()), dict):
+            return content
+    return {}

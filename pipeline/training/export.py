@@ -49,8 +49,8 @@ class WeightExporter:
         self.runner, self.context = runner, context
         self.modules = unique_modules(context["model"])
         self.calls: dict[str, ExampleInputs] = {}
-        run_dir, path = context["run_dir"], runner.save_inference_path
-        self.folder = (path and store.own_folder(path, run_dir, runner)) or run_dir / runner.name / NAME
+        own = store.own_folder(runner.save_inference_path, context["run_dir"], runner)
+        self.folder = own or context["run_dir"] / runner.name / NAME
         self._saved: tuple[int, int] | None = None
 
     def begin(self) -> None:
@@ -183,11 +183,9 @@ def example_calls(phase: str, model: Any, brain: Brain, batch: Any) -> dict[str,
     def note(name: str, module: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         calls.setdefault(f"{phase}.{name}", ExampleInputs(module, positional, keywords, samples))
 
-    with ExitStack() as stack:
+    with ExitStack() as stack, evaluating(brain), same_draws(brain.device):
         for name, module in brain.modules.items():
             stack.callback(module.register_forward_pre_hook(partial(note, name), with_kwargs=True).remove)
-        stack.enter_context(evaluating(brain))
-        stack.enter_context(same_draws(brain.device))
         brain.compute_forward(to_device(batch, brain.device), Stage.TEST)
     return calls
 

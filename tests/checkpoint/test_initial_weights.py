@@ -103,7 +103,7 @@ def test_what_cannot_be_frozen_is_an_error_and_nothing_changes() -> None:
 def test_where_nothing_can_be_loaded_it_is_an_error(path: Path) -> None:
     with pytest.raises(
         CheckpointError,
-        match=r"nothing that 'other' names can be loaded \(2 not saved .*other.*; name modules that both",
+        match=r"nothing that 'other' names can be loaded \(2 not saved .*other.*; name what both have",
     ):
         load_part(path, entries(main=nn.ModuleDict({"other": nn.Linear(1, 1)})), ["other"])
 

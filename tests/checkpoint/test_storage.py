@@ -110,7 +110,7 @@ def test_folders_are_made_from_the_top_and_are_on_disk_with_the_way_to_them(tmp_
 
 def test_a_file_where_a_folder_should_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError):
+    with pytest.raises(NotADirectoryError):
         storage.make_folder(tmp_path / "file")
 
 

@@ -101,7 +101,7 @@ def test_the_disk_has_the_folder_before_there_is_a_link_and_then_the_link(
 
 def test_a_path_below_a_file_is_refused_with_its_name(run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "far").write_text("a file")
-    with pytest.raises(StorageError, match=r"far/.*: cannot be written: File exists; .*choose another"):
+    with pytest.raises(StorageError, match=r"far/.*: cannot be written: Not a directory; .*choose another"):
         store.link_checkpoint_dir(run_dir, runner(tmp_path / "far" / "below"))
     assert not (run_dir / "t" / "checkpoints").is_symlink()
 

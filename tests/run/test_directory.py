@@ -514,7 +514,7 @@ def test_a_damaged_note_is_none_and_told(content: str, directory: RunDirectory, 
 
 def test_a_note_that_cannot_be_written_is_a_storage_error(directory: RunDirectory) -> None:
     (directory.path / "other").touch()
-    with pytest.raises(StorageError, match=r"other/done.json: cannot be written: File exists; free"):
+    with pytest.raises(StorageError, match=r"other/done.json: cannot be written: Not a directory; free"):
         directory.mark_done("other", {})
 
 
