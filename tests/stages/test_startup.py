@@ -77,9 +77,7 @@ def test_an_infer_runner_takes_the_newest_checkpoint_of_the_train_runner_before_
 
 def test_a_train_runner_that_saved_nothing_leaves_the_infer_runner_with_a_clear_error(config: dict[str, Any]) -> None:
     config["runner"][0]["runner_class_path"] = Nothing
-    with pytest.raises(
-        CheckpointError, match=r"train/checkpoints: 'train' saved no checkpoint; .*init_model"
-    ):
+    with pytest.raises(CheckpointError, match=r"train/checkpoints: 'train' saved no checkpoint; .*init_model"):
         GeneralTrainer(config).run()
 
 
@@ -88,7 +86,9 @@ def test_an_infer_runner_without_a_train_runner_before_it_is_refused(config: dic
         pass
 
     config["runner"] = [{**config["runner"][1], "network_class_path": Network}]
-    with pytest.raises(CheckpointError, match=r"runner.infer: no train runner before it .*; name some in init_model_path"):
+    with pytest.raises(
+        CheckpointError, match=r"runner.infer: no train runner before it .*; name some in init_model_path"
+    ):
         GeneralTrainer(config).run()
 
 
