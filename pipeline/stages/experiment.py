@@ -110,8 +110,36 @@ class Batches:
         return self._rest
 
 
-class ExperimentSetup(RunnerBase):
-    """The setup of an experiment, by hand or from what the trainer has made."""
+class ExperimentBase(RunnerBase):
+    """A training whose steps are the user's own: ``train_batch``, ``valid``, ``setup_model``, ``setup_dataloader``.
+
+    By hand: ``experiment = Mine(config, args); experiment.setup(); experiment.run()``. As the runner stage of a config
+    it is built and set up by the trainer, and adopts what that has made: device, run directory, log, checkpointer.
+    There ``limit_batches`` and a debug run limit ``train_loader``; how long ``valid`` takes is its own affair.
+
+    Its iteration is a call of ``train_batch``, which reads as many batches as it likes, also beyond the end of an epoch,
+    and trains whatever it likes, without a Brain. A TrainPass is something else: one batch of one loader per iteration,
+    losses and samples counted by a Brain, and over where the data ends. So an experiment has a loop of its own; it shares
+    with the others the schedule, how checkpoints are saved and restored, and how a run ends.
+
+    Where the ancestor's behaviour was a fault, this differs: Ctrl-C ends in a KeyboardInterrupt and not in an exit
+    without a word, the last weights are validated and saved too, and everything is resumed.
+
+    Args:
+        config: an object with attributes or a mapping, read as ``config.training.max_iteration``. ``training`` has
+            ``max_iteration``, and ``valid_interval`` and ``save_interval``: iterations, ``"2 epoch"``, a list of
+            these, or None for never; by hand they may be set while it trains. As a stage it is the
+            ``hyper_parameters`` with the runner's keys.
+        args: likewise; ``device``, ``nprocs``, ``output`` (a folder), ``checkpoint_path`` (or None).
+
+    Attributes:
+        model: a module; ``setup_model`` sets it, and ``optimizer``.
+        train_loader: batches; ``setup_dataloader`` sets it, and ``valid_loader``.
+        iteration: how many batches were trained on, the present one included.
+        epoch: the epoch of the present batch, from 1.
+        context: the run's as a stage; by hand one of its own, with counters and without plugins.
+        alone: whether it is used by hand.
+    """
 
     model: nn.Module
     optimizer: Any
@@ -132,6 +160,10 @@ class ExperimentSetup(RunnerBase):
         self.context = Context(hooks=plugins.plugin_manager().hook, train_state=self.train_state)
         self._training: dict[str, Any] = {}
         self._resources = ExitStack()
+        self._batches, self._schedule = Batches((), 0), Schedule(self.train_state)
+        self._in_epoch = self._interrupted = self._loaded = False
+        self._ended, self._validated = 0, -1
+        self._newest: Path | None = None
 
     @classmethod
     def from_context(cls, context: Context, **args: Any) -> Self:
@@ -267,45 +299,6 @@ class ExperimentSetup(RunnerBase):
         """The model, and those of the parts that are modules."""
         modules = {name: part for name, part in self._parts().items() if isinstance(part, nn.Module)}
         return {PHASE: self.model, **modules}
-
-
-class ExperimentBase(ExperimentSetup):
-    """A training whose steps are the user's own: ``train_batch``, ``valid``, ``setup_model``, ``setup_dataloader``.
-
-    By hand: ``experiment = Mine(config, args); experiment.setup(); experiment.run()``. As the runner stage of a config
-    it is built and set up by the trainer, and adopts what that has made: device, run directory, log, checkpointer.
-    There ``limit_batches`` and a debug run limit ``train_loader``; how long ``valid`` takes is its own affair.
-
-    Its iteration is a call of ``train_batch``, which reads as many batches as it likes, also beyond the end of an epoch,
-    and trains whatever it likes, without a Brain. A TrainPass is something else: one batch of one loader per iteration,
-    losses and samples counted by a Brain, and over where the data ends. So an experiment has a loop of its own; it shares
-    with the others the schedule, how checkpoints are saved and restored, and how a run ends.
-
-    Where the ancestor's behaviour was a fault, this differs: Ctrl-C ends in a KeyboardInterrupt and not in an exit
-    without a word, the last weights are validated and saved too, and everything is resumed.
-
-    Args:
-        config: an object with attributes or a mapping, read as ``config.training.max_iteration``. ``training`` has
-            ``max_iteration``, and ``valid_interval`` and ``save_interval``: iterations, ``"2 epoch"``, a list of
-            these, or None for never; by hand they may be set while it trains. As a stage it is the
-            ``hyper_parameters`` with the runner's keys.
-        args: likewise; ``device``, ``nprocs``, ``output`` (a folder), ``checkpoint_path`` (or None).
-
-    Attributes:
-        model: a module; ``setup_model`` sets it, and ``optimizer``.
-        train_loader: batches; ``setup_dataloader`` sets it, and ``valid_loader``.
-        iteration: how many batches were trained on, the present one included.
-        epoch: the epoch of the present batch, from 1.
-        context: the run's as a stage; by hand one of its own, with counters and without plugins.
-        alone: whether it is used by hand.
-    """
-
-    def __init__(self, config: Any, args: Any) -> None:
-        super().__init__(config, args)
-        self._batches, self._schedule = Batches((), 0), Schedule(self.train_state)
-        self._in_epoch = self._interrupted = self._loaded = False
-        self._ended, self._validated = 0, -1
-        self._newest: Path | None = None
 
     @abstractmethod
     def train_batch(self) -> None:
