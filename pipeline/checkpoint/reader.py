@@ -64,9 +64,6 @@ def best_by_metric(paths: Iterable[Path], metric: str, mode: str) -> Path | None
     return max(known, key=lambda path: (sign * known[path], path.name), default=None)
 
 
-_READERS = 4
-
-
 @dataclass(frozen=True)
 class LoadedCheckpoint:
     """The content of a checkpoint.
@@ -114,7 +111,7 @@ def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:
     state = _state(path, files)
     names = [name for name in files if name.endswith(SUFFIX) and (with_training or name != TRAINING)]
     # Reading and hashing both let other threads run.
-    with ThreadPoolExecutor(_READERS) as pool:
+    with ThreadPoolExecutor(4) as pool:
         contents = pool.map(lambda name: _read_verified(path / name, files[name]), names)
         tensors = dict(zip(names, contents, strict=True))
     weights, training = {}, None
