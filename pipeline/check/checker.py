@@ -198,13 +198,11 @@ def _check_runner(
 
 def _find_stage(runner: Setting, stage: str) -> source.Definition | None:
     """The class of a stage, checked with its arguments; None: unknown."""
-    key = f"{stage}_class_path"
-    path = runner[key]
-    if path.node is None:
-        path = replace(path, node=Node(default_path(stage), DEFAULT))
+    path, arguments = runner[f"{stage}_class_path"], runner[f"{stage}_args"]
+    path = path if path.node else replace(path, node=Node(default_path(stage), DEFAULT))
     definition = path.find_class(stage.capitalize(), base_of(stage))
     for message in stage_faults(definition, stage) if definition else ():
-        runner.fault_at(key, message)
-    if definition and runner[f"{stage}_args"].node:
-        check_arguments(definition, runner[f"{stage}_args"].or_empty(path.origin))
+        runner.fault_at(path.name, message)
+    if definition and arguments.node:
+        check_arguments(definition, arguments.or_empty(path.origin))
     return definition

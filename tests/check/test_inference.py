@@ -87,13 +87,12 @@ def test_the_modules_of_a_brain_may_be_exported_too(faults: Faults) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["save_inference_interval: 1", "save_inference_path: p", "save_inference_export: true", "save_checkpoint_path: p"],
+    ["save_inference_interval=1", "save_inference_path=p", "save_inference_export=true", "save_checkpoint_path=p"],
 )
 def test_an_infer_runner_saves_nothing(faults: Faults, key: str) -> None:
-    name = f"runner.learn.{key.partition(':')[0]}"
-    found = faults(
-        key, "runner.learn.class=infer", "runner.learn.epochs=null", "runner.learn.init_model_path=/dev/null"
-    )
+    runner = ["class=infer", "epochs=null", "init_model_path=/dev/null", key]
+    found = faults("device: auto", *(f"runner.learn.{each}" for each in runner))
+    name = f"runner.learn.{key.partition('=')[0]}"
     assert found == [f"{name}: would be ignored: an infer runner makes one pass; remove it"]
 
 
