@@ -169,7 +169,7 @@ MAIN = "sys.argv[0] = 'pipeline'; runpy.run_module('pipeline', run_name='__main_
 
 
 @pytest.mark.parametrize(
-    ("size", "refused"), [(0, "lock"), (100, "command.txt"), (2400, "context.json|checkpoints/step-000000000006")]
+    ("size", "refused"), [(0, "lock"), (100, "command.txt"), (4000, "context.json|checkpoints/step-000000000006")]
 )
 @pytest.mark.slow
 def test_a_disk_that_is_full_is_exit_code_74_and_the_run_goes_on_with_more_space(
