@@ -150,6 +150,9 @@ ClassPathValue = Annotated[Any, BeforeValidator(_class_path), WithJsonSchema(_CL
 
 Names = Annotated[list[str], BeforeValidator(_each_once), BeforeValidator(_as_list), WithJsonSchema(_NAMES)]
 
+# A string stays one: stages read ``context["phases"]`` too.
+DatasetNames = Annotated[str | list[str], BeforeValidator(_each_once), WithJsonSchema(_NAMES)]
+
 Tags = Annotated[list[str], BeforeValidator(_as_list), WithJsonSchema(_TAGS)]
 
 _Interval = Count | Annotated[str, Field(pattern=rf"^[0-9]+( ({'|'.join(UNITS)})s?)?$")]
@@ -333,12 +336,13 @@ class PhaseSchema(_Section):
     optim_schedulers: NamedClasses = Field({}, description="name -> {class, args}; {}: hyper_parameters.optimizer")
     updater: UpdaterSettings | None = Field(None, description="{class_path, args}: trains on a batch; null: the Brain")
     dataset_name: str | None = Field(None, description="the data that is trained on")
-    valid_dataset_name: Names | None = Field(None, description="evaluated each `valid_interval`, and by infer runners")
+    valid_dataset_name: DatasetNames | None = Field(None, description="evaluated each `valid_interval`, and by infer runners")
 
     @property
     def valid_datasets(self) -> list[str]:
         """The names in ``valid_dataset_name``."""
-        return self.valid_dataset_name or []
+        names = self.valid_dataset_name
+        return [names] if isinstance(names, str) else names or []
 
     def valid_name(self, number: str) -> str:
         """How a number of its validation is reported: ``valid_loss``; what is of one of several datasets, ``test/loss``."""
