@@ -16,6 +16,7 @@ from pipeline import Context, GeneralTrainer, hookspecs
 from pipeline.checkpoint.reader import read_checkpoint
 from pipeline.errors import DataError, PipelineError
 from pipeline.signals import StoppedError
+from pipeline.training.optim_scheduler import OPTIMIZER_HOOKS
 from pipeline.user_code.plugins import HOOKS
 
 Recorded = Callable[..., Context]
@@ -141,7 +142,7 @@ def test_every_hook_is_called_somewhere_in_the_framework_and_no_other_is() -> No
     calls = re.findall(r"(?:\bhooks|\[\"hooks\"\])\.(\w+)\b", text) + re.findall(
         r'hook_or_none\([\w.]+, "(\w+)"\)', text
     )
-    assert set(calls) == HOOKS.keys()
+    assert {*calls, *OPTIMIZER_HOOKS} == HOOKS.keys()
 
 
 def test_hooks_of_batch_backward_and_update_name_the_phase_whose_pass_it_is_where_two_share_a_model(

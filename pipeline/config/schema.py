@@ -336,7 +336,9 @@ class PhaseSchema(_Section):
     optim_schedulers: NamedClasses = Field({}, description="name -> {class, args}; {}: hyper_parameters.optimizer")
     updater: UpdaterSettings | None = Field(None, description="{class_path, args}: trains on a batch; null: the Brain")
     dataset_name: str | None = Field(None, description="the data that is trained on")
-    valid_dataset_name: DatasetNames | None = Field(None, description="evaluated each `valid_interval`, and by infer runners")
+    valid_dataset_name: DatasetNames | None = Field(
+        None, description="evaluated each `valid_interval`, and by infer runners"
+    )
 
     @property
     def valid_datasets(self) -> list[str]:

@@ -15,6 +15,7 @@ from loguru import logger
 from torch import Tensor, nn
 from torch.utils import _pytree as torch_pytree
 
+from pipeline import hookspecs
 from pipeline.checkpoint import pytree, safetensors_io, storage, store
 from pipeline.checkpoint.weights import unique_modules
 from pipeline.config.schema import WARN, RunnerSchema
@@ -192,10 +193,14 @@ def example_calls(phase: str, model: Any, brain: Brain, batch: Any) -> dict[str,
 
 @contextmanager
 def same_draws(device: torch.device) -> Iterator[None]:
-    """Draw the same random numbers in each of these blocks; afterwards the generators are as they were."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
-        yield
+    """Draw the same random numbers in each of these blocks, unobserved; afterwards the generators are as they were."""
+    observer, hookspecs.observer = hookspecs.observer, None
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(0)
+            yield
+    finally:
+        hookspecs.observer = observer
 
 
 def export_program(call: ExampleInputs, device: torch.device) -> bytes:

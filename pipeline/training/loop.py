@@ -610,7 +610,7 @@ class TrainLoop(PassLoop):
             self.hooks.before_checkpoint_saved(context=self.context)
         self.context.requests -= {CHECKPOINT} if self.validation.running else {CHECKPOINT, VALIDATION}
         self._save_postponed = False
-        validation, updates = ValidationState(**self.validation.state_dict()), self.schedule.saving.asked["update"]
+        validation, updates = ValidationState(**self.validation.state_dict()), self.schedule.asked_updates()
         own = {"passes": self.passes, "iterations": self.iterations, "asked_updates": updates}
         loop = self.journal.capture(self._leader, validation=validation, **own)
         for phase, numbers in self.metrics.items():

@@ -657,10 +657,13 @@ def backward_and_step(
     return finite, closed
 
 
+OPTIMIZER_HOOKS = ("before_backward", "after_backward", "before_update", "after_update")
+
+
 def attach_optimizer_hooks(optim_schedulers: Mapping[str, OptimScheduler], context: Context, phase: str) -> None:
     """Call the plugins at each backward and update of a phase's schedulers; a hook that nobody implements costs nothing."""
     for name, scheduler in optim_schedulers.items():
-        for moment in ("before_backward", "after_backward", "before_update", "after_update"):
+        for moment in OPTIMIZER_HOOKS:
             hook = hook_or_none(context["hooks"], moment)
             named = {"name": name} if moment.endswith("update") else {}
             setattr(scheduler, moment, partial(hook, context=context, phase=phase, **named) if hook else None)

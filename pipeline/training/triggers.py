@@ -267,6 +267,11 @@ class Schedule:
         clock = self.time_limit.iteration + self.time_limit.stride if self.time_limit else NEVER
         return min(*(trigger.next_check(counters) for trigger in self._active), self.max_steps, limit, clock)
 
+    def asked_updates(self) -> int | None:
+        """The updates when it was last asked what is due; None where nothing is due after so many updates."""
+        units = [unit for trigger in self._active for _, unit in trigger.intervals]
+        return self.saving.asked["update"] if "update" in units else None
+
     def limit_time(self, context: Context, resumed: LoadedCheckpoint | None) -> None:
         """Heed the ``max_time`` of the runner from now on; ``resumed``: the checkpoint with which the run goes on."""
         if (max_time := context["runner"].max_time) is not None:

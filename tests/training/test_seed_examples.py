@@ -225,7 +225,7 @@ OF_SPEECHBRAIN = {
     "on_stage_end", "on_stage_start", "opt_class", "optimizer", "optimizers_dict", "step",
 }  # fmt: skip
 """What its Brain has, beside the options of a run."""
-OURS = {"bind", "count_samples", "log", "target"}
+OURS = {"bind", "count_samples", "log", "readable", "target"}
 ONCE_OURS = (
     "train_loss", "logged", "train_state", "counts_batches", "options", "optim_schedulers", "look", "total", "reads", "prepare",
     "evaluated", "configure", "begin_pass", "end_pass", "samples_of", "in_run", "metrics",
