@@ -46,6 +46,11 @@ class Interval(NamedTuple):
             raise ValueError(f"is {value!r}; write {forms}; null for never")
         return cls(int(match[1]), match[2] or unit)
 
+    @property
+    def seconds(self) -> int:
+        """Its length in seconds; 0 for one that is not of time."""
+        return self.length * SECONDS.get(self.unit, 0)
+
 
 def parse_intervals(intervals: Intervals, unit: str = "iteration", *, starts: bool = False) -> list[Interval]:
     """The intervals of a value of kind :data:`Intervals`, a bare number in ``unit``; null has none."""
@@ -466,8 +471,7 @@ SECTIONS: dict[str, type[BaseModel]] = {"dataset": DatasetSchema, "runner": Runn
 
 def seconds_of(max_time: str) -> int:
     """The seconds of a runner's ``max_time``."""
-    length, unit = Interval.parse(max_time)
-    return length * SECONDS[unit]
+    return Interval.parse(max_time).seconds
 
 
 def time_is_over(max_time: str | None) -> str:

@@ -17,13 +17,9 @@ class Terminal(TerminalBase):
     def terminal(self, context: Context) -> None:
         """Finish the runner."""
         folder: Path = context["run_dir"] / context["runner_name"]
-        metrics = context.get("metrics") or {}
-        results = {
-            "metrics": finite(metrics),
-            "train_state": context["train_state"],
-            "best": finite(context.get("best")),
-            "checkpoint": self.newest(context),
-        }
+        metrics, best = finite(context.get("metrics") or {}), finite(context.get("best"))
+        results = {"metrics": metrics, "train_state": context["train_state"], "best": best}
+        results["checkpoint"] = self.newest(context)
         if context["is_infer"]:
             checkpoints = context["checkpoints"]
             results["checkpoints"] = {path.name: finite(numbers) for path, numbers in checkpoints.items() if numbers}

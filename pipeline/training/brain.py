@@ -294,9 +294,8 @@ class Brain:
 
         Outside of TRAIN it may be None: then the metrics and what is logged are reported alone.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} does not define compute_objectives(predictions, batch, stage)"
-        )
+        kind = type(self).__name__
+        raise NotImplementedError(f"{kind} does not define compute_objectives(predictions, batch, stage)")
 
     def fit_batch(self, batch: Any) -> Tensor:
         """One training step.

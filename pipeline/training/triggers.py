@@ -7,16 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.schema import (
-    SECONDS,
-    START,
-    Interval,
-    Intervals,
-    RunnerSchema,
-    parse_intervals,
-    seconds_of,
-    time_is_over,
-)
+from pipeline.config.schema import START, Interval, Intervals, RunnerSchema, parse_intervals, seconds_of, time_is_over
 from pipeline.context import Context
 from pipeline.errors import ConfigError, DataError, one_of
 
@@ -25,6 +16,9 @@ if TYPE_CHECKING:
 
 # An iteration that no run reaches.
 NEVER = 1 << 62
+
+# The units that a training counts with each iteration.
+_UNITS = ("iteration", "update")
 
 # Iterations that may pass between two checks of the clock.
 LONGEST_STRIDE = 100
@@ -96,14 +90,13 @@ class IntervalTrigger:
     """
 
     def __init__(
-        self, intervals: Sequence[Interval], counters: Mapping[str, int], units: Sequence[str] = ("iteration", "update")
+        self, intervals: Sequence[Interval], counters: Mapping[str, int], units: Sequence[str] = _UNITS
     ) -> None:
         self.intervals, self.asked = intervals, {unit: counters[unit] for unit in units}
         self.counted = [interval for interval in intervals if interval.unit in units]
         self.epochs = [length for length, unit in intervals if unit == "epoch"]
         self.starts = any(unit == START for _, unit in intervals)
-        seconds = [length * SECONDS[unit] for length, unit in intervals if unit in SECONDS]
-        self.clocks = [Clock(length, counters["iteration"]) for length in seconds]
+        self.clocks = [Clock(own.seconds, counters["iteration"]) for own in intervals if own.seconds]
 
     def next_check(self, counters: Mapping[str, int]) -> int:
         """The next iteration at which ``fires`` has to be called."""
