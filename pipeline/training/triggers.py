@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 # An iteration that no run reaches.
 NEVER = 1 << 62
 
-# The units that a training counts with each iteration.
-_UNITS = ("iteration", "update")
-
 # Iterations that may pass between two checks of the clock.
 LONGEST_STRIDE = 100
 
@@ -90,7 +87,7 @@ class IntervalTrigger:
     """
 
     def __init__(
-        self, intervals: Sequence[Interval], counters: Mapping[str, int], units: Sequence[str] = _UNITS
+        self, intervals: Sequence[Interval], counters: Mapping[str, int], units: Sequence[str] = ("iteration", "update")
     ) -> None:
         self.intervals, self.asked = intervals, {unit: counters[unit] for unit in units}
         self.counted = [interval for interval in intervals if interval.unit in units]
