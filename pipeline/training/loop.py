@@ -275,6 +275,7 @@ class TrainLoop(PassLoop):
         self.hooks = context["hooks"]
         self.before_batch = hook_or_none(self.hooks, "before_batch")
         self.after_batch = hook_or_none(self.hooks, "after_batch")
+        self.extends = hook_or_none(self.hooks, "extend_metrics") is not None
         schemas: list[PhaseSchema] = context["config"].phases(self.runner)
         self.schemas = {phase.name: phase for phase in schemas}
         self.schedule = Schedule.of_runner(self.runner, self.counters)
@@ -399,10 +400,9 @@ class TrainLoop(PassLoop):
             for other in self._open:
                 # On a GPU this waits for the work so far, as what follows does anyway.
                 other.brain._check_divergence()
-        if printing:
-            # In the order of the config, in whatever order they were begun, or begun again.
-            places = list(self.phases)
-            for other in sorted(self._open, key=lambda own: places.index(own.phase)):
+        # In the order of the config, in whatever order they were begun, or begun again.
+        for name in self.phases if printing else ():
+            for other in [own for own in self._open if own.phase == name]:
                 self._print(other)
         if exporting:
             self.exporter.save()
@@ -430,7 +430,8 @@ class TrainLoop(PassLoop):
         (began, before), now, samples = self._open[training], time.perf_counter(), self.counters["samples"]
         numbers["samples_per_second"] = (samples - before) / (now - began)
         self._open[training] = now, samples
-        extend_metrics(self.context, phase, numbers)
+        if self.extends:
+            extend_metrics(self.context, phase, numbers)
         self.hooks.on_print_interval(context=self.context, phase=phase, metrics=numbers)
 
     def unwind(self, training: TrainPass) -> None:
