@@ -254,7 +254,7 @@ def test_a_missing_file_of_the_tree_is_named_with_the_command_that_makes_it(trai
         train()
 
 
-@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("at", [2, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 3, 4, 5))])
 def test_a_training_by_turns_that_is_resumed_ends_with_the_tree_and_the_weights_of_one_that_is_not(
     train: Train, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

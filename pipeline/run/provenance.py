@@ -26,8 +26,8 @@ from pipeline.run.device import describe_hardware
 from pipeline.run.directory import RunDirectory, now
 from pipeline.user_code import class_path
 
-# A line of the ``RECORD`` of a distribution, for what can be imported.
-_MODULE = re.compile(r"^(\w+)(?:/__init__)?\.[\w.-]+,", re.MULTILINE)
+# A line of the ``RECORD`` of a distribution, for what can be imported; a namespace package has no ``__init__.py``.
+_MODULE = re.compile(r"^(\w+)(?:/[^,\n]+\.py|(?:/__init__)?\.[\w.-]+),", re.MULTILINE)
 
 # The environment variables that are kept; no others, since they hold secrets.
 _VARIABLES = (

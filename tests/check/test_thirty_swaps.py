@@ -23,7 +23,11 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(INSTALLED))
 
 
-@pytest.mark.parametrize("name", SWAPS)
+# Each is a run; every fourth is quick.
+SOME = [pytest.param(name, marks=() if number % 4 == 0 else pytest.mark.slow) for number, name in enumerate(SWAPS)]
+
+
+@pytest.mark.parametrize("name", SOME)
 def test_a_swap_has_no_fault_and_runs(name: str, tmp_path: Path) -> None:
     config = write(name, tmp_path / "workspace")
     assert check(config) == []

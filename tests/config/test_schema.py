@@ -114,7 +114,7 @@ def test_defaults_of_two_configs_are_not_shared(config: Configs) -> None:
         ("phase", "updater: {class_path: 5}", f"phase.x.updater.class_path: is 5; {CLASS_PATH}"),
         ("phase", "updater: {class_path: a.B, args: 5}", "phase.x.updater.args: is 5, a whole number; write a mapping"),
         ("phase", "dataset_name: [a]", "phase.x.dataset_name: is ['a'], a list; write a string"),
-        ("phase", "valid_dataset_name: 5", "phase.x.valid_dataset_name: is 5, a whole number; write a list"),
+        ("phase", "valid_dataset_name: 5", "phase.x.valid_dataset_name: is 5, a whole number; write a string"),
         ("runner", "device: cuda:x", "runner.x.device: is 'cuda:x'; write auto, cpu, gpu, cuda or cuda:N"),
         ("runner", "device: 0", "runner.x.device: is 0; write auto, cpu, gpu, cuda or cuda:N"),
         ("runner", "epochs: 0", "runner.x.epochs: is 0; it must be greater than 0"),

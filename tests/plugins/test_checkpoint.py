@@ -314,7 +314,7 @@ def test_a_damaged_checkpoint_is_not_exported(pipeline: Call, folder: Path) -> N
         (
             ["export", "run", "-o", "run/lock/w.safetensors"],
             74,
-            "run/lock/w.safetensors: cannot be written: File exists; free",
+            "run/lock/w.safetensors: cannot be written: Not a directory; free",
         ),
     ],
 )

@@ -104,6 +104,7 @@ def test_two_of_a_kind_write_each_its_own_files(point: EntryPoint, config: Path)
     assert first & second == plain
 
 
+@pytest.mark.slow
 @every_plugin
 def test_it_goes_with_an_experiment_that_is_written_by_hand_or_says_that_it_does_not(
     point: EntryPoint, pipeline: Callable[..., Result]

@@ -23,6 +23,8 @@ Ran = Callable[[str], Context]
 EACH = pytest.mark.parametrize("name", RUNNERS)
 pytestmark = pytest.mark.usefixtures("one_thread")
 TRAINING = [name for name in RUNNERS if name != "evaluate_only"]
+# Those that the quick tests interrupt.
+QUICK = {"two_phases", "gan", "rollouts", "k_fold"}
 
 
 def started(name: str, folder: Path = Path(), *more: str, resume: str = "never") -> GeneralTrainer:
@@ -253,7 +255,7 @@ def unlike(name: str, expected: dict[str, Any]) -> list[str]:
 def moments(calls: Iterable[int], quick: set[int]) -> list[Any]:
     """Each name with each of these calls of a hook; the quick tests have some of them."""
     return [
-        pytest.param(name, call, marks=() if call in quick else pytest.mark.slow, id=f"{name}-{call}")
+        pytest.param(name, call, marks=() if call in quick and name in QUICK else pytest.mark.slow, id=f"{name}-{call}")
         for name in TRAINING
         for call in calls
     ]

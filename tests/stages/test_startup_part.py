@@ -162,7 +162,7 @@ def test_what_has_another_shape_is_told_and_left_as_it_was(
         ({"init_modules": "0", "freeze": "2.wieght"}, ConfigError, r"runner.train.freeze: .*; did you mean '2.weight'\?"),
         ({"init_modules": "0", "freeze": "*"}, ConfigError, r"runner.train.freeze: leaves nothing for 'main' of phase 'line' to train; freeze"),
         ({"init_modules": ["0", "5"]}, CheckpointError, r"other.safetensors: '5' names nothing in it or in the models"),
-        ({"init_modules": "3"}, CheckpointError, r"nothing that '3' names can be loaded \(2 of another shape .*both sides"),
+        ({"init_modules": "3"}, CheckpointError, r"nothing that '3' names can be loaded \(2 of another shape .*name what both have"),
         ({}, CheckpointError, r"other.safetensors: phase 'line': does not fit the model: '3.bias' has shape"),
     ],
 )  # fmt: skip

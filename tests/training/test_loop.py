@@ -701,7 +701,7 @@ def test_with_warn_training_goes_on_and_the_next_save_is_tried(
 
 
 def test_with_warn_the_last_save_has_to_succeed_nevertheless(refused: Callable[..., Any]) -> None:
-    with pytest.raises(StorageError, match="step-000000000006: cannot be written: File exists; free or repair"):
+    with pytest.raises(StorageError, match="step-000000000006: cannot be written: Not a directory; free or repair"):
         GeneralTrainer(refused(5, 99, on_save_error="warn")).run()
 
 

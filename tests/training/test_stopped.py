@@ -150,7 +150,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return end(GeneralTrainer({**config(), "output_dir": str(tmp_path_factory.mktemp("unbroken"))}).run())
 
 
-QUICK = {1, 4, 7, 14}
+QUICK = {4}
 """The calls of a hook that the quick tests stop at, beside its last: the first, and those around ends of phases and epochs."""
 EVERY = [
     pytest.param(hook, at, marks=() if at in {*QUICK, times} else pytest.mark.slow)
@@ -239,6 +239,7 @@ def test_a_validation_that_was_stopped_is_made_again_and_nothing_of_the_training
     assert ran < 14
 
 
+SOME = {"before_batch", "after_update", "after_checkpoint_saved"}
 MOMENTS = [(hook, at) for hook, times in CALLS.items() for at in {1, times}]
 MOMENTS += [
     ("before_batch", 6),
@@ -261,7 +262,9 @@ def stopped(hook: str, at: int, monkeypatch: pytest.MonkeyPatch) -> Context:
     return context
 
 
-@pytest.mark.parametrize(("hook", "at"), MOMENTS)
+@pytest.mark.parametrize(
+    ("hook", "at"), [pytest.param(*moment, marks=() if moment[0] in SOME else pytest.mark.slow) for moment in MOMENTS]
+)
 def test_a_run_that_is_exit_ends_at_any_moment_goes_on_exactly(
     hook: str, at: int, unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,14 @@ def written(config: Path, text: str) -> list[str]:
     return [*paths, *(["plugins=['{workspace}/plugin.py']"] if "plugin.py" in files else [])]
 
 
-@pytest.mark.parametrize("text", UNUSUAL.values(), ids=UNUSUAL)
+# Each is a run; every fourth is quick.
+SOME = [
+    pytest.param(text, id=name, marks=() if number % 4 == 0 else pytest.mark.slow)
+    for number, (name, text) in enumerate(UNUSUAL.items())
+]
+
+
+@pytest.mark.parametrize("text", SOME)
 def test_what_runs_has_no_fault(linear: Path, text: str) -> None:
     overrides = written(linear, text)
     assert check(linear, overrides) == []
