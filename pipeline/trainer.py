@@ -64,10 +64,12 @@ class GeneralTrainer:
             raise ConfigError("\n".join(faults))
         # A subclass may order the stages otherwise.
         in_order = type(self) is GeneralTrainer
+        about = {"label": label, "tags": tags, "note": note}
+        # JSON is YAML.
+        words = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in about.items() if value]
+        if isinstance(config, Config) and (words or overrides):
+            raise ConfigError(f"{[*overrides, *words][0]}: comes too late for a Config; read that with it")
         if not isinstance(config, Config):
-            about = {"label": label, "tags": tags, "note": note}
-            # JSON is YAML.
-            words = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in about.items() if value]
             config = check_or_raise(config, [*overrides, *words], in_order=in_order, resumes=resume != NEVER)
         self.config, self.resume = config, resume
         self.contexts: dict[str, Context] = {}

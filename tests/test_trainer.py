@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from pipeline import Context, GeneralTrainer, StartupBase, hookimpl, stages
+from pipeline.check.checker import check_or_raise
 from pipeline.errors import ClassPathError, ConfigError, ContextError, ExitCode, StageError
 from pipeline.stages.base import METHODS
 
@@ -440,3 +441,9 @@ def test_a_debug_run_says_that_nothing_of_it_is_kept(linear: Path, log_lines: li
     assert not run_dir.exists()
     folder = run_dir.parents[1]
     assert f"INFO debug run: nothing of it is kept; {folder} is removed at its end\n" in log_lines
+
+
+def test_a_config_that_was_read_takes_no_further_words(linear: Path) -> None:
+    config = check_or_raise(linear)
+    with pytest.raises(ConfigError, match='label="late": comes too late for a Config; read that with it'):
+        GeneralTrainer(config, label="late")

@@ -137,7 +137,7 @@ def _relative(value: Any, workspace: str) -> Any:
 def _environment(run_dir: Path) -> dict[str, Any]:
     file = run_dir / "environment.json"
     values = json.loads(_read(file))
-    if not isinstance(values, dict):
+    if not isinstance(values, dict) or not isinstance(values.get("packages"), dict):
         raise ConfigError(f"{file}: makes no sense; it cannot be compared")
     return {name: value for name, value in values.items() if name != "time"}
 

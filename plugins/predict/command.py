@@ -170,6 +170,11 @@ def _overrides(config: Config, runner: RunnerSchema, output: Path, weights: Path
     yield from (f"{address}.{key}={json.dumps(value)}" for key, value in values.items())
     # Predictions alone are asked for, and a metric may need labels.
     yield from (f"phase.{phase.name}.metrics={{}}" for phase in config.phases(runner) if phase.metrics)
+    sections = [address, *(f"dataset.{dataset.name}" for dataset in config.settings.dataset)]
+    for limit in (f"{section}.limit_batches" for section in sections):
+        # All data are predicted, but for what the command line itself says.
+        if config.get(limit) and not config.origin(limit).where.startswith("override "):
+            yield f"{limit}=null"
     yield f"plugins={json.dumps(list(_plugins(config)))}"
 
 

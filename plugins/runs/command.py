@@ -83,10 +83,14 @@ def _holds(value: Any, operator: str, wanted: str) -> bool:
     if operator in {"=", "!="}:
         texts = [str(one) for one in value] if isinstance(value, list) else ["" if value is None else str(value)]
         return any(text == wanted or fnmatchcase(text, wanted) for text in texts) == (operator == "=")
+    number: Any = value.get("value") if isinstance(value, dict) else value
+    limit: Any = wanted
     try:
-        number, limit = float(value), float(wanted)
+        number, limit = float(number), float(wanted)
     except (TypeError, ValueError):
-        return False
+        # A time is a text that is ordered as it is.
+        if not isinstance(number, str):
+            return False
     return (number == limit and operator[1:] == "=") or (number > limit if operator in _LARGER else number < limit)
 
 

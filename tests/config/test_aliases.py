@@ -149,3 +149,19 @@ def test_several_processes_are_still_to_come(faults: Faults, kind: str) -> None:
     assert faults(f"runner: [{{name: r, class: {kind}, epochs: 1}}]") == [
         f"config.yaml:1:27: runner.r.class: '{kind}' is not yet possible: several processes come later; use train"
     ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "override", "limits"),
+    [
+        ("max_steps: 8 update", "optimizer_step_limit=12", (None, 12)),
+        ("optimizer_step_limit: 8", "max_steps=12 update", (None, 12)),
+        ("max_steps: 8 update", "optimizer_step_limit=null", (None, None)),
+    ],
+)
+def test_an_override_of_a_limit_in_updates_replaces_it_under_either_name(
+    config: Any, keys: str, override: str, limits: tuple[int | None, int | None]
+) -> None:
+    text = f"runner: [{{name: r, class: train, {keys}}}]"
+    runner = config(text, f"runner.r.{override}").runner("r")
+    assert (runner.max_steps, runner.optimizer_step_limit) == limits

@@ -76,6 +76,14 @@ def test_what_cannot_be_compared_is_told_of(pipeline: Call, linear: Path) -> Non
     assert f"{other}/environment.json: cannot be read" in result.stdout
 
 
+def test_a_damaged_environment_is_told_of(pipeline: Call, linear: Path) -> None:
+    first, other = run(linear), run(linear)
+    (other / "environment.json").write_text("{}")
+    result = pipeline("compare", first, other)
+    assert (result.exit_code, result.exception) == (0, None)
+    assert f"{other}/environment.json: makes no sense; it cannot be compared" in result.stdout
+
+
 def test_all_of_it_is_there_as_json(pipeline: Call, linear: Path) -> None:
     runs = [run(linear, f"runner.train_runner.epochs={epochs}") for epochs in (1, 2, 3)]
     printed = json.loads(pipeline("compare", "--json", *runs).stdout)

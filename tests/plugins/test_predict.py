@@ -140,6 +140,17 @@ def test_a_train_runner_predicts_its_validation_data_and_the_run_directory_stays
     assert sorted(path.name for path in Path().iterdir()) == ["out.jsonl", "runs"]
 
 
+def test_all_samples_are_predicted_unless_the_command_line_limits_them(
+    trained: Callable[..., Path], pipeline: Call
+) -> None:
+    limits = ["runner.train_runner.limit_batches=2", "dataset.train_data.limit_batches=1"]
+    run_dir = trained(*limits, "runner.train_runner.max_steps=2")
+    assert pipeline("predict", run_dir, "-o", "out.jsonl").exit_code == 0
+    assert len(rows()) == len(LINE)
+    assert pipeline("predict", run_dir, limits[1], "-o", "less.jsonl").exit_code == 0
+    assert len(rows("less.jsonl")) == 4
+
+
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_other_data_need_no_labels_whatever_metrics_the_phase_has(
     trained: Callable[..., Path], pipeline: Call, workers: int

@@ -56,6 +56,10 @@ def test_the_table_has_a_line_for_each_run(pipeline: Call, rates: dict[str, str]
         (["--where", "steps>12"], []),
         (["--where", "state=failed", "-w", "valid_loss<100"], []),
         (["--where", "note<1"], []),
+        (["--where", "best<0"], []),
+        (["--where", "best<100"], ["lr=0.2", "lr=0.05"]),
+        (["--where", "when>20260101-000000"], ["lr=0.2"]),
+        (["--where", "when<2026"], []),
     ],
 )
 def test_runs_are_filtered_and_sorted(
