@@ -148,6 +148,7 @@ def test_a_signal_that_comes_twice_at_once_is_one_as_a_closed_terminal_and_timeo
     assert steps() == ["06", "08"]
 
 
+@pytest.mark.slow
 def test_a_signal_that_the_caller_has_set_to_be_ignored_stays_ignored(linear: Path) -> None:
     (linear.parent / "signals.py").write_text(PLUGIN, encoding="utf-8")
     plugins = json.dumps([{"{workspace}/signals.py": {"signals": ["SIGHUP", "SIGINT"], "at": 7}}])

@@ -136,6 +136,7 @@ def test_texts_of_files_may_be_indented(tmp_path: Path) -> None:
     assert (folder / "a" / "b.txt").read_text() == "\none\n  two\n"
 
 
+@pytest.mark.slow
 def test_it_needs_no_pytest() -> None:
     command = "import sys; sys.modules['pytest'] = None; import pipeline.testing"
     assert subprocess.run([sys.executable, "-c", command], capture_output=True, check=False).returncode == 0

@@ -97,6 +97,7 @@ def test_what_a_run_has_made_is_as_it_was_after_its_files_were_edited(linear: Pa
         assert each[0][1].item() == type(each)(size=2)[0][1].item() == value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_import_what_was_edited(linear: Path, start: str) -> None:
     trained(linear, 3)

@@ -44,6 +44,7 @@ def tracker(request: pytest.FixtureRequest, more: str = "") -> str:
     return f"{{mlflow: {{experiment: {request.node.name}{more}}}}}"
 
 
+@pytest.mark.slow
 def test_every_number_is_logged_once_at_its_iteration(
     tracked: Tracked, store: Any, request: pytest.FixtureRequest
 ) -> None:

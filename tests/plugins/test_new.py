@@ -155,6 +155,7 @@ MISTAKES = {
 """A line of the plugin that is left out, and whether its two tests fail then."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", MISTAKES)
 def test_the_tests_of_a_plugin_pass_and_find_its_mistakes(pipeline: Call, line: str, tmp_path: Path) -> None:
     pipeline("new", "mine")

@@ -78,6 +78,7 @@ def test_its_config_is_the_resolved_one_and_the_run_directory(
     assert (config["dataset.train_data.batch_size"], config["runner.train_runner.max_steps"]) == (4, None)
 
 
+@pytest.mark.slow
 def test_two_under_two_names_have_two_folders(tracked: Tracked) -> None:
     two = "wandb, {name: second, class_path: wandb, args: {project: other}}"
     folder = GeneralTrainer(tracked(two)).run()["run_dir"] / "train_runner"

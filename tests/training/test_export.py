@@ -245,6 +245,7 @@ def test_on_a_gpu_an_exported_model_computes_there(config: Config, run: Run, dat
     torch.testing.assert_close(program(x), model(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
     [{"shuffle": True}, {"shuffle": True, "num_workers": 2}, {"dataset": Counting}, {"dataset": Counting, "num_workers": 2}, {"model": Mine}],

@@ -96,14 +96,24 @@ def test_to_ask_for_something_else_is_an_error_that_says_what_to_write(at: At) -
         GeneralTrainer(rare()).run()
 
 
-@pytest.mark.parametrize(
-    ("hook", "call", "stop"),
-    [
-        ("after_batch", 3, 2), ("after_batch", 3, 3), ("after_batch", 3, 4), ("after_pass", 1, 4), ("before_epoch", 2, 7),
-        ("before_epoch", 2, 8), ("before_batch", 5, 4), ("before_batch", 5, 5), ("before_checkpoint_saved", 1, 3),
-        ("before_checkpoint_saved", 1, 4), ("after_epoch", 1, 7),
-    ],
-)  # fmt: skip
+STOPS = [
+    ("after_batch", 3, 2),
+    ("after_batch", 3, 3),
+    ("after_batch", 3, 4),
+    ("after_pass", 1, 4),
+    ("before_epoch", 2, 7),
+    ("before_epoch", 2, 8),
+    ("before_batch", 5, 4),
+    ("before_batch", 5, 5),
+    ("before_checkpoint_saved", 1, 3),
+    ("before_checkpoint_saved", 1, 4),
+    ("after_epoch", 1, 7),
+]
+# Every third is quick.
+SOME = [pytest.param(*stop, marks=() if at % 3 == 0 else pytest.mark.slow) for at, stop in enumerate(STOPS)]
+
+
+@pytest.mark.parametrize(("hook", "call", "stop"), SOME)
 @pytest.mark.parametrize("what", ["checkpoint", pytest.param("validation", marks=pytest.mark.slow)])
 def test_a_run_that_is_stopped_around_a_request_ends_as_one_that_was_not(
     what: str, hook: str, call: int, stop: int, at: At

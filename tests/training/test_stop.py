@@ -59,7 +59,11 @@ MOMENTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("hook", "call", "iteration"), MOMENTS)
+# Every third is quick.
+SOME = [pytest.param(*moment, marks=() if at % 3 == 0 else pytest.mark.slow) for at, moment in enumerate(MOMENTS)]
+
+
+@pytest.mark.parametrize(("hook", "call", "iteration"), SOME)
 def test_a_training_that_is_stopped_at_any_moment_is_validated_saved_and_done(
     hook: str, call: int, iteration: int | None, at: Callable[..., None]
 ) -> None:
