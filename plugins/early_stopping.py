@@ -65,15 +65,22 @@ class EarlyStopping:
 
     @hookimpl
     def before_stage(self, name: str, context: Context) -> None:
-        """Refuse a training without validation.
+        """Refuse a training whose validations do not report the number.
 
         Raises:
-            ConfigError: no phase has validation data.
+            ConfigError: no phase has validation data, or each has several datasets, whose names the numbers bear.
         """
-        phases = context["phases"]
-        if name == "runner" and phases and not (context["is_infer"] or any(map(_has_validation, phases))):
+        if name != "runner" or context["is_infer"] or not context["phases"]:
+            return
+        datasets = [phase["valid_dataset_name"] for phase in filter(_has_validation, context["phases"])]
+        if not datasets:
             what = f"early_stopping watches '{self.metric}', and no phase of {context['runner_name']} is validated"
             raise ConfigError(f"{what}; add valid_dataset_name to one")
+        number = self.metric.rpartition(".")[2]
+        if number.startswith("valid_") and all(isinstance(names, list) and len(names) > 1 for names in datasets):
+            instead = f"{datasets[0][0]}/{number.removeprefix('valid_')}"
+            what = f"early_stopping watches '{self.metric}', and validations of several datasets have their names"
+            raise ConfigError(f"{what}; write metric: {instead}, for example")
 
     @hookimpl
     def after_validation(self, context: Context, phase: str, metrics: dict[str, float]) -> None:

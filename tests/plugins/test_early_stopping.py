@@ -160,6 +160,19 @@ def test_a_number_that_no_phase_reports_or_several_do_is_an_error(
         GeneralTrainer(config(phases, arguments)).run()
 
 
+def test_several_datasets_need_their_name_in_the_metric_before_anything_is_trained() -> None:
+    chosen = config(["a"], {})
+    chosen["dataset"].append({**chosen["dataset"][0], "name": "other"})
+    del chosen["phase"][0]["metrics"]
+    chosen["phase"][0]["valid_dataset_name"] = ["data", "other"]
+    trainer = GeneralTrainer(chosen)
+    with pytest.raises(ConfigError, match=r"watches 'valid_loss', and .* write metric: data/loss, for example"):
+        trainer.run()
+    assert trainer.contexts == {}
+    chosen["plugins"] = [{"early_stopping": {"metric": "data/loss", "patience": 99}}]
+    assert GeneralTrainer(chosen).run()["train_state"]["epoch"] == 10
+
+
 def test_a_training_without_validation_is_an_error() -> None:
     chosen = config(["a"], {})
     del chosen["phase"][0]["valid_dataset_name"], chosen["phase"][0]["metrics"]
