@@ -48,10 +48,15 @@ class Progress:
             batch: of which they are.
             fetched: whether they are the samples, so that it is at the next one when it has one.
         """
+        # At once: while the samples are taken, a stream is told that there is no other worker.
         place = self.begin(batch)
-        for number, sample in enumerate(samples):
-            self._at[place] = number + fetched
-            yield sample
+
+        def note() -> Iterator[_T]:
+            for number, sample in enumerate(samples):
+                self._at[place] = number + fetched
+                yield sample
+
+        return note()
 
     def begin(self, batch: int) -> int:
         """Note that this worker is at the first sample of a batch; where that is noted."""

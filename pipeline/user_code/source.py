@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, wraps
 from importlib.machinery import ModuleSpec
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
@@ -55,11 +56,21 @@ def once(function: Callable[_P, _T]) -> Callable[_P, _T]:
 @once
 def find_spec(dotted: str) -> ModuleSpec | None:
     """The spec of a module, found without importing its parents (``importlib.util.find_spec`` would import them)."""
-    parent, dot, last = dotted.rpartition(".")
-    above = find_spec(parent) if dot else None
-    path = tuple(above.submodule_search_locations or ()) if above else None
-    if dot and not path:
-        return None
+    spec: ModuleSpec | None = None
+    names = dotted.split(".")
+    # From the outermost on: a path may have more parts than Python calls functions within each other.
+    for module in accumulate(names, "{}.{}".format):
+        path = tuple(spec.submodule_search_locations or ()) if spec else None
+        if module != names[0] and not path:
+            return None
+        spec = _spec_within(module, path)
+    return spec
+
+
+@once
+def _spec_within(dotted: str, path: tuple[str, ...] | None) -> ModuleSpec | None:
+    """The spec of a module whose package has these folders; None: it is in no package."""
+    last = dotted.rpartition(".")[2]
     for finder in sys.meta_path:
         try:
             spec = finder.find_spec(dotted, path)
