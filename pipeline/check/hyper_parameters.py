@@ -69,7 +69,7 @@ class HyperParameterCheck:
         """Whether a value belongs to this config alone: it is not from a base, and no YAML alias repeats it."""
         origin = node.key or node.origin
         texts = [value.origin.text for value in (node, *(below for _, below in node.walk()))]
-        is_local = origin.where == self.inspection.tree.origin.where or origin.where.startswith("override '")
+        is_local = origin.where == self.inspection.tree.origin.where or origin.is_override
         return is_local and not any(re.search(r"(^|[\s{\[,])&\w", text) for text in texts)
 
     def is_default(self, files: Collection[Path]) -> bool:

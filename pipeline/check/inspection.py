@@ -109,8 +109,7 @@ class Setting:
     @property
     def layer(self) -> int:
         """Where it is written: 0 in a base, 1 in the config itself, 2 in an override."""
-        where = self.origin.where
-        return 2 if where.startswith("override ") else int(where == self.inspection.tree.origin.where)
+        return 2 if self.origin.is_override else int(self.origin.where == self.inspection.tree.origin.where)
 
     def refuse_idle(self, reason: str, *causes: Setting) -> None:
         """Report that this would be ignored: a fault, or a note where a cause is in a later layer."""

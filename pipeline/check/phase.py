@@ -9,10 +9,11 @@ from dataclasses import replace
 from pipeline.check.data_flow import is_untouched
 from pipeline.check.inspection import Inspection, Setting, kind, names_in, place_of
 from pipeline.check.optimizer import Metrics, check_optim_scheduler, check_short_form
-from pipeline.config.schema import DEFAULT_PLUGINS, MODEL_LOSS, TARGETS, SamplerSettings, UpdaterSettings
+from pipeline.config.schema import MODEL_LOSS, TARGETS, SamplerSettings, UpdaterSettings
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import class_path, classes, source, uncalled
-from pipeline.user_code.class_path import METRICS, MODULES
+from pipeline.user_code.class_path import METRICS, MODULES, ClassPath
+from pipeline.user_code.plugins import configured_plugins
 from pipeline.user_code.uncalled import BRAIN
 
 MODULE = "torch.nn.modules.module:Module"
@@ -185,14 +186,13 @@ def _returned_keys(function: source.FunctionNode) -> set[str] | None:
 def may_report(inspection: Inspection, phases: Iterable[Setting]) -> bool:
     """Whether a validation of these phases may report other numbers than their losses and metrics.
 
-    A Brain or a plugin of the user's may, and so may a loss of the user's that gives several.
+    A Brain or a plugin of the user's may, and so may a loss of the user's that gives several; no shipped plugin does.
     """
-    plugins, known = inspection.setting("plugins").value, inspection.settings("phase")
-    items = plugins if isinstance(plugins, list) else []
-    names = [name for item in items for name in (item if isinstance(item, dict) else [item])]
+    known, (plugins, _) = inspection.settings("phase"), configured_plugins(inspection.tree, inspection.workspace)
+    targets = [plugin.target for plugin in plugins]
     owners = [known.get(str(phase["model_of"].value), phase) for phase in phases]
     own = any(is_brain(owner) is not False or not _is_single(owner["loss"]) for owner in owners)
-    return own or any(name not in DEFAULT_PLUGINS for name in names)
+    return own or not all(isinstance(target, ClassPath) and source.is_our_name(target.module) for target in targets)
 
 
 def _is_single(loss: Setting) -> bool:

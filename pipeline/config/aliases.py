@@ -130,16 +130,11 @@ def _put(node: Node, runner: dict[str, Node], canonical: str, address: str, what
     elif canonical in ADDING:
         both = [*_as_list(present), *_as_list(node)]
         runner[canonical] = Node(both or None, node.origin, node.key, earlier=(*present.earlier, present))
-    elif _is_override(node) != _is_override(present):
-        runner[canonical] = node if _is_override(node) else present
+    elif node.origin.is_override != present.origin.is_override:
+        runner[canonical] = node if node.origin.is_override else present
     else:
         message = f"{what}means the same as '{canonical}', which is set too; keep one"
         yield (node.key or node.origin).fault(address, message)
-
-
-def _is_override(node: Node) -> bool:
-    """Whether a value was written in an override."""
-    return node.origin.where.startswith("override ")
 
 
 def _as_list(node: Node) -> list[Node]:

@@ -35,6 +35,11 @@ class Origin:
     column: int = 0
     text: str = ""
 
+    @property
+    def is_override(self) -> bool:
+        """Whether it is an override, and no file."""
+        return self.where.startswith("override ")
+
     def fault(self, address: str, message: str) -> Fault:
         """A fault at this place."""
         return Fault(self.where, self.line, self.column, address, message, self.text)
@@ -171,7 +176,7 @@ class Builder:
 
     def origin_of(self, node: yaml.Node) -> Origin:
         """The place where a node begins."""
-        if not self.origin.folder or self.origin.where.startswith("override '"):
+        if not self.origin.folder or self.origin.is_override:
             return self.origin
         return _origin_at(self.origin, node.start_mark, self.lines)
 

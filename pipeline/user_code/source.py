@@ -344,7 +344,12 @@ def is_generator(function: ast.AST) -> bool:
 
 def is_ours(module: Module) -> bool:
     """Whether a module belongs to this package or its plugins, and not to a workspace."""
-    return module.name.startswith(("pipeline.", "pipeline_plugins.")) and not module.name.startswith(_WORKSPACES)
+    return is_our_name(module.name)
+
+
+def is_our_name(module: str) -> bool:
+    """The same, by the name of the module."""
+    return module.startswith(("pipeline.", "pipeline_plugins.")) and not module.startswith(_WORKSPACES)
 
 
 def package(name: str) -> str:

@@ -173,7 +173,7 @@ def _overrides(config: Config, runner: RunnerSchema, output: Path, weights: Path
     sections = [address, *(f"dataset.{dataset.name}" for dataset in config.settings.dataset)]
     for limit in (f"{section}.limit_batches" for section in sections):
         # All data are predicted, but for what the command line itself says.
-        if config.get(limit) and not config.origin(limit).where.startswith("override "):
+        if config.get(limit) and not config.origin(limit).is_override:
             yield f"{limit}=null"
     yield f"plugins={json.dumps(list(_plugins(config)))}"
 

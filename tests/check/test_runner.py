@@ -271,3 +271,9 @@ def test_a_dataset_of_several_that_is_not_there_is_a_fault(faults: Faults) -> No
     assert [fault.partition(": ")[2] for fault in found] == [
         "phase.line.valid_dataset_name: there is no dataset 'pints'; did you mean 'points'?"
     ]
+
+
+@pytest.mark.parametrize("plugin", ["early_stopping", "ema", "{name: stop, class_path: early_stopping}"])
+def test_a_shipped_plugin_reports_no_number_of_its_own(faults: Faults, plugin: str) -> None:
+    [fault] = faults("keep_best: {metric: valid_los, mode: min}", f"plugins=[{plugin}]")
+    assert fault.endswith("runner.learn.keep_best.metric: nothing reports 'valid_los'; did you mean 'valid_loss'?")

@@ -20,6 +20,12 @@ from pipeline.errors import Fault
 Call = Callable[..., Result]
 FOLDER = Path(__file__).parents[2] / "workspace_examples"
 EXAMPLES = ["custom_plugin", "custom_startup", "first_steps", "five_stages", "movielens_deepfm"]
+# All others that need no extra, and the trainings beside scripts.
+OTHERS = [
+    pytest.param(config.parent, id=config.parent.name, marks=pytest.mark.slow)
+    for config in sorted([*FOLDER.rglob("config.yaml"), *FOLDER.parent.glob("tests/jobs/*/config.yaml")])
+    if config.parent.name not in EXAMPLES and not config.read_text(encoding="utf-8").startswith("# needs:")
+]
 RUNNER = """
 from pipeline import RunnerBase
 class Runner(RunnerBase):
@@ -346,8 +352,14 @@ def test_a_plain_check_costs_no_round_of_the_garbage_collector(linear: Path) -> 
     assert done.stdout.splitlines()[-1] == "0"
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_two_steps_of_an_example_go_through(pipeline: Call, example: str) -> None:
+@pytest.mark.parametrize("example", OTHERS)
+def test_build_accepts_the_other_examples_and_jobs_too(pipeline: Call, example: Path) -> None:
+    done = pipeline("check", "--build", example / "config.yaml")
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("example", [*EXAMPLES, *OTHERS])
+def test_two_steps_of_an_example_go_through(pipeline: Call, example: str | Path) -> None:
     done = pipeline("check", "--steps", "2", FOLDER / example / "config.yaml")
     assert (done.exit_code, done.stdout.endswith("config.yaml: no faults; 2 steps went through\n")) == (0, True)
     assert "ERROR" not in done.stderr

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from ..common import Encoder
+from ..encoder import Encoder
 
 
 class Model(nn.Module):

@@ -1,15 +1,8 @@
-"""What both jobs use: points in a square, made on the spot, and an encoder."""
+"""The data of both jobs: points in a square, made on the spot."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import TensorDataset
-
-
-class Encoder(nn.Sequential):
-    """Points [batch, 2] -> features [batch, width]."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
 
 
 def points(size: int, seed: int) -> Tensor:
