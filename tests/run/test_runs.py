@@ -121,7 +121,20 @@ def test_a_run_of_an_earlier_version_has_no_label(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["status.json", "command.txt", "train_runner/results.json"])
-@pytest.mark.parametrize("content", [b"", b"[1", b"[[[", b'{"state": 1e999}', b"\xff\xfe", b"null", b'"x"', STRANGE])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[1",
+        b"[[[",
+        b'{"state": 1e999}',
+        b'{"state": "done", "iteration": 1e999, "metrics": {}}',
+        b"\xff\xfe",
+        b"null",
+        b'"x"',
+        STRANGE,
+    ],
+)
 def test_a_damaged_file_is_told_of_and_the_rest_is_there(name: str, content: bytes, run_dir: Path) -> None:
     (run_dir / name).write_bytes(content)
     found = record(run_dir)
