@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pipeline.check.data_flow import is_untouched
+from pipeline.check.dataset import check_dataset
 from pipeline.check.inspection import Inspection, Setting, kind, names_in, place_of
 from pipeline.check.optimizer import Metrics, check_optim_scheduler, check_short_form
-from pipeline.config.schema import MODEL_LOSS, TARGETS, SamplerSettings, UpdaterSettings
+from pipeline.config.schema import MODEL_LOSS, TARGETS, UpdaterSettings
 from pipeline.errors import nearest, one_of
 from pipeline.user_code import class_path, classes, source, uncalled
 from pipeline.user_code.class_path import METRICS, MODULES, ClassPath
@@ -237,22 +238,6 @@ TRAIN_METRIC = (*METRIC, "state_dict", "load_state_dict")
 # What a phase takes from the phase whose model it shares.
 MODEL_KEYS = ("model", "model_args", "modules", "loss", "optim_schedulers")
 
-# Bases of datasets; none of them has ``__getitems__``.
-DATASET, TABLE, STREAM = (
-    f"torch.utils.data.dataset:{name}" for name in ("Dataset", "TensorDataset", "IterableDataset")
-)
-
-# Keys of a dataset that need ``num_workers``.
-_WITH_WORKERS = ("multiprocessing_context", "timeout", "persistent_workers", "prefetch_factor", "worker_init_fn")
-
-SAMPLER = "torch.utils.data.sampler:Sampler"
-
-# What the network stage gives a sampler or batch sampler, as far as its constructor names it.
-SAMPLER_ARGUMENTS = ("dataset", "data_source", "batch_size", "shuffle", "drop_last", "seed")
-
-# Key that decides the order -> the keys of a dataset that are then the class's own, if it takes them.
-_ORDER_KEYS = {"sampler": ("shuffle",), "batch_sampler": ("batch_size", "shuffle", "drop_last")}
-
 
 class PhaseCheck:
     """The checks of what the default network stage builds.
@@ -370,74 +355,3 @@ class PhaseCheck:
         elif definition:
             refuse_undefined(self.runner, path, definition, classes.undefined_methods(definition, methods))
             metric["args"].check_call(definition, path.origin)
-
-
-def check_dataset(dataset: Setting) -> None:
-    """A dataset that a phase names."""
-    path = dataset["class_path"]
-    definition = path.find_class("Dataset")
-    dataset["args"].check_call(definition, path.origin)
-    for key in _WITH_WORKERS if not dataset["num_workers"].value else ():
-        if dataset[key].value:
-            dataset[key].refuse_idle("there are no workers; remove it, or set num_workers", dataset["num_workers"])
-    dataset["worker_init_fn"].find_class("worker_init_fn")
-    _check_collate(dataset["collate_fn"], dataset["collate_args"])
-    if dataset["whole_batches"].value and dataset["collate_fn"].value is not None:
-        dataset["collate_fn"].fault("would be ignored: whole_batches is true; remove one of the two", of_key=True)
-    if definition:
-        _check_kind(dataset, definition)
-    for key in _ORDER_KEYS:
-        _check_sampler(dataset, key)
-    if dataset["sampler"].value and dataset["batch_sampler"].value:
-        dataset["batch_sampler"].fault("contradicts sampler, which says the order too; keep one of the two")
-    for key, why in (("drop_last", "no batch is short"), ("whole_batches", "samples are asked for one by one")):
-        if dataset["batch_size"].value is None and dataset[key].value and not dataset["batch_sampler"].value:
-            dataset[key].fault(f"would be ignored: batch_size is null, and {why}; remove it")
-
-
-def _check_kind(dataset: Setting, definition: source.Definition) -> None:
-    """Report keys that the class of a dataset leaves no use for."""
-    name, is_stream, whole = definition.name, classes.is_subclass(definition, STREAM), dataset["whole_batches"]
-    bare = any(classes.undefined_methods(definition, ["__getitems__"], base) for base in (DATASET, TABLE))
-    if whole.value and is_stream:
-        whole.fault("would be ignored: an IterableDataset gives its samples one by one; remove it")
-    elif whole.value and bare:
-        whole.fault(f"{name} has no __getitems__; define __getitems__(self, indices) to return a batch, or remove it")
-    if dataset["resume"].value and is_stream is False:
-        dataset["resume"].fault("would be ignored: what has indices goes on exactly; remove it")
-    for key in ("shuffle", *_ORDER_KEYS) if is_stream else ():
-        if dataset[key].value:
-            dataset[key].fault(f"needs indices, and {name} is an IterableDataset; shuffle in the class", of_key=True)
-    if dataset["persistent_workers"].value and (is_stream or classes.member(definition, "set_epoch")):
-        dataset["persistent_workers"].fault(f"is true, but the workers of {name} have to know the epoch; remove it")
-
-
-def _check_sampler(dataset: Setting, key: str) -> None:
-    """``{class_path, args}`` of a sampler or batch sampler, and the keys of the dataset that it takes."""
-    sampler, path = dataset[key], dataset[key]["class_path"]
-    sampler.check_keys(list(SamplerSettings.model_fields))
-    sampler["args"].check_mapping()
-    definition = path.find_class("Sampler")
-    if not definition:
-        return
-    if isinstance(definition.node, source.ClassNode) and classes.undefined_methods(definition, ["__iter__"], SAMPLER):
-        path.fault(f"{definition.name} is no sampler: it has no __iter__; define it, or name another class")
-        return
-    own, parameters = dict(sampler["args"].entries()), classes.parameters(definition)
-    sampler["args"].check_call(definition, path.origin, [name for name in SAMPLER_ARGUMENTS if name not in own])
-    ours = [name for name in parameters.names if name not in own] if parameters else _ORDER_KEYS[key]
-    for name in _ORDER_KEYS[key]:
-        if dataset[name].is_written and dataset[name].value and name not in ours:
-            why = "has its own in args" if name in own else f"has no argument '{name}'"
-            dataset[name].fault(f"would be ignored: {definition.name} says the order, and {why}; remove it")
-
-
-def _check_collate(path: Setting, arguments: Setting) -> None:
-    """The function that makes batches, or its class, and its arguments."""
-    definition = path.find_class("collate")
-    if path.value is None and arguments.value:
-        arguments.fault("would be ignored: torch's own collate takes none; remove it, or add collate_fn", of_key=True)
-    if definition and (parameters := classes.parameters(definition)):
-        called = isinstance(definition.node, source.ClassNode) and classes.member(definition, "__call__")
-        batch = () if called else parameters.names[: min(parameters.positional, 1)]
-        arguments.check_call(definition, path.origin, batch)

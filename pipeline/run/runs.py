@@ -20,7 +20,16 @@ from pipeline.run.directory import DONE, STAMP, has_ended, is_run_directory, par
 _DEPTH = 3
 # Bytes of a file, and so many of the end of a ``metrics.jsonl``.
 _MOST, _TAIL = 2**20, 2**16
-_UNREADABLE = (PipelineError, OSError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError)
+_UNREADABLE = (
+    PipelineError,
+    OSError,
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
 # Phase -> name -> number.
 Numbers = dict[str, dict[str, Any]]
 
