@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pipeline.stages.base import StartupBase as StartupBase
     from pipeline.stages.base import TerminalBase as TerminalBase
     from pipeline.stages.experiment import ExperimentBase as ExperimentBase
-    from pipeline.trained_model import TrainedModel as TrainedModel
-    from pipeline.trained_model import load as load
+    from pipeline.stages.trained_model import TrainedModel as TrainedModel
+    from pipeline.stages.trained_model import load as load
     from pipeline.trainer import GeneralTrainer as GeneralTrainer
     from pipeline.training.brain import Brain as Brain
     from pipeline.training.brain import Stage as Stage
@@ -48,7 +48,7 @@ _HOMES = {
     "pipeline.run.runs": ("list_runs",),
     "pipeline.stages.base": ("InstanceBase", "NetworkBase", "RunnerBase", "StartupBase", "TerminalBase"),
     "pipeline.stages.experiment": ("ExperimentBase",),
-    "pipeline.trained_model": ("TrainedModel", "load"),
+    "pipeline.stages.trained_model": ("TrainedModel", "load"),
     "pipeline.trainer": ("GeneralTrainer",),
     "pipeline.training.brain": ("Brain", "Stage"),
     "pipeline.training.optim_scheduler": ("OptimScheduler", "optimize"),

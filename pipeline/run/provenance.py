@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from pipeline.checkpoint.storage import replacing, storing
 from pipeline.config import yaml_tree
 from pipeline.config.load import Config
-from pipeline.run.device import describe_hardware
+from pipeline.distributed.device import describe_hardware
 from pipeline.run.directory import RunDirectory, now
 from pipeline.user_code import class_path
 

@@ -25,9 +25,9 @@ from pipeline.config.load import Config
 from pipeline.config.schema import ABOUT, PhaseSchema, RunnerSchema
 from pipeline.config.usage import TrackedDict
 from pipeline.context import STAGES, TRAIN_STATE, Context, EngineMode, PipelineStage, base_of
+from pipeline.distributed.device import deterministic, refuse_several_processes, resolve_device
 from pipeline.errors import ClassPathError, ConfigError, ContextError, ExitCode
 from pipeline.run import log
-from pipeline.run.device import deterministic, refuse_several_processes, resolve_device
 from pipeline.run.directory import RunDirectory
 from pipeline.run.mid_epoch import MidEpoch
 from pipeline.run.provenance import Provenance, imported_packages

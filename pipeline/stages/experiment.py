@@ -26,8 +26,8 @@ from pipeline.context import CHECKPOINT, TRAIN_STATE, VALIDATION, Context, Phase
 from pipeline.data.batch import count_samples, to_device
 from pipeline.data.loader import length, position_of, remaining_batches, set_epoch
 from pipeline.data.workers import supervise_workers
+from pipeline.distributed.device import resolve_device
 from pipeline.errors import CheckpointError, ConfigError, DataError, StageError
-from pipeline.run.device import resolve_device
 from pipeline.run.log import StandardLogger
 from pipeline.signals import SHUTDOWN, ExitError, exit_requested
 from pipeline.stages import experiment_config

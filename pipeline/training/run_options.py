@@ -15,8 +15,8 @@ from torch import nn
 from pipeline.config.aliases import PRECISIONS
 from pipeline.config.schema import CompileMode, Count, Device, Names, Norm, Patience, Precision
 from pipeline.config.validation import message
+from pipeline.distributed.device import refuse_several_processes, resolve_device
 from pipeline.errors import ConfigError, one_of
-from pipeline.run.device import refuse_several_processes, resolve_device
 
 # Option -> the precision that it means.
 DEPRECATED = {"auto_mix_prec": "fp16", "bfloat16_mix_prec": "bf16"}

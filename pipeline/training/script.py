@@ -22,8 +22,9 @@ from loguru import logger
 from pipeline.checkpoint import storage
 from pipeline.config import yaml_tree
 from pipeline.config.yaml_tree import Origin
+from pipeline.distributed import device
 from pipeline.errors import ConfigError
-from pipeline.run import device, log
+from pipeline.run import log
 from pipeline.training.run_options import NAMES, NOT_TAKEN, kind_of, refuse_unknown, values_of
 
 _MAPPING = "tag:yaml.org,2002:map"

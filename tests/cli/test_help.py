@@ -21,16 +21,16 @@ EXAMPLES = REPOSITORY / "workspace_examples"
 EXAMPLE = EXAMPLES / "movielens_deepfm" / "config.yaml"
 WITH_TORCH = {
     "trainer",
-    "trained_model",
     "testing",
     "training",
     "checkpoint",
     "data",
+    "distributed",
     "cli.run",
     "__main__",
 }
-WITH_TORCH |= {f"run.{module}" for module in ("session", "resume", "device", "provenance", "failures", "mid_epoch")}
-WITH_TORCH |= {f"stages.{module}" for module in ("build", "experiment", "experiment_config")}
+WITH_TORCH |= {f"run.{module}" for module in ("session", "resume", "provenance", "failures", "mid_epoch")}
+WITH_TORCH |= {f"stages.{module}" for module in ("build", "experiment", "experiment_config", "trained_model")}
 WITH_TORCH |= {f"stages.{stage}" for stage in ("instance", "network", "startup", "runner", "terminal")}
 WITHOUT_TORCH = {f"checkpoint.{module}" for module in ("layout", "header", "storage")}
 Call = Callable[..., Result]

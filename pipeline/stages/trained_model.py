@@ -20,8 +20,8 @@ from pipeline.config import yaml_tree
 from pipeline.config.load import Config, ConfigBuilder, Source
 from pipeline.config.schema import RunnerSchema
 from pipeline.context import STAGES, Context, Phase
+from pipeline.distributed.device import resolve_device
 from pipeline.errors import ConfigError
-from pipeline.run.device import resolve_device
 from pipeline.run.directory import RunDirectory, is_run_directory
 from pipeline.run.resume import changed_copies, refuse_strangers, split_path
 from pipeline.run.session import Run, load_stages, open_runner

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from pipeline import GeneralTrainer
+from pipeline.distributed import device
+from pipeline.distributed.device import CUBLAS, deterministic
 from pipeline.errors import ConfigError, ExitCode
-from pipeline.run import device
-from pipeline.run.device import CUBLAS, deterministic
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
