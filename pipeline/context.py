@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     # What ``Context.get`` returns where the key is missing.
     D = TypeVar("D", default=None)
+    V = TypeVar("V")
     # A key of a workspace. Beside a plain str, pyright would not complete those of the framework.
     Own = TypeVar("Own", bound=str)
 
@@ -188,6 +189,26 @@ class Batches(Iterator[Any], Protocol):
         """End the pass."""
 
 
+class WorldView(Protocol):
+    """What stages and plugins need of the processes that train together; it is in ``distributed/world.py``."""
+
+    rank: int
+    size: int
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process of rank 0."""
+
+    def broadcast(self, value: V) -> V:
+        """The value of rank 0."""
+
+    def all_gather(self, value: V) -> list[V]:
+        """The values of all processes, by rank."""
+
+    def once_per_host(self, function: Callable[[], V]) -> V:
+        """What a function returns that one process of each host calls, such as a download."""
+
+
 class TrainingLoop(Protocol):
     """What the context needs of the loop of a runner stage; it is in ``training/loop.py``."""
 
@@ -258,6 +279,7 @@ OTHER_KEYS: tuple[ContextKey, ...] = (
     ContextKey("rank", "int", "trainer", "number of this process among all, from 0"),
     ContextKey("local_rank", "int", "trainer", "number of this process on its machine, from 0"),
     ContextKey("world_size", "int", "trainer", "how many processes there are"),
+    ContextKey("world", "WorldView", "trainer", "what the processes tell each other; there with one process too"),
 )  # fmt: skip
 KEYS = FIRST_KEYS + OTHER_KEYS
 # The counters of ``train_state``.
@@ -424,6 +446,8 @@ class Context(dict[str, Any]):
         def __getitem__(self, key: Literal["model"]) -> dict[str, Phase]: ...
         @overload
         def __getitem__(self, key: Literal["current_epoch", "rank", "local_rank", "world_size"]) -> int: ...
+        @overload
+        def __getitem__(self, key: Literal["world"]) -> WorldView: ...
         @overload
         def __getitem__(self, key: Literal["metrics"]) -> dict[str, dict[str, float]]: ...
         @overload

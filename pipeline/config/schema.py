@@ -309,6 +309,9 @@ class DatasetSchema(_Section):
     class_path: ClassPathValue = Field(description="a torch Dataset or IterableDataset")
     args: Arguments = Field({}, description="keyword arguments of the dataset class")
     batch_size: int | None = Field(1, gt=0, description="samples per batch and process; null: batches as they come")
+    global_batch_size: Count | None = Field(
+        None, description="samples per batch of all processes, in place of batch_size"
+    )
     shuffle: bool = Field(False, description="a new order each epoch, from the runner's seed")
     drop_last: bool = Field(False, description="leave out the last batch if it is short")
     whole_batches: bool = Field(False, description="the dataset's `__getitems__` returns a batch; nothing collates it")
@@ -417,6 +420,12 @@ class RunnerSchema(_Section):
     debug_batches: Count = Field(2, description="batches of each pass of a debug run")
     debug_epochs: int = Field(2, gt=0, description="epochs of a debug run")
     debug_persistently: bool = Field(False, description="keep the run directory of a debug run")
+    strategy: Literal["ddp"] = Field("ddp", description="how several processes share the work: ddp")
+    sync_batchnorm: bool = Field(False, description="BatchNorm over the batches of all processes; on GPUs only")
+    find_unused_parameters: bool = Field(False, description="of ddp: some parameters are in no loss of some batch")
+    collective_timeout: float = Field(600.0, gt=0, description="seconds that a process waits for the others")
+    worker_num: Count | None = Field(None, description="processes on this host; of the class local_cluster_train")
+    fleet_mode: Literal["collective"] | None = Field(None, description="PaddleRec's: collective; there is no other")
     phases: Names | None = Field(None, description="names of the phases, in order; null is all")
     trainer_class: ClassPathValue = Field("pipeline.trainer:GeneralTrainer", description="GeneralTrainer or a subclass")
     max_stage_repeats: int = Field(100, gt=0, description="how often one stage may be entered")

@@ -9,11 +9,14 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import ConfigError, Fault
+from pipeline.distributed.world import SINGLE, World
+from pipeline.errors import ConfigError
 
 
-def resolve_device(name: str) -> torch.device:
+def resolve_device(name: str, world: World = SINGLE) -> torch.device:
     """The device that a runner's ``device`` means: ``auto`` and ``gpu`` take the first GPU, ``auto`` else the CPU.
+
+    Of several processes on a host, each takes the GPU with its local rank.
 
     Raises:
         ConfigError: the machine has no such device.
@@ -21,6 +24,8 @@ def resolve_device(name: str) -> torch.device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     device = torch.device("cuda" if name in {"auto", "gpu"} else name)
+    if device.index is None and world.size > 1:
+        device = torch.device("cuda", world.local_rank)
     count = torch.cuda.device_count()
     if (device.index or 0) >= count:
         gpus = f"{count} GPU{'' if count == 1 else 's'}"
@@ -32,18 +37,6 @@ def describe_hardware() -> dict[str, Any]:
     """The hardware, for ``environment.json``."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {"torch_threads": torch.get_num_threads(), "gpus": gpus, "cuda": torch.version.cuda}
-
-
-def refuse_several_processes() -> None:
-    """Raise if a launcher has started several processes: each would train a model of its own.
-
-    Raises:
-        ConfigError: a launcher has started more than one.
-    """
-    world_size = os.environ.get("WORLD_SIZE", "1")
-    if world_size != "1":
-        message = "several processes are not yet possible; start one, without a launcher"
-        raise ConfigError([Fault(f"environment WORLD_SIZE={world_size}", 0, 0, "", message)])
 
 
 # cuBLAS repeats itself only with buffers of a fixed size, and reads their size when it is first used.

@@ -92,7 +92,8 @@ class World:
         if self.size == 1:
             return value
         values = [value]
-        distributed.broadcast_object_list(values, 0, device=torch.device("cpu"))
+        with self.collective("broadcast"):
+            distributed.broadcast_object_list(values, 0, device=torch.device("cpu"))
         return values[0]
 
     def all_gather(self, value: _T) -> list[_T]:
@@ -100,7 +101,8 @@ class World:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        distributed.all_gather_object(values, value)
+        with self.collective("all_gather"):
+            distributed.all_gather_object(values, value)
         return values
 
     def once_per_host(self, function: Callable[[], _T]) -> _T:
@@ -126,6 +128,23 @@ class World:
                 if (ours := own.get(name)) != (theirs := expected.get(name)):
                     what = f"rank {rank} on {host}: {name} is {ours}, and {theirs} on rank 0 on {first}"
                     raise ConfigError(f"{what}; {remedy}")
+
+    @contextmanager
+    def collective(self, name: str) -> Iterator[None]:
+        """In the block, what torch raises where another process has failed becomes a PeerError that says which.
+
+        Raises:
+            PeerError: another process has failed, or has not come within ``timeout``.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            end = time.monotonic() + 4 * PATIENCE
+            while (failure := self.first_failure()) is None and time.monotonic() < end:
+                time.sleep(0.02)
+            if failure is None:
+                raise PeerError(f"{name}: another process has left without a word ({error}); see the logs") from error
+            raise PeerError(f"rank {failure.rank} failed: {failure.headline}", failure.exit_code) from error
 
     # The store: without a collective, and so also where the processes are not at the same place.
 

@@ -126,13 +126,14 @@ class RunDirectory:
     Attributes:
         path: absolute; ``<output_dir>/<config name>/<UTC stamp>-<id>``.
         about: the label, tags and note of the run, for ``status.json``.
+        follows: whether another process, that of rank 0, writes what is in it; this one writes nothing.
         volatile: what two equal runs need not have alike.
     """
 
     volatile = ("lock", "log.txt", "context.json", "before-*")
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, follows: bool = False) -> None:
+        self.path, self.follows = path, follows
         self.about: dict[str, Any] = {}
         self._lock: FileIO | None = None
 
@@ -214,12 +215,14 @@ class RunDirectory:
             StorageError: the storage refuses.
         """
         self.check_exists()
-        storage.write(self.path / name, content)
+        if not self.follows:
+            storage.write(self.path / name, content)
 
     def write_json(self, name: str, content: Any) -> None:
         """The same, as JSON."""
         self.check_exists()
-        storage.write_json(self.path / name, content)
+        if not self.follows:
+            storage.write_json(self.path / name, content)
 
     def write_status(
         self,
@@ -269,6 +272,8 @@ class RunDirectory:
             StorageError: the storage refuses.
         """
         self.check_exists()
+        if self.follows:
+            return
         path = self.path / runner / DONE
         mark = dict(train_state) if why is None else {**train_state, "stopped": why}
         storage.replace_durably(path, json.dumps(mark, indent=2).encode() + b"\n")

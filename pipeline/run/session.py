@@ -25,7 +25,8 @@ from pipeline.config.load import Config
 from pipeline.config.schema import ABOUT, PhaseSchema, RunnerSchema
 from pipeline.config.usage import TrackedDict
 from pipeline.context import STAGES, TRAIN_STATE, Context, EngineMode, PipelineStage, base_of
-from pipeline.distributed.device import deterministic, refuse_several_processes, resolve_device
+from pipeline.distributed.device import deterministic, resolve_device
+from pipeline.distributed.world import SINGLE, World, joined
 from pipeline.errors import ClassPathError, ConfigError, ContextError, ExitCode
 from pipeline.run import log
 from pipeline.run.directory import RunDirectory
@@ -51,19 +52,29 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
 
     Raises:
         ClassPathError, PluginError: a class cannot be loaded; no directory was made.
-        ConfigError: a device or the initial weights are missing, or several processes were started.
+        ConfigError: a device or the initial weights are missing, or the environment of a launcher is incomplete.
         LockedError: another process uses the directory.
         NoCheckpointError: the checkpoint to resume from is damaged.
         StorageError: the directory cannot be made or written.
     """
-    refuse_several_processes()
     for folder in workspaces.renew():
         logger.info(f"{folder}: has changed since it was imported, and is imported anew")
-    devices = {runner.name: find_device(config, runner) for runner in config.runners}
+    timeout = max(runner.collective_timeout for runner in config.runners)
+    with joined(timeout) as world, _open_run(config, trainer, trainer_base, resume, world) as run:
+        yield run
+
+
+@contextmanager
+def _open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Path, world: World) -> Iterator[Run]:
+    devices = {runner.name: find_device(config, runner, world) for runner in config.runners}
     trainers = {runner.name: load_trainer(config, runner, trainer, trainer_base) for runner in config.runners}
     stage_classes = {runner.name: load_stages(config, runner) for runner in config.runners}
     load_plugins(config.tree, config.workspace)
     with _output_dir(config) as output_dir:
+        if not world.is_main:
+            with _follow(config, trainers, stage_classes, devices, world) as run:
+                yield run
+            return
         previous = find_previous(output_dir, config, resume)
         if previous:
             config = with_original_links(config, previous)
@@ -83,12 +94,31 @@ def open_run(config: Config, trainer: Any, trainer_base: type, resume: str | Pat
             for runner in config.runners:
                 if not directory.is_done(runner.name):
                     store.link_checkpoint_dir(directory.path, runner)
-            run = Run(config, directory, trainers, stage_classes, devices, resumed=previous is not None)
+            world.broadcast((directory.path, previous is not None))
+            run = Run(config, directory, trainers, stage_classes, devices, previous is not None, world=world)
             yield run
             if run.sessions:
                 # Those that it has imported on its way, too.
                 provenance.environment["packages"] = imported_packages()
                 provenance.write(directory, only={Path("environment.json")})
+
+
+@contextmanager
+def _follow(
+    config: Config,
+    trainers: dict[str, Any],
+    stage_classes: dict[str, dict[str, type[PipelineStage]]],
+    devices: dict[str, torch.device],
+    world: World,
+) -> Iterator[Run]:
+    """The run of a process other than rank 0, which has made its directory; in it this one writes its log alone."""
+    nothing: Any = (None, False)
+    path, resumed = world.broadcast(nothing)
+    directory = RunDirectory(path, follows=True)
+    folder = path / "ranks" / f"{world.rank:05d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with log.to_file(folder / "log.txt", rank=world.rank):
+        yield Run(config.in_run(path), directory, trainers, stage_classes, devices, resumed, world=world)
 
 
 @cache
@@ -97,14 +127,14 @@ def offered(group: str) -> dict[str, Any]:
     return {point.name: point.load() for point in entry_points(group=f"pipeline.{group}")}
 
 
-def find_device(config: Config, runner: RunnerSchema) -> torch.device:
+def find_device(config: Config, runner: RunnerSchema, world: World) -> torch.device:
     """Where a runner computes.
 
     Raises:
         ConfigError: the machine has no such device.
     """
     try:
-        return resolve_device(runner.device)
+        return resolve_device(runner.device, world)
     except ConfigError as error:
         address = f"runner.{runner.name}.device"
         raise ConfigError([config.origin(address).fault(address, str(error))]) from error
@@ -196,6 +226,7 @@ class Run:
         resumed: whether the run continues an earlier one.
         sessions: runner name -> its session, of those that have begun.
         failed: whether a runner has failed, and has reported it.
+        world: the processes that it is shared out to.
     """
 
     config: Config
@@ -206,10 +237,11 @@ class Run:
     resumed: bool
     sessions: dict[str, RunnerSession] = field(default_factory=dict)
     failed: bool = False
+    world: World = SINGLE
 
     def is_done(self, name: str) -> bool:
         """Whether a runner is skipped: it was finished before the run was interrupted."""
-        done = self.resumed and self.directory.is_done(name)
+        done = self.resumed and self.world.broadcast(self.directory.is_done(name))
         if done:
             logger.info(f"{name} is finished already")
         return done
@@ -294,8 +326,9 @@ def open_runner(name: str, run: Run, begin_fit: BeginFit) -> RunnerSession:
     return session
 
 
-def _new_context(config: Config, settings: RunnerSchema) -> Context:
-    """The context with what the config alone decides."""
+def _new_context(config: Config, settings: RunnerSchema, world: World) -> Context:
+    """The context with what the config and the processes decide."""
+    modes = EngineMode.CLUSTER, EngineMode.LOCAL_CLUSTER
     env = copy.deepcopy(config.plain())
     phases = {phase["name"]: phase for phase in env["phase"]}
     env["phase"] = [phases[phase.name] for phase in config.phases(settings)]
@@ -309,13 +342,14 @@ def _new_context(config: Config, settings: RunnerSchema) -> Context:
         runner=settings,
         phases=[TrackedDict(copy.deepcopy(phase), f"phase.{phase['name']}", config.reads) for phase in env["phase"]],
         hyper_parameters=TrackedDict(copy.deepcopy(env["hyper_parameters"]), "hyper_parameters", config.reads),
-        engine=EngineMode.SINGLE,
-        is_fleet=False,
-        fleet_mode="",
+        engine=EngineMode.SINGLE if world.size == 1 else modes[world.local_size == world.size],
+        is_fleet=world.size > 1,
+        fleet_mode="collective" if world.size > 1 else "",
         is_infer=settings.kind == "infer",
-        rank=0,
-        local_rank=0,
-        world_size=1,
+        rank=world.rank,
+        local_rank=world.local_rank,
+        world_size=world.size,
+        world=world,
         train_state=dict.fromkeys(TRAIN_STATE, 0),
         checkpoints={},
     )
@@ -353,11 +387,13 @@ class RunnerSession:
         # What a runner does to the arguments that it is given, the next does not see.
         self.config = run.config.in_run(run_dir)
         self.settings, self.classes = self.config.runner(name), run.stage_classes[name]
-        self.plugins, self.manager = load_plugins(self.config.tree, self.config.workspace), plugin_manager()
+        plugins, self.manager = load_plugins(self.config.tree, self.config.workspace), plugin_manager()
+        everywhere = [plugin for plugin in plugins if getattr(plugin.target, "every_rank", False) is True]
+        self.plugins = plugins if run.world.is_main else everywhere
         self.hooks, self.resources = self.manager.hook, ExitStack()
         keep_last = self.settings.keep_last
         self.checkpointer = Checkpointer(run_dir / name / "checkpoints", keep_last=keep_last, asynchronous=True)
-        self.context = _new_context(self.config, self.settings)
+        self.context = _new_context(self.config, self.settings, run.world)
         self.context.update(device=run.devices[name], hooks=self.hooks, run_dir=run_dir)
         self.context.update(checkpointer=self.checkpointer, resources=self.resources)
         self.mid_epoch = MidEpoch(self.context, self.settings, self.config.phases(self.settings))

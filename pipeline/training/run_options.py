@@ -15,7 +15,7 @@ from torch import nn
 from pipeline.config.aliases import PRECISIONS
 from pipeline.config.schema import CompileMode, Count, Device, Names, Norm, Patience, Precision
 from pipeline.config.validation import message
-from pipeline.distributed.device import refuse_several_processes, resolve_device
+from pipeline.distributed.device import resolve_device
 from pipeline.errors import ConfigError, one_of
 
 # Option -> the precision that it means.
@@ -257,9 +257,8 @@ class RunOptions(OptionValues):
             All options, ``device`` being one that this machine has.
 
         Raises:
-            ConfigError: as on construction; or there is no such option or device, or a launcher has started several processes.
+            ConfigError: as on construction; or there is no such option or device.
         """
-        refuse_several_processes()
         if isinstance(run_opts, RunOptions):
             run_opts = {name: getattr(run_opts, name) for name in run_opts.model_fields_set}
         known = {name: value for name, value in (hparams or {}).items() if name in (*NAMES, *NOT_TAKEN)}

@@ -55,10 +55,9 @@ def create_experiment_directory(
         save_env_desc: whether to write ``env.log``.
 
     Raises:
-        ConfigError: the hyperparameters or overrides are no YAML mapping, or a launcher has started several processes.
+        ConfigError: the hyperparameters or overrides are no YAML mapping.
         StorageError: the storage refuses.
     """
-    device.refuse_several_processes()
     if log_config is not None:
         raise ConfigError(f"create_experiment_directory: log_config is {log_config!r}; {NOT_TAKEN['log_config']}")
     contents = {}

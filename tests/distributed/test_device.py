@@ -47,15 +47,6 @@ def test_the_hardware_is_told_as_data() -> None:
     assert json.loads(json.dumps(told)) == told
 
 
-@pytest.mark.parametrize("world_size", ["2", "16"])
-def test_one_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch, world_size: str) -> None:
-    monkeypatch.setenv("WORLD_SIZE", world_size)
-    with pytest.raises(
-        ConfigError, match=f"WORLD_SIZE={world_size}: several processes are not yet possible; start one"
-    ):
-        device.refuse_several_processes()
-
-
 @pytest.mark.parametrize("world_size", ["1", None])
 def test_a_single_process_may_run_under_a_launcher_or_without(
     monkeypatch: pytest.MonkeyPatch, linear: Path, world_size: str | None

@@ -203,12 +203,6 @@ def test_a_config_of_standard_logging_is_refused_with_what_to_use(tmp_path: Path
         create_experiment_directory(tmp_path / "results", log_config="log.yaml")  # type: ignore[arg-type]
 
 
-def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="several processes are not yet possible; start one"):
-        create_experiment_directory(tmp_path / "results")
-
-
 @pytest.mark.parametrize("taken", ["results", "results/log.txt", "results/env.log"])
 def test_a_folder_that_cannot_be_written_is_a_fault_of_the_storage(tmp_path: Path, taken: str) -> None:
     if taken == "results":
