@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -13,6 +13,16 @@ from pipeline.errors import DataError
 
 # Parts of a value, and samples of a batch, that a message lists.
 MAX_LISTED = 8
+
+
+class EmptySlice(NamedTuple):
+    """What a loader gives a rank whose slice of a global batch has no sample.
+
+    Attributes:
+        batch: stands in for it, with weight 0: the first sample of the global batch, or the last batch of a stream.
+    """
+
+    batch: Any
 
 
 def split(batch: Any) -> tuple[Any, Any]:
