@@ -46,6 +46,7 @@ FOLDERS = (
     "pipeline/config",
     "pipeline/training",
     "pipeline/checkpoint",
+    "pipeline/distributed",
     "plugins",
     "workspace_examples",
     "tests",
