@@ -22,7 +22,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_colla
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from pipeline.config.yaml_tree import differences
-from pipeline.data.batch import MAX_LISTED, lengths, shape_of
+from pipeline.data.batch import MAX_LISTED, EmptySlice, lengths, shape_of
 from pipeline.data.rng import seeding
 from pipeline.errors import DataError
 from pipeline.user_code.tracebacks import user_traceback
@@ -175,19 +175,31 @@ class BatchRequest(NamedTuple):
         epoch: from 0.
         position: how many samples of the epoch come before this batch.
         indices: those of the batch; one index, where the loader makes no batches.
+        empty: whether this rank has none of the batch, and ``indices`` are those of a stand-in.
     """
 
     epoch: int
     position: int
     indices: Any
+    empty: bool = False
 
     def __str__(self) -> str:
         """Which samples, and where in the epoch."""
         return f"{format_indices(self.indices)} (from place {self.position} of epoch {self.epoch} on)"
 
 
+def slice_bounds(count: int, rank: int, size: int) -> tuple[int, int]:
+    """Begin and end of the slice of a rank, as ``torch.tensor_split`` cuts so many samples into ``size`` of them."""
+    shortest, longer = divmod(count, size)
+    begin = rank * shortest + min(rank, longer)
+    return begin, begin + shortest + (rank < longer)
+
+
 class BatchRequests:
     """The requests that a sampler or batch sampler makes, each with its position in the epoch.
+
+    Of each batch, a rank gets the requests for its slice. What is counted and hashed is the whole batch, so it is the same
+    on all ranks.
 
     Args:
         indices: the sampler, any iterable.
@@ -195,16 +207,31 @@ class BatchRequests:
         history: how many of the last are kept, to tell which of them a worker had: all that may not be answered yet.
         hashed: whether the indices that are taken are hashed; else a description of the order says enough.
         seed: with the epoch it decides what the sampler draws; None leaves that to the sampler.
+        rank: which slice of each batch is asked for.
+        size: into how many slices it is cut.
+        single: whether a slice is one sample, which is asked for by its index alone.
 
     Attributes:
         epoch: of the next pass, from 0.
         skip: how many of its first are left out.
+        seen: how many samples are left out, in these and at the beginning of the next; 0: those of ``skip`` alone.
         expected: what the hash of those that are left out has to be; None: unknown.
         last: the last ones.
     """
 
-    def __init__(self, indices: Any, where: str, history: int, hashed: bool, seed: int | None) -> None:
-        self.indices, self.where, self.seed, self.epoch, self.skip = indices, where, seed, 0, 0
+    def __init__(
+        self,
+        indices: Any,
+        where: str,
+        history: int,
+        hashed: bool,
+        seed: int | None,
+        rank: int = 0,
+        size: int = 1,
+        single: bool = False,
+    ) -> None:
+        self.indices, self.where, self.seed, self.epoch, self.skip, self.seen = indices, where, seed, 0, 0, 0
+        self.rank, self.size, self.single = rank, size, single
         self.expected: str | None = None
         self.last: deque[BatchRequest] = deque(maxlen=history)
         # How many were taken, and the hash of them: after each that may have been asked for and not given, and two more.
@@ -228,13 +255,23 @@ class BatchRequests:
                 if number == skip:
                     self._check(hashed)
             if number > skip:
-                request = BatchRequest(epoch, position, indices)
+                whole = self.size == 1 and not self.seen
+                request = BatchRequest(epoch, position, indices) if whole else self._slice(epoch, position, indices)
                 if self.last.maxlen:
                     self.last.append(request)
                 yield request
             position += length_hint(indices, 1)
         if number < skip:
             self._check(hashed)
+
+    def _slice(self, epoch: int, position: int, indices: Any) -> BatchRequest:
+        """The request for this rank's slice of a batch, of which some samples may have been taken before."""
+        indices = indices if hasattr(indices, "__getitem__") else list(indices)
+        seen = max(0, self.seen - position)
+        begin, end = slice_bounds(len(indices) - seen, self.rank, self.size)
+        first, last = (seen + begin, seen + end) if begin < end else (seen, seen + 1)
+        own = indices[first] if self.single else indices[first:last]
+        return BatchRequest(epoch, position + first, own, begin == end)
 
     def _drawn(self, epoch: int) -> Any:
         if self.seed is None:
@@ -291,6 +328,9 @@ class FetchedDataset:
 
     def __getitem__(self, request: BatchRequest) -> Any:
         """The batch, or a WorkerFailure; the generators of this process are afterwards as they were."""
+        if request.empty:
+            batch = self[request._replace(empty=False)]
+            return batch if type(batch) is WorkerFailure else EmptySlice(batch)
         if self.progress:
             self.progress.begin(request.position)
         try:

@@ -7,6 +7,7 @@ import inspect
 import multiprocessing
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from contextlib import suppress
 from itertools import chain, compress, islice, repeat
 from operator import length_hint
 from typing import Any
@@ -15,10 +16,12 @@ import torch
 from loguru import logger
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler
 
-from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, changed_order, uncollated
+from pipeline.data.batch import EmptySlice
+from pipeline.data.fetch import BatchRequests, FetchedDataset, Progress, changed_order, slice_bounds, uncollated
 from pipeline.data.rng import get_states, mix, set_states
 from pipeline.data.stream import Stream, StreamPosition, has_shard, has_state, state_of
 from pipeline.data.workers import IgnoreSignals, Workers, signals_blocked, without_death_reports
+from pipeline.distributed.world import current_world
 from pipeline.errors import ConfigError, DataError, one_of
 from pipeline.signals import SHUTDOWN
 
@@ -31,6 +34,7 @@ def make_loader(
     seed: int | None,
     shuffle: bool = False,
     batch_size: int | None = 1,
+    global_batch_size: int | None = None,
     whole_batches: bool = False,
     resume: str | None = None,
     where: str = "make_loader",
@@ -42,7 +46,8 @@ def make_loader(
         dataset: map-style (a list will do) or iterable.
         seed: of the order and of the random generators; None leaves both to chance.
         shuffle: whether each epoch has an order of its own.
-        batch_size: None for samples as they are.
+        batch_size: samples per batch and process; None for samples as they are.
+        global_batch_size: samples per batch of all processes, in its place.
         whole_batches: whether ``dataset.__getitems__(indices)`` returns a batch as it is trained on; nothing collates it.
         resume: ``"reread"``: a stream that was left in an epoch is read again up to the place, whether it has a state or
             not. This is exact where it gives the same samples in the same order, shuffled by a seed for instance.
@@ -54,7 +59,7 @@ def make_loader(
         ConfigError: the DataLoader has no such keyword, or one would be ignored, or cannot be.
         DataError: the dataset is empty, has no length, or cannot be shuffled.
     """
-    for name in keywords.keys() - KEYWORDS:
+    for name in keywords.keys() - KEYWORDS - {"rank", "size"}:
         raise ConfigError(f"{where}: a DataLoader has no argument '{name}'{one_of(name, KEYWORDS)}")
     if whole_batches:
         asks = batch_size is not None or keywords.get("batch_sampler") is not None
@@ -73,7 +78,7 @@ def make_loader(
     if keywords.get("timeout") and not keywords.get("num_workers"):
         waits = f"timeout: {keywords['timeout']} is how long workers are waited for, and there are none"
         raise ConfigError(f"{where}: {waits}; remove it, or set num_workers")
-    keywords |= {"shuffle": shuffle, "batch_size": batch_size, "resume": resume}
+    keywords |= {"shuffle": shuffle, "batch_size": batch_size, "global_batch_size": global_batch_size, "resume": resume}
     return SeededLoader(dataset, seed=seed, where=where, **keywords)
 
 
@@ -101,12 +106,14 @@ class EpochSampler(Sampler[int]):
     Args:
         data_source: the samples; there may be more or fewer of them in the next epoch.
         shuffle: whether to shuffle.
-        seed: with the epoch it decides the order; None draws one from torch, if it is needed.
+        seed: with the epoch it decides the order; None draws one from torch, if it is needed, the same on all ranks.
     """
 
     def __init__(self, data_source: Sized, shuffle: bool, seed: int | None) -> None:
         self.data_source, self.shuffle, self.epoch = data_source, shuffle, 0
-        self.seed = int(torch.randint(2**31, ()).item()) if seed is None and shuffle else seed or 0
+        drawn = seed is None and shuffle
+        # All ranks share one order.
+        self.seed = current_world().broadcast(int(torch.randint(2**31, ()).item())) if drawn else seed or 0
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch whose order comes next, from 0."""
@@ -149,17 +156,38 @@ class SeededLoader(DataLoader[Any]):
         seed: None leaves the generators to chance, as torch does.
         where: what messages begin with, such as ``dataset.train``.
         resume: as of ``make_loader``.
+        global_batch_size: as of ``make_loader``.
+        rank: which of the processes that share the samples this is; None: as in ``current_world()``.
+        size: how many of them there are; likewise.
         keywords: those of the DataLoader.
 
+    Attributes:
+        batch_size: of a map-style dataset, how many samples all ranks take at once; of a stream, how many this one does.
+
     Raises:
-        ConfigError: ``persistent_workers`` with a dataset whose copies in the workers need the epoch.
+        ConfigError: ``persistent_workers`` with a dataset whose copies in the workers need the epoch; or several processes
+            cannot share what the sampler or the stream gives.
     """
 
     def __init__(
-        self, dataset: Dataset[Any], *, seed: int | None, where: str = "", resume: str | None = None, **keywords: Any
+        self,
+        dataset: Dataset[Any],
+        *,
+        seed: int | None,
+        where: str = "",
+        resume: str | None = None,
+        global_batch_size: int | None = None,
+        rank: int | None = None,
+        size: int | None = None,
+        **keywords: Any,
     ) -> None:
+        world = current_world()
+        self.rank, self.size = world.rank if rank is None else rank, world.size if size is None else size
         self.seed, self.resume = seed, resume
         self.where = where or type(dataset).__name__
+        self.streams = isinstance(dataset, IterableDataset)
+        if keywords.get("batch_sampler") is None:
+            keywords["batch_size"] = self._size_of_batch(keywords.get("batch_size", 1), global_batch_size)
         self.epoch = self._skip = 0
         self._fetching: tuple[SeededLoader, Progress | None, BatchRequests | None] | None = None
         # Of the pass that began last, until it is over: how many batches may come, what it left out, the stream's place.
@@ -172,12 +200,41 @@ class SeededLoader(DataLoader[Any]):
         if keywords.get("num_workers"):
             keywords["worker_init_fn"] = IgnoreSignals(keywords.get("worker_init_fn"))
         super().__init__(dataset, **keywords)
-        self.streams = isinstance(dataset, IterableDataset)
+        if self.size > 1:
+            self._refuse_own_shares()
         in_process = self.streams and not self.num_workers and has_state(dataset)
         self._initial_state = state_of(dataset, self.where) if in_process else None
         if self.persistent_workers and (self.streams or hasattr(dataset, "set_epoch")):
             what = f"persistent_workers: is True, but the workers of {type(dataset).__name__} have to be told the epoch"
             raise ConfigError(f"{self.where}.{what}; remove it, so that they are started anew in each")
+
+    def _size_of_batch(self, batch_size: int | None, global_batch_size: int | None) -> int | None:
+        """How many samples the loader takes at once: for all ranks, of a stream for this one."""
+        if global_batch_size is None:
+            return batch_size if batch_size is None or self.streams else batch_size * self.size
+        what = f"{self.where}: global_batch_size: {global_batch_size}"
+        if batch_size != 1:
+            raise ConfigError(f"{what} and batch_size: {batch_size} contradict each other; keep one of the two")
+        if global_batch_size < self.size:
+            raise ConfigError(f"{what} is less than one for each of {self.size} ranks; raise it, or start fewer")
+        begin, end = slice_bounds(global_batch_size, self.rank, self.size)
+        return end - begin if self.streams else global_batch_size
+
+    def _refuse_own_shares(self) -> None:
+        """Raise where the ranks would not agree on the order that they share."""
+        for sampler in _samplers(self):
+            with suppress(TypeError, ValueError):  # what is built in has no signature
+                for name in sorted({"rank", "num_replicas"} & inspect.signature(type(sampler)).parameters.keys()):
+                    what = f"{type(sampler).__name__} asks for '{name}', to share the samples out itself"
+                    remedy = "name one that gives the order of all: its batches are cut into a slice for each rank"
+                    raise ConfigError(f"{self.where}: {what}; {remedy}")
+        chance = random_sampler_of(self)
+        if self.streams and self.seed is None and not has_shard(self.dataset):
+            chance = type(self.dataset).__name__
+        if chance:
+            what = f"{chance} may give another order on each of {self.size} ranks, which could not share it"
+            shard = ", or the dataset a method shard(rank, count)" if self.streams else ", or the sampler a set_epoch"
+            raise ConfigError(f"{self.where}: {what}; give the runner a seed{shard}")
 
     def set_epoch(self, epoch: int) -> None:
         """Set the next epoch, from 0, also for the sampler and the dataset if they have ``set_epoch``.
@@ -299,7 +356,12 @@ class SeededLoader(DataLoader[Any]):
         batched = self.batch_sampler is not None
         history = self.num_workers * (self.prefetch_factor or 0) + 1 if progress else 0
         hashed, seed = type(order_of(self)) is not EpochSampler, self.seed if _seeds_order(self) else None
-        requests = BatchRequests(self.batch_sampler if batched else self.sampler, self.where, history, hashed, seed)
+        indices: Any = self.batch_sampler if batched else self.sampler
+        if not batched and self.size > 1:
+            # Each rank takes one of so many.
+            indices = BatchSampler(self.sampler, self.size, drop_last=False)
+        ranks = self.rank, self.size, not batched
+        requests = BatchRequests(indices, self.where, history, hashed, seed, *ranks)
         dataset = FetchedDataset(self.dataset, self.collate_fn, self.seed, batched, self.where, progress)
         parts = {"dataset": dataset, "batch_sampler" if batched else "sampler": requests}
         return self.with_parts(**parts, collate_fn=uncollated), progress, requests
@@ -326,7 +388,7 @@ class SeededLoader(DataLoader[Any]):
             TypeError: nobody knows, because the dataset has no length or a ``shard`` of its own.
         """
         if not self.streams:
-            return super().__len__()
+            return -(-super().__len__() // (1 if self.batch_sampler is not None else self.size))
         workers = self.shards
         if workers > 1 and has_shard(self.dataset):
             raise TypeError(f"{type(self.dataset).__name__} shares itself out, so its loader has no length")
@@ -567,7 +629,8 @@ def first_batch(loader: Any) -> Any:
         if batches is loader:
             kind = f"a {type(loader).__name__} can be iterated only once"
             raise DataError(f"{kind}, and a batch taken before the training would be missing in it; use a DataLoader")
-        return next(batches)
+        batch = next(batches)
+        return batch.batch if type(batch) is EmptySlice else batch
     except StopIteration:
         raise DataError("the loader gave no batch; check the dataset, or drop_last with few samples") from None
     finally:

@@ -15,6 +15,7 @@ from pipeline.config.load import Config
 from pipeline.config.schema import MODEL_LOSS, DatasetSchema, PhaseSchema, RunnerSchema
 from pipeline.context import ConfigView, Context, Phase
 from pipeline.data.loader import make_loader
+from pipeline.distributed.world import current_world
 from pipeline.errors import ConfigError, PluginError, StageError
 from pipeline.stages.base import NetworkBase
 from pipeline.training.brain import Brain, ModuleBrain
@@ -87,8 +88,12 @@ class Network(NetworkBase):
         self, settings: DatasetSchema, dataset: Any, runner: RunnerSchema, config: ConfigView
     ) -> dict[str, Any]:
         """What decides the order of the samples, and how many make a batch: arguments of the loader."""
-        keys = {"batch_size": settings.batch_size, "shuffle": settings.shuffle, "drop_last": settings.drop_last}
-        ours = {"dataset": dataset, "data_source": dataset, "seed": runner.seed, **keys}
+        batch_size, whole = settings.batch_size, settings.global_batch_size
+        keys = {"batch_size": batch_size, "shuffle": settings.shuffle, "drop_last": settings.drop_last}
+        # A sampler gives the order of all ranks.
+        shared = whole or (batch_size and batch_size * current_world().size)
+        ours = {"dataset": dataset, "data_source": dataset, "seed": runner.seed, **keys, "batch_size": shared}
+        keys["global_batch_size"] = whole
         for key in ("sampler", "batch_sampler"):
             if own := getattr(settings, key):
                 address = f"dataset.{settings.name}.{key}.class_path"
