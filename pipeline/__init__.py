@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from pipeline.context import Phase as Phase
     from pipeline.data.loader import make_loader as make_loader
     from pipeline.data.rng import sample_generator as sample_generator
+    from pipeline.distributed.main_process import ddp_init_group as ddp_init_group
+    from pipeline.distributed.main_process import if_main_process as if_main_process
+    from pipeline.distributed.main_process import main_process_only as main_process_only
+    from pipeline.distributed.main_process import run_on_main as run_on_main
     from pipeline.hookspecs import hookimpl as hookimpl
     from pipeline.hookspecs import observe as observe
     from pipeline.run.runs import list_runs as list_runs
@@ -44,6 +48,12 @@ _HOMES = {
     "pipeline.context": ("Context", "EngineMode", "Phase"),
     "pipeline.data.loader": ("make_loader",),
     "pipeline.data.rng": ("sample_generator",),
+    "pipeline.distributed.main_process": (
+        "ddp_init_group",
+        "if_main_process",
+        "main_process_only",
+        "run_on_main",
+    ),
     "pipeline.hookspecs": ("hookimpl", "observe"),
     "pipeline.run.runs": ("list_runs",),
     "pipeline.stages.base": ("InstanceBase", "NetworkBase", "RunnerBase", "StartupBase", "TerminalBase"),

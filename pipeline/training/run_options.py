@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Annotated, Any, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import torch
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -21,11 +21,11 @@ from pipeline.errors import ConfigError, one_of
 # Option -> the precision that it means.
 DEPRECATED = {"auto_mix_prec": "fp16", "bfloat16_mix_prec": "bf16"}
 
-_SEVERAL = "several processes are not yet possible; leave it out"
+_TORCHRUN = "each GPU has a process of its own; leave it out, and start the script with torchrun"
 
 # SpeechBrain's other options: why they are refused, and what to do.
 NOT_TAKEN = {
-    **dict.fromkeys(("data_parallel_backend", "data_parallel_count", "distributed_launch"), _SEVERAL),
+    **dict.fromkeys(("data_parallel_backend", "data_parallel_count"), _TORCHRUN),
     **dict.fromkeys(("profile_training", "profile_warmup", "profile_steps"), "torch.profiler does that; leave it out"),
     **dict.fromkeys(("tqdm_colored_bar", "tqdm_barcolor"), "the progress bar chooses its own; leave it out"),
     "log_config": "log lines go through loguru; add a place for them with loguru.logger.add",
@@ -38,12 +38,6 @@ def _list(value: Any) -> Any:
 
 def _device_name(value: Any) -> Any:
     return str(value) if isinstance(value, torch.device) else value
-
-
-def _one_process(value: Any) -> Any:
-    if value not in ("nccl", False):
-        raise ValueError(f"is {value!r}; {_SEVERAL}")
-    return value
 
 
 def _minutes(value: float) -> float:
@@ -68,8 +62,9 @@ class OptionValues(BaseModel):
     debug_epochs: int = 2
     debug_persistently: bool = False
     device: Annotated[Device | None, BeforeValidator(_device_name)] = None
-    distributed_backend: Annotated[str, BeforeValidator(_one_process)] = "nccl"
-    find_unused_parameters: Annotated[bool, BeforeValidator(_one_process)] = False
+    distributed_backend: Literal["nccl", "gloo"] = "nccl"
+    distributed_launch: bool = False
+    find_unused_parameters: bool = False
     jit: bool = False
     jit_module_keys: _ModuleKeys = None
     compile: bool = False
@@ -211,7 +206,9 @@ class RunOptions(OptionValues):
         debug_epochs: 0 or less means all of them.
         debug_persistently: whether a debug run writes what another run writes.
         device: ``cpu``, ``cuda``, ``cuda:N``, ``gpu`` or ``auto``; None is the GPU of this process, else the CPU.
-        distributed_backend, find_unused_parameters: as they are; several processes are not yet possible.
+        distributed_backend: a GPU communicates by nccl, and a CPU by gloo, whichever is named.
+        distributed_launch: whether ``ddp_init_group`` refuses a process that no launcher has started.
+        find_unused_parameters: whether some parameters are in no loss of some batch, as in torch's DDP.
         jit, jit_module_keys: all modules, or those named, go through torch.jit.script; keys alone set ``jit``.
         compile, compile_module_keys: all modules, or those named, go through torch.compile; keys alone set ``compile``.
         compile_mode, compile_using_fullgraph, compile_using_dynamic_shape_tracing: torch.compile's mode, fullgraph, dynamic.
@@ -227,7 +224,7 @@ class RunOptions(OptionValues):
         remove_vector_weight_decay: whether weight decay leaves out biases and other parameters of one dimension.
 
     Raises:
-        ConfigError: a value is of the wrong type or out of range, two contradict each other, or something is not yet possible.
+        ConfigError: a value is of the wrong type or out of range, two contradict each other.
     """
 
     def __init__(self, **options: Any) -> None:

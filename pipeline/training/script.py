@@ -23,6 +23,7 @@ from pipeline.checkpoint import storage
 from pipeline.config import yaml_tree
 from pipeline.config.yaml_tree import Origin
 from pipeline.distributed import device
+from pipeline.distributed.main_process import main_process_only
 from pipeline.errors import ConfigError
 from pipeline.run import log
 from pipeline.training.run_options import NAMES, NOT_TAKEN, kind_of, refuse_unknown, values_of
@@ -32,6 +33,7 @@ _MAPPING = "tag:yaml.org,2002:map"
 _log = ExitStack()
 
 
+@main_process_only
 def create_experiment_directory(
     experiment_directory: str | os.PathLike[str],
     hyperparams_to_save: str | os.PathLike[str] | None = None,
@@ -44,7 +46,7 @@ def create_experiment_directory(
     ``hyperparams.yaml`` has the hyperparameters with the overrides, the script that calls this is copied, ``env.log``
     names python and the packages, and ``log.txt`` gets every log line, until the next experiment directory or the end of
     the process. A file that is there with another content is kept as ``<name>.<UTC time>``. Unlike SpeechBrain's this
-    leaves ``sys.excepthook`` alone.
+    leaves ``sys.excepthook`` alone. Of several processes rank 0 does it, and the others wait.
 
     Args:
         experiment_directory: the folder.
@@ -68,7 +70,7 @@ def create_experiment_directory(
     if save_env_desc:
         contents["env.log"] = _environment().encode()
     folder = Path(experiment_directory)
-    script = sys._getframe(1).f_globals.get("__file__")
+    script = sys._getframe(2).f_globals.get("__file__")
     with storage.storing(folder, "choose another folder"):
         if script and Path(script).is_file():
             contents[Path(script).name] = Path(script).read_bytes()

@@ -118,7 +118,7 @@ def test_names_come_in_their_order_and_are_quoted_where_yaml_would_read_somethin
         (["h.yaml", "--debug", "--debug=false"], "--debug is given twice; keep one"),
         (["h.yaml", "--debug-batches", "1"], r"no option 'debug-batches'; did you mean 'debug_batches'\?"),
         (["h.yaml", "--profile_training"], "profile_training is an option that is not taken: torch.profiler does that"),
-        (["h.yaml", "--data_parallel_backend"], "data_parallel_backend .* several processes are not yet possible"),
+        (["h.yaml", "--data_parallel_backend"], "data_parallel_backend .* each GPU has a process of its own; .* start the script with torchrun"),
         (["h.yaml", "-d", "1"], "'-d' is neither a file nor an option; write --NAME VALUE"),
         (["h.yaml", "--"], "'--' is neither a file nor an option"),
         (["h.yaml", "--layers", "[1, 2"], r"--layers is '\[1, 2', which is no YAML: .*; mend or quote it"),

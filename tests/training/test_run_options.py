@@ -16,7 +16,7 @@ from pipeline.training.run_options import NOT_TAKEN, check_options, values_of
 
 DEFAULTS = {
     "test_only": False, "debug": False, "debug_batches": 2, "debug_epochs": 2, "debug_persistently": False,
-    "device": None, "distributed_backend": "nccl", "find_unused_parameters": False, "jit": False,
+    "device": None, "distributed_backend": "nccl", "distributed_launch": False, "find_unused_parameters": False, "jit": False,
     "jit_module_keys": None, "compile": False, "compile_module_keys": None, "compile_mode": "default",
     "compile_using_fullgraph": False, "compile_using_dynamic_shape_tracing": False, "precision": "fp32",
     "eval_precision": "fp32", "auto_mix_prec": False, "bfloat16_mix_prec": False, "max_grad_norm": 5.0,
@@ -190,9 +190,8 @@ def test_some_modules_may_be_scripted_and_others_compiled() -> None:
     assert [options.modules_to(how, NAMES) for how in ("jit", "compile")] == [["head"], ["encoder"]]
 
 
-FLAGS = [name for name, value in DEFAULTS.items() if value is False and name != "find_unused_parameters"]
+FLAGS = [name for name, value in DEFAULTS.items() if value is False]
 ABOVE_0 = "; it must be greater than 0"
-SEVERAL = "several processes are not yet possible; leave it out"
 
 
 @pytest.mark.parametrize(
@@ -244,8 +243,7 @@ WRONG = {
     **{("device", value): "; write auto, cpu, gpu, cuda or cuda:N" for value in ("cuda:x", "tpu", 0, "cuda:1 ")},
     ("jit_module_keys", 1): "; write a list",
     ("compile_mode", "fast"): "; known: default, max-autotune, max-autotune-no-cudagraphs, reduce-overhead",
-    ("distributed_backend", "gloo"): SEVERAL,
-    ("find_unused_parameters", True): SEVERAL,
+    ("distributed_backend", "mpi"): "; known: gloo, nccl",
 }  # fmt: skip
 
 
