@@ -388,7 +388,7 @@ class SeededLoader(DataLoader[Any]):
             TypeError: nobody knows, because the dataset has no length or a ``shard`` of its own.
         """
         if not self.streams:
-            return -(-super().__len__() // (1 if self.batch_sampler is not None else self.size))
+            return len(range(0, super().__len__(), 1 if self.batch_sampler is not None else self.size))
         workers = self.shards
         if workers > 1 and has_shard(self.dataset):
             raise TypeError(f"{type(self.dataset).__name__} shares itself out, so its loader has no length")
