@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from loguru import logger
 from torch import distributed
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
-from pipeline.errors import ConfigError, Fault, PipelineError
+from pipeline.errors import ConfigError, ExitCode, Fault, PipelineError
+from pipeline.signals import StoppedError
 
 _T = TypeVar("_T")
 
@@ -27,13 +32,25 @@ LAUNCHER = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")
 # Seconds after which a wait in the store looks whether another process has failed.
 PATIENCE = 0.5
 
+# Seconds in which those that can answer do, when the connection to one of them breaks.
+ANSWER = 2.0
+
+# Seconds that a process has to end once another has failed.
+GRACE = 8.0
+
+_FOREVER = timedelta(days=365)
+
 
 class Failure(NamedTuple):
-    """The first failure in a world."""
+    """The first failure in a world: of which rank, the code that it leaves with, and what has failed."""
 
     rank: int
     exit_code: int
     headline: str
+
+    def __str__(self) -> str:
+        rank = f"rank {self.rank} "
+        return self.headline if self.headline.startswith(rank) else f"{rank}failed: {self.headline}"
 
 
 class PeerError(PipelineError):
@@ -43,16 +60,25 @@ class PeerError(PipelineError):
         exit_code: that of the process which failed first.
     """
 
-    def __init__(self, message: str, exit_code: Any = PipelineError.exit_code) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.exit_code = next(code for code in ExitCode if code == failure.exit_code)
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """The exit code for an error before the run has started."""
+    if isinstance(error, PipelineError):
+        return error.exit_code
+    if isinstance(error, StoppedError):
+        return ExitCode.STOPPED
+    return ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else ExitCode.FAILED
 
 
 class World:
     """The processes of a run; ``context["world"]``, there with one process too.
 
-    Every process has to make the same calls of ``broadcast``, ``all_gather`` and ``once_per_host`` in the same order. They
-    are for stages; within a step nothing of this is called.
+    Every process has to make the same calls of ``broadcast``, ``all_gather``, ``attempt`` and ``once_per_host`` in the same
+    order. They are for stages; within a step nothing of this is called.
 
     Args:
         rank: number of this process among all, from 0.
@@ -75,6 +101,8 @@ class World:
         self.rank, self.local_rank, self.size, self.local_size = rank, local_rank, size, local_size
         self.timeout = timeout
         self._store = store
+        self._failure: Failure | None = None
+        self._left = threading.Event()
 
     @property
     def is_main(self) -> bool:
@@ -86,6 +114,12 @@ class World:
         """The store of the main thread; a thread of one's own uses a ``clone()`` of it."""
         assert self._store is not None, "a single process has no store"
         return self._store
+
+    def limit(self, timeout: float) -> None:
+        """Have a process wait so many seconds for the others."""
+        self.timeout = timeout
+        if self.size > 1:
+            _set_pg_timeout(timedelta(seconds=timeout))
 
     def broadcast(self, value: _T) -> _T:
         """The value of rank 0; what the others give is not looked at. It has to be one that pickle takes."""
@@ -105,9 +139,34 @@ class World:
             distributed.all_gather_object(values, value)
         return values
 
+    def attempt(self, function: Callable[[], _T]) -> _T:
+        """What a function returns that each process calls; where it raises on one of them, none goes on.
+
+        Raises:
+            PeerError: it has raised on another process, and there first.
+        """
+        error, result = None, None
+        try:
+            result = function()
+        except Exception as raised:
+            error = raised
+        faults = self.all_gather(error and (exit_code(error), str(error)))
+        first = next((Failure(rank, *fault) for rank, fault in enumerate(faults) if fault), None)
+        if first and first.rank != self.rank:
+            raise PeerError(first) from error
+        if error:
+            raise error
+        return result  # type: ignore[return-value] # it has returned
+
     def once_per_host(self, function: Callable[[], _T]) -> _T:
-        """What a function returns that one process of each host calls, such as a download; the others wait for it."""
-        result = function() if self.local_rank == 0 else None
+        """What a function returns that one process of each host calls, such as a download; the others wait for it.
+
+        They wait no longer than the runner's ``collective_timeout``.
+
+        Raises:
+            PeerError: the function has raised on another process.
+        """
+        result = self.attempt(lambda: function() if self.local_rank == 0 else None)
         leader, results = self.rank - self.local_rank, self.all_gather(result)
         return results[leader]  # type: ignore[return-value] # the leader has called it
 
@@ -119,19 +178,26 @@ class World:
             remedy: what to do about a difference.
 
         Raises:
-            ConfigError: a value differs; the message has the rank, its host, and what it is.
+            ConfigError: this process has other values; the message has its rank, its host, and what it is.
+            PeerError: another process has.
         """
-        hosts = self.all_gather((socket.gethostname(), dict(values)))
-        (first, expected), *others = hosts
-        for rank, (host, own) in enumerate(others, 1):
-            for name in expected.keys() | own.keys():
-                if (ours := own.get(name)) != (theirs := expected.get(name)):
-                    what = f"rank {rank} on {host}: {name} is {ours}, and {theirs} on rank 0 on {first}"
+        host = socket.gethostname()
+        leader, expected = self.broadcast((host, dict(values)))
+
+        def compare() -> None:
+            for name in sorted(expected.keys() | values.keys()):
+                if (own := values.get(name)) != (first := expected.get(name)):
+                    what = f"rank {self.rank} on {host}: {name} is {own}, and {first} on rank 0 on {leader}"
                     raise ConfigError(f"{what}; {remedy}")
+
+        self.attempt(compare)
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
         """In the block, what torch raises where another process has failed becomes a PeerError that says which.
+
+        Args:
+            name: of what the processes do together.
 
         Raises:
             PeerError: another process has failed, or has not come within ``timeout``.
@@ -139,12 +205,44 @@ class World:
         try:
             yield
         except RuntimeError as error:
-            end = time.monotonic() + 4 * PATIENCE
-            while (failure := self.first_failure()) is None and time.monotonic() < end:
+            if (cause := self.cause_of(error, name)) is error:
+                raise
+            raise cause from error
+
+    def cause_of(self, error: BaseException, name: str = "the next exchange") -> BaseException:
+        """The error itself, or a PeerError where this process has come to it because another has failed.
+
+        Args:
+            error: any that this process has come to.
+            name: of what the processes were to do together.
+        """
+        if self.size == 1 or isinstance(error, PeerError):
+            return error
+        if isinstance(error, StoppedError | KeyboardInterrupt):
+            # A launcher ends the others when one has failed.
+            failure = self.first_failure()
+            return PeerError(failure) if failure and failure.exit_code != exit_code(error) else error
+        return PeerError(self._who_broke(error, name)) if _is_broken_connection(error) else error
+
+    def _who_broke(self, error: BaseException, name: str) -> Failure:
+        """Who has failed, so that a connection broke: whoever says so, else who does not say anything."""
+        silent, end = {*range(self.size)} - {self.rank}, time.monotonic() + ANSWER
+        with suppress(RuntimeError):
+            self.store.set(f"broken/{self.rank}", "")
+            while silent and time.monotonic() < end:
+                if failure := self.first_failure():
+                    return failure
+                silent -= {rank for rank in silent if self.store.check([f"broken/{rank}"])}
                 time.sleep(0.02)
-            if failure is None:
-                raise PeerError(f"{name}: another process has left without a word ({error}); see the logs") from error
-            raise PeerError(f"rank {failure.rank} failed: {failure.headline}", failure.exit_code) from error
+        if self._failure or not silent:
+            return self.report_failure(ExitCode.FAILED, f"the connection broke in {name}: {error}")
+        rank = min(silent)
+        with suppress(RuntimeError):
+            seen = self.store.check([f"seen/{rank}"]) and json.loads(self.store.get(f"seen/{rank}"))
+        where = f", last seen at iteration {seen}" if seen is not False else ""
+        what = f"hangs: it has not come to {name} within {self.timeout:g} seconds"
+        what = what if "imed out" in str(error) else f"was killed, or has left without a word: {name} broke off"
+        return self.report_failure(ExitCode.FAILED, f"rank {rank} {what}{where}; see its log", rank)
 
     # The store: without a collective, and so also where the processes are not at the same place.
 
@@ -169,30 +267,85 @@ class World:
                 return json.loads(store.get(key))
             except RuntimeError as error:
                 if failure := self.first_failure(store):
-                    raise PeerError(f"rank {failure.rank} failed: {failure.headline}", failure.exit_code) from error
+                    raise PeerError(failure) from error
                 if time.monotonic() > end or not isinstance(error, distributed.DistStoreError):
-                    raise PeerError(f"nobody has answered with {key} for {self.timeout:g} seconds ({error})") from error
+                    what = f"nobody has answered with {key} for {self.timeout:g} seconds ({error})"
+                    raise PeerError(Failure(self.rank, ExitCode.FAILED, what)) from error
 
-    def report_failure(self, exit_code: int, headline: str) -> None:
-        """Say that this process fails, unless another has said so before."""
-        if self.size > 1:
-            failure = json.dumps([self.rank, exit_code, headline])
-            with suppress(RuntimeError):
-                self.store.compare_set("failure", "", failure)
+    def report_failure(self, exit_code: int, headline: str, rank: int | None = None) -> Failure:
+        """Say that this process fails, unless another has said so before.
+
+        Args:
+            exit_code: what it leaves with.
+            headline: what has failed.
+            rank: that of the process which has failed; None: this one.
+
+        Returns:
+            The first failure.
+        """
+        failure = Failure(self.rank if rank is None else rank, int(exit_code), headline)
+        with suppress(RuntimeError):
+            if self.size > 1:
+                failure = Failure(*json.loads(self.store.compare_set("failure", "", json.dumps(failure))))
+                for other in range(self.size):
+                    self.store.set(f"wake/{other}", "")
+        return failure
 
     def first_failure(self, store: Store | None = None) -> Failure | None:
         """What the first process has said that failed; None: none has, or the store is gone."""
         with suppress(RuntimeError):
-            store = store or self.store
-            if self.size > 1 and store.check(["failure"]):
-                return Failure(*json.loads(store.get("failure")))
-        return None
+            store = store or self._store
+            if self._failure is None and store and store.check(["failure"]):
+                self._failure = Failure(*json.loads(store.get("failure")))
+        return self._failure
+
+    def _watch(self, store: Store) -> None:
+        """In a thread: hear of the first failure, which the store may not outlive, and end this process if it does not."""
+        with suppress(RuntimeError):
+            store.wait([f"wake/{self.rank}"], _FOREVER)
+            self.first_failure(store)
+            store.set(f"heard/{self.rank}", "")
+        if self._failure and self._failure.rank != self.rank and not self._left.wait(GRACE):
+            logger.error(f"{self._failure}; rank {self.rank} has not ended within {GRACE:g} seconds, and is ended")
+            os._exit(self._failure.exit_code)
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """In the block, a failure of another process ends this one too, whatever it does."""
+        # torch's stubs leave it out.
+        store: Any = self.store
+        thread = threading.Thread(target=self._watch, args=[store.clone()], name="watch", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._left.set()
+            with suppress(RuntimeError):
+                self.store.set(f"wake/{self.rank}", "")
+            thread.join(PATIENCE)
+            if self.is_main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+                # The store is in this process, and the others may have to hear of a failure.
+                with suppress(RuntimeError):
+                    self.store.wait([f"heard/{rank}" for rank in range(self.size)], timedelta(seconds=ANSWER))
+
+
+def _is_broken_connection(error: BaseException | None) -> bool:
+    """Whether torch says that it does not reach another process; user code may have wrapped it."""
+    while error:
+        if isinstance(error, distributed.DistError | PeerError) or (
+            isinstance(error, RuntimeError) and "gloo/" in str(error)
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 # That of a process which nobody has launched beside others.
 SINGLE = World()
 
 _worlds = [SINGLE]
+# Each world of this process has keys of its own in the store.
+_numbers = itertools.count()
 
 
 def current_world() -> World:
@@ -204,8 +357,14 @@ def current_world() -> World:
 def joined(timeout: float = 600.0) -> Iterator[World]:
     """In the block, this process is one of those that a launcher has started; without a launcher it is alone.
 
+    Where it has joined already, it is the same world. A process may join again afterwards, as all others do.
+
+    Args:
+        timeout: seconds that a process waits for the others.
+
     Raises:
         ConfigError: the environment says only half of what it has to.
+        PeerError: another process has failed, also where this one raises an error because of it.
     """
     size = _launched_size()
     if size == 1 or len(_worlds) > 1:
@@ -213,20 +372,31 @@ def joined(timeout: float = 600.0) -> Iterator[World]:
         return
     rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    limit = timedelta(seconds=timeout)
-    store, *_ = next(rendezvous("env://", timeout=limit))
-    token = _agree_on_token(store, rank, size, timeout)
-    # A process that was started again would read the addresses of the one before it (torch's issue 135712).
-    store = PrefixStore(f"pipeline/{token}", store)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    group = PrefixStore("group", store)
-    distributed.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=limit)
-    _worlds.append(World(rank, local, size, local_size, store, timeout))
+    store = PrefixStore(str(next(_numbers)), _shared_store(rank, size, timeout))
+    # A script may have made it.
+    has_group = distributed.is_initialized()
+    if not has_group:
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        about: dict[str, Any] = {"rank": rank, "world_size": size, "timeout": timedelta(seconds=timeout)}
+        distributed.init_process_group(backend, store=PrefixStore("group", store), **about)
+    world = World(rank, local, size, local_size, store, timeout)
+    _worlds.append(world)
     try:
-        yield current_world()
+        with world._watching():
+            try:
+                yield world
+                world.all_gather(None)
+            except BaseException as error:
+                cause = world.cause_of(error)
+                world.report_failure(exit_code(cause), str(cause) or type(cause).__name__)
+                if cause is error:
+                    raise
+                raise cause from error
+        # After a failure this would wait for those that are gone.
+        if not has_group:
+            distributed.destroy_process_group()
     finally:
         _worlds.pop()
-        distributed.destroy_process_group()
 
 
 def _launched_size() -> int:
@@ -248,25 +418,37 @@ def _launched_size() -> int:
     return int(size)
 
 
+@cache
+def _shared_store(rank: int, size: int, timeout: float) -> Store:
+    """The store of the processes of this attempt.
+
+    It stays for as long as this process does: the one of rank 0 may be that in which it is.
+    """
+    store, *_ = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    # A process that was started again would read the addresses of the one before it (torch's issue 135712).
+    return PrefixStore(f"pipeline/{_agree_on_token(store, rank, size, timeout)}", store)
+
+
 def _agree_on_token(store: Store, rank: int, size: int, timeout: float) -> str:
     """A word that the processes of this attempt share, and none of an earlier one has.
 
     What an attempt before has left in the store may be there still. So each process says a word of its own, to which rank 0
     answers, until all have acknowledged an answer.
     """
-    end, own = time.monotonic() + timeout, secrets.token_hex(8)
+    token, end = secrets.token_hex(8), time.monotonic() + timeout
+    answer, missing = f"token/{token}", {*range(1, size)} if rank == 0 else {0}
     if rank:
-        store.set(f"hello/{rank}", own)
-        store.wait([f"token/{own}"], timedelta(seconds=timeout))
-        token: str = store.get(f"token/{own}").decode()
-        store.set(f"ready/{token}/{rank}", "1")
-        return token
-    missing = set(range(1, size))
+        store.set(f"hello/{rank}", token)
     while missing:
-        for other in [rank for rank in missing if store.check([f"hello/{rank}"])]:
-            store.set(f"token/{store.get(f'hello/{other}').decode()}", own)
-        missing = {rank for rank in missing if not store.check([f"ready/{own}/{rank}"])}
-        if time.monotonic() > end:
-            raise PeerError(f"rank {min(missing)} has not come within {timeout:g} seconds; see its log")
+        if rank and store.check([answer]):
+            token, missing = store.get(answer).decode(), set()
+            store.set(f"ready/{token}/{rank}", "1")
+        elif rank == 0:
+            for other in [rank for rank in missing if store.check([f"hello/{rank}"])]:
+                store.set(f"token/{store.get(f'hello/{other}').decode()}", token)
+            missing = {rank for rank in missing if not store.check([f"ready/{token}/{rank}"])}
+        if missing and time.monotonic() > end:
+            what = f"has not come within {timeout:g} seconds; see its log"
+            raise PeerError(Failure(min(missing), ExitCode.FAILED, what))
         time.sleep(0.01)
-    return own
+    return token

@@ -64,9 +64,10 @@ class Ranks:
 
     def stop(self) -> None:
         """End the processes."""
-        for process, answers in zip(self._processes, self._answers, strict=True):
+        for process in self._processes:
             assert process.stdin
             process.stdin.close()
+        for process, answers in zip(self._processes, self._answers, strict=True):
             process.wait(20)
             answers.close()
         self._processes, self._answers = [], []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.distributed.world import SINGLE, PeerError, current_world, joined
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, PipelineError
 from tests.distributed.ranks import Ranks
 
 
@@ -52,14 +52,15 @@ def test_one_process_of_a_host_calls_the_function(three_ranks: Ranks, tmp_path: 
 def compare_versions(own: list[str]) -> str:
     try:
         current_world().require_equal({"torch": own[current_world().rank]}, "install the same")
-    except ConfigError as error:
-        return str(error)
+    except PipelineError as error:
+        return f"{type(error).__name__} {int(error.exit_code)}: {error}"
     return ""
 
 
 def test_a_process_with_another_value_is_named(three_ranks: Ranks) -> None:
     messages = three_ranks(compare_versions, ["2.13", "2.13", "2.12"])
-    assert all("rank 2 on " in message and "torch is 2.12, and 2.13 on rank 0" in message for message in messages)
+    assert all("2: rank 2 on " in message and "torch is 2.12, and 2.13 on rank 0" in message for message in messages)
+    assert [message.split()[0] for message in messages] == ["PeerError", "PeerError", "ConfigError"]
 
 
 def wait_for_a_failure() -> str:
