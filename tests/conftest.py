@@ -15,6 +15,7 @@ from forked_runs import Zygote
 from loguru import logger
 
 from pipeline.cli import COMMANDS, group
+from tests.distributed.ranks import Ranks
 
 REPOSITORY = Path(__file__).parents[1]
 Workspace = Callable[..., Path]
@@ -106,3 +107,19 @@ def linear(tmp_path: Path) -> Path:
     from pipeline import testing  # noqa: PLC0415 - torch has to find OMP_NUM_THREADS
 
     return testing.Workspace(tmp_path / "workspace").config
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[Ranks]:
+    """Two processes: ``two_ranks(function, argument)`` is what the function returns on each."""
+    ranks = Ranks(2)
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="session")
+def three_ranks() -> Iterator[Ranks]:
+    """Three processes, likewise."""
+    ranks = Ranks(3)
+    yield ranks
+    ranks.stop()

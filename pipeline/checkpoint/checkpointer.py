@@ -19,12 +19,14 @@ from pipeline.checkpoint import foreign, layout, pytree, reader, safetensors_io,
 from pipeline.checkpoint.parts import InitialModels
 from pipeline.checkpoint.reader import Iterations, LoadedCheckpoint
 from pipeline.checkpoint.restore import restore_recoverable, restore_training
-from pipeline.checkpoint.state import Recoverable, TrainingState
+from pipeline.checkpoint.shared_save import Contents, SharedSave
+from pipeline.checkpoint.state import Recoverable, TrainingState, own_parts
 from pipeline.checkpoint.storage import DISK, Buffer, Disk, finite
-from pipeline.checkpoint.store import FEWEST, CheckpointWriter, Contents, newest_valid
+from pipeline.checkpoint.store import FEWEST, CheckpointWriter, newest_valid
 from pipeline.checkpoint.weights import Models
 from pipeline.context import Context
-from pipeline.errors import CheckpointError, ConfigError
+from pipeline.distributed.world import World, current_world
+from pipeline.errors import CheckpointError, ConfigError, PipelineError
 
 
 class BackgroundWriter:
@@ -71,7 +73,8 @@ class BackgroundWriter:
 class Checkpointer:
     """The checkpoints of one runner, of one ``Brain.fit``, or of a script.
 
-    In a run, stages and plugins save with ``context.save()``: the loop adds what a resume needs.
+    In a run, stages and plugins save with ``context.save()``: the loop adds what a resume needs. Of several processes all
+    have to save: rank 0 writes what they share, each of the others what it alone has.
 
     Args:
         folder: where they are; made with the first.
@@ -98,6 +101,8 @@ class Checkpointer:
         self._background = BackgroundWriter()
         self._buffers: dict[str, Tensor] = {}
         self._committed: deque[Path] = deque()
+        # Whether a save was begun that nobody has waited for.
+        self._unknown = False
         # Replaced and never changed, since a thread reads it.
         self._protected: frozenset[Path] = frozenset()
 
@@ -133,8 +138,10 @@ class Checkpointer:
         if iterations is None:
             iterations = reader.iterations_at(metrics, train_state["iteration"])
         counted = {"train_state": dict(train_state), "metrics": metrics, "iterations": iterations}
-        work = partial(self._write, final, self._snapshot(models, counted, training))
+        shared = SharedSave(world, final.name) if (world := current_world()).size > 1 else None
+        work = partial(self._write, final, self._snapshot(models, counted, training, world), shared)
         if self._asynchronous:
+            self._unknown = True
             self._background.start(work)
         else:
             work()
@@ -146,14 +153,20 @@ class Checkpointer:
         Raises:
             StorageError: it is not, since the storage refuses; raised once.
         """
+        self._unknown = False
         self._background.wait()
 
     def _poll(self) -> list[Path]:
         """The checkpoints that are newly on disk since the last call; it does not wait.
 
+        Of several processes one may see it earlier than another; so that all do the same then, nobody sees it before
+        ``save`` or ``_wait``.
+
         Raises:
             StorageError: the storage refused the last one; raised once, here or by ``save`` and ``_wait``.
         """
+        if self._unknown and current_world().size > 1:
+            return []
         self._background.check()
         return [self._committed.popleft() for _ in range(len(self._committed))]
 
@@ -177,8 +190,9 @@ class Checkpointer:
     def _newest_valid(self) -> LoadedCheckpoint | None:
         """The valid checkpoint of the highest step; first removes what a killed process has left behind.
 
-        Damaged ones are renamed ``.bad-…``, and the log says why. Nothing goes before a new one is saved. Only
-        whoever holds the run may call this: it would take away what another process is writing.
+        Damaged ones are renamed ``.bad-…``, and the log says why. Nothing goes before a new one is saved. Only whoever
+        holds the run may call this: it would take away what another process is writing. Of several processes all call it;
+        rank 0 does that, and the others read what it has found.
 
         Returns:
             What it holds; None where none was ever committed.
@@ -188,7 +202,15 @@ class Checkpointer:
             StorageError: the storage refuses for a reason that may pass.
         """
         self._wait()
-        return newest_valid(self._saver)
+        world, checkpoint, error = current_world(), None, None
+        try:
+            checkpoint = None if world.rank else newest_valid(self._saver)
+        except PipelineError as refusal:
+            error = refusal
+        path, error = world.broadcast((checkpoint and checkpoint.path, error))
+        if error:
+            raise error
+        return reader.read_checkpoint(path) if path and world.rank else checkpoint
 
     def add_recoverable(self, name: str, recoverable: Recoverable) -> None:
         """Keep the state of an object in each checkpoint, and restore it when the run is resumed.
@@ -251,18 +273,19 @@ class Checkpointer:
         weights.load_weights(foreign.read_weights(Path(path)).weights, models, str(path))
         logger.info(f"weights of {', '.join(models)} loaded from {path}")
 
-    def _snapshot(self, models: Models, counted: Mapping[str, Any], training: Mapping[str, Any] | None) -> Contents:
-        """A copy of everything that is saved; asynchronous saves need memory of their own."""
-        state = json.dumps(finite(counted), indent=1).encode()
+    def _snapshot(
+        self, models: Models, counted: Mapping[str, Any], training: Mapping[str, Any] | None, world: World
+    ) -> Contents:
+        """A copy of everything that this process saves; asynchronous saves need memory of their own."""
+        contents: dict[str, Callable[[], list[Buffer]]] = {}
         tensors = {}
-        for phase, module in weights.unique_modules(models).items():
-            file = f"{phase}{layout.SUFFIX}"
-            if file == layout.TRAINING or not layout.is_file_name(file):
-                raise CheckpointError(f"phase '{phase}': {file} cannot be the file of its weights; rename the phase")
-            tensors[file] = pytree.split(module.state_dict())
+        if world.is_main:
+            state = json.dumps(finite(counted), indent=1).encode()
+            contents[layout.STATE] = lambda: [state]
+            tensors = _tensors_of(models)
         if training is not None:
-            tensors[layout.TRAINING] = pytree.flatten(training)
-        contents: dict[str, Callable[[], list[Buffer]]] = {layout.STATE: lambda: [state]}
+            file = layout.rank_file(world.rank, world.size) if world.rank else layout.TRAINING
+            tensors[file] = pytree.flatten(own_parts(training) if world.rank else training)
         for file, (values, texts) in tensors.items():
             buffer = partial(self._buffer, file) if self._asynchronous else None
             contents[file] = safetensors_io.pack(values, texts, buffer)
@@ -275,8 +298,26 @@ class Checkpointer:
             memory = self._buffers[file] = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
         return memory
 
-    def _write(self, final: Path, contents: Contents) -> None:
-        """Save, then report the checkpoint and remove old ones."""
-        if self._saver.save(final.name, contents):
+    def _write(self, final: Path, contents: Contents, shared: SharedSave | None) -> None:
+        """Save, remove old ones, and report the checkpoint."""
+        commit = partial(self._commit, final, contents, shared)
+        if shared.run(commit, self._folder, contents, self._saver.disk) if shared else commit():
             self._committed.append(final)
+
+    def _commit(self, final: Path, contents: Contents, shared: SharedSave | None) -> bool:
+        """Save, and remove old ones; whether it is a new one."""
+        is_new = self._saver.save(final.name, contents, shared)
+        if is_new:
             self._saver.remove_old(final, self._protected)
+        return is_new
+
+
+def _tensors_of(models: Models) -> dict[str, safetensors_io.TensorFile]:
+    """File -> the weights of its phase."""
+    tensors = {}
+    for phase, module in weights.unique_modules(models).items():
+        file = f"{phase}{layout.SUFFIX}"
+        if not (layout.is_weights(file) and layout.is_file_name(file)):
+            raise CheckpointError(f"phase '{phase}': {file} cannot be the file of its weights; rename the phase")
+        tensors[file] = pytree.split(module.state_dict())
+    return tensors

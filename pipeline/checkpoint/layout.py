@@ -7,7 +7,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -182,6 +182,32 @@ TRAINING = "training.safetensors"
 
 # What the files of weights end with, after the name of their phase.
 SUFFIX = ".safetensors"
+
+_RANK = re.compile(r"rank-(\d{5})-of-(\d{5})\.safetensors")
+
+
+def rank_file(rank: int, size: int) -> str:
+    """The file of what one of several processes has of its own; that of rank 0 is in ``training.safetensors``."""
+    return f"rank-{rank:05d}-of-{size:05d}{SUFFIX}"
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of a checkpoint has weights; its name is that of their phase."""
+    return name.endswith(SUFFIX) and name != TRAINING and not _RANK.fullmatch(name)
+
+
+def rank_files(names: Iterable[str]) -> dict[int, str]:
+    """Rank -> its file, of every rank but the first; nothing, where one process has saved.
+
+    Raises:
+        CheckpointError: one is missing.
+    """
+    files = sorted(name for name in names if _RANK.fullmatch(name))
+    whole = {rank: rank_file(rank, len(files) + 1) for rank in range(1, len(files) + 1)}
+    if files != [*whole.values()]:
+        raise CheckpointError(f"{MANIFEST} lists the files of other ranks than 1 to N-1 of N; use another checkpoint")
+    return whole
+
 
 # Bytes of a ``state.json``.
 MAX_STATE = 16 * 2**20

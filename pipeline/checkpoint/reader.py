@@ -15,7 +15,8 @@ from torch import Tensor
 from pipeline.checkpoint import layout, pytree, safetensors_io, storage
 from pipeline.checkpoint.header import read_header
 from pipeline.checkpoint.layout import MAX_STATE, STATE, SUFFIX, TRAINING
-from pipeline.checkpoint.state import TrainingState
+from pipeline.checkpoint.state import TrainingState, redistributed, with_own_parts
+from pipeline.distributed.world import current_world
 from pipeline.errors import CheckpointError, one_of
 
 # Phase -> name -> the iteration that a number is of.
@@ -75,6 +76,8 @@ class LoadedCheckpoint:
         iterations: phase -> name -> the iteration that a number is of; its own where an earlier version saved it.
         weights: phase -> name -> tensor.
         training: the tree of what else was saved to go on from; None where nothing was, or where it was not read.
+        size: how many processes have saved it.
+        own: rank -> what it has of its own in the tree, of those that were read; rank 0 has the tree.
     """
 
     path: Path
@@ -83,17 +86,25 @@ class LoadedCheckpoint:
     weights: dict[str, dict[str, Tensor]] = field(repr=False)
     training: Any = field(repr=False)
     iterations: dict[str, dict[str, int]] = field(default_factory=dict, repr=False)
+    size: int = 1
+    own: dict[int, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def state(self) -> TrainingState | None:
-        """``training`` with its types.
+        """``training`` with its types, as this process goes on from it.
 
         Raises:
             CheckpointError: it is not what a run could go on from.
         """
         if not self.training:
             return None
-        return TrainingState.from_tree(self.training, str(self.path), self.train_state)
+        world, where = current_world(), str(self.path)
+        if self.size == world.size:
+            tree = with_own_parts(self.training, self.own.get(world.rank, ()), where)
+            return TrainingState.from_tree(tree, where, self.train_state)
+        trees = [with_own_parts(self.training, self.own.get(rank, ()), where) for rank in range(self.size)]
+        states = [TrainingState.from_tree(tree, where, self.train_state) for tree in trees]
+        return redistributed(states, world.rank, where)
 
 
 def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:
@@ -109,21 +120,30 @@ def read_checkpoint(path: Path, with_training: bool = True) -> LoadedCheckpoint:
     """
     files = layout.listed_files(path)
     state = _state(path, files)
-    names = [name for name in files if name.endswith(SUFFIX) and (with_training or name != TRAINING)]
+    with storage.at_path(path):
+        ranks, world = layout.rank_files(files), current_world()
+    of_ranks = {rank: name for rank, name in ranks.items() if len(ranks) + 1 != world.size or rank == world.rank}
+    names = [name for name in files if layout.is_weights(name)]
+    if with_training:
+        names += [name for name in files if name == TRAINING] + [*of_ranks.values()]
     # Reading and hashing both let other threads run.
     with ThreadPoolExecutor(4) as pool:
         contents = pool.map(lambda name: _read_verified(path / name, files[name]), names)
         tensors = dict(zip(names, contents, strict=True))
-    weights, training = {}, None
+        if with_training and world.is_main:
+            # Those that only other ranks read.
+            [*pool.map(lambda name: _verify(path / name, files[name]), {*ranks.values()} - tensors.keys())]
+    weights, trees = {}, {}
     for name, file in tensors.items():
         with storage.at_path(path / name):
-            if name == TRAINING:
-                training = pytree.unflatten(*file)
-            else:
+            if layout.is_weights(name):
                 weights[name.removesuffix(SUFFIX)] = pytree.join(*file)
+            else:
+                trees[name] = pytree.unflatten(*file)
     counters, metrics = state["train_state"], state["metrics"]
     iterations = state.get("iterations", iterations_at(metrics, counters["iteration"]))
-    return LoadedCheckpoint(path, counters, metrics, weights, training, iterations)
+    own = {rank: trees[name] for rank, name in of_ranks.items() if name in trees}
+    return LoadedCheckpoint(path, counters, metrics, weights, trees.get(TRAINING), iterations, len(ranks) + 1, own)
 
 
 def problems_of(path: Path) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal, Protocol, Self
 
+from loguru import logger
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, model_validator
 from torch import Tensor, nn
 
@@ -396,6 +397,11 @@ class TrainingState(StateModel):
     requested: list[str] = []
     seconds: float | None = None
 
+    def open_passes(self) -> list[PassState]:
+        """The passes that are not over, whoever trains."""
+        entries = [*(self.loop.open_passes() if self.loop else ()), *([self.fit.running] if self.fit else ())]
+        return [entry.state for entry in entries if entry and entry.state]
+
     @classmethod
     def capture(
         cls, models: Models, recoverables: Mapping[str, Recoverable], initial: InitialModels | None, **more: Any
@@ -450,6 +456,117 @@ class TrainingState(StateModel):
         if tree.get("loop") is not None:
             state.loop = _loop_of_version_1(tree["loop"], state, f"{where}: loop", counted)
         return state
+
+
+# The parts of which each rank has its own, by place; `*` is any key. All others are alike on every rank, and saved by rank 0.
+_OWN = [
+    place.split(".")
+    for place in (
+        "random",
+        "gradients",
+        "recoverables",
+        "optim_schedulers.*.*.state.window.samples",
+        "loop.outer.*.state",
+        "loop.inner.*.state",
+        "fit.running.state",
+        "experiment.data",
+        "experiment.numbers.training",
+    )
+]
+
+
+def own_parts(tree: Any) -> list[Any]:
+    """What a rank has of its own in a training state: the place of each part, and the part."""
+    return [[*found] for pattern in _OWN for found in _found(tree, pattern)]
+
+
+def _found(tree: Any, pattern: Sequence[str]) -> Iterator[tuple[list[Any], Any]]:
+    """The places that a pattern matches, and what is there."""
+    if not pattern:
+        yield [], tree
+        return
+    keys: Iterable[Any] = tree if isinstance(tree, Mapping) else range(len(tree)) if isinstance(tree, list) else ()
+    for key in keys if pattern[0] == "*" else {pattern[0]}.intersection(keys):
+        for place, part in _found(tree[key], pattern[1:]):
+            yield [key, *place], part
+
+
+def with_own_parts(tree: Any, parts: Any, where: str) -> Any:
+    """The training state of another rank: that of rank 0 with the parts in it that ``own_parts`` has returned.
+
+    Raises:
+        CheckpointError: these are of another state; ``where`` it is.
+    """
+    try:
+        for place, part in parts:
+            tree = _with_part(tree, place, part)
+    except (LookupError, TypeError, ValueError) as error:
+        what = f"what a rank has of its own is of another state ({error})"
+        raise CheckpointError(f"{where}: {what}; use another checkpoint") from error
+    return tree
+
+
+def _with_part(tree: Any, place: Sequence[Any], part: Any) -> Any:
+    """A tree with another part at a place."""
+    if not place:
+        return part
+    changed = dict(tree) if isinstance(tree, Mapping) else list(tree)
+    changed[place[0]] = _with_part(tree[place[0]], place[1:], part)
+    return changed
+
+
+def redistributed(states: Sequence[TrainingState], rank: int, where: str) -> TrainingState:
+    """The state of one rank, where another number of them goes on than has saved.
+
+    Sums over samples (gradients, running means) are rank 0's, and the others begin with zeros. Generators and recoverables
+    stay with their rank; a new one has drawn nothing yet, and its recoverables are as rank 0's.
+
+    Args:
+        states: of the ranks that have saved.
+        rank: which one goes on.
+        where: the checkpoint, for the log.
+    """
+    state = states[0]
+    if rank >= len(states):
+        logger.info(f"{where}: was saved by {len(states)} processes; the random generators of rank {rank} begin anew")
+        state.random = RandomState(**random_state())
+    elif rank:
+        state.random, state.recoverables = states[rank].random, states[rank].recoverables
+    for phase in state.gradients:
+        state.gradients[phase] = _by_name([own.gradients[phase] for own in states], rank, _total)
+    for phase, schedulers in state.optim_schedulers.items():
+        for name, scheduler in schedulers.items():
+            windows = [own.optim_schedulers[phase][name].state.get("window", {}) for own in states]
+            if windows[0]:
+                samples = _total([window["samples"] for window in windows], rank)
+                scheduler.state = {**scheduler.state, "window": {**windows[0], "samples": samples}}
+    for passes in zip(*(own.open_passes() for own in states), strict=False):
+        own = passes[0]
+        own.train_loss = _total_meter([each.train_loss for each in passes], rank)
+        own.logged = _by_name([each.logged for each in passes], rank, _total_meter)
+    if state.experiment:
+        training = [own.experiment.numbers.training for own in states if own.experiment]
+        state.experiment.numbers.training = _by_name(training, rank, _total_meter)
+    return state
+
+
+def _by_name(
+    of_ranks: Sequence[Mapping[str, Any]], rank: int, total: Callable[[Sequence[Any], int], Any]
+) -> dict[str, Any]:
+    names = dict.fromkeys(name for own in of_ranks for name in own)
+    return {name: total([own[name] for own in of_ranks if name in own], rank) for name in names}
+
+
+def _total(amounts: Sequence[Any], rank: int) -> Any:
+    """Numbers or tensors of all ranks, for rank 0; nothing for another."""
+    return amounts[0] * 0 if rank else sum(amounts[1:], amounts[0])
+
+
+def _total_meter(meters: Sequence[MeterState], rank: int) -> MeterState:
+    sums = ("samples", "nonfinite", "total", "count", "recent_total", "recent_count")
+    totals = {name: _total([getattr(meter, name) for meter in meters], rank) for name in sums}
+    first = min((meter.first for meter in meters if meter.first), default=None)
+    return meters[0].model_copy(update={**totals, "first": None if rank else first})
 
 
 # What a state may lack when it is captured, and in version 1.

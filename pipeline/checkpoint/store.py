@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from loguru import logger
@@ -12,6 +12,7 @@ from loguru import logger
 from pipeline.checkpoint import layout, reader, storage
 from pipeline.checkpoint.layout import FOLDER, FileEntry
 from pipeline.checkpoint.reader import LoadedCheckpoint
+from pipeline.checkpoint.shared_save import Contents, SharedSave
 from pipeline.checkpoint.storage import DISK, Buffer, Disk
 from pipeline.config.schema import RunnerSchema
 from pipeline.errors import CheckpointError, NoCheckpointError, StorageError
@@ -154,10 +155,6 @@ def quarantine(path: Path, disk: Disk = DISK) -> Path:
     return target
 
 
-# Name -> what gives the parts of that file.
-Contents = Mapping[str, Callable[[], list[Buffer]]]
-
-
 class CheckpointWriter:
     """Writes the checkpoints of one folder, and removes old ones.
 
@@ -172,10 +169,15 @@ class CheckpointWriter:
         self._tidy = False
         self._verified: set[str] = set()
 
-    def save(self, name: str, contents: Contents) -> bool:
+    def save(self, name: str, contents: Contents, shared: SharedSave | None = None) -> bool:
         """Write a checkpoint durably.
 
         One of the same name stays if it has the same content, and else makes place without a moment in which there is none.
+
+        Args:
+            name: of its folder.
+            contents: of its files, but for those of other ranks.
+            shared: with the other ranks, which write their own files; None: there are none.
 
         Returns:
             Whether it is a new one.
@@ -188,12 +190,12 @@ class CheckpointWriter:
         with storage.storing(final, ""):
             if not self._tidy:
                 self.recover()
-            if _same(final, parts):
+            if shared is None and _same(final, lambda: _entries_of(parts)):
                 return False
             self._tidy = False
-            self._write(final, parts)
+            written = self._write(final, parts, shared)
         self._tidy = True
-        return True
+        return written
 
     def recover(self) -> None:
         """Finish or undo what a killed process or a failed save has left; only the owner of the folder may call it.
@@ -247,14 +249,18 @@ class CheckpointWriter:
         except OSError as error:
             logger.warning(f"{path}: cannot be removed ({error.strerror}); what is left of it goes with a later start")
 
-    def _write(self, final: Path, parts: Mapping[str, list[Buffer]]) -> None:
+    def _write(self, final: Path, parts: Mapping[str, list[Buffer]], shared: SharedSave | None) -> bool:
+        """Write a checkpoint; False: there is an equal one."""
         temporary = layout.temporary_name(final, "tmp")
         target = final.with_name(final.name + layout.NEW) if os.path.lexists(final) else final
         try:
             self.disk.mkdir(temporary)
-            written = {}
-            for name, content in parts.items():
-                written[name] = FileEntry(*storage.write_file(temporary / name, content, self.disk))
+            with shared.others_write(temporary) if shared else nullcontext(dict[str, FileEntry]()) as written:
+                for name, content in parts.items():
+                    written[name] = FileEntry(*storage.write_file(temporary / name, content, self.disk))
+            if shared and _same(final, lambda: written):
+                self._discard(temporary, target)
+                return False
             self.disk.fsync(self.disk.write(temporary / layout.MANIFEST, [layout.encode_manifest(written)]))
             self.disk.fsync_folder(temporary)
             if target != final and os.path.lexists(target):
@@ -265,6 +271,7 @@ class CheckpointWriter:
             raise
         if target != final:
             self._take_place(target)
+        return True
 
     def _take_place(self, new: Path) -> None:
         """Rename a new checkpoint to the name of the one that it replaces; one of the two exists at every moment."""
@@ -289,10 +296,12 @@ class CheckpointWriter:
                 logger.warning(f"{temporary}: cannot be removed ({error.strerror}); the next save removes it")
 
 
-def _same(path: Path, parts: Mapping[str, list[Buffer]]) -> bool:
+def _same(path: Path, entries: Callable[[], dict[str, FileEntry]]) -> bool:
     """Whether a checkpoint exists with this content."""
     with suppress(CheckpointError):
-        return layout.listed_files(path) == {
-            name: FileEntry(storage.DISK.sha256(content), sum(map(len, content))) for name, content in parts.items()
-        }
+        return layout.listed_files(path) == entries()
     return False
+
+
+def _entries_of(parts: Mapping[str, list[Buffer]]) -> dict[str, FileEntry]:
+    return {name: FileEntry(storage.DISK.sha256(content), sum(map(len, content))) for name, content in parts.items()}

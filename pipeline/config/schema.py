@@ -95,8 +95,8 @@ def _folder_name(value: Any) -> Any:
 
 
 def _file_name(value: Any) -> Any:
-    if value == "training":
-        raise ValueError("is 'training', which a checkpoint uses itself beside the weights; choose another name")
+    if value == "training" or re.fullmatch(r"rank-\d{5}-of-\d{5}", str(value)):
+        raise ValueError(f"is '{value}', which a checkpoint uses itself beside the weights; choose another name")
     return value
 
 

@@ -244,6 +244,11 @@ class World:
         what = what if "imed out" in str(error) else f"was killed, or has left without a word: {name} broke off"
         return self.report_failure(ExitCode.FAILED, f"rank {rank} {what}{where}; see its log", rank)
 
+    def in_thread(self) -> World:
+        """The same world for a thread, which may not share the connection to the store; collectives are not for it."""
+        store = self.store.clone()  # type: ignore[attr-defined] # torch's stubs lack it
+        return World(self.rank, self.local_rank, self.size, self.local_size, store, self.timeout)
+
     # The store: without a collective, and so also where the processes are not at the same place.
 
     def put(self, key: str, value: Any) -> None:
