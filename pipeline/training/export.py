@@ -22,6 +22,7 @@ from pipeline.config.schema import WARN, RunnerSchema
 from pipeline.context import Context
 from pipeline.data.batch import split, to_device
 from pipeline.data.loader import first_batch
+from pipeline.distributed.world import current_world
 from pipeline.errors import ConfigError, StorageError
 from pipeline.training.brain import Brain, ModuleBrain, Stage
 from pipeline.training.evaluation import evaluating, in_evaluation_mode
@@ -33,7 +34,8 @@ NAME = "inference"
 class WeightExporter:
     """Saves the models of a training as ``<phase>-000000000528.safetensors``, and as ``.pt2`` if the config says so.
 
-    Phases that share a model share its files, which have the name of the first. All files are kept.
+    Phases that share a model share its files, which have the name of the first. All files are kept. Of several processes
+    rank 0 saves them.
 
     Args:
         runner: whose ``save_inference_…`` keys say where, and whether the models are exported too.
@@ -62,7 +64,7 @@ class WeightExporter:
             ConfigError: a model cannot be exported.
             DataError: there is no batch to export it with.
         """
-        if not self.runner.save_inference_interval:
+        if not self.runner.save_inference_interval or current_world().rank:
             return
         with storage.storing(self.folder, ""):
             storage.make_folder(self.folder)
@@ -99,7 +101,7 @@ class WeightExporter:
         state = self.context["train_state"]
         # The last window of an epoch may close after its last iteration.
         moment = state["iteration"], state["update"]
-        if moment == self._saved:
+        if moment == self._saved or current_world().rank:
             return
         about = {"format": "pt", "step": str(state["iteration"]), "epoch": str(state["epoch"])}
         self.context["hooks"].before_export(context=self.context)
