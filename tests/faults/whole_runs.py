@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from forked_runs import Zygote
 
-from pipeline.checkpoint import reader
+from pipeline.checkpoint import layout, reader
 from pipeline.errors import PipelineError
 
 FILES = {
@@ -172,7 +172,7 @@ def differences(one: Any, other: Any, place: str = "") -> list[str]:
 def end(run_dir: Path) -> dict[str, Any]:
     """Everything that a run has come to: the state of its last checkpoint, its numbers, which files and checkpoints it left."""
     run_dir = run_dir.resolve(strict=True)
-    last = reader.read_checkpoint(run_dir / LAST)
+    last, files = reader.read_checkpoint(run_dir / LAST), layout.read_manifest(run_dir / LAST)
     paths = [path.relative_to(run_dir) for path in run_dir.rglob("*")]
     # What a resumption has replaced is kept, and is no part of what the run has come to.
     ours = [name for name in paths if not name.parts[0].startswith("before-")]
@@ -181,6 +181,7 @@ def end(run_dir: Path) -> dict[str, Any]:
         "weights": last.weights,
         "training": last.training,
         "counters": last.train_state,
+        "ranks": {name: entry.sha256 for name, entry in files.items() if name.startswith("rank-")},
         "names": names,
         "checkpoints": sorted(path.name for path in run_dir.glob("train/checkpoints/step-*")),
         "beside": sorted(path.name for path in run_dir.parent.iterdir() if path.name not in {run_dir.name, "latest"}),
