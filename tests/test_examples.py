@@ -77,6 +77,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", [example_of(name, run=True) for name in EXAMPLES])
 def test_an_example_runs_to_its_end_and_writes_its_numbers(example: str, ran: Ran) -> None:
     trainer = ran(example)

@@ -453,6 +453,7 @@ UPDATERS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("updater", UPDATERS)
 @pytest.mark.parametrize("hook", BATCH)
 def test_the_batch_counts_in_after_batch_and_not_before(

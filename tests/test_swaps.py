@@ -122,6 +122,7 @@ def replaced(config: Path, code: str, stages: tuple[str, ...]) -> Context:
     ).run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subset", SUBSETS, ids="+".join)
 def test_any_subset_of_stages_replaced_by_subclasses_trains_to_the_same_weights(
     linear: Path, subset: tuple[str, ...]

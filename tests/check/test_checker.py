@@ -49,6 +49,7 @@ def with_startup(config: Path, text: str, path: str = "{workspace}/startup.py", 
     return messages(config, f"{RUNNER}.startup_class_path='{path}'", f"{RUNNER}.startup_args={arguments}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", EXAMPLES, ids=[each.parent.name for each in EXAMPLES])
 def test_an_example_has_no_faults(config: Path) -> None:
     assert check(config) == []
@@ -382,6 +383,7 @@ LIB = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", LEGAL_STAGES)
 def test_a_stage_that_runs_has_no_faults(linear: Path, text: str) -> None:
     (linear.parent / "lib.py").write_text(textwrap.dedent(LIB))

@@ -70,6 +70,7 @@ def misspelt(text: str, node: ast.Subscript) -> str:
     return "".join(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("folder", "block"), CASES)
 def test_each_key_with_one_letter_changed_is_a_fault(tmp_path: Path, folder: Path, block: str) -> None:
     home = tmp_path / folder.name

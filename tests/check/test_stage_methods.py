@@ -122,6 +122,7 @@ class Startup(Parent):
     """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", VALID)
 def test_code_that_works_is_no_fault(linear: Path, case: str) -> None:
     name = '"l" + "od"' if case == "called by a parent" else '"nothing"'

@@ -287,6 +287,7 @@ WRONG: list[tuple[Place, Any, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("keys", "value", "message"), WRONG)
 def test_what_no_object_of_ours_takes_is_an_error_that_names_it(
     run: Path, tmp_path: Path, keys: Place, value: Any, message: str

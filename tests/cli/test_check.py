@@ -358,6 +358,7 @@ def test_build_accepts_the_other_examples_and_jobs_too(pipeline: Call, example: 
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", [*EXAMPLES, *OTHERS])
 def test_two_steps_of_an_example_go_through(pipeline: Call, example: str | Path) -> None:
     done = pipeline("check", "--steps", "2", FOLDER / example / "config.yaml")

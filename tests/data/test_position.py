@@ -38,6 +38,7 @@ def equal(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("taken", range(5))
 def test_the_batches_after_some_are_those_of_the_whole_epoch(taken: int, workers: int) -> None:

@@ -429,6 +429,7 @@ ODD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", ODD)
 def test_an_odd_config_that_a_run_accepts_is_accepted(linear: Path, overrides: list[str]) -> None:
     GeneralTrainer(linear, overrides).run()

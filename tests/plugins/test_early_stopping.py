@@ -103,6 +103,7 @@ class Kills:
             raise KilledError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [[3], [7], [9], [2, 5, 8]])
 def test_it_stops_at_the_same_step_straight_and_killed(kills: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     # With this momentum the loss swings: it falls first, and then rises.

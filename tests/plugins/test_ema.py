@@ -220,6 +220,7 @@ def test_phases_that_share_a_model_have_one_average_and_others_their_own() -> No
     assert {name: state["averaged"] for name, state in models.items()} == {"line": 18, "other": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 3, 4, 7])
 def test_a_run_that_was_killed_goes_on_bit_for_bit(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ema = {"decay": 0.9, "every": 2, "start_epoch": 1}

@@ -54,6 +54,7 @@ def test_every_number_is_logged_once_at_its_iteration(
     assert (run.info.run_name, run.info.status) == (f"{run_dir.name}/train_runner", "FINISHED")
 
 
+@pytest.mark.slow
 def test_of_several_phases_the_name_of_a_number_begins_with_the_phase(
     tracked: Tracked, store: Any, request: pytest.FixtureRequest
 ) -> None:

@@ -45,6 +45,7 @@ def with_line(config: Path, printed: str) -> None:
     config.write_text(text.replace(before, f"{line}\n{before}"), encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_commands_that_new_prints_check_and_run_what_it_wrote(pipeline: Call, kind: str) -> None:
     done = pipeline("new", "my work", "--kind", kind)

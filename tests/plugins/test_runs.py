@@ -42,6 +42,7 @@ def test_the_table_has_a_line_for_each_run(pipeline: Call, rates: dict[str, str]
             assert cell in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -168,6 +168,7 @@ def straight(monkeypatch: pytest.MonkeyPatch, *plugins: Any, **changes: Any) -> 
     return GeneralTrainer(config(*plugins, **changes)).run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_it_changes_no_bit_of_a_run(case: str, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]) -> None:
     without = straight(monkeypatch, **CASES[case])

@@ -45,6 +45,7 @@ def history(folder: Path) -> Numbers:
     return numbers
 
 
+@pytest.mark.slow
 def test_every_number_is_logged_once_at_its_iteration(tracked: Tracked) -> None:
     run_dir = GeneralTrainer(tracked("wandb")).run()["run_dir"]
     found = history(run_dir / "train_runner")

@@ -80,6 +80,7 @@ CHANGES = [
 MIDDLE = "has changed in the middle of an epoch, and samples would come twice, and others not at all; set it back until"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("override", "told"), CHANGES)
 def test_another_order_of_samples_is_refused_in_the_middle_of_an_epoch(
     override: str, told: str, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -93,6 +94,7 @@ def test_another_order_of_samples_is_refused_in_the_middle_of_an_epoch(
         GeneralTrainer(config, [override], resume="auto").run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("override", [override for override, _ in CHANGES])
 def test_another_order_of_samples_is_taken_between_two_epochs(
     override: str, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch

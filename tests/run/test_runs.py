@@ -120,6 +120,7 @@ def test_a_run_of_an_earlier_version_has_no_label(run_dir: Path) -> None:
     assert (found.state, found.label, found.tags, found.problems) == ("done", None, [], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["status.json", "command.txt", "train_runner/results.json"])
 @pytest.mark.parametrize(
     "content",

@@ -129,6 +129,7 @@ def lines(context: Context, event: str) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, text.splitlines()) if line["event"] == event]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENDS)
 def test_it_is_validated_where_that_is_due(name: str, ran: Ran) -> None:
     validations = ENDS[name][2]
@@ -261,6 +262,7 @@ def moments(calls: Iterable[int], quick: set[int]) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "call"), moments(range(1, 35), quick={17}))
 def test_a_signal_in_a_batch_stops_it_with_a_checkpoint_from_which_it_goes_on_exactly(
     name: str, call: int, unbroken: Unbroken, monkeypatch: pytest.MonkeyPatch
@@ -269,6 +271,7 @@ def test_a_signal_in_a_batch_stops_it_with_a_checkpoint_from_which_it_goes_on_ex
     assert unlike(name, unbroken(name)[1]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "call"), moments((3, 9, 15, 22, 28), quick={22}))
 def test_after_an_error_in_a_batch_it_goes_on_exactly_from_the_last_checkpoint(
     name: str, call: int, unbroken: Unbroken, monkeypatch: pytest.MonkeyPatch
@@ -288,6 +291,7 @@ def test_a_signal_between_batches_stops_it_with_a_checkpoint_from_which_it_goes_
         assert unlike(name, unbroken(name)[1]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", [1, 2, 3])
 @pytest.mark.parametrize("hook", ["before_validation", "after_validation"])
 def test_evaluate_only_stopped_in_any_of_its_validations_goes_on_with_that_one(

@@ -110,6 +110,7 @@ def calling_super(*verbs: str) -> type[stages.Runner]:
 # With super().
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verbs", [*((verb,) for verb in VERBS), VERBS], ids="+".join)
 @pytest.mark.parametrize(
     "runner", [{}, {"accum_grad": 2, "valid_interval": 2, "save_interval": 2}, {"precision": "bf16", "max_steps": 4}]

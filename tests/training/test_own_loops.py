@@ -360,11 +360,13 @@ def unlike(two: Config) -> Callable[..., list[str]]:
     return compare
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_a_loop_that_fails_three_times_ends_as_one_that_never_does(unlike: Callable[..., list[str]], name: str) -> None:
     assert unlike(name, [2, 5, 7], by_signal=False) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_a_loop_that_signals_stop_three_times_ends_as_one_that_none_stops(
     unlike: Callable[..., list[str]], name: str
@@ -987,6 +989,7 @@ def test_behind_the_epochs_that_the_limits_ended_a_resumed_stage_begins_no_other
     assert (state["iteration"], state["epoch"]) == (10, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [2, 5, 9, 10])
 def test_a_runner_stage_that_is_entered_again_takes_nothing_of_the_checkpoint_again(two: Config, at: int) -> None:
     class Again(stages.Runner):

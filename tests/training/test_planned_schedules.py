@@ -178,6 +178,7 @@ def of_torch(total: int, make: Any) -> list[float]:
     return rates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [2, 4])
 @pytest.mark.parametrize(("schedule", "expected"), SCHEDULES)
 def test_a_resumed_run_with_other_epochs_has_the_rates_of_the_new_length(
@@ -193,6 +194,7 @@ def test_a_resumed_run_with_other_epochs_has_the_rates_of_the_new_length(
     assert all("momentum_buffer" in state for state in momenta)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved", [1, "1 epoch"])
 @pytest.mark.parametrize(("schedule", "expected"), SCHEDULES)
 def test_a_killed_and_resumed_run_ends_bit_for_bit_as_an_unbroken_one(

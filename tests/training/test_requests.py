@@ -60,6 +60,7 @@ MOMENTS = [
 """Hook, its n-th call, and the iteration after which the request is done."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hook", "call", "iteration"), MOMENTS)
 def test_a_checkpoint_is_saved_after_the_step_in_which_a_hook_asks_for_it(
     hook: str, call: int, iteration: int, at: At

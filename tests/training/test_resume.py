@@ -373,6 +373,7 @@ def unbroken_by_hand(tmp_path_factory: pytest.TempPathFactory) -> dict[type, Any
     return {cls: reported(GeneralTrainer({**by_hand(cls), "output_dir": folder}).run()) for cls in (ByHand, Unread)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "kills"),
     [(ByHand, [3]), (Unread, [6]), (ByHand, [8, 9, 10]), (Unread, [11]), (ByHand, [15]), (Unread, [15])],

@@ -135,6 +135,7 @@ SCHEDULES: dict[str, tuple[Options | None, Callable[[float, int, int, list[float
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_rate_that_is_halved_for_the_resumed_run_is_that_of_a_loop_that_halves_it(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -129,6 +129,7 @@ def unlike(contexts: tuple[Context, Context]) -> list[str]:
     return [str(each) for each in differences(*ends)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
 def test_with_an_order_that_is_drawn_checkpoints_are_of_the_ends_of_epochs(
     name: str, both: Callable[..., tuple[Context, Context]], log_lines: list[str]

@@ -415,6 +415,7 @@ class Number(Extra):
 ODD = [Lazy, Expanded, NoneAtFirst, Growing, GrowingFromOne, Vanishing, Metadata, Sparse, Extra, Number]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ODD)
 def test_a_model_is_resumed_whatever_its_state_is_made_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert unlike(both(monkeypatch, config(model=model))) == []

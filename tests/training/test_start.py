@@ -86,6 +86,7 @@ def test_a_resumed_run_does_not_do_it_again_and_knows_its_best(config: Config, r
     assert resumed["best"] == before["best"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["before_validation", "after_validation"])
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_run_that_a_signal_ends_in_it_goes_on_with_it(hook: str, call: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,7 @@ EVERY = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hook", "at"), EVERY)
 def test_a_run_that_is_stopped_at_any_moment_saves_and_goes_on_exactly(
     hook: str, at: int, unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -173,6 +174,7 @@ def test_a_run_that_is_stopped_at_any_moment_saves_and_goes_on_exactly(
     assert end(context) == unbroken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "hook", "at"),
     [

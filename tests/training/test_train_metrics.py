@@ -104,6 +104,7 @@ class Classes(Net):
         return (batch[1].flatten() > 0).float()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["Mean", "MAE", "RMSE", "AUC", "LogLoss", "Precision", "Recall", "F1"])
 def test_a_run_resumed_within_an_epoch_reports_the_same_to_the_last_bit(config: Config, run: Run, metric: str) -> None:
     keys = {"epochs": 3, "save_interval": 1}

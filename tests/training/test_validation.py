@@ -36,6 +36,7 @@ def validated(recorder: Any) -> list[tuple[int, str]]:
     return [(at, values["phase"]) for hook, at, values in recorder.calls if hook == "before_validation"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runner", "iterations"),
     [

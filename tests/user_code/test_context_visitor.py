@@ -32,6 +32,7 @@ SOME = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", SOME)
 def test_what_runs_has_no_fault(linear: Path, text: str) -> None:
     overrides = written(linear, text)
