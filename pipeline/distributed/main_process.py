@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from pipeline.distributed.world import PeerError, World, joined
+from pipeline.distributed.world import Failure, PeerError, World, describe, exit_code, joined
 from pipeline.errors import ConfigError
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _world = ExitStack()
-atexit.register(_world.close)
+
+
+@atexit.register
+def _leave() -> None:
+    """Leave the others, as one that has failed where an error has ended the script."""
+    error: BaseException | None = getattr(sys, "last_value", None)
+    with suppress(Exception):
+        _world.__exit__(type(error) if error else None, error, None)
+
 
 # The functions in work that rank 0 alone has called; in these nothing waits for the others.
 _alone: list[str] = []
@@ -67,7 +76,7 @@ def main_process_only(function: Callable[_P, _T]) -> Callable[_P, _T]:
                 error = raised
             finally:
                 _alone.pop()
-        result, failure = world.broadcast((result, error and f"rank 0 failed: {type(error).__name__}: {error}"))
+        result, failure = world.broadcast((result, error and Failure(0, exit_code(error), describe(error))))
         if failure:
             raise error or PeerError(failure)
         return result  # type: ignore[return-value] # rank 0 has called it

@@ -74,6 +74,11 @@ def exit_code(error: BaseException) -> ExitCode:
     return ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else ExitCode.FAILED
 
 
+def describe(error: BaseException) -> str:
+    """An error in one line or more: its message, and its type where it is none of ours."""
+    return str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
+
+
 class World:
     """The processes of a run; ``context["world"]``, there with one process too.
 
@@ -150,7 +155,7 @@ class World:
             result = function()
         except Exception as raised:
             error = raised
-        faults = self.all_gather(error and (exit_code(error), str(error)))
+        faults = self.all_gather(error and (int(exit_code(error)), describe(error)))
         first = next((Failure(rank, *fault) for rank, fault in enumerate(faults) if fault), None)
         if first and first.rank != self.rank:
             raise PeerError(first) from error
@@ -393,7 +398,7 @@ def joined(timeout: float = 600.0) -> Iterator[World]:
                 world.all_gather(None)
             except BaseException as error:
                 cause = world.cause_of(error)
-                world.report_failure(exit_code(cause), str(cause) or type(cause).__name__)
+                world.report_failure(exit_code(cause), describe(cause))
                 if cause is error:
                     raise
                 raise cause from error
