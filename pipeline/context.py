@@ -312,6 +312,8 @@ class Context(dict[str, Any]):
         stage: name of what is running: ``trainer`` or one of the five stages; the trainer sets it.
         accesses: every use so far, in order.
         wake: called when ``is_exit`` is written, and by ``stop`` and ``request``; a training loop sets it, so that it ends after its step.
+        ask: what ``stop`` and ``request`` go to where several processes train, until they agree; None: they count at once.
+        exits: whether several processes that train have agreed to end for ``is_exit``.
         stop_reason: what ``stop`` was called with first, be it before a resume; None: nobody has called it.
         loop: the loop of a runner stage that trains; None elsewhere.
         requests: what ``request`` was called with and is not done yet.
@@ -323,6 +325,8 @@ class Context(dict[str, Any]):
         self.stage = "trainer"
         self.accesses: dict[Access, None] = {}
         self.wake: Callable[[], object] = _nothing
+        self.ask: Callable[[str, Any], object] | None = None
+        self.exits = False
         self.stop_reason: str | None = None
         self.loop: TrainingLoop | None = None
         self.requests: set[str] = set()
@@ -364,9 +368,7 @@ class Context(dict[str, Any]):
         Args:
             why: the reason, for the log and ``status.json``.
         """
-        if self.stop_reason is None:
-            self.stop_reason = why
-            self.wake()
+        (self.ask or self.grant)("stop", why)
 
     def request(self, what: Literal["checkpoint", "validation"]) -> None:
         """Ask for a checkpoint, or for a validation of every phase that has validation data, after the current step.
@@ -380,8 +382,24 @@ class Context(dict[str, Any]):
         if what not in (CHECKPOINT, VALIDATION):
             unknown = f"context.request({what!r}): is nothing that a training can be asked for"
             raise ContextError(f"{unknown}{one_of(what, (CHECKPOINT, VALIDATION))}")
-        self.requests.add(what)
+        (self.ask or self.grant)("request", what)
+
+    def grant(self, what: str, value: Any) -> None:
+        """From now on, what was asked for counts: a ``stop``, a ``request``, or an ``exit``."""
+        if what == "request":
+            self.requests.add(value)
+        elif what == "exit":
+            self.exits = True
+            self.put_back("is_exit", True)
+        elif self.stop_reason is None:
+            self.stop_reason = value
         self.wake()
+
+    def wishes(self) -> list[tuple[str, Any]]:
+        """What counts now, as ``grant`` takes it."""
+        stop = [] if self.stop_reason is None else [("stop", self.stop_reason)]
+        exits = [("exit", True)] if self.peek("is_exit") else []
+        return [*stop, *exits, *(("request", what) for what in sorted(self.requests))]
 
     @property
     def resuming(self) -> bool:
@@ -420,7 +438,7 @@ class Context(dict[str, Any]):
             self.accesses[Access(self.stage, key, action, where)] = None
             if action == "write":
                 self._wrote.add(key)
-                if key == "is_exit":
+                if key == "is_exit" and self.ask is None:
                     self.wake()
         return where
 

@@ -31,6 +31,10 @@ GRACE = 25.0
 # Seconds in which the same signal again is still the first: timeout(1) sends each to the process and to its group.
 _SAME = 0.1
 
+# The same under a launcher, and for any signal: a scheduler sends it to every process and to the launcher, which forwards it,
+# and then sends another.
+_SAME_LAUNCHED = 2.0
+
 # Process, user and group of whoever has written to a socket.
 _CREDENTIALS = struct.Struct("3i")
 
@@ -51,7 +55,7 @@ class GracefulShutdown:
     """Receives the signals that ask a run to end.
 
     Attributes:
-        requested: the signal that has asked; None: none has.
+        requested: the signal that has asked, where several processes train, once they have agreed; None: none has.
         arrived: the same, also while the main thread is in code that is not Python's.
         grace: seconds that the run has left then.
     """
@@ -61,8 +65,11 @@ class GracefulShutdown:
         self.arrived: signal.Signals | None = None
         self.grace = grace
         self._wake_loops: list[Callable[[], None]] = []
-        self._waiting = self._postponed = False
+        self._waiting = self._postponed = self._ending = False
+        self._heard: signal.Signals | None = None
         self._since = 0.0
+        self._ask: Callable[[str, int], object] | None = None
+        self._wakeup: socket.socket | None = None
 
     @contextmanager
     def handling(self) -> Iterator[None]:
@@ -76,7 +83,8 @@ class GracefulShutdown:
             with self._deadline():
                 yield
         finally:
-            self.requested = self.arrived = None
+            self.requested = self.arrived = self._heard = None
+            self._ending = False
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
@@ -90,9 +98,11 @@ class GracefulShutdown:
         previous = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
         thread = threading.Thread(target=self._count_down, args=[reading], name="grace", daemon=True)
         thread.start()
+        self._wakeup = writing
         try:
             yield
         finally:
+            self._wakeup = None
             signal.set_wakeup_fd(previous)
             writing.send(b"\0")
             thread.join()
@@ -116,8 +126,29 @@ class GracefulShutdown:
             if number in SIGNALS and first is None:
                 first, end = signal.Signals(number), time.monotonic() + self.grace
                 self.arrived = first
-            elif _insists(number, first, end - self.grace):
+            elif self._insists(number, first, end - self.grace):
                 os._exit(_exit_code(number, ExitCode.TERMINATED))
+
+    @contextmanager
+    def asking(self, ask: Callable[[str, int], object]) -> Iterator[None]:
+        """In the block, a signal calls ``ask("signal", number)`` alone; it counts once ``heed`` is called."""
+        self._ask = ask
+        try:
+            yield
+        finally:
+            self._ask = None
+            if self.requested is None:
+                self.requested = self._heard
+
+    def heed(self, number: int) -> None:
+        """All processes end for a signal, whichever has heard it; from now on this one too has ``grace`` seconds."""
+        if self.requested is None:
+            self.requested = signal.Signals(number)
+            if self._heard is None and self._wakeup:
+                self._heard, self._since = self.requested, time.monotonic()
+                self._wakeup.send(bytes([number]))
+            for wake in self._wake_loops:
+                wake()
 
     @contextmanager
     def defer(self, wake: Callable[[], None]) -> Iterator[None]:
@@ -173,22 +204,35 @@ class GracefulShutdown:
         """
         if self._postponed or self.requested is None:
             return
+        self._ending = True
         if self.requested is signal.SIGINT:
             raise KeyboardInterrupt
         raise StoppedError(f"asked to end by {self.requested.name}")
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.requested is not None:
-            if _insists(number, self.requested, self._since):
+        if self._heard is not None:
+            if self._insists(number, self._heard, self._since):
                 os._exit(_exit_code(number, ExitCode.TERMINATED))
             return
-        self.requested, self._since = signal.Signals(number), time.monotonic()
+        self._heard, self._since = signal.Signals(number), time.monotonic()
+        if self._ask:
+            self._ask("signal", number)
+            return
+        self.requested = self._heard
         if not self._wake_loops:
             self.raise_if_requested()
         for wake in self._wake_loops:
             wake()
         if self._waiting:
             raise WaitInterrupted
+
+    def _insists(self, number: int, first: int | None, since: float) -> bool:
+        """Whether a signal after the first one, which came at a time, ends the process at once."""
+        elapsed = time.monotonic() - since
+        if os.environ.get("WORLD_SIZE", "1") != "1" or "TORCHELASTIC_RUN_ID" in os.environ:
+            # A launcher whose first process has left sends SIGTERM to the others, which are about to.
+            return number in _INSISTING and elapsed > _SAME_LAUNCHED and not self._ending
+        return number in _INSISTING and (number != first or elapsed > _SAME)
 
 
 # One for the process, as signals are.
@@ -197,12 +241,9 @@ SHUTDOWN = GracefulShutdown()
 
 def exit_requested(context: Context | None) -> bool:
     """Whether a signal, or ``is_exit`` of a run's context, asks a training loop to end."""
-    return SHUTDOWN.requested is not None or (context is not None and bool(context.peek("is_exit")))
-
-
-def _insists(number: int, first: int | None, since: float) -> bool:
-    """Whether a signal after the first one, which came at a time, ends the process at once."""
-    return number in _INSISTING and (number != first or time.monotonic() - since > _SAME)
+    if SHUTDOWN.requested is not None or context is None:
+        return SHUTDOWN.requested is not None
+    return context.exits if context.ask else bool(context.peek("is_exit"))
 
 
 def _exit_code(number: int, otherwise: ExitCode) -> ExitCode:

@@ -204,7 +204,8 @@ class TrainLoop(PassLoop):
             over = verb(self.context) if verb and not (limit and self.runner.debug) else limit
             if over is None:
                 raise StageError(f"{getattr(verb, '__qualname__', verb)} returned None; return True or False")
-            self.over = bool(over)
+            # Where several processes train, rank 0 says so; and what plugins have asked for meanwhile counts now.
+            self.over = bool(self.agreement.look(self.counters["iteration"], bool(over))[0] if self.agreement else over)
             # The step of the pass that leads is finished first, whatever its body asks for.
             in_step = bool(self.work) and self.work[0].in_batch
             if not (self.over or in_step) and self.context.stop_reason is not None:
@@ -287,8 +288,11 @@ class TrainLoop(PassLoop):
         self.checkpoints = Checkpoints(self.checkpointer, context, self.validation.best, self.runner.on_save_error)
         self.exporter = WeightExporter(self.runner, context)
         self._resume()
-        self.schedule.limit_time(context, self.journal.checkpoint)
+        if self.agreement is None or self.agreement.world.is_main:
+            self.schedule.limit_time(context, self.journal.checkpoint)
         context["metrics"] = self.metrics
+        if self.agreement:
+            self.resources.enter_context(self.agreement.ruling())
         self.resources.enter_context(SHUTDOWN.defer(self.wake))
         warn_of_unresumable_orders(self.runner, schemas, context)
         # That of the last epoch, in case none is left.
@@ -313,6 +317,9 @@ class TrainLoop(PassLoop):
         self._save()
         self.checkpoints.finish()
         self.exporter.finish()
+        if self.agreement:
+            # A signal that came meanwhile ends all processes.
+            self.agreement.look(self.counters["iteration"])
 
     # What its passes call.
 
@@ -393,7 +400,10 @@ class TrainLoop(PassLoop):
     def _do_due(self, training: TrainPass) -> bool:
         self._leader, self._due_since = training if training in self.work else None, 0
         self.checkpoints.notify_saved()
-        printing, validating, saving, exporting = self.schedule.due(self.counters)
+        due: Sequence[bool] = self.schedule.due(self.counters)
+        if self.agreement:
+            due = self.agreement.look(self.counters["iteration"], *due)
+        printing, validating, saving, exporting = due
         # A validation that a signal has interrupted is made again, and then saved what was to be saved after it.
         validating, saving = validating or self.validation.running, saving or self.validation.running
         if printing or validating or saving or exporting or self.context.requests:
@@ -542,6 +552,8 @@ class TrainLoop(PassLoop):
         self.checkpoints.notify_saved()
         if self.schedule.exporting.fires_after(epoch + 1):
             self.exporter.save()
+        if self.agreement:
+            self.agreement.look(self.counters["iteration"])
         # What became due with the last batches of a pass that a variable holds: a resumed run would not know of it.
         if self._last_leader and self.counters["iteration"] >= self.due:
             self._do_due(self._last_leader)
@@ -588,7 +600,11 @@ class TrainLoop(PassLoop):
 
         def evaluate_one(dataset: str) -> dict[str, float]:
             name = schema.dataset_name or "" if self.runner.overfit_batches else dataset
-            with batches_of(pass_loader(name, self.runner, context), context["device"]) as batches:
+            loader = pass_loader(name, self.runner, context)
+            with batches_of(loader, context["device"]) as batches:
+                # Of streams, ranks may have different numbers of batches.
+                if self.agreement and not getattr(loader, "streams", True):
+                    batches = self.agreement.watched(batches)  # noqa: PLW2901
                 return evaluate(phase["brain"], batches, Stage.VALID, metrics, epoch=context["current_epoch"])
 
         return evaluate_each(schema.valid_datasets, evaluate_one)

@@ -16,6 +16,8 @@ from pipeline.context import Context
 from pipeline.data.batch import on_device
 from pipeline.data.loader import has_own_state, length, position_of, random_sampler_of, remaining_batches, set_epoch
 from pipeline.data.workers import supervise_workers
+from pipeline.distributed.agreement import Agreement
+from pipeline.distributed.world import current_world
 from pipeline.errors import DataError
 from pipeline.signals import SHUTDOWN, exit_requested
 from pipeline.training.brain import Brain, Stage
@@ -37,6 +39,7 @@ class PassLoop(ABC):
         schedule: the intervals and limits.
         due: the next iteration after which ``on_due`` is called.
         work: the passes whose batch is in work, the oldest first: that one leads.
+        agreement: by which several processes do the same after the same iteration; None: there is just one.
         before_batch, after_batch: call the plugins; None where no plugin listens.
     """
 
@@ -49,6 +52,8 @@ class PassLoop(ABC):
         self.counters: dict[str, int] = context["train_state"]
         self.due = NEVER
         self.work: list[TrainPass] = []
+        world = current_world()
+        self.agreement = Agreement(world, context) if world.size > 1 else None
 
     def wake(self) -> None:
         """Look after the current iteration for what is due, as after a signal, ``is_exit``, ``stop`` or ``request``."""
@@ -62,6 +67,8 @@ class PassLoop(ABC):
 
     def next_check(self) -> int:
         """The next iteration after which something may be due."""
+        if self.agreement is not None:
+            return min(self.schedule.next_check(self.counters, timed=False), self.agreement.next)
         return self.schedule.next_check(self.counters)
 
     @abstractmethod

@@ -95,12 +95,13 @@ class IntervalTrigger:
         self.starts = any(unit == START for _, unit in intervals)
         self.clocks = [Clock(own.seconds, counters["iteration"]) for own in intervals if own.seconds]
 
-    def next_check(self, counters: Mapping[str, int]) -> int:
-        """The next iteration at which ``fires`` has to be called."""
+    def next_check(self, counters: Mapping[str, int], *, timed: bool = True) -> int:
+        """The next iteration at which ``fires`` has to be called; without ``timed``, intervals of time are left out."""
         # An iteration makes one update at most.
         remaining = [(self.asked[unit] // length + 1) * length - counters[unit] for length, unit in self.counted]
         counted = [counters["iteration"] + max(0, count) for count in remaining]
-        return min([*counted, *(clock.iteration + clock.stride for clock in self.clocks)], default=NEVER)
+        clocks = self.clocks if timed else ()
+        return min([*counted, *(clock.iteration + clock.stride for clock in clocks)], default=NEVER)
 
     def fires(self, counters: Mapping[str, int]) -> bool:
         """Whether it is due after an iteration; of epochs only with ``epoch`` among its units."""
@@ -250,12 +251,13 @@ class Schedule:
         ended = counters["epoch"] >= self.epochs or counters["iteration"] >= self.max_steps
         return ended or counters["update"] >= self.max_updates
 
-    def next_check(self, counters: Mapping[str, int]) -> int:
-        """The next iteration after which something may be due."""
+    def next_check(self, counters: Mapping[str, int], *, timed: bool = True) -> int:
+        """The next iteration after which something may be due; without ``timed``, but for intervals of time."""
         # An iteration makes one update at most.
         limit = counters["iteration"] + max(1, self.max_updates - counters["update"])
-        clock = self.time_limit.iteration + self.time_limit.stride if self.time_limit else NEVER
-        return min(*(trigger.next_check(counters) for trigger in self._active), self.max_steps, limit, clock)
+        clock = self.time_limit.iteration + self.time_limit.stride if self.time_limit and timed else NEVER
+        checks = (trigger.next_check(counters, timed=timed) for trigger in self._active)
+        return min(*checks, self.max_steps, limit, clock)
 
     def asked_updates(self) -> int | None:
         """The updates when it was last asked what is due; None where nothing is due after so many updates."""
